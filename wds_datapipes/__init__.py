@@ -1,0 +1,1 @@
+"""Train from WebDataset tar shards on torchdata DataPipes."""

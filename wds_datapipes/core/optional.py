@@ -1,0 +1,30 @@
+"""The one place that explains a missing package."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from wds_datapipes.errors import MissingDependency
+
+__all__ = ["require"]
+
+
+def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Import a package that only some pipelines need, or say how to install it.
+
+    Args:
+        module: the name to import, such as ``"msgpack"``.
+        extra: the extra of this package that installs it.
+        purpose: what it is needed for, as the end of the sentence "... is needed to".
+
+    Raises:
+        MissingDependency: it is not installed, or it cannot be imported; the cause is chained.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingDependency(
+            f"{module!r} is needed to {purpose}, and importing it failed ({error}). "
+            f'Install it with: python -m pip install "wds-datapipes[{extra}]"'
+        ) from error

@@ -1,0 +1,51 @@
+"""The things that flow through a pipeline, from an address to a sample."""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+__all__ = ["Member", "Opener", "Sample", "ShardURL"]
+
+Sample = dict[str, Any]
+"""One training sample: ``__key__``, ``__url__`` and its fields, such as ``{"__key__": "000", "jpg": b"..."}``."""
+
+
+class ShardURL(str):
+    """The URL of a shard that is being read: a plain string that also knows how the reading went.
+
+    All members of one reading of a shard carry the same object, so a stage downstream can tell that a shard ended well
+    (and the sample that it is gathering is whole) from one that broke off (and the sample may lack a field).
+    """
+
+    #: The path of the file that was read, or ``None`` if the shard is not a local file.
+    local_path: str | None
+    #: ``True`` once the shard was read to its end marker and its source ended without an error.
+    complete: bool
+
+    def __new__(cls, url: str, local_path: str | None = None, complete: bool = False) -> ShardURL:
+        self = super().__new__(cls, url)
+        self.local_path = local_path
+        self.complete = complete
+        return self
+
+    def __reduce__(self) -> tuple[type[ShardURL], tuple[str, str | None, bool]]:
+        return ShardURL, (str(self), self.local_path, self.complete)
+
+
+class Member(NamedTuple):
+    """One file of a shard."""
+
+    #: The shard it came from, as it was asked for.
+    url: str
+    #: Its whole name in the archive, such as ``"train/000123.jpg"``.
+    name: str
+    #: Its content.
+    data: bytes
+    #: Where its first header begins in the (uncompressed) archive, in bytes.
+    offset: int
+
+
+class Opener(Protocol):
+    """Opens the shards of one URL scheme for reading."""
+
+    def __call__(self, url: str, /, **options: Any) -> BinaryIO: ...

@@ -1,0 +1,111 @@
+"""Every error this package raises on purpose.
+
+    WdsError
+    ├── PatternError (ValueError)           a shard pattern that cannot be expanded, or matches nothing
+    ├── UnknownScheme (ValueError)          a URL scheme that no opener and no file system answers for
+    ├── MissingDependency (ImportError)     an optional package is not installed
+    ├── ShardError                          one shard cannot be read to its end
+    │   ├── ShardNotOpened (OSError)        it could not be opened
+    │   ├── CommandFailed (OSError)         a ``pipe:`` command ended with an error
+    │   ├── TruncatedShard (EOFError)       it ends too early
+    │   ├── CorruptShard (ValueError)       it holds bytes that are not a tar archive
+    │   └── UnsupportedMember (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
+    ├── SampleError                         one sample cannot be used
+    │   ├── DuplicateField (ValueError)     a field occurs twice in one sample
+    │   ├── ReturningKey (ValueError)       a key comes back after other samples of its shard
+    │   ├── MissingField (ValueError)       a field that was asked for is not there
+    │   └── DecodeError (ValueError)        a field's bytes are not what its name says
+    │       └── UnsafeCodec                 the field's codec can run code, and that was not allowed
+    └── WorkerDied (RuntimeError)           a worker process ended without a word
+
+An error is built from one message, and the facts are in the message: torch rebuilds an exception that crosses a process
+boundary from its message alone, and an error class with more arguments arrives there as a bare ``RuntimeError``.
+"""
+
+__all__ = [
+    "CommandFailed",
+    "CorruptShard",
+    "DecodeError",
+    "DuplicateField",
+    "MissingDependency",
+    "MissingField",
+    "PatternError",
+    "ReturningKey",
+    "SampleError",
+    "ShardError",
+    "ShardNotOpened",
+    "TruncatedShard",
+    "UnknownScheme",
+    "UnsafeCodec",
+    "UnsupportedMember",
+    "WdsError",
+    "WorkerDied",
+]
+
+
+class WdsError(Exception):
+    """What every error of this package is."""
+
+
+class PatternError(WdsError, ValueError):
+    """A shard pattern cannot be expanded, or nothing matches it."""
+
+
+class UnknownScheme(WdsError, ValueError):
+    """No opener and no file system answers for a URL's scheme."""
+
+
+class MissingDependency(WdsError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+class ShardError(WdsError):
+    """A shard cannot be read to its end."""
+
+
+class ShardNotOpened(ShardError, OSError):
+    """A shard could not be opened."""
+
+
+class CommandFailed(ShardError, OSError):
+    """A ``pipe:`` command ended with an error."""
+
+
+class TruncatedShard(ShardError, EOFError):
+    """A shard ends before its end marker, or in the middle of a member."""
+
+
+class CorruptShard(ShardError, ValueError):
+    """A shard holds bytes that are not a tar archive."""
+
+
+class UnsupportedMember(ShardError, ValueError):
+    """A shard holds a member that cannot be read faithfully."""
+
+
+class SampleError(WdsError):
+    """A sample cannot be used."""
+
+
+class DuplicateField(SampleError, ValueError):
+    """A field occurs twice in one sample."""
+
+
+class ReturningKey(SampleError, ValueError):
+    """A key comes back after other samples of the same shard."""
+
+
+class MissingField(SampleError, ValueError):
+    """A field that was asked for is not in the sample."""
+
+
+class DecodeError(SampleError, ValueError):
+    """The bytes of a field are not what the field's name says."""
+
+
+class UnsafeCodec(DecodeError):
+    """Decoding the field can run code, and that was not allowed."""
+
+
+class WorkerDied(WdsError, RuntimeError):
+    """A worker process ended without sending a result or an error."""
