@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Member", "Opener", "Sample", "ShardURL"]
 
@@ -22,7 +25,8 @@ class ShardURL(str):
     #: ``True`` once the shard was read to its end marker and its source ended without an error.
     complete: bool
 
-    def __new__(cls, url: str, local_path: str | None = None, complete: bool = False) -> ShardURL:
+    def __new__(cls, url: str, local_path: str | None = None, complete: bool = False) -> Self:
+        """Make a URL whose shard has not been read yet."""
         self = super().__new__(cls, url)
         self.local_path = local_path
         self.complete = complete
@@ -48,4 +52,5 @@ class Member(NamedTuple):
 class Opener(Protocol):
     """Opens the shards of one URL scheme for reading."""
 
-    def __call__(self, url: str, /, **options: Any) -> BinaryIO: ...
+    def __call__(self, url: str, /, **options: Any) -> BinaryIO:
+        """Return a binary stream that reads forward, and that its user closes."""
