@@ -7,6 +7,7 @@
     ├── ShardError                          one shard cannot be read to its end
     │   ├── ShardNotOpened (OSError)        it could not be opened
     │   ├── CommandFailed (OSError)         a ``pipe:`` command ended with an error
+    │   ├── ReadFailed (OSError)            its disk, store or network failed in the middle
     │   ├── TruncatedShard (EOFError)       it ends too early
     │   ├── CorruptShard (ValueError)       it holds bytes that are not a tar archive
     │   └── UnsupportedMember (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
@@ -30,6 +31,7 @@ __all__ = [
     "MissingDependency",
     "MissingField",
     "PatternError",
+    "ReadFailed",
     "ReturningKey",
     "SampleError",
     "ShardError",
@@ -69,6 +71,10 @@ class ShardNotOpened(ShardError, OSError):
 
 class CommandFailed(ShardError, OSError):
     """A ``pipe:`` command ended with an error."""
+
+
+class ReadFailed(ShardError, OSError):
+    """The disk, the store or the network failed while a shard was being read."""
 
 
 class TruncatedShard(ShardError, EOFError):

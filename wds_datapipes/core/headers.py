@@ -1,0 +1,258 @@
+"""Tar headers: what a block of 512 bytes says about the member that follows it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+
+from wds_datapipes.errors import CorruptShard, TruncatedShard, UnsupportedMember
+
+__all__ = ["BLOCK", "EndMarker", "Entry", "HeaderReader", "expected_adler", "number", "padded", "text"]
+
+EndMarker: TypeAlias = Literal["required", "optional"]
+
+BLOCK = 512
+ZERO_BLOCK = bytes(BLOCK)
+#: The most bytes that a long name or a PAX header may take; real ones take some hundred.
+MAX_EXTENSION = 1024 * 1024
+
+#: name, size, checksum, kind, magic, prefix
+FIELDS = Struct("100s 24x 12s 12x 8s c 100x 6s 82x 155s")
+SIGNED_BYTES = Struct("512b")
+
+FILE, OLD_FILE, CONTIGUOUS_FILE = b"0", b"\0", b"7"
+GNU_LONG_NAME, GNU_LONG_LINK, GNU_SPARSE, GNU_CONTINUED = b"L", b"K", b"S", b"M"
+PAX_LOCAL, PAX_GLOBAL, PAX_SOLARIS = b"x", b"g", b"X"
+EXTENSIONS = (GNU_LONG_NAME, GNU_LONG_LINK, PAX_LOCAL, PAX_GLOBAL, PAX_SOLARIS)
+#: Links, devices, directories and pipes: whatever their size field says, no data follows.
+WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
+
+AGAIN = "The file was not copied or written to its end; write or fetch it again"
+DAMAGED = "The archive is damaged; write or fetch it again"
+
+
+class Entry(NamedTuple):
+    """A member, as its headers tell it."""
+
+    #: Its whole name.
+    name: str
+    #: What follows the header, in bytes: a file's exact size, or the whole blocks of what is not a file.
+    size: int
+    is_file: bool
+    #: Where the first header of the member begins, counting its long name or PAX header.
+    start: int
+    #: Where its data begins.
+    data_start: int
+
+
+class HeaderReader:
+    """Tells what a header means when it is not simply the header of a plain file, and where the archive ends."""
+
+    def __init__(self, stream: BinaryIO, url: str, *, ignore_zeros: bool, end_marker: EndMarker) -> None:
+        self._stream = stream
+        self._url = url
+        self._ignore_zeros = ignore_zeros
+        self._end_marker = end_marker
+        self._globals: dict[str, bytes] = {}
+        #: Whether a header without a long name or PAX header before it means what it says.
+        self.plain = True
+
+    def resolve(self, block: bytes, position: int) -> Entry | None:
+        """Follow the headers from ``block`` at ``position`` to the next member, or return None at the archive's end."""
+        start = position
+        pending: dict[str, bytes] = {}
+        while True:
+            if len(block) < BLOCK:
+                self._check_end(block, position, pending)
+                return None
+            if block == ZERO_BLOCK:
+                if pending:
+                    raise self._corrupt(
+                        f"has its end marker at byte {position}, right after a long name or PAX header at byte "
+                        f"{start}, whose member is missing"
+                    )
+                block, position = self._after_zeros(position)
+                if not block:
+                    return None
+                start = position
+                continue
+            raw_name, raw_size, raw_checksum, kind = FIELDS.unpack_from(block)[:4]
+            self._verify(block, raw_checksum, position)
+            size = number(raw_size)
+            if size < 0:
+                raise self._corrupt(
+                    f"has a header at byte {position} (member {text(raw_name)!r}) whose size field is {raw_size!r}, "
+                    f"which is no number"
+                )
+            if kind not in EXTENSIONS:
+                return self._entry(block, {**self._globals, **pending}, start, position + BLOCK)
+            self._extend(pending, kind, size, position)
+            position += BLOCK + padded(size)
+            if not pending:
+                start = position
+            block = self._stream.read(BLOCK)
+
+    def _extend(self, pending: dict[str, bytes], kind: bytes, size: int, position: int) -> None:
+        """Read the long name or the PAX records that stand before a member, from the header at ``position``."""
+        if size > MAX_EXTENSION:
+            raise self._corrupt(
+                f"has a long name or PAX header of {size} bytes at byte {position}, where {MAX_EXTENSION} are the limit"
+            )
+        content = self._stream.read(padded(size))
+        if len(content) < padded(size):
+            raise self._cut(position + BLOCK + len(content))
+        if kind == GNU_LONG_NAME:
+            pending.setdefault("path", content[:size].partition(b"\0")[0])
+        elif kind == PAX_GLOBAL:
+            self._globals.update(self._records(content[:size], position))
+            self.plain = not self._globals
+        elif kind != GNU_LONG_LINK:
+            for keyword, value in self._records(content[:size], position).items():
+                pending.setdefault(keyword, value)
+
+    def _entry(self, block: bytes, records: dict[str, bytes], start: int, data_start: int) -> Entry:
+        """Tell the member that the header ``block`` and the records before it describe."""
+        raw_name, raw_size, _, kind, magic, raw_prefix = FIELDS.unpack_from(block)
+        if path := records.get("path"):
+            name = text(path)
+        elif magic == b"ustar\0" and raw_prefix[0]:
+            name = f"{text(raw_prefix)}/{text(raw_name)}"
+        else:
+            name = text(raw_name)
+        size = number(raw_size)
+        if given := records.get("size"):
+            if not given.isdigit() or len(given) > 19:
+                raise self._corrupt(
+                    f"has a PAX header (member {name!r}, at byte {start}) whose size is {given!r}, which is no number"
+                )
+            size = int(given)
+        if kind in (GNU_SPARSE, GNU_CONTINUED) or "GNU.sparse" in records:
+            what = "continues on another volume" if kind == GNU_CONTINUED else "is a sparse file"
+            raise UnsupportedMember(
+                f"{self._url} holds the member {name!r} (header at byte {start}), which {what} and cannot be read "
+                f"from a shard. Write the archive again without it, or without tar's --sparse and --multi-volume"
+            )
+        is_directory = kind == OLD_FILE and text(raw_name).endswith("/")
+        if kind in (FILE, OLD_FILE, CONTIGUOUS_FILE) and not is_directory:
+            return Entry(name, size, True, start, data_start)
+        return Entry(name, 0 if is_directory or kind in WITHOUT_DATA else padded(size), False, start, data_start)
+
+    def _check_end(self, block: bytes, position: int, pending: dict[str, bytes]) -> None:
+        """Raise unless an archive may end with ``block``, which is shorter than a header, at ``position``."""
+        if position == 0:
+            what = "is empty" if not block else "is shorter than one tar header"
+            raise TruncatedShard(
+                f"{self._url} {what}: {len(block)} bytes. It is no tar archive; write or fetch it again"
+            )
+        if block or pending:
+            raise self._cut(position + len(block))
+        if self._end_marker == "required":
+            raise TruncatedShard(
+                f"{self._url} ends at byte {position} without the two blocks of zeros that end a tar archive, so "
+                f'members may be missing. {AGAIN}; or, if it was written so, pass end_marker="optional"'
+            )
+
+    def _after_zeros(self, position: int) -> tuple[bytes, int]:
+        """Read past the zeros from the block at ``position``: to the next header, or to the end, which is ``b""``."""
+        zeros_at = position
+        while True:
+            position += BLOCK
+            block = self._stream.read(BLOCK)
+            if block == ZERO_BLOCK:
+                continue
+            if block.strip(b"\0"):
+                if self._ignore_zeros and len(block) == BLOCK:
+                    return block, position
+                raise CorruptShard(
+                    f"{self._url} has data at byte {position}, after the end marker at byte {zeros_at}. "
+                    f"If archives were concatenated, pass ignore_zeros=True to read them all; "
+                    f"otherwise it is damaged: write or fetch it again"
+                )
+            if position == zeros_at + BLOCK and self._end_marker == "required":
+                raise TruncatedShard(
+                    f"{self._url} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
+                    f'{AGAIN}; or, if it was written so, pass end_marker="optional"'
+                )
+            return b"", position
+
+    def _verify(self, block: bytes, raw_checksum: bytes, position: int) -> None:
+        """Raise unless the checksum of the header in ``block`` is right, by the standard or by signed bytes."""
+        stored = number(raw_checksum)
+        others = block[:148] + b" " * 8 + block[156:]
+        # Some old programs summed signed bytes, which differs where a name is not ASCII.
+        if stored not in (sum(others), sum(SIGNED_BYTES.unpack(others))):
+            if position == 0:
+                raise CorruptShard(
+                    f"{self._url} is no tar archive, plain or compressed with gzip, bzip2, xz or zstd: it begins with "
+                    f"{block[:24]!r}. Look at what the file holds; error pages of web servers are a common cause"
+                )
+            raise self._corrupt(
+                f"has a damaged header at byte {position}: its checksum field is {raw_checksum!r}, and its bytes "
+                f"sum to {sum(others):o} (octal)"
+            )
+
+    def _records(self, content: bytes, position: int) -> dict[str, bytes]:
+        """Parse the records of a PAX header, and keep those that say how to read a member."""
+        records: dict[str, bytes] = {}
+        at = 0
+        while at < len(content) and content[at]:
+            digits = content[at : at + 10].partition(b" ")[0]
+            end = at + int(digits) if digits.isdigit() else 0
+            keyword, equals, value = content[at + len(digits) + 1 : end - 1].partition(b"=")
+            if not equals or end > len(content) or content[end - 1] != ord("\n"):
+                raise self._corrupt(
+                    f"has a damaged PAX header at byte {position}: {content[at : at + 40]!r} is no record of the "
+                    f"form 'length keyword=value'"
+                )
+            if keyword == b"path":
+                records["path"] = value.rstrip(b"/")
+            elif keyword == b"size":
+                records["size"] = value
+            elif keyword.startswith(b"GNU.sparse."):
+                records["GNU.sparse"] = value
+            at = end
+        return records
+
+    def _corrupt(self, found: str) -> CorruptShard:
+        return CorruptShard(f"{self._url} {found}. {DAMAGED}")
+
+    def _cut(self, position: int) -> TruncatedShard:
+        return TruncatedShard(f"{self._url} ends inside a header, at byte {position}. {AGAIN}")
+
+
+def padded(size: int) -> int:
+    """Round a size up to whole blocks."""
+    return (size + BLOCK - 1) & -BLOCK
+
+
+def text(raw: bytes) -> str:
+    """Decode a name field; bytes that are not UTF-8 are kept as surrogate escapes, as Python does for file names."""
+    name = raw.rstrip(b"\0").decode("utf-8", "surrogateescape")
+    return name.partition("\0")[0] if "\0" in name else name
+
+
+# Both are kept for the values met last: sizes and checksums repeat, and looking one up costs a quarter of parsing it.
+
+
+@lru_cache(maxsize=8192)
+def number(raw: bytes) -> int:
+    """Read a number field: octal digits, or base 256 where it is too large for them; -1 is not a number."""
+    if raw[0] == 0x80:
+        return int.from_bytes(raw[1:], "big")
+    digits = raw.partition(b"\0")[0].strip(b" ")
+    if not digits:
+        return 0
+    return int(digits, 8) if digits.isdigit() and b"8" not in digits and b"9" not in digits else -1
+
+
+@lru_cache(maxsize=8192)
+def expected_adler(raw_checksum: bytes) -> int:
+    """Return what the low half of a header's Adler-32 is when its checksum field is right, or -1.
+
+    A tar checksum is the sum of the header's bytes with the checksum field as blanks. The low half of Adler-32 is one
+    plus the sum of all bytes, modulo 65521, and is computed ten times faster than ``sum``. The two differ by what the
+    field itself holds.
+    """
+    stored = number(raw_checksum)
+    return -1 if stored < 0 else (1 + stored - 8 * ord(" ") + sum(raw_checksum)) % 65521
