@@ -1,0 +1,40 @@
+"""Openers: from a URL to a stream of bytes. A scheme is one function, and one line in the table of `schemes`."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, BinaryIO, cast
+
+from wds_datapipes.core.openers.forward import ForwardStream
+from wds_datapipes.core.openers.local import local_path
+from wds_datapipes.core.openers.redaction import redact
+from wds_datapipes.core.openers.schemes import find_opener, known_schemes, register_opener, split_scheme
+
+__all__ = ["known_schemes", "local_path", "open_url", "redact", "register_opener", "split_scheme"]
+
+
+def open_url(url: str, /, **options: Any) -> BinaryIO:
+    """Open a shard for reading, by the scheme of its URL.
+
+    A local path, ``file:`` URL, ``-`` (standard input), ``pipe:COMMAND``, a scheme of `register_opener`, or any
+    ``scheme://`` that fsspec knows.
+
+    Args:
+        url: what to open. Percent signs, ``#`` and ``?`` in a local path are part of its name.
+        options: passed to the opener, which takes those that it knows: ``storage_options`` is for file systems of
+            fsspec, ``timeout_s`` (seconds without a byte) for HTTP.
+
+    Returns:
+        An unbuffered stream that reads forward, and seeks where its source does. Close it; it closes all it opened.
+
+    Raises:
+        ShardNotOpened: there is nothing to read at this URL, or it may not be read.
+        UnknownScheme: nothing answers for the scheme.
+        MissingDependency: the scheme needs a package that is not installed.
+    """
+    scheme, _ = split_scheme(url)
+    stream = find_opener(scheme)(url, **options)
+    if isinstance(stream, io.IOBase):
+        return stream
+    # An opener of a user may return anything that has a read method, such as the body of an SDK's response.
+    return cast(BinaryIO, ForwardStream(stream, url))

@@ -1,0 +1,115 @@
+"""Everything that fsspec knows: ``http``, ``s3``, ``gs``, ``hf``, ``memory`` and many more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, cast
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import fsspec.core  # type: ignore[import-untyped]
+
+from wds_datapipes.core.openers.forward import ForwardStream
+from wds_datapipes.core.openers.redaction import redact, secrets_in
+from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
+from wds_datapipes.core.optional import require
+from wds_datapipes.errors import MissingDependency, ShardNotOpened, UnknownScheme
+
+__all__ = ["hiding", "open_remote", "remote_filesystem"]
+
+#: Scheme -> the package that it needs and the extra of ours that installs it.
+EXTRAS = {
+    "http": ("aiohttp", "http"),
+    "https": ("aiohttp", "http"),
+    "s3": ("s3fs", "s3"),
+    "s3a": ("s3fs", "s3"),
+}
+
+#: How much of a remote file is asked for in one request, in bytes, where the store is read by ranges.
+BLOCK_BYTES = 8 << 20
+
+
+def open_remote(
+    url: str, /, *, storage_options: Mapping[str, Any] | None = None, timeout_s: float = 60.0, **_options: object
+) -> BinaryIO:
+    """Open a file of a file system that fsspec knows, for reading from its begin to its end.
+
+    Args:
+        url: ``scheme://...``.
+        storage_options: passed to the file system: credentials, an endpoint and so on. None of it is ever printed.
+        timeout_s: the seconds without a byte after which a web server has failed.
+    """
+    options = storage_options or {}
+    hide = hiding(options)
+    filesystem, path = remote_filesystem(url, options)
+    scheme, _ = split_scheme(url)
+    try:
+        if scheme in ("http", "https"):
+            file = open_web(filesystem, path, options, timeout_s)
+        else:
+            file = filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+    except Exception as error:  # noqa: BLE001  every file system has errors of its own
+        raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}") from None
+    return cast(BinaryIO, ForwardStream(file, url, hide=hide))
+
+
+def open_web(filesystem: Any, path: str, options: Mapping[str, Any], timeout_s: float) -> Any:
+    """Open one request that streams the whole body.
+
+    The given size keeps fsspec from asking for it by a request of its own. aiohttp's own limit is five minutes for the
+    whole body, and a shard is often open for longer.
+    """
+    aiohttp = require("aiohttp", extra="http", purpose="read shards over HTTP")
+    timeout = options.get("timeout", aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s))
+    return filesystem.open(path, "rb", block_size=0, size=1, timeout=timeout)
+
+
+def remote_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """The file system of a URL and the path in it.
+
+    Raises:
+        UnknownScheme: fsspec does not know the scheme.
+        MissingDependency: the scheme's package is not installed.
+        ShardNotOpened: the file system refuses its options.
+    """
+    options = dict(storage_options or {})
+    scheme, rest = split_scheme(url)
+    if scheme in EXTRAS:
+        package, extra = EXTRAS[scheme]
+        require(package, extra=extra, purpose=f"read {scheme}: URLs")
+    if scheme not in fsspec.available_protocols():
+        raise UnknownScheme(
+            f"No opener answers for the scheme {scheme!r} of {redact(url)}. Known are {', '.join(known_schemes())} "
+            f"and, by fsspec, {', '.join(sorted(fsspec.available_protocols()))}. Register your own with "
+            f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
+        )
+    try:
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(f"{scheme}:{rest}", **options))
+    except ImportError as error:
+        raise MissingDependency(
+            f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
+        ) from error
+    except Exception as error:  # noqa: BLE001  the same
+        hide = hiding(options)
+        raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}") from None
+
+
+def hiding(storage_options: Mapping[str, Any]) -> Callable[[str], str]:
+    """A `redact` that also hides every text in the options."""
+    words = sorted({re.escape(secret) for secret in secrets_in(storage_options) if secret}, key=len, reverse=True)
+    if not words:
+        return redact
+    secret = re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)")
+    return lambda text: redact(secret.sub("***", text))
+
+
+def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
+    """What a file system's error says, in words and without credentials."""
+    status = getattr(error, "status", None)
+    if isinstance(error, FileNotFoundError):
+        return "HTTP status 404, not found" if scheme in ("http", "https") else "there is no such file"
+    if status is not None:
+        return f"HTTP status {status}, {hide(str(getattr(error, 'message', '')))}"
+    if isinstance(error, PermissionError):
+        return f"permission denied ({hide(str(error))}). Check the credentials in storage_options or the environment"
+    return f"{type(error).__name__}: {hide(str(error))}"
