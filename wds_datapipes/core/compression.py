@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
+import importlib
 import io
 import lzma
 import zlib
@@ -110,7 +112,10 @@ def starts_zstd(head: bytes) -> bool:
 
 
 def zstd() -> Compression:
-    """Zstd by the package zstandard."""
+    """Zstd by the standard library, which has it from Python 3.14 on, or by the package zstandard."""
+    with contextlib.suppress(ImportError):
+        native = importlib.import_module("compression.zstd")
+        return Compression("zstd", starts_zstd, native.ZstdDecompressor, (native.ZstdError,))
     zstandard = require("zstandard", extra="zst", purpose="read shards compressed with zstd")
     frames = zstandard.ZstdDecompressor()
     return Compression(
@@ -212,7 +217,7 @@ class Decompressor(io.RawIOBase):
         #: Compressed bytes that were read and not used yet.
         self._input = b""
         #: Uncompressed bytes that did not fit into the buffer that was asked for.
-        self._output = b""
+        self._output = memoryview(b"")
         self._produced = 0
 
     def readable(self) -> bool:
@@ -220,7 +225,7 @@ class Decompressor(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int:
         view = memoryview(buffer).cast("B")
-        out = self._output or self._decompress(len(view))
+        out = self._output or memoryview(self._decompress(len(view)))
         size = min(len(view), len(out))
         view[:size] = out[:size]
         self._output = out[size:]
