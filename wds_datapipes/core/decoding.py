@@ -1,0 +1,216 @@
+"""Samples of bytes to samples of values: which decoder each field goes to, and what is said when one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from functools import partial as bind
+from typing import Any, NamedTuple, TypeAlias
+
+from wds_datapipes.core.codecs import UNSAFE, find_decoder
+from wds_datapipes.core.codecs.gzipped import gunzip
+from wds_datapipes.core.codecs.matching import ByExtension, handle_extension, name_of
+from wds_datapipes.core.codecs.words import find_word
+from wds_datapipes.core.policy import ErrorPolicy, OnError, check_on_error
+from wds_datapipes.core.types import Sample
+from wds_datapipes.errors import DecodeError, MissingDependency, UnsafeCodec
+
+__all__ = ["Decoder", "DecoderChain", "decode_samples", "wds_decode"]
+
+Decoder: TypeAlias = "str | ByExtension | Callable[[str, bytes], Any]"
+"""An image spec, ``"torch_video"``, ``"torch_audio"`` or a registered decoder's name; an `ImageDecoder` or what
+`handle_extension` makes; or a function of a field's name and bytes that returns ``None`` for fields it leaves alone."""
+
+#: How many names of fields a pass remembers the plans of; far more than samples have, unless keys hold dots.
+MAX_PLANS = 1000
+
+
+def wds_decode(
+    source: Iterable[Sample],
+    /,
+    *decoders: Decoder,
+    only: str | Iterable[str] | None = None,
+    partial: bool = False,
+    unsafe: bool = False,
+    on_error: OnError = "raise",
+    **by_extension: Callable[[bytes], Any],
+) -> Iterator[Sample]:
+    """Decode the fields of samples; the stage `SampleDecoder` tells how.
+
+    >>> samples = [{"__key__": "a", "cls": b"7", "txt": b"a cat", "bin": b"x"}]
+    >>> list(wds_decode(samples, bin=len, only="cls bin"))
+    [{'__key__': 'a', 'cls': 7, 'txt': b'a cat', 'bin': 1}]
+    """
+    check_on_error(on_error)
+    chain = DecoderChain(decoders, by_extension, only=only, partial=partial, unsafe=unsafe)
+    return decode_samples(source, chain, on_error)
+
+
+class _Step(NamedTuple):
+    #: What to call it in a message.
+    name: str
+    function: Callable[[bytes], Any]
+
+
+_STAYS = _Step("nothing", bytes)
+
+
+class _Plan(NamedTuple):
+    """What happens to the fields of one name."""
+
+    filters: tuple[_Step, ...]
+    #: At least one: the first value that is not ``None`` stands, and the last one's always.
+    decoders: tuple[_Step, ...]
+
+
+class DecoderChain:
+    """Decides by the name of a field who decodes it.
+
+    Args:
+        decoders: asked in order, before the decoders of the basic table; the first value that is not ``None`` stands.
+        by_extension: extension -> function ``bytes -> value``; they come before all other decoders.
+        only: names of the fields to decode, as a string with blanks between them or as several strings.
+        partial: let values pass that are not bytes, instead of an error.
+        unsafe: allow codecs that can run code.
+        basic: whether the basic table follows; without it, fields that no decoder takes are left as they are, ``.gz``
+            ones and those that are not bytes too.
+    """
+
+    def __init__(
+        self,
+        decoders: Iterable[Decoder],
+        by_extension: Mapping[str, Callable[[bytes], Any]],
+        *,
+        only: str | Iterable[str] | None = None,
+        partial: bool = False,
+        unsafe: bool = False,
+        basic: bool = True,
+    ) -> None:
+        # Of "png" and "seg.png", the one that says more comes first.
+        keywords = sorted(by_extension, key=lambda extension: -extension.count("."))
+        chain: list[ByExtension | Callable[[str, bytes], Any]] = [
+            handle_extension(extension, by_extension[extension]) for extension in keywords
+        ]
+        for decoder in decoders:
+            if not isinstance(decoder, str) and not callable(decoder):
+                raise TypeError(f"a decoder is a word or a function of a field's name and bytes, not {decoder!r}")
+            chain.append(find_word(decoder) if isinstance(decoder, str) else decoder)
+        self.decoders = tuple(chain)
+        self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
+        self.partial = partial
+        self.unsafe = unsafe
+        self.basic = basic
+
+    def after(self, *decoders: ByExtension) -> DecoderChain:
+        """Return this chain with other decoders before its own."""
+        chain = copy(self)
+        chain.decoders = (*decoders, *self.decoders)
+        return chain
+
+    def plan(self, field: str) -> _Plan | None:
+        """Choose what happens to the fields of one name; ``None`` leaves them as they are."""
+        if field.startswith("__") or (self.only is not None and field not in self.only):
+            return None
+        filters: list[_Step] = []
+        name = field
+        while f".{name}".lower().endswith(".gz"):
+            name = name[:-3]
+            filters.append(_Step("gzip", gunzip))
+        steps: list[_Step] = []
+        for decoder in self.decoders:
+            if not isinstance(decoder, ByExtension):
+                steps.append(_Step(name_of(decoder), bind(decoder, name)))
+            elif decoder.takes(name):
+                steps.append(_Step(repr(decoder), decoder.decode))
+        if self.basic:
+            steps.append(self._last_step(name.rpartition(".")[2].lower()))
+        elif steps:
+            steps.append(_STAYS)
+        else:
+            return None
+        return _Plan(tuple(filters), tuple(steps))
+
+    def _last_step(self, extension: str) -> _Step:
+        codec = find_decoder(extension, trusted=self.unsafe)
+        if codec is None:
+            return _STAYS
+        return _Step(f"the {extension} codec", _refuse if extension in UNSAFE and not self.unsafe else codec)
+
+
+def decode_samples(source: Iterable[Sample], chain: DecoderChain, on_error: OnError = "raise") -> Iterator[Sample]:
+    """Decode samples by a chain, and pass over those with a field that fails, if the policy says so."""
+    policy = ErrorPolicy(on_error, "wds_decode")
+    plans: dict[str, _Plan | None] = {}
+    for sample in source:
+        if not isinstance(sample, dict):
+            raise TypeError(
+                f"wds_decode takes samples, each a dict of fields, and got a {type(sample).__name__}: "
+                f"put it after group_samples, and before stages such as to_tuple"
+            )
+        decoded = {}
+        try:
+            for field, value in sample.items():
+                try:
+                    plan = plans[field]
+                except KeyError:
+                    if len(plans) >= MAX_PLANS:
+                        plans.clear()
+                    plan = plans[field] = chain.plan(field)
+                decoded[field] = value if plan is None else _decode_field(sample, field, plan, chain.partial)
+        except DecodeError as error:
+            if policy.goes_on(error):
+                continue
+            break
+        yield decoded
+    policy.finish()
+
+
+def _decode_field(sample: Sample, field: str, plan: _Plan, partial: bool) -> Any:
+    data = sample[field]
+    if type(data) is not bytes:
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            data = bytes(data)
+        elif partial:
+            return data
+        else:
+            raise DecodeError(
+                f"{_place(sample, field)} holds a {type(data).__name__}, and not bytes to decode. If it was decoded "
+                f"before, partial=True lets it pass; only= names the fields to decode"
+            )
+    value = None
+    step = plan.decoders[0]
+    try:
+        for step in plan.filters:
+            data = step.function(data)
+        for step in plan.decoders:
+            value = step.function(data)
+            if value is not None:
+                break
+    except MissingDependency:
+        raise
+    except UnsafeCodec as error:
+        raise UnsafeCodec(
+            f"{_place(sample, field)} was not decoded: {error}. If you trust whoever made the shard, allow it with "
+            f"wds_decode(unsafe=True). Otherwise name the fields to decode with only=, or give the extension a decoder "
+            f"of your own; pkl=bytes leaves every pkl field as it is"
+        ) from error
+    except Exception as error:
+        cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise DecodeError(
+            f"{_place(sample, field)} cannot be decoded by {step.name}: {cause}. The data is {_glimpse(data)}. "
+            f'on_error="warn" or "skip" passes over such samples'
+        ) from error
+    return value
+
+
+def _place(sample: Sample, field: str) -> str:
+    where = f" in shard {str(sample['__url__'])!r}" if "__url__" in sample else ""
+    return f"field {field!r} of sample {sample.get('__key__')!r}{where}"
+
+
+def _glimpse(data: bytes) -> str:
+    return f"{data!r}" if len(data) <= 16 else f"{len(data)} bytes that begin with {data[:16]!r}"
+
+
+def _refuse(_data: bytes) -> Any:
+    raise UnsafeCodec("it is a pickle, and decoding a pickle can run any code")
