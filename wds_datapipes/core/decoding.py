@@ -174,8 +174,8 @@ def _decode_field(sample: Sample, field: str, plan: _Plan, partial: bool) -> Any
             return data
         else:
             raise DecodeError(
-                f"{_place(sample, field)} holds a {type(data).__name__}, and not bytes to decode. If it was decoded "
-                f"before, partial=True lets it pass; only= names the fields to decode"
+                f"{_place(sample, field)} holds a value of type {type(data).__name__}, and not bytes. If it was "
+                f"decoded before, partial=True lets it pass; only= names the fields to decode"
             )
     value = None
     step = plan.decoders[0]
@@ -205,7 +205,8 @@ def _decode_field(sample: Sample, field: str, plan: _Plan, partial: bool) -> Any
 
 def _place(sample: Sample, field: str) -> str:
     where = f" in shard {str(sample['__url__'])!r}" if "__url__" in sample else ""
-    return f"field {field!r} of sample {sample.get('__key__')!r}{where}"
+    which = f"sample {sample['__key__']!r}" if "__key__" in sample else "a sample without a key"
+    return f"field {field!r} of {which}{where}"
 
 
 def _glimpse(data: bytes) -> str:

@@ -6,20 +6,21 @@ import keyword
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from torch.utils.data import IterDataPipe, functional_datapipe
+from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.codecs.matching import ByExtension, ExtensionDecoder, handle_extension, split_extensions
 from wds_datapipes.core.codecs.words import name_decoder
 from wds_datapipes.core.decoding import Decoder, DecoderChain, decode_samples
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.types import Sample
+from wds_datapipes.pipes.registration import register_stage
 
 __all__ = ["RegisteredDecoder", "SampleDecoder", "register_decoder"]
 
 F = TypeVar("F", bound=Callable[[bytes], Any])
 
 
-@functional_datapipe("wds_decode")
+@register_stage("wds_decode")
 class SampleDecoder(IterDataPipe[Sample]):
     """Decodes the fields of samples, each by its extension (functional name: ``wds_decode``).
 
