@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from wds_datapipes.errors import MissingDependency, UnknownScheme, UnsafeCodec
 
-__all__ = ["ErrorPolicy", "OnError", "check_on_error"]
+__all__ = ["ErrorPolicy", "OnError", "check_on_error", "note"]
 
 OnError: TypeAlias = Literal["raise", "warn", "skip"] | Callable[[Exception], bool]
 """``"raise"``; ``"warn"``: pass over the item and warn; ``"skip"``: pass over it; or a handler as webdataset's, which
@@ -58,3 +58,9 @@ class ErrorPolicy:
         if self._on_error == "warn" and total > len(self.skipped):
             counts = ", ".join(f"{count} x {kind}" for kind, count in self.skipped.most_common())
             warnings.warn(f"{self._stage} passed over {total} items: {counts}", stacklevel=2)
+
+
+def note(error: Exception, text: str) -> None:
+    """Say where an error of the user's own code happened, below its traceback (Python 3.11 and newer)."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)

@@ -14,24 +14,17 @@ from struct import Struct
 from typing import BinaryIO
 from zlib import adler32
 
-from wds_datapipes.core.headers import (
-    AGAIN,
-    BLOCK,
-    DAMAGED,
-    FILE,
-    EndMarker,
-    HeaderReader,
-    expected_adler,
-    number,
-    text,
-)
+from wds_datapipes.core.ahead import Ahead
+from wds_datapipes.core.headers import ADLERS, AGAIN, BLOCK, DAMAGED, FILE, NUMBERS, EndMarker, HeaderReader, text
 from wds_datapipes.core.types import Member
 from wds_datapipes.errors import CorruptShard, TruncatedShard
 
 __all__ = ["read_members"]
 
-#: A member below this size is read together with the header after it; one above it is read straight into its bytes.
-READ_AHEAD_BELOW = 128 * 1024
+#: A member below this size is read in one piece with the header after it; a larger one straight into its own bytes.
+JOINT_READ_BELOW = 128 * 1024
+#: After some members below the first number of bytes in a row, the second number of bytes is read at once.
+SMALL, SMALL_IN_A_ROW, READ_AHEAD = 4096, 8, 64 * 1024
 
 #: What tells the header of a plain file: name, size, checksum, kind, the first byte of the prefix.
 PLAIN_FIELDS = Struct("100s 24x 12s 12x 8s c 188x c")
@@ -61,12 +54,20 @@ def read_members(
         CorruptShard: a header is damaged, or data follows the end marker.
         UnsupportedMember: a member is sparse, or continues on another volume.
     """
-    read = stream.read
-    headers = HeaderReader(stream, url, ignore_zeros=ignore_zeros, end_marker=end_marker)
-    block = read(BLOCK)
-    position = 0  # of `block` in the archive
+    ahead = Ahead(stream)
+    headers = HeaderReader(ahead, url, ignore_zeros=ignore_zeros, end_marker=end_marker)
+    make_member = tuple.__new__  # NamedTuple's own constructor takes twice the time
+    position = 0  # of the next header
+    small = 0  # small members in a row
     while True:
         # A shard is made of plain files, so their headers are read here, in line; all else is left to `headers`.
+        start = position
+        at = ahead.at
+        if (end := at + BLOCK) <= len(ahead.window):
+            block = ahead.window[at:end]
+            ahead.at = end
+        else:
+            block = ahead.take(BLOCK)
         if len(block) == BLOCK:
             raw_name, raw_size, raw_checksum, kind, prefix = PLAIN_FIELDS.unpack_from(block)
         else:
@@ -75,11 +76,13 @@ def read_members(
             kind == FILE
             and prefix == b"\0"
             and headers.plain
-            and adler32(block) & 0xFFFF == expected_adler(raw_checksum)
-            and (size := number(raw_size)) >= 0
+            and adler32(block) & 0xFFFF == ADLERS[raw_checksum]
+            and (size := NUMBERS[raw_size]) >= 0
         ):
-            name = text(raw_name)
-            start = position
+            try:
+                name = raw_name.partition(b"\0")[0].decode()
+            except UnicodeDecodeError:
+                name = text(raw_name)
             position += BLOCK
         else:
             entry = headers.resolve(block, position)
@@ -87,49 +90,41 @@ def read_members(
                 return
             name, size, is_file, start, position = entry
             if not is_file:
-                _skip(stream, size, url, name, start)
+                if not ahead.skip(size):
+                    raise _cut(url, name, start, "not all of its data is there")
                 position += size
-                block = read(BLOCK)
                 continue
         if rename_files is not None:
             name = rename_files(name)
         in_blocks = (size + BLOCK - 1) & -BLOCK
+        position += in_blocks
         if select_files is not None and not select_files(name):
-            _skip(stream, in_blocks, url, name, start)
-            position += in_blocks
-            block = read(BLOCK)
+            if not ahead.skip(in_blocks):
+                raise _cut(url, name, start, "not all of its data is there")
             continue
-        if size < READ_AHEAD_BELOW:
-            block = read(in_blocks + BLOCK)
-            data = block[:size]
-            block = block[in_blocks:]
+        if size < JOINT_READ_BELOW:
+            at = ahead.at
+            if at + in_blocks > len(ahead.window):
+                small = small + 1 if size < SMALL else 0
+                ahead.fill(in_blocks + (READ_AHEAD if small > SMALL_IN_A_ROW else BLOCK))
+                at = 0
+            data = ahead.window[at : at + size]
+            ahead.at = at + in_blocks
         else:
+            small = 0
             try:
-                data = read(size)
+                data = ahead.take(size)
             except (MemoryError, OverflowError) as error:
                 raise CorruptShard(
                     f"{url} says that its member {name!r} (header at byte {start}) has {size} bytes, more than memory "
                     f"holds. {DAMAGED}, or leave the member out with select_files"
                 ) from error
-            block = read(in_blocks - size + BLOCK)[in_blocks - size :]
+            ahead.fill(in_blocks - size + BLOCK)
+            ahead.at = in_blocks - size
         if len(data) != size:
             raise _cut(url, name, start, f"{len(data)} of its {size} bytes are there")
-        position += in_blocks
-        yield Member(url, name, data, start)
+        yield make_member(Member, (url, name, data, start))
         del data  # so that it can be freed before the next one is read
-
-
-def _skip(stream: BinaryIO, count: int, url: str, name: str, start: int) -> None:
-    """Move past ``count`` bytes without keeping them, and without reading them where the stream can seek."""
-    left = count
-    if count >= READ_AHEAD_BELOW and stream.seekable():
-        # A seek may go beyond the end without a word, so the last byte is read.
-        stream.seek(count - 1, 1)
-        left = 1
-    while left and (chunk := stream.read(min(left, READ_AHEAD_BELOW))):
-        left -= len(chunk)
-    if left:
-        raise _cut(url, name, start, "not all of its data is there")
 
 
 def _cut(url: str, name: str, start: int, found: str) -> TruncatedShard:

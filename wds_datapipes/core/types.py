@@ -33,7 +33,8 @@ class ShardURL(str):
         return self
 
     def __reduce__(self) -> tuple[type[ShardURL], tuple[str, str | None, bool]]:
-        return ShardURL, (str(self), self.local_path, self.complete)
+        # A copy is not told how the reading ends. It counts as complete, since the other way would drop samples.
+        return ShardURL, (str(self), self.local_path, True)
 
 
 class Member(NamedTuple):

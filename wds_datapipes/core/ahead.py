@@ -1,0 +1,54 @@
+"""What was read from a stream and is not used yet."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+__all__ = ["Ahead"]
+
+#: Bytes that are not wanted are passed over in pieces of this size, or by a seek if there are more.
+PIECE = 128 * 1024
+
+
+class Ahead:
+    """A window on a stream that reads forward; the tar reader slices small members out of it without a call."""
+
+    __slots__ = ("at", "stream", "window")
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream = stream
+        #: What was read last.
+        self.window = b""
+        #: How much of it is used.
+        self.at = 0
+
+    def take(self, count: int) -> bytes:
+        """Return the next ``count`` bytes, or fewer at the end of the stream."""
+        at, window = self.at, self.window
+        end = at + count
+        if end <= len(window):
+            self.at = end
+            return window[at:end]
+        self.window, self.at = b"", 0
+        return window[at:] + self.stream.read(end - len(window))
+
+    def fill(self, count: int) -> None:
+        """Make the window begin with what is not used yet, and hold ``count`` bytes, or fewer at the stream's end."""
+        rest = self.window[self.at :]
+        self.window, self.at = b"", 0
+        self.window = rest + self.stream.read(max(count - len(rest), 0))
+
+    def skip(self, count: int) -> bool:
+        """Move past ``count`` bytes without keeping them, and without reading them where the stream can seek."""
+        left = count - (len(self.window) - self.at)
+        if left <= 0:
+            self.at += count
+            return True
+        self.window, self.at = b"", 0
+        if left > PIECE and self.stream.seekable():
+            # A seek may go beyond the end without a word, so the last byte is read.
+            self.stream.seek(left - 1, 1)
+            left = 1
+        while left and (piece := self.stream.read(min(left, PIECE))):
+            left -= len(piece)
+        return not left

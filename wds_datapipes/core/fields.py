@@ -1,0 +1,123 @@
+"""Choosing, renaming and mapping the fields of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from wds_datapipes.core.policy import ErrorPolicy, OnError, note
+from wds_datapipes.core.types import Sample
+from wds_datapipes.errors import MissingField
+
+__all__ = ["Missing", "map_dict", "map_tuple", "parse_specs", "rename", "to_tuple"]
+
+Missing: TypeAlias = Literal["raise", "none"]
+Function: TypeAlias = Callable[[Any], Any]
+
+
+def parse_specs(specs: Sequence[str]) -> list[tuple[str, ...]]:
+    """Split field specs into their alternatives.
+
+    >>> parse_specs(["jpg;png", "cls"]) == parse_specs(["jpg;png cls"]) == [("jpg", "png"), ("cls",)]
+    True
+    """
+    parsed = [tuple(filter(None, spec.split(";"))) for text in specs for spec in text.split()]
+    if not parsed or () in parsed:
+        raise ValueError(f'fields are named as in "jpg;png", "cls" (";" separates alternatives), not {specs!r}')
+    return parsed
+
+
+def to_tuple(
+    source: Iterable[Sample], specs: Sequence[str], *, missing: Missing = "raise", on_error: OnError = "raise"
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the named fields of each sample as a tuple."""
+    policy = ErrorPolicy(on_error, "to_tuple")
+    alternatives = parse_specs(specs)
+    for sample in source:
+        try:
+            values = tuple([_pick(sample, names, missing) for names in alternatives])
+        except MissingField as error:
+            if policy.goes_on(error):
+                continue
+            break
+        yield values
+    policy.finish()
+
+
+def rename(
+    source: Iterable[Sample], new: Mapping[str, str], *, keep: bool = True, on_error: OnError = "raise"
+) -> Iterator[Sample]:
+    """Yield each sample with its fields under new names."""
+    policy = ErrorPolicy(on_error, "rename")
+    alternatives = list(zip(new, parse_specs(list(new.values())), strict=True))
+    taken = frozenset(name for _, names in alternatives for name in names)
+    for sample in source:
+        try:
+            renamed = {name: _pick(sample, names, "raise") for name, names in alternatives}
+        except MissingField as error:
+            if policy.goes_on(error):
+                continue
+            break
+        rest = {name: value for name, value in sample.items() if name[:2] == "__" or (keep and name not in taken)}
+        yield {**rest, **renamed}
+    policy.finish()
+
+
+def map_dict(
+    source: Iterable[Sample], functions: Mapping[str, Function], *, on_error: OnError = "raise"
+) -> Iterator[Sample]:
+    """Yield each sample as a new dictionary with the functions applied to their fields."""
+    policy = ErrorPolicy(on_error, "map_dict")
+    for sample in source:
+        mapped = sample.copy()
+        field = ""
+        try:
+            for field, function in functions.items():
+                mapped[field] = function(_pick(sample, (field,), "raise"))
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
+            note(error, f"This happened in map_dict, at the field {field!r} of {_told(sample)}")
+            if policy.goes_on(error):
+                continue
+            break
+        yield mapped
+    policy.finish()
+
+
+def map_tuple(
+    source: Iterable[Sequence[Any]], functions: Sequence[Function | None], *, on_error: OnError = "raise"
+) -> Iterator[tuple[Any, ...]]:
+    """Yield each sequence as a tuple with the functions applied by position; None leaves one as it is."""
+    policy = ErrorPolicy(on_error, "map_tuple")
+    for values in source:
+        mapped = list(values)
+        if len(functions) > len(mapped):
+            raise ValueError(
+                f"map_tuple has {len(functions)} functions, and got {len(mapped)} elements ({type(values).__name__}). "
+                f"Give at most one function for each element"
+            )
+        place = 0
+        try:
+            for place, function in enumerate(functions):
+                if function is not None:
+                    mapped[place] = function(mapped[place])
+        except Exception as error:  # noqa: BLE001 - as above
+            note(error, f"This happened in map_tuple, at element {place} of {len(mapped)}")
+            if policy.goes_on(error):
+                continue
+            break
+        yield tuple(mapped)
+    policy.finish()
+
+
+def _pick(sample: Sample, names: tuple[str, ...], missing: Missing) -> Any:
+    for name in names:
+        if name in sample:
+            return sample[name]
+    if missing == "none":
+        return None
+    fields = [name for name in sample if name[:2] != "__"]
+    raise MissingField(f"the field {';'.join(names)!r} was asked for, and {_told(sample)} has {fields}")
+
+
+def _told(sample: Sample) -> str:
+    return f"the sample {sample.get('__key__')!r} of {sample.get('__url__', 'an unknown shard')}"

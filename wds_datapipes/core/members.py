@@ -1,0 +1,68 @@
+"""From the addresses of shards to their members: open, decompress, read, close."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from wds_datapipes.core.compression import decompressed
+from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.openers import local_path, open_url
+from wds_datapipes.core.policy import ErrorPolicy, OnError
+from wds_datapipes.core.tar import read_members
+from wds_datapipes.core.types import Member, ShardURL
+from wds_datapipes.errors import ReadFailed, ShardError
+
+__all__ = ["load_wds_shards"]
+
+
+def load_wds_shards(
+    source: Iterable[str | os.PathLike[str]],
+    *,
+    select_files: Callable[[str], bool] | None = None,
+    rename_files: Callable[[str], str] | None = None,
+    ignore_zeros: bool = False,
+    end_marker: EndMarker = "required",
+    on_error: OnError = "raise",
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[Member]:
+    """Read each shard of ``source`` to its end, one after the other.
+
+    What a policy passes over is the rest of a shard. Its members so far were handed on; their ``url`` stays marked as
+    not complete, and the grouping stage drops the sample that may lack a field.
+    """
+    policy = ErrorPolicy(on_error, "load_wds_shards")
+    for address in source:
+        if not isinstance(address, str | os.PathLike):
+            raise TypeError(
+                f"load_wds_shards reads shards by their URL, so its source has to yield str, not "
+                f"{type(address).__name__}: {reprlib.repr(address)}"
+            )
+        path = os.fspath(address)
+        url = ShardURL(path, local_path(path))
+        try:
+            with ExitStack() as opened:
+                options = {} if storage_options is None else {"storage_options": storage_options}
+                raw = opened.enter_context(open_url(path, **options))
+                stream = opened.enter_context(decompressed(raw, url=path))
+                yield from read_members(
+                    stream,
+                    url=url,
+                    select_files=select_files,
+                    rename_files=rename_files,
+                    ignore_zeros=ignore_zeros,
+                    end_marker=end_marker,
+                )
+            url.complete = True
+        except ShardError as error:
+            if not policy.goes_on(error):
+                break
+        except OSError as error:
+            failed = ReadFailed(f"{path} could not be read to its end: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            if not policy.goes_on(failed):
+                break
+    policy.finish()

@@ -1,0 +1,151 @@
+"""From members to samples: gathering the files that share a key."""
+
+from __future__ import annotations
+
+import reprlib
+import sys
+import warnings
+from collections.abc import Collection, Iterable, Iterator
+from typing import Literal, TypeAlias
+
+from wds_datapipes.core.naming import KeyRule, first_dot, is_meta
+from wds_datapipes.core.policy import ErrorPolicy, OnError
+from wds_datapipes.core.types import Member, Sample, ShardURL
+from wds_datapipes.errors import DuplicateField, ReturningKey
+
+__all__ = ["OnDuplicate", "OnReturningKey", "group_samples"]
+
+OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
+OnReturningKey: TypeAlias = Literal["warn", "raise", "ignore"]
+
+#: How many keys of a shard are remembered to notice one that comes back: some 10 MB at the most.
+KEYS_REMEMBERED = 65_536
+#: No member's name begins with it.
+NO_NAME = "\0"
+
+
+def group_samples(
+    source: Iterable[Member],
+    *,
+    key_rule: KeyRule = first_dot,
+    fields: Collection[str] | None = None,
+    lowercase: bool = True,
+    on_duplicate: OnDuplicate = "raise",
+    on_returning_key: OnReturningKey = "warn",
+    on_error: OnError = "raise",
+) -> Iterator[Sample]:
+    """Gather neighbouring members with one key into a sample; a shard's end always ends a sample."""
+    policy = ErrorPolicy(on_error, "group_samples")
+    names = _FieldNames(lowercase)
+    wanted = None if fields is None else frozenset(fields)
+    returning_warned = on_returning_key == "ignore"
+    # With this rule, a name that goes on with the key and a dot needs no splitting to be known as the sample's.
+    by_first_dot = key_rule is first_dot
+
+    # The shard being read: its URL, what its samples say of it, the offset reached, the keys met.
+    url, origin, reached, seen = "", Sample(), -1, set[str]()
+    # The sample being gathered (None: there is none, or it was refused), its key, and the offsets of its members.
+    sample: Sample | None = None
+    key, prefix, skip, offsets = None, NO_NAME, 0, list[int]()
+    try:
+        for member in source:
+            try:
+                member_url, name, data, offset = member
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"group_samples gathers the members (url, name, data, offset) that load_wds_shards yields, and got "
+                    f"{type(member).__name__}: {reprlib.repr(member)}"
+                ) from None
+            if offset <= reached or (member_url is not url and member_url != url):
+                # Another shard, or the same one read again.
+                if sample is not None and len(sample) > len(origin) and _ended_well(url):
+                    yield sample
+                url, origin = member_url, _origin(member_url)
+                sample, key, prefix = None, None, NO_NAME
+                seen.clear()
+            reached = offset
+            if by_first_dot and name.startswith(prefix) and "/" not in (raw_field := name[skip:]):
+                pass
+            else:
+                parts = None if name[:2] == "__" and is_meta(name) else key_rule(name)
+                if parts is None:
+                    continue
+                member_key, raw_field = parts
+                if member_key != key:
+                    if sample is not None and len(sample) > len(origin):
+                        yield sample
+                    key, prefix, skip, offsets = member_key, f"{member_key}.", len(member_key) + 1, []
+                    sample = origin.copy()
+                    sample["__key__"] = key
+                    if key not in seen:
+                        if len(seen) < KEYS_REMEMBERED:
+                            seen.add(key)
+                    elif on_returning_key == "raise":
+                        sample = None
+                        if not policy.goes_on(ReturningKey(_returning(url, key, offset))):
+                            break
+                    elif not returning_warned:
+                        returning_warned = True
+                        warnings.warn(_returning(url, key, offset), stacklevel=2)
+            if sample is None:
+                continue
+            field = names[raw_field]
+            if wanted is not None and field not in wanted:
+                continue
+            if field not in sample:
+                offsets.append(offset)
+                sample[field] = data
+            elif on_duplicate == "last":
+                sample[field] = data
+            elif on_duplicate == "raise":
+                first = offsets[list(sample).index(field) - len(origin)]
+                sample = None
+                if not policy.goes_on(DuplicateField(_duplicate(url, name, key, field, first, offset))):
+                    break
+    except Exception:
+        # A shard that ended well may have its last sample still in hand when the next one cannot be read.
+        if sample is not None and len(sample) > len(origin) and isinstance(url, ShardURL) and url.complete:
+            yield sample
+        raise
+    if sample is not None and len(sample) > len(origin) and _ended_well(url):
+        yield sample
+    policy.finish()
+
+
+class _FieldNames(dict[str, str]):
+    """Fields as they are written to fields as they are called: the same few strings for all samples."""
+
+    def __init__(self, lowercase: bool) -> None:
+        self._lowercase = lowercase
+
+    def __missing__(self, raw: str) -> str:
+        if len(self) > 4096:  # names that are never the same again, such as numbered frames
+            self.clear()
+        field = self[raw] = sys.intern(raw.lower() if self._lowercase else raw)
+        return field
+
+
+def _origin(url: str) -> Sample:
+    """Return what all samples of a shard begin with."""
+    origin: Sample = {"__key__": "", "__url__": str(url)}
+    if isinstance(url, ShardURL) and url.local_path is not None:
+        origin["__local_path__"] = url.local_path
+    return origin
+
+
+def _ended_well(url: str) -> bool:
+    return not isinstance(url, ShardURL) or url.complete
+
+
+def _duplicate(url: str, name: str, key: str | None, field: str, first: int, offset: int) -> str:
+    return (
+        f"{url} holds the field {field!r} of the sample {key!r} twice, at bytes {first} and {offset} (member {name!r}"
+        f'). Write the shard again with distinct names, or pass on_duplicate="first" or "last"'
+    )
+
+
+def _returning(url: str, key: str, offset: int) -> str:
+    return (
+        f"{url} holds the sample {key!r} in parts: a file of it stands at byte {offset}, after files of other samples. "
+        f"The files of a sample have to be neighbours: write the shard again in the order of names (tar --sort=name)"
+    )

@@ -1,0 +1,174 @@
+"""Choosing, renaming and mapping the fields of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import IterDataPipe, functional_datapipe
+
+from wds_datapipes.core.fields import Function, Missing, map_dict, map_tuple, parse_specs, rename, to_tuple
+from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.types import Sample
+
+__all__ = ["DictMapper", "FieldRenamer", "TupleMaker", "TupleMapper"]
+
+
+@functional_datapipe("to_tuple")
+class TupleMaker(IterDataPipe[tuple[Any, ...]]):
+    """Turn samples into tuples of chosen fields (functional name: ``to_tuple``).
+
+    Yields:
+        ``tuple``: one value for each spec.
+
+    Args:
+        source: yields samples.
+        specs: names of fields; ``"jpg;png"`` is the first of them that is there, and ``"jpg;png cls"`` means the same
+        as
+            ``"jpg;png", "cls"``. ``__key__`` and ``__url__`` may be asked for too.
+        missing: what to do when none of the alternatives is there: ``"raise"``, or put ``None`` in its place
+        (``"none"``). on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the sample.
+
+    Raises:
+        MissingField: a sample has none of the alternatives.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"__key__": "a", "png": b"...", "cls": 3}]).to_tuple("jpg;png", "cls"))
+        [(b'...', 3)]
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self, source: IterDataPipe[Sample], *specs: str, missing: Missing = "raise", on_error: OnError = "raise"
+    ) -> None:
+        super().__init__()
+        check_on_error(on_error)
+        parse_specs(specs)
+        if missing not in ("raise", "none"):
+            raise ValueError(f'missing is "raise" or "none", not {missing!r}')
+        self.source = source
+        self.specs = specs
+        self.missing = missing
+        self.on_error = on_error
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        yield from to_tuple(self.source, self.specs, missing=self.missing, on_error=self.on_error)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@functional_datapipe("rename")
+class FieldRenamer(IterDataPipe[Sample]):
+    """Give fields new names (functional name: ``rename``).
+
+    Yields:
+        ``dict``: the fields that are not mentioned, then the new ones. ``__key__`` and ``__url__`` always stay.
+
+    Args:
+        source: yields samples.
+        keep: also keep the fields that are not mentioned.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the sample.
+        new: the new name, and the old one or several: ``image="jpg;png"`` takes the first that is there. All old names
+            that are mentioned go.
+
+    Raises:
+        MissingField: a sample has none of the old names.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"__key__": "a", "png": b"...", "cls": 3}]).rename(image="jpg;png"))
+        [{'__key__': 'a', 'cls': 3, 'image': b'...'}]
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self, source: IterDataPipe[Sample], /, *, keep: bool = True, on_error: OnError = "raise", **new: str
+    ) -> None:
+        super().__init__()
+        check_on_error(on_error)
+        for name, old in new.items():
+            if len(parse_specs([old])) != 1:
+                raise ValueError(f'rename takes one field for each new name, as in {name}="jpg;png", not {old!r}')
+        self.source = source
+        self.keep = keep
+        self.on_error = on_error
+        self.new = new
+
+    def __iter__(self) -> Iterator[Sample]:
+        yield from rename(self.source, self.new, keep=self.keep, on_error=self.on_error)
+
+
+@functional_datapipe("map_dict")
+class DictMapper(IterDataPipe[Sample]):
+    """Apply functions to fields by name (functional name: ``map_dict``).
+
+    Yields:
+        ``dict``: a new one for each sample, which is itself left alone.
+
+    Args:
+        source: yields samples.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the sample.
+        functions: the field, and the function that is applied to its value.
+
+    Raises:
+        MissingField: a sample lacks one of the fields.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"__key__": "a", "txt": "Hello"}]).map_dict(txt=str.upper))
+        [{'__key__': 'a', 'txt': 'HELLO'}]
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(self, source: IterDataPipe[Sample], /, *, on_error: OnError = "raise", **functions: Function) -> None:
+        super().__init__()
+        check_on_error(on_error)
+        if not functions:
+            raise ValueError("map_dict needs a function for at least one field, as in map_dict(txt=str.upper)")
+        self.source = source
+        self.on_error = on_error
+        self._functions = functions
+
+    def __iter__(self) -> Iterator[Sample]:
+        yield from map_dict(self.source, self._functions, on_error=self.on_error)
+
+
+@functional_datapipe("map_tuple")
+class TupleMapper(IterDataPipe[tuple[Any, ...]]):
+    """Apply functions to the elements of tuples by position (functional name: ``map_tuple``).
+
+    Yields:
+        ``tuple``: a new one for each.
+
+    Args:
+        source: yields tuples or lists.
+        functions: one for each element, from the first; ``None`` leaves its element as it is.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the tuple.
+
+    Raises:
+        ValueError: there are more functions than elements.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([("a", 1)]).map_tuple(str.upper, None))
+        [('A', 1)]
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self, source: IterDataPipe[Sequence[Any]], *functions: Function | None, on_error: OnError = "raise"
+    ) -> None:
+        super().__init__()
+        check_on_error(on_error)
+        self.source = source
+        self._functions = functions
+        self.on_error = on_error
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        yield from map_tuple(self.source, self._functions, on_error=self.on_error)

@@ -1,0 +1,97 @@
+"""From shards to their members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterDataPipe, functional_datapipe
+
+from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.members import load_wds_shards
+from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.types import Member
+
+__all__ = ["ShardLoader"]
+
+
+@functional_datapipe("load_wds_shards")
+class ShardLoader(IterDataPipe[Member]):
+    """Read the files of each shard (functional name: ``load_wds_shards``).
+
+    A shard is a local path, a ``file:`` URL, ``-`` for standard input, ``pipe:`` and a shell command that writes a tar
+    archive, a scheme of :func:`register_opener`, or any URL that fsspec opens. gzip, bzip2, xz and zstd (extra ``zst``)
+    are recognised by content. Shards are read as streams, forward and once, and closed when they end, when they fail
+    and when iteration is abandoned.
+
+    Yields:
+        :class:`Member`: ``(url: str, name: str, data: bytes, offset: int)`` of each regular file, in the order of the
+        archive; ``offset`` is where its first header begins in the uncompressed archive, in bytes.
+
+    Args:
+        source: yields the URL of each shard.
+        select_files: gets a file's name before its data is read; files that it refuses are passed over without being
+            kept.
+        rename_files: gets a file's name and returns the one to use; ``select_files`` sees the new name.
+        ignore_zeros: go on behind an end marker, to read archives that were concatenated.
+        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros that end a tar archive. Such an
+            archive cannot be told from one that was cut between two files.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the rest of a shard that
+            cannot be read. The sample that was being read when it failed is never handed on.
+        storage_options: what fsspec needs to open the shards, such as credentials.
+
+    Raises:
+        ShardNotOpened: a shard is not there, or may not be read.
+        TruncatedShard: a shard is cut anywhere, or ends without its end marker.
+        CorruptShard: a header's checksum is wrong, or the file is no tar archive.
+        UnsupportedMember: a shard holds a sparse file.
+        CommandFailed: a ``pipe:`` command ended with an error, even if the archive looked whole.
+        ReadFailed: the disk, the store or the network failed.
+
+    Example:
+        >>> from wds_datapipes.testing import build_shard
+        >>> shard = build_shard("train.tar", [{"__key__": "a", "txt": b"one", "cls": b"1"}])
+        >>> [(member.name, member.data, member.offset) for member in ShardList(shard).load_wds_shards()]
+        [('a.txt', b'one', 0), ('a.cls', b'1', 1024)]
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self,
+        source: IterDataPipe[str],
+        *,
+        select_files: Callable[[str], bool] | None = None,
+        rename_files: Callable[[str], str] | None = None,
+        ignore_zeros: bool = False,
+        end_marker: EndMarker = "required",
+        on_error: OnError = "raise",
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        check_on_error(on_error)
+        if end_marker not in ("required", "optional"):
+            raise ValueError(f'end_marker is "required" or "optional", not {end_marker!r}')
+        self.source = source
+        self.select_files = select_files
+        self.rename_files = rename_files
+        self.ignore_zeros = ignore_zeros
+        self.end_marker = end_marker
+        self.on_error = on_error
+        # Not under its own name, which torch would print with its value in the text of every error.
+        self._storage_options = storage_options
+
+    def __iter__(self) -> Iterator[Member]:
+        yield from self.members()
+
+    def members(self) -> Iterator[Member]:
+        """Yield what iterating yields, without torch's hook around each item; for the stage that takes all of them."""
+        return load_wds_shards(
+            self.source,
+            select_files=self.select_files,
+            rename_files=self.rename_files,
+            ignore_zeros=self.ignore_zeros,
+            end_marker=self.end_marker,
+            on_error=self.on_error,
+            storage_options=self._storage_options,
+        )

@@ -1,0 +1,128 @@
+"""For tests of pipelines and of stages, yours and ours: make shards, and hold a stage to its contract."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import pickle
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.graph import traverse_dps
+from torch.utils.data.graph_settings import apply_random_seed
+
+__all__ = ["build_shard", "check_stage"]
+
+
+def build_shard(
+    path: str | os.PathLike[str],
+    samples: Iterable[Mapping[str, bytes | str]],
+    *,
+    tar_format: int = tarfile.USTAR_FORMAT,
+    end_marker: bool = True,
+) -> str:
+    """Write a shard with Python's own tarfile module, independent of this package's reader.
+
+    Args:
+        path: the file to write; compressed if its name ends in ``gz``, ``bz2`` or ``xz``.
+        samples: each with ``__key__`` and its fields as bytes; the fields are written in their order. Fields that begin
+            with two underscores are not written.
+        tar_format: one of tarfile's formats.
+        end_marker: write the two blocks of zeros that end an archive, and the blocks that fill up its last record.
+
+    Returns:
+        The path, as ``str``.
+
+    Example:
+        >>> build_shard("a.tar", [{"__key__": "000", "txt": b"hello", "cls": b"7"}])
+        'a.tar'
+    """
+    name = os.fspath(path)
+    compression = next((kind for kind in ("gz", "bz2", "xz") if name.endswith(kind)), "")
+    with tarfile.open(name, f"w:{compression}", format=tar_format) as archive:  # type: ignore[call-overload]
+        for sample in samples:
+            for field, value in sample.items():
+                if not field.startswith("__"):
+                    member = tarfile.TarInfo(f"{sample['__key__']!s}.{field}")
+                    data = value.encode() if isinstance(value, str) else value
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+        end = archive.offset
+    if not end_marker:
+        if compression:
+            raise ValueError(f"{name} is compressed, so its end marker cannot be cut off")
+        os.truncate(name, end)
+    return name
+
+
+def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
+    """Check what every loader expects of a stage.
+
+    Its ``__iter__`` is a generator function (another kind that fails before its first item makes DataLoader2 wait for
+    ever); it is pickled before, during and after an iteration; it is iterated again after a whole and after a
+    broken-off iteration, each time with the same items under the same seed; it does the same in a worker process; and
+    torch finds its sources, to seed and to shard them.
+
+    Args:
+        make_pipe: builds a new pipeline that ends in the stage and yields at least two items.
+
+    Raises:
+        AssertionError: the stage breaks the contract, with the sentence that it breaks.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> check_stage(lambda: IterableWrapper([{"a": 1}, {"a": 2}]).to_tuple("a"))
+    """
+    pipe = make_pipe()
+    name = type(pipe).__name__
+    assert inspect.isgeneratorfunction(type(pipe).__iter__), f"{name}.__iter__ is not a generator function"
+    expected = _items(pipe)
+    assert len(expected) >= 2, f"{name} yields {len(expected)} items here, and the contract needs two to be checked"
+    assert _same(_items(pipe), expected), f"{name} yields other items when it is iterated again"
+    assert _same(_items(make_pipe()), expected), f"{name} yields other items when it is built again"
+
+    assert _same(_items(pickle.loads(pickle.dumps(make_pipe()))), expected), f"{name} changes when it is pickled"
+    started = _seeded(make_pipe())
+    iterator = iter(started)
+    next(iterator)
+    pickle.dumps(started)  # raises where an open file or a generator sits in an attribute
+    del iterator
+    assert _same(_items(started), expected), f"{name} yields other items after an iteration that was broken off"
+    assert _same(_items(pickle.loads(pickle.dumps(started))), expected), f"{name} changes when it is pickled after use"
+
+    loader = DataLoader(make_pipe(), batch_size=None, num_workers=1, generator=torch.Generator().manual_seed(0))
+    received = list(loader)
+    assert len(received) == len(expected), f"{name} yields {len(received)} items in a worker, not {len(expected)}"
+
+    sources = [value for value in vars(pipe).values() if isinstance(value, IterDataPipe)]
+    found = {id(child) for child, _ in next(iter(traverse_dps(pipe).values()))[1].values()}
+    assert found == {id(source) for source in sources}, f"torch does not find the sources of {name} in its graph"
+
+
+def _seeded(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
+    apply_random_seed(pipe, torch.Generator().manual_seed(0))
+    return pipe
+
+
+def _items(pipe: IterDataPipe[Any]) -> list[Any]:
+    return list(_seeded(pipe))
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Whether two items are equal, with arrays and tensors compared by type, shape and content."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Mapping):
+        return list(left) == list(right) and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    return bool(left == right)
