@@ -94,7 +94,7 @@ class CommandStream(io.RawIOBase):
     def readinto(self, buffer: Buffer, /) -> int:
         while not self._output.closed:
             for descriptor, _ in self._poll.poll():
-                if descriptor == self._errors.fileno():
+                if descriptor != self._output.fileno():
                     self._pass_on()
                     continue
                 size: int = cast(io.RawIOBase, self._output).readinto(buffer) or 0

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, cast
 
-import fsspec  # type: ignore[import-untyped]  # it carries no types
-import fsspec.core  # type: ignore[import-untyped]
+from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it carries no types
+from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped]  # the same
 
 from wds_datapipes.core.openers.forward import ForwardStream
 from wds_datapipes.core.openers.redaction import redact, secrets_in
@@ -77,14 +77,15 @@ def remote_filesystem(url: str, storage_options: Mapping[str, Any] | None = None
     if scheme in EXTRAS:
         package, extra = EXTRAS[scheme]
         require(package, extra=extra, purpose=f"read {scheme}: URLs")
-    if scheme not in fsspec.available_protocols():
+    known = {*known_implementations, *registry}
+    if scheme not in known:
         raise UnknownScheme(
             f"No opener answers for the scheme {scheme!r} of {redact(url)}. Known are {', '.join(known_schemes())} "
-            f"and, by fsspec, {', '.join(sorted(fsspec.available_protocols()))}. Register your own with "
+            f"and, by fsspec, {', '.join(sorted(known))}. Register your own with "
             f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
         )
     try:
-        return cast("tuple[Any, str]", fsspec.core.url_to_fs(f"{scheme}:{rest}", **options))
+        return cast("tuple[Any, str]", url_to_fs(f"{scheme}:{rest}", **options))
     except ImportError as error:
         raise MissingDependency(
             f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"

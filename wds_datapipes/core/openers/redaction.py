@@ -18,8 +18,8 @@ PARAMETER = re.compile(
     r"|sig|key|policy|pwd)=)[^&;\s'\"]+"
 )
 
-#: What follows the word in an ``Authorization`` header.
-HEADER = re.compile(r"(?i)\b(bearer|basic)([ +]+)[\w.~+/-]{8,}=*")
+#: The values of headers such as ``Authorization`` and ``X-Auth-Token``.
+HEADER = re.compile(r"(?i)\b((?:authorization|[\w-]*token)\s*:\s*|bearer\s+)[^'\"\r\n]+")
 
 
 def redact(text: str) -> str:
@@ -33,7 +33,7 @@ def redact(text: str) -> str:
     text = WEB_USER.sub(r"\1***@", text)
     text = PASSWORD.sub(r"\1***@", text)
     text = PARAMETER.sub(r"\1***", text)
-    return HEADER.sub(r"\1\2***", text)
+    return HEADER.sub(r"\1***", text)
 
 
 def secrets_in(options: Mapping[str, object]) -> Iterator[str]:

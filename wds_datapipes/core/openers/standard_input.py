@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import sys
+import weakref
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from wds_datapipes.errors import ShardNotOpened
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["open_standard_input"]
 
-_opened: set[int] = set()
+#: The standard inputs of this process that were opened: one, unless a program replaces it.
+_opened: weakref.WeakSet[io.BufferedIOBase] = weakref.WeakSet()
 
 
 class StandardInput(io.RawIOBase):
@@ -39,10 +41,10 @@ def open_standard_input(url: str, /, **_options: object) -> BinaryIO:
     source = getattr(sys.stdin, "buffer", None)
     if source is None:
         raise ShardNotOpened(f"The shard {url!r} is standard input, and this process has none")
-    if id(source) in _opened:
+    if source in _opened:
         raise ShardNotOpened(
             f"The shard {url!r} is standard input, which was opened before and cannot be read twice. "
             "Write it to a file if more than one pass is needed"
         )
-    _opened.add(id(source))
+    _opened.add(source)
     return cast(BinaryIO, StandardInput(source))

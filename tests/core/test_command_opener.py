@@ -1,0 +1,183 @@
+"""``pipe:``: what comes out, how the end is judged, and that nothing is left of a command."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import psutil  # type: ignore[import-untyped]  # it carries no types
+import pytest
+
+from wds_datapipes.core.openers import command, open_url
+from wds_datapipes.errors import CommandFailed, ShardNotOpened
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every test here leaves no process and no descriptor."""
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert psutil.Process().children() == []
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def read(url: str) -> bytes:
+    with open_url(url) as stream:
+        return stream.read()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Whether they have all ended; one whose parent has died may wait for init as a zombie."""
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+def test_the_output_of_a_command() -> None:
+    assert read("pipe:echo a; echo b | tr b c") == b"a\nc\n"
+    assert read("PIPE:printf x") == b"x"
+    assert read("pipe:true") == b""
+    assert len(read("pipe:head -c 5000000 /dev/zero")) == 5000000
+
+
+def test_a_command_gets_no_standard_input() -> None:
+    assert read("pipe:cat") == b""
+
+
+@pytest.mark.parametrize(
+    ("shell", "message"),
+    [
+        ("echo hi; exit 3", r"'echo hi; exit 3' ended with status 3 after 3 bytes. It said nothing on its"),
+        ("false | echo hi", r"ended with status 1 after 3 bytes"),
+        ("echo oh no >&2; exit 1", r"ended with status 1 after 0 bytes. It said last: oh no\Z"),
+        ("no-such-command", r"ended with status 127 \(command not found\).*It said last: .*no-such-command"),
+        ("/dev/null", r"ended with status 126 \(command not executable\)"),
+        ("yes | head -n 1", r"ended with status 141 \(SIGPIPE: a later command of the pipeline stopped reading"),
+        ("echo hi; kill -KILL $$", r"was ended by SIGKILL after 3 bytes"),
+        ("sh -c 'kill -TERM $$' | cat", r"ended with status 143 \(SIGTERM\)"),
+        ("exit 255", r"ended with status 255 \(signal 127\)"),
+        ("echo hi; exec >&-; sleep 0.2; exit 7", r"ended with status 7 after 3 bytes"),
+        ("echo hi; exec >&- 2>&-; sleep 0.2; exit 7", r"ended with status 7 after 3 bytes"),
+    ],
+)
+def test_a_command_that_fails_is_an_error_at_its_end(shell: str, message: str) -> None:
+    with pytest.raises(CommandFailed, match=message):
+        read(f"pipe:{shell}")
+
+
+def test_the_error_comes_with_every_read_of_the_end() -> None:
+    with open_url("pipe:printf abc; exit 1") as stream:
+        assert stream.read(3) == b"abc"
+        for _ in range(2):
+            with pytest.raises(CommandFailed):
+                stream.read(1)
+
+
+def test_what_a_command_says_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    assert read("pipe:echo note >&2; echo data") == b"data\n"
+    assert capfd.readouterr().err == "note\n"
+
+
+def test_a_command_that_says_much_does_not_hang(capfd: pytest.CaptureFixture[str]) -> None:
+    talk = "head -c 1000000 /dev/zero | tr '\\0' x >&2"
+    with pytest.raises(CommandFailed, match=r"after 4 bytes. It said last: x{1996}end\Z"):
+        read(f"pipe:{talk}; printf data; exec >&-; {talk}; echo end >&2; exit 1")
+    assert len(capfd.readouterr().err) == 2000004
+
+
+def test_a_process_that_is_left_behind_is_ended_too() -> None:
+    with open_url("pipe:sleep 600 >&2 & echo $!") as stream:
+        left = psutil.Process(int(stream.read(16)))
+        assert stream.read() == b""
+    assert gone([left])
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "yes",
+        "yes | cat | cat",
+        "echo; sleep 600 & sleep 600 & wait",
+        "trap '' TERM; yes",
+        "echo; exec >&-; sleep 600",
+    ],
+)
+def test_a_command_that_is_given_up_is_ended_with_all_its_children(shell: str) -> None:
+    stream = open_url(f"pipe:{shell}")
+    assert stream.read(1)
+    processes = psutil.Process().children(recursive=True)
+    assert processes
+    stream.close()
+    stream.close()
+    assert stream.closed
+    assert gone(processes)
+
+
+def test_a_stream_that_is_forgotten_ends_its_command() -> None:
+    stream = io.BufferedReader(cast(io.RawIOBase, open_url("pipe:yes")))
+    assert stream.read(1) == b"y"
+    processes = psutil.Process().children(recursive=True)
+    del stream
+    gc.collect()
+    assert gone(processes)
+
+
+def test_the_copy_in_a_forked_process_leaves_the_command_alone() -> None:
+    code = (
+        "import os\n"
+        "from wds_datapipes.core.openers import open_url\n"
+        "stream = open_url('pipe:echo a; sleep 0.5; echo b')\n"
+        "print(stream.read(2))\n"
+        "if not os.fork():\n"
+        "    stream.close()\n"
+        "    del stream\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "print(stream.read())\n"
+        "stream.close()\n"
+    )
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.stdout, run.stderr) == ("b'a\\n'\nb'b\\n'\n", "")
+
+
+@pytest.mark.parametrize("url", ["pipe:", "pipe: \n"])
+def test_no_command(url: str) -> None:
+    with pytest.raises(ShardNotOpened, match=r"holds no command. Write it behind the colon"):
+        open_url(url)
+
+
+@pytest.mark.parametrize("shell", ["echo " + "x" * 200_000, "echo a\0b"])
+def test_a_command_that_cannot_be_started(shell: str) -> None:
+    with pytest.raises(ShardNotOpened, match="cannot be started"):
+        open_url(f"pipe:{shell}")
+
+
+@pytest.fixture
+def other_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory that is all there is in the PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command.shell.cache_clear()
+    yield tmp_path
+    command.shell.cache_clear()
+
+
+def test_another_shell_with_pipefail_will_do(other_shell: Path) -> None:
+    (other_shell / "sh").symlink_to("/bin/bash")
+    assert read("pipe:echo $0") == f"{other_shell}/sh\n".encode()
+    with pytest.raises(CommandFailed):
+        read("pipe:false | echo")
+
+
+@pytest.mark.parametrize("shell", [None, "#!/bin/bash\nexit 2\n"])
+def test_a_shell_without_pipefail_will_not_do(other_shell: Path, shell: Any) -> None:
+    if shell:
+        (other_shell / "sh").write_text(shell)
+        (other_shell / "sh").chmod(0o755)
+    with pytest.raises(ShardNotOpened, match=r"needs a shell that has the option pipefail.*Install bash"):
+        open_url("pipe:echo")
