@@ -1,0 +1,54 @@
+"""What a thread owes to the prefetch buffer it fills: every error, and its own end when the buffer is given up."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from wds_datapipes.errors import WorkerDied
+
+__all__ = ["given_up", "guarded"]
+
+#: ``_filling.data`` is, in a thread that fills a buffer, the state it shares with the buffer's reader.
+_filling = threading.local()
+
+
+def guarded(fill: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``thread_worker`` of one of torchdata's prefetchers so that nothing ends its thread in silence."""
+
+    @functools.wraps(fill)
+    def thread_worker(prefetch_data: Any, *args: Any) -> None:
+        _filling.data = prefetch_data
+        prefetch_data.source_datapipe = _delivered(prefetch_data.source_datapipe, prefetch_data.prefetch_buffer.append)
+        fill(prefetch_data, *args)
+
+    return thread_worker
+
+
+def given_up() -> bool:
+    """Whether the current thread fills a prefetch buffer that nobody will read any further."""
+    data = getattr(_filling, "data", None)
+    return data is not None and bool(data.stop_iteration)
+
+
+def _delivered(source: Iterable[Any], deliver: Callable[[Exception], None]) -> Iterator[Any]:
+    """Yield from ``source``; deliver what it raises, and end.
+
+    torchdata's thread says that it has stopped before it hands the error over, so that a reader who looks in between
+    takes the error for the end of the epoch. It does not catch what ``iter`` raises, nor ``SystemExit``.
+    """
+    try:
+        yield from source
+    except GeneratorExit:
+        raise
+    except Exception as error:  # noqa: BLE001 - the reader of the buffer raises it
+        deliver(error)
+    except BaseException as error:  # noqa: BLE001 - a reader takes it for an item if it is not an Exception
+        died = WorkerDied(
+            f"The pipeline raised {error!r} in a prefetch thread, where it ends the thread alone. "
+            "Code that a pipeline runs must not call exit()."
+        )
+        died.__cause__ = error
+        deliver(died)

@@ -1,0 +1,141 @@
+"""What runs in torchdata's worker processes around torchdata's own loops.
+
+The loops send what an item raised. After everything else that goes wrong they leave the main process waiting: what
+``worker_init_fn`` raises, an item that cannot be pickled, the end of the main process itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from torchdata._utils import ExceptionWrapper
+from torchdata.dataloader2.communication.eventloop import DataPipeToQueuesLoop, MultipleDataPipesToQueuesLoop
+from torchdata.dataloader2.communication.messages import GetNextResponse, WorkerExceptionResponse
+
+__all__ = ["SendableError", "bind", "run_dispatcher", "run_worker"]
+
+#: How often a worker looks whether its parent is still the same process, in seconds.
+PARENT_CHECK_S = 1.0
+
+
+class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no types
+    """An exception on its way to another process; its class is RuntimeError if its own cannot be pickled.
+
+    Args:
+        exc_info: what ``sys.exc_info()`` returns, or None for the exception that is handled now.
+        where: where it was raised, as the end of the sentence "Caught ...".
+    """
+
+    def __init__(self, exc_info: Any = None, where: str = "in background") -> None:
+        super().__init__(exc_info, where)
+        if not _is_sendable(self.exc_type):
+            self.exc_type: type[BaseException] = RuntimeError  # the text names the class
+
+
+def run_worker(
+    source_datapipe: Any,
+    req_queue: Any,
+    res_queue: Any,
+    process_name: str,
+    worker_info: Any,
+    call_on_process_init: Callable[..., Any] | None = None,
+    custom_reset_fn: Callable[..., Any] | None = None,
+) -> None:
+    """Run torchdata's loop of a worker and send whatever it raises; the arguments are the loop's."""
+    with _reporting(f"{process_name} {worker_info.worker_id}", [res_queue]):
+        DataPipeToQueuesLoop(
+            source_datapipe, req_queue, res_queue, process_name, worker_info, call_on_process_init, custom_reset_fn
+        )
+
+
+def run_dispatcher(
+    source_datapipes: Sequence[Any],
+    req_queues: Sequence[Any],
+    res_queues: Sequence[Any],
+    process_name: str,
+    worker_info: Any,
+    custom_reset_fn: Callable[..., Any] | None = None,
+) -> None:
+    """Run torchdata's loop of the dispatching process and send whatever it raises.
+
+    The arguments are those torchdata passes: its loop has one more before ``custom_reset_fn``, which therefore lands
+    in the wrong place.
+    """
+    for queue in res_queues:
+        queue.cancel_join_thread()  # the workers that would read the rest end first
+    with _reporting(process_name, res_queues):
+        MultipleDataPipesToQueuesLoop(
+            source_datapipes, req_queues, res_queues, process_name, worker_info, custom_reset_fn=custom_reset_fn
+        )
+
+
+def bind(run: Callable[..., None], *args: Any) -> None:
+    """Run a worker that leaves Ctrl-C to the main process, and that ends when the main process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(
+            target=_end_with, args=(parent.sentinel, os.getppid()), name="parent-watch", daemon=True
+        ).start()
+    run(*args)
+
+
+def _end_with(sentinel: int, parent_pid: int) -> None:
+    # A process that the parent forked later holds the other end of the sentinel too, and may outlive the parent.
+    while not wait([sentinel], PARENT_CHECK_S) and os.getppid() == parent_pid:
+        pass
+    os._exit(1)
+
+
+@contextmanager
+def _reporting(who: str, queues: Sequence[Any]) -> Iterator[None]:
+    """Send to every one of ``queues`` the exception that ends the block, and what cannot be sent by itself.
+
+    ``SystemExit`` and its like end the process, as they should: the main process sees the exit code.
+    """
+    for queue in queues:
+        # The queue pickles in a thread of its own and asks this method what to do about an error.
+        queue._on_queue_feeder_error = partial(_report_unsendable, who, queue)
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - it is not lost: the main process raises it again
+        for queue in queues:
+            queue.put(WorkerExceptionResponse(SendableError(where=f"in {who}")))
+
+
+def _report_unsendable(who: str, queue: Any, error: Exception, response: Any) -> None:
+    """Send an error in the place of a response that cannot be pickled."""
+    what = _describe(response.value) if isinstance(response, GetNextResponse) else f"a {type(response).__name__}"
+    refusal = pickle.PicklingError(
+        f"{who} made {what}, which cannot be sent to another process ({type(error).__name__}: {error}). "
+        "Let the pipeline turn it into plain data, such as bytes, arrays or tensors, before it leaves the worker."
+    )
+    refusal.__cause__ = error
+    queue.put(WorkerExceptionResponse(SendableError((type(refusal), refusal, None), where=f"in {who}")))
+
+
+def _describe(item: Any) -> str:
+    """Say what an item is, and which part of it cannot be pickled."""
+    parts = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, (list, tuple)) else ()
+    for key, part in parts:
+        if not _is_sendable(part):
+            return f"a {type(item).__name__} whose part {key!r} is {_describe(part)}"
+    return f"an object of type {type(item).__module__}.{type(item).__qualname__}"
+
+
+def _is_sendable(value: object) -> bool:
+    try:
+        ForkingPickler.dumps(value)
+    except Exception:  # noqa: BLE001 - pickling runs anybody's code, and whatever that raises is the answer
+        return False
+    return True
