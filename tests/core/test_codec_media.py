@@ -133,6 +133,17 @@ def test_video_is_frames_audio_and_info(extension: str) -> None:
         assert np.abs(found - frame_color(index)).max() < 12, index
 
 
+def test_a_title_in_another_encoding_does_no_harm() -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format="wav") as container:
+        container.metadata["title"] = "TITLE"
+        write_audio(container, add_audio(container, "pcm_s16le", tone()), tone())
+    data = file.getvalue()
+    assert data.count(b"TITLE") == 1
+    samples, _ = AudioDecoder().decode(data.replace(b"TITLE", b"\xfc\xe9\xff\xfe\xc3"))
+    np.testing.assert_allclose(samples, tone(), atol=1e-4)
+
+
 def test_video_brings_its_audio_and_its_rates() -> None:
     frames, audio, info = VideoDecoder().decode(video_file("matroska", "libx264", tone()))
     assert len(frames) == FRAMES

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.core.codecs.images import ImageDecoder
 from wds_datapipes.core.codecs.matching import ByExtension, ExtensionDecoder, handle_extension, split_extensions
 from wds_datapipes.core.codecs.words import name_decoder
 from wds_datapipes.core.decoding import Decoder, DecoderChain, decode_samples
@@ -15,7 +16,7 @@ from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.types import Sample
 from wds_datapipes.pipes.registration import register_stage
 
-__all__ = ["RegisteredDecoder", "SampleDecoder", "register_decoder"]
+__all__ = ["ImageDecoder", "RegisteredDecoder", "SampleDecoder", "handle_extension", "register_decoder"]
 
 F = TypeVar("F", bound=Callable[[bytes], Any])
 
@@ -48,9 +49,8 @@ class SampleDecoder(IterDataPipe[Sample]):
         only: whole names of the fields to decode, ``"jpg cls"`` or a list of them; the others stay bytes.
         partial: let values pass that are not bytes, such as those decoded before; they are an error otherwise.
         unsafe: allow codecs that can run any code that is in the data: ``pyd pickle pkl``, and ``pth`` with other
-        objects. on_error: ``"raise"``, or ``"warn"`` or ``"skip"`` to pass over a sample with a field that fails,
-        whole, or a
-            function of the exception as webdataset has it.
+            objects.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the whole sample.
         by_extension: functions ``bytes -> value``, such as ``json=parse``, before all other decoders.
 
     Raises:

@@ -50,7 +50,7 @@ class VideoDecoder(ByExtension):
             has_audio = bool(container.streams.audio)
         if not frames:
             raise ValueError("the video track has no frames")
-        info = {} if rate is None else {"video_fps": float(rate)}
+        info = {"video_fps": float(rate)} if rate and rate > 0 else {}
         audio = None
         if has_audio:
             samples, info["audio_fps"] = _decode_audio(data)
@@ -101,10 +101,16 @@ def _opened(data: bytes) -> Iterator[Any]:
     """The container in the data; what PyAV says of a bad one names the data, not a made-up file."""
     av = _av()
     try:
-        with av.open(BytesIO(data), metadata_errors="ignore") as container:
+        with av.open(BytesIO(data), **_open_options()) as container:
             yield container
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg cannot decode it: {error.strerror}") from error
+
+
+@cache
+def _open_options() -> dict[str, str]:
+    """Titles and the like may be in any encoding, and nobody asked for them; PyAV 19 no longer has the choice."""
+    return {"metadata_errors": "ignore"} if int(_av().__version__.partition(".")[0]) < 19 else {}
 
 
 @cache
