@@ -1,0 +1,125 @@
+"""How fast are shards read, and their members gathered into samples?
+
+    python benchmarks/bench_reading.py --json reading.json --plot reading.png
+
+Every contender delivers the samples of the same local shards, warm in the page cache, as dicts of bytes; count and
+bytes are compared before anything is timed. "raw read" only reads the files, 1 MiB at a time: the limit of the machine.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import webdataset
+from contest import Contender, Contest, Work, options, parse, plot_contests, write_report
+from datasets import SETS, folder
+from torch.utils.data.datapipes.iter import FileOpener, IterableWrapper
+from webdataset.tariterators import tarfile_to_samples
+
+from wds_datapipes import ShardList
+from wds_datapipes.core.members import load_wds_shards
+from wds_datapipes.core.samples import group_samples
+
+with warnings.catch_warnings():
+    # Its banner, which says that it is no longer developed.
+    warnings.simplefilter("ignore")
+    import torchdata.datapipes.iter  # noqa: F401  registers load_from_tar and webdataset
+
+Sample = dict[str, Any]
+REFERENCE = "webdataset"
+
+
+def ours_through_pipes(urls: list[str]) -> Iterable[Sample]:
+    pipe: Iterable[Sample] = ShardList(urls).load_wds_shards().group_samples()
+    return pipe
+
+
+def ours_without_pipes(urls: list[str]) -> Iterable[Sample]:
+    return group_samples(load_wds_shards(urls))
+
+
+def webdataset_pipeline(urls: list[str]) -> Iterable[Sample]:
+    pipeline: Iterable[Sample] = webdataset.DataPipeline(webdataset.SimpleShardList(urls), tarfile_to_samples())
+    return pipeline
+
+
+def torchdata_pipes(urls: list[str]) -> Iterator[Sample]:
+    pipe = FileOpener(IterableWrapper(urls), mode="b").load_from_tar(mode="r:").webdataset()
+    for sample in pipe:
+        yield {key: value if key == "__key__" else value.read() for key, value in sample.items()}
+
+
+def plain_tarfile(urls: list[str], mode: str) -> Iterator[Sample]:
+    """What one would write by hand."""
+    for url in urls:
+        sample: Sample = {}
+        with tarfile.open(url, mode) as archive:  # type: ignore[call-overload]  # the mode is one of two, in a variable
+            for member in archive:
+                if not member.isreg():
+                    continue
+                directory, slash, base = member.name.rpartition("/")
+                stem, _, field = base.partition(".")
+                key = directory + slash + stem
+                if key != sample.get("__key__"):
+                    if sample:
+                        yield sample
+                    sample = {"__key__": key}
+                sample[field] = archive.extractfile(member).read()
+                archive.members = []  # or it keeps a record of each member until it is closed
+        if sample:
+            yield sample
+
+
+def consume(samples: Iterable[Sample]) -> Work:
+    """Take all samples, and count them and their bytes."""
+    count = size = 0
+    for sample in samples:
+        count += 1
+        for value in sample.values():
+            if type(value) is bytes:
+                size += len(value)
+    return Work(count, size)
+
+
+def raw_read(urls: list[str]) -> Work:
+    size, buffer = 0, bytearray(1024 * 1024)
+    for url in urls:
+        with Path(url).open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                size += count
+    return Work(0, size)
+
+
+def contenders(urls: list[str]) -> list[Contender]:
+    return [
+        Contender("ours, through the pipes", lambda: consume(ours_through_pipes(urls))),
+        Contender("ours, without pipes", lambda: consume(ours_without_pipes(urls))),
+        Contender(REFERENCE, lambda: consume(webdataset_pipeline(urls))),
+        Contender("torchdata load_from_tar().webdataset()", lambda: consume(torchdata_pipes(urls))),
+        Contender("tarfile r|, grouped by hand", lambda: consume(plain_tarfile(urls, "r|"))),
+        Contender("tarfile r:, grouped by hand", lambda: consume(plain_tarfile(urls, "r:"))),
+        Contender("raw read, nothing parsed", lambda: raw_read(urls), is_limit=True),
+    ]
+
+
+def main() -> None:
+    parser = options(__doc__, rounds=9)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="which data (all)")
+    arguments = parse(parser)
+    contests = []
+    for name in arguments.sets:
+        urls = SETS[name].write(folder(arguments.data), arguments.scale)
+        contest = Contest(f"Read and group {name}", contenders(urls), REFERENCE)
+        contest.run(arguments.rounds)
+        contest.show()
+        contests.append(contest)
+    write_report(arguments.json, [contest.facts() for contest in contests])
+    plot_contests(arguments.plot, contests)
+
+
+if __name__ == "__main__":
+    main()
