@@ -1,0 +1,85 @@
+"""The checks of this project, one session each; `nox -l` lists them, and `.ci/run` runs those that have to pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.sessions = ["tests", "lint", "types", "doctest", "docs"]
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+CONSTRAINTS = "constraints.txt"
+#: What `tests` leaves to `doctest`.
+DOCUMENTATION = "tests/test_documentation.py"
+#: What `minimal` runs: tests that import no extra.
+MINIMAL_TESTS = ["tests/test_optional_packages.py", "tests/test_layers.py"]
+
+
+def group(name: str) -> list[str]:
+    """The requirements of a dependency group of pyproject.toml."""
+    return list(nox.project.dependency_groups(PROJECT, name))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests, with everything that is optional installed."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
+    session.run("pytest", f"--ignore={DOCUMENTATION}", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check the format and the style of all code."""
+    session.install(*group("lint"))
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check all types, strictly."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("types"))
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def doctest(session: nox.Session) -> None:
+    """Run every example: in docstrings, in the README and in the documentation."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
+    session.run("pytest", "--doctest-modules", "wds_datapipes", DOCUMENTATION, *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a broken link or anchor is an error."""
+    # mkdocstrings reads the sources and imports nothing, so the package and torch need not be installed.
+    session.install(*group("docs"))
+    session.run("mkdocs", "build", "--strict", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Compare with webdataset, torchdata and tarfile; arguments after `--` go to each benchmark, instead of --quick."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("bench"))
+    for benchmark in sorted(Path("benchmarks").glob("bench_*.py")):
+        session.run("python", str(benchmark), *(session.posargs or ["--quick"]))
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Run the demo as the README says, from a plain installation."""
+    session.install(".[demo]", "-c", CONSTRAINTS)
+    with session.chdir(session.create_tmp()):
+        session.run("wds-datapipes", "demo", *session.posargs)
+
+
+@nox.session
+def minimal(session: nox.Session) -> None:
+    """Run what needs no extra, with the core dependencies alone and the torchdata that Python 3.13 gets."""
+    pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
+    session.install(".", *pins, "torchdata==0.7.1", *group("minimal"))
+    session.run("pytest", *MINIMAL_TESTS, *session.posargs)
