@@ -1,6 +1,7 @@
 """Train from WebDataset tar shards on torchdata DataPipes.
 
-Importing this package registers its stages, so that every ``IterDataPipe`` has ``.load_wds_shards()`` and the others.
+Importing this package registers its stages, so that every ``IterDataPipe`` has ``.load_wds_shards()`` and the others,
+and mends what is broken in torchdata's own reading service; `repairs` lists it.
 """
 
 from wds_datapipes.core.codecs.images import ImageDecoder
@@ -13,6 +14,8 @@ from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, TupleMaker, Tup
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.shards import ShardList
+from wds_datapipes.reading.repairs import apply as _apply_repairs
+from wds_datapipes.reading.repairs import repairs
 
 __all__ = [
     "DictMapper",
@@ -32,4 +35,7 @@ __all__ = [
     "last_dot",
     "register_decoder",
     "register_opener",
+    "repairs",
 ]
+
+_apply_repairs()

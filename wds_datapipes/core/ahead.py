@@ -13,7 +13,7 @@ PIECE = 128 * 1024
 class Ahead:
     """A window on a stream that reads forward; the tar reader slices small members out of it without a call."""
 
-    __slots__ = ("at", "stream", "window")
+    __slots__ = ("at", "position", "stream", "window")
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
@@ -21,6 +21,8 @@ class Ahead:
         self.window = b""
         #: How much of it is used.
         self.at = 0
+        #: Where the window ends in the stream.
+        self.position = 0
 
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes, or fewer at the end of the stream."""
@@ -30,13 +32,13 @@ class Ahead:
             self.at = end
             return window[at:end]
         self.window, self.at = b"", 0
-        return window[at:] + self.stream.read(end - len(window))
+        return window[at:] + self._read(end - len(window))
 
     def fill(self, count: int) -> None:
         """Make the window begin with what is not used yet, and hold ``count`` bytes, or fewer at the stream's end."""
         rest = self.window[self.at :]
         self.window, self.at = b"", 0
-        self.window = rest + self.stream.read(max(count - len(rest), 0))
+        self.window = rest + self._read(max(count - len(rest), 0))
 
     def skip(self, count: int) -> bool:
         """Move past ``count`` bytes without keeping them, and without reading them where the stream can seek."""
@@ -48,7 +50,13 @@ class Ahead:
         if left > PIECE and self.stream.seekable():
             # A seek may go beyond the end without a word, so the last byte is read.
             self.stream.seek(left - 1, 1)
+            self.position += left - 1
             left = 1
-        while left and (piece := self.stream.read(min(left, PIECE))):
+        while left and (piece := self._read(min(left, PIECE))):
             left -= len(piece)
         return not left
+
+    def _read(self, count: int) -> bytes:
+        data = self.stream.read(count)
+        self.position += len(data)
+        return data

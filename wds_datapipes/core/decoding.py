@@ -11,6 +11,7 @@ from wds_datapipes.core.codecs import UNSAFE, find_decoder
 from wds_datapipes.core.codecs.gzipped import gunzip
 from wds_datapipes.core.codecs.matching import ByExtension, handle_extension, name_of
 from wds_datapipes.core.codecs.words import find_word
+from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.core.types import Sample
 from wds_datapipes.errors import DecodeError, MissingDependency, UnsafeCodec
@@ -204,7 +205,7 @@ def _decode_field(sample: Sample, field: str, plan: _Plan, partial: bool) -> Any
 
 
 def _place(sample: Sample, field: str) -> str:
-    where = f" in shard {str(sample['__url__'])!r}" if "__url__" in sample else ""
+    where = f" in shard {redact(str(sample['__url__']))!r}" if "__url__" in sample else ""
     which = f"sample {sample['__key__']!r}" if "__key__" in sample else "a sample without a key"
     return f"field {field!r} of {which}{where}"
 

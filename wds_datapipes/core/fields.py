@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError, note
 from wds_datapipes.core.types import Sample
 from wds_datapipes.errors import MissingField
@@ -120,4 +121,4 @@ def _pick(sample: Sample, names: tuple[str, ...], missing: Missing) -> Any:
 
 
 def _told(sample: Sample) -> str:
-    return f"the sample {sample.get('__key__')!r} of {sample.get('__url__', 'an unknown shard')}"
+    return f"the sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__', 'an unknown shard')))}"

@@ -50,9 +50,9 @@ class Entry(NamedTuple):
 class HeaderReader:
     """Tells what a header means when it is not simply the header of a plain file, and where the archive ends."""
 
-    def __init__(self, ahead: Ahead, url: str, *, ignore_zeros: bool, end_marker: EndMarker) -> None:
+    def __init__(self, ahead: Ahead, archive: str, *, ignore_zeros: bool, end_marker: EndMarker) -> None:
         self._ahead = ahead
-        self._url = url
+        self._archive = archive
         self._ignore_zeros = ignore_zeros
         self._end_marker = end_marker
         self._globals: dict[str, bytes] = {}
@@ -102,7 +102,7 @@ class HeaderReader:
             )
         content = self._ahead.take(padded(size))
         if len(content) < padded(size):
-            raise self._cut(position + BLOCK + len(content))
+            raise self._cut()
         if kind == GNU_LONG_NAME:
             pending.setdefault("path", content[:size].partition(b"\0")[0])
         elif kind == PAX_GLOBAL:
@@ -131,7 +131,7 @@ class HeaderReader:
         if kind in (GNU_SPARSE, GNU_CONTINUED) or "GNU.sparse" in records:
             what = "continues on another volume" if kind == GNU_CONTINUED else "is a sparse file"
             raise UnsupportedMember(
-                f"{self._url} holds the member {name!r} (header at byte {start}), which {what} and cannot be read "
+                f"{self._archive} holds the member {name!r} (header at byte {start}), which {what} and cannot be read "
                 f"from a shard. Write the archive again without it, or without tar's --sparse and --multi-volume"
             )
         is_directory = kind == OLD_FILE and text(raw_name).endswith("/")
@@ -144,14 +144,14 @@ class HeaderReader:
         if position == 0:
             what = "is empty" if not block else "is shorter than one tar header"
             raise TruncatedShard(
-                f"{self._url} {what}: {len(block)} bytes. It is no tar archive; write or fetch it again"
+                f"{self._archive} {what}: {len(block)} bytes. It is no tar archive; write or fetch it again"
             )
         if block or pending:
-            raise self._cut(position + len(block))
+            raise self._cut()
         if self._end_marker == "required":
             raise TruncatedShard(
-                f"{self._url} ends at byte {position} without the two blocks of zeros that end a tar archive, so "
-                f'members may be missing. {AGAIN}; or, if it was written so, pass end_marker="optional"'
+                f"{self._archive} ends at byte {self._ahead.position} without the two blocks of zeros that end a tar "
+                f'archive, so members may be missing. {AGAIN}; or, if it was written so, pass end_marker="optional"'
             )
 
     def _after_zeros(self, position: int) -> tuple[bytes, int]:
@@ -166,13 +166,13 @@ class HeaderReader:
                 if self._ignore_zeros and len(block) == BLOCK:
                     return block, position
                 raise CorruptShard(
-                    f"{self._url} has data at byte {position}, after the end marker at byte {zeros_at}. "
+                    f"{self._archive} has data at byte {position}, after the end marker at byte {zeros_at}. "
                     f"If archives were concatenated, pass ignore_zeros=True to read them all; "
                     f"otherwise it is damaged: write or fetch it again"
                 )
             if position == zeros_at + BLOCK and self._end_marker == "required":
                 raise TruncatedShard(
-                    f"{self._url} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
+                    f"{self._archive} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
                     f'{AGAIN}; or, if it was written so, pass end_marker="optional"'
                 )
             return b"", position
@@ -185,7 +185,7 @@ class HeaderReader:
         if stored not in (sum(others), sum(SIGNED_BYTES.unpack(others))):
             if position == 0:
                 raise CorruptShard(
-                    f"{self._url} is no tar archive, plain or compressed with gzip, bzip2, xz or zstd: it begins with "
+                    f"{self._archive} is no tar archive, plain or compressed with gzip, bzip2, xz or zstd: it begins with "
                     f"{block[:24]!r}. Look at what the file holds; error pages of web servers are a common cause"
                 )
             raise self._corrupt(
@@ -216,10 +216,10 @@ class HeaderReader:
         return records
 
     def _corrupt(self, found: str) -> CorruptShard:
-        return CorruptShard(f"{self._url} {found}. {DAMAGED}")
+        return CorruptShard(f"{self._archive} {found}. {DAMAGED}")
 
-    def _cut(self, position: int) -> TruncatedShard:
-        return TruncatedShard(f"{self._url} ends inside a header, at byte {position}. {AGAIN}")
+    def _cut(self) -> TruncatedShard:
+        return TruncatedShard(f"{self._archive} ends inside a header, at byte {self._ahead.position}. {AGAIN}")
 
 
 def padded(size: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from wds_datapipes.core.compression import decompressed
 from wds_datapipes.core.headers import EndMarker
-from wds_datapipes.core.openers import local_path, open_url
+from wds_datapipes.core.openers import local_path, open_url, redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError
 from wds_datapipes.core.tar import read_members
 from wds_datapipes.core.types import Member, ShardURL
@@ -51,6 +51,7 @@ def load_wds_shards(
                 yield from read_members(
                     stream,
                     url=url,
+                    archive=redact(path),
                     select_files=select_files,
                     rename_files=rename_files,
                     ignore_zeros=ignore_zeros,
@@ -61,7 +62,7 @@ def load_wds_shards(
             if not policy.goes_on(error):
                 break
         except OSError as error:
-            failed = ReadFailed(f"{path} could not be read to its end: {type(error).__name__}: {error}")
+            failed = ReadFailed(f"{redact(path)} could not be read to its end: {type(error).__name__}: {error}")
             failed.__cause__ = error
             if not policy.goes_on(failed):
                 break

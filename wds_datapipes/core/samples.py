@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, TypeAlias
 
 from wds_datapipes.core.naming import KeyRule, first_dot, is_meta
+from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError
 from wds_datapipes.core.types import Member, Sample, ShardURL
 from wds_datapipes.errors import DuplicateField, ReturningKey
@@ -139,13 +140,13 @@ def _ended_well(url: str) -> bool:
 
 def _duplicate(url: str, name: str, key: str | None, field: str, first: int, offset: int) -> str:
     return (
-        f"{url} holds the field {field!r} of the sample {key!r} twice, at bytes {first} and {offset} (member {name!r}"
+        f"{redact(url)} holds the field {field!r} of the sample {key!r} twice, at bytes {first} and {offset} (member {name!r}"
         f'). Write the shard again with distinct names, or pass on_duplicate="first" or "last"'
     )
 
 
 def _returning(url: str, key: str, offset: int) -> str:
     return (
-        f"{url} holds the sample {key!r} in parts: a file of it stands at byte {offset}, after files of other samples. "
+        f"{redact(url)} holds the sample {key!r} in parts: a file of it stands at byte {offset}, after files of other samples. "
         f"The files of a sample have to be neighbours: write the shard again in the order of names (tar --sort=name)"
     )

@@ -34,6 +34,7 @@ def read_members(
     stream: BinaryIO,
     *,
     url: str,
+    archive: str | None = None,
     select_files: Callable[[str], bool] | None = None,
     rename_files: Callable[[str], str] | None = None,
     ignore_zeros: bool = False,
@@ -43,7 +44,8 @@ def read_members(
 
     Args:
         stream: an uncompressed archive at its beginning; it is not closed.
-        url: what the archive is called, in the members and in errors.
+        url: what its members say that they come from.
+        archive: what errors call it, where that differs from ``url``.
         select_files: gets a member's name before its data is read; what it refuses is passed over without being kept.
         rename_files: gets a member's name and returns the one to use, before ``select_files`` sees it.
         ignore_zeros: go on after an end marker, to read archives that were concatenated.
@@ -55,7 +57,8 @@ def read_members(
         UnsupportedMember: a member is sparse, or continues on another volume.
     """
     ahead = Ahead(stream)
-    headers = HeaderReader(ahead, url, ignore_zeros=ignore_zeros, end_marker=end_marker)
+    archive = archive or url
+    headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker)
     make_member = tuple.__new__  # NamedTuple's own constructor takes twice the time
     position = 0  # of the next header
     small = 0  # small members in a row
@@ -91,7 +94,7 @@ def read_members(
             name, size, is_file, start, position = entry
             if not is_file:
                 if not ahead.skip(size):
-                    raise _cut(url, name, start, "not all of its data is there")
+                    raise _cut(archive, name, start, "not all of its data is there")
                 position += size
                 continue
         if rename_files is not None:
@@ -100,7 +103,7 @@ def read_members(
         position += in_blocks
         if select_files is not None and not select_files(name):
             if not ahead.skip(in_blocks):
-                raise _cut(url, name, start, "not all of its data is there")
+                raise _cut(archive, name, start, "not all of its data is there")
             continue
         if size < JOINT_READ_BELOW:
             at = ahead.at
@@ -116,16 +119,16 @@ def read_members(
                 data = ahead.take(size)
             except (MemoryError, OverflowError) as error:
                 raise CorruptShard(
-                    f"{url} says that its member {name!r} (header at byte {start}) has {size} bytes, more than memory "
+                    f"{archive} says that its member {name!r} (header at byte {start}) has {size} bytes, more than memory "
                     f"holds. {DAMAGED}, or leave the member out with select_files"
                 ) from error
             ahead.fill(in_blocks - size + BLOCK)
             ahead.at = in_blocks - size
         if len(data) != size:
-            raise _cut(url, name, start, f"{len(data)} of its {size} bytes are there")
+            raise _cut(archive, name, start, f"{len(data)} of its {size} bytes are there")
         yield make_member(Member, (url, name, data, start))
         del data  # so that it can be freed before the next one is read
 
 
-def _cut(url: str, name: str, start: int, found: str) -> TruncatedShard:
-    return TruncatedShard(f"{url} ends inside the member {name!r} (header at byte {start}): {found}. {AGAIN}")
+def _cut(archive: str, name: str, start: int, found: str) -> TruncatedShard:
+    return TruncatedShard(f"{archive} ends inside the member {name!r} (header at byte {start}): {found}. {AGAIN}")

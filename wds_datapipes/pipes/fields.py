@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import IterDataPipe, functional_datapipe
+from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.fields import Function, Missing, map_dict, map_tuple, parse_specs, rename, to_tuple
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.types import Sample
+from wds_datapipes.pipes.registration import register_stage
 
 __all__ = ["DictMapper", "FieldRenamer", "TupleMaker", "TupleMapper"]
 
 
-@functional_datapipe("to_tuple")
+@register_stage("to_tuple")
 class TupleMaker(IterDataPipe[tuple[Any, ...]]):
     """Turn samples into tuples of chosen fields (functional name: ``to_tuple``).
 
@@ -23,11 +24,11 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
 
     Args:
         source: yields samples.
-        specs: names of fields; ``"jpg;png"`` is the first of them that is there, and ``"jpg;png cls"`` means the same
-        as
-            ``"jpg;png", "cls"``. ``__key__`` and ``__url__`` may be asked for too.
+        specs: names of fields; ``"jpg;png"`` is the first of them that is there, and ``"jpg;png cls"`` means the
+            same as ``"jpg;png", "cls"``. ``__key__`` and ``__url__`` may be asked for too.
         missing: what to do when none of the alternatives is there: ``"raise"``, or put ``None`` in its place
-        (``"none"``). on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the sample.
+            (``"none"``).
+        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the sample.
 
     Raises:
         MissingField: a sample has none of the alternatives.
@@ -60,7 +61,7 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
         return len(self.source)
 
 
-@functional_datapipe("rename")
+@register_stage("rename")
 class FieldRenamer(IterDataPipe[Sample]):
     """Give fields new names (functional name: ``rename``).
 
@@ -102,7 +103,7 @@ class FieldRenamer(IterDataPipe[Sample]):
         yield from rename(self.source, self.new, keep=self.keep, on_error=self.on_error)
 
 
-@functional_datapipe("map_dict")
+@register_stage("map_dict")
 class DictMapper(IterDataPipe[Sample]):
     """Apply functions to fields by name (functional name: ``map_dict``).
 
@@ -138,7 +139,7 @@ class DictMapper(IterDataPipe[Sample]):
         yield from map_dict(self.source, self._functions, on_error=self.on_error)
 
 
-@functional_datapipe("map_tuple")
+@register_stage("map_tuple")
 class TupleMapper(IterDataPipe[tuple[Any, ...]]):
     """Apply functions to the elements of tuples by position (functional name: ``map_tuple``).
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import IterDataPipe, functional_datapipe
+from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.types import Member
+from wds_datapipes.pipes.registration import register_stage
 
 __all__ = ["ShardLoader"]
 
 
-@functional_datapipe("load_wds_shards")
+@register_stage("load_wds_shards")
 class ShardLoader(IterDataPipe[Member]):
     """Read the files of each shard (functional name: ``load_wds_shards``).
 

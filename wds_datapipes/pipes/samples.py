@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from random import Random
 
 import torch
-from torch.utils.data import IterDataPipe, functional_datapipe
+from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.policy import OnError, check_on_error
@@ -14,11 +14,12 @@ from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, group_sample
 from wds_datapipes.core.shuffling import shuffle_samples
 from wds_datapipes.core.types import Member, Sample
 from wds_datapipes.pipes.members import ShardLoader
+from wds_datapipes.pipes.registration import register_stage
 
 __all__ = ["SampleGrouper", "SampleShuffler"]
 
 
-@functional_datapipe("group_samples")
+@register_stage("group_samples")
 class SampleGrouper(IterDataPipe[Sample]):
     """Gather neighbouring files with one key into a sample (functional name: ``group_samples``).
 
@@ -38,10 +39,10 @@ class SampleGrouper(IterDataPipe[Sample]):
         fields: the fields to keep; samples without any of them are not yielded. All fields are kept by default.
         lowercase: call fields by their lower-case names.
         on_duplicate: what to do when a field occurs twice in a sample: ``"raise"``, or keep the ``"first"`` or
-        ``"last"``. on_returning_key: what to do when files of a sample come after those of another sample of the same
-        shard:
-            ``"warn"`` once (they make up a sample of their own), ``"raise"`` or ``"ignore"``. The first 65,536 keys of
-            a shard are remembered for this.
+            ``"last"``.
+        on_returning_key: what to do when files of a sample come after those of another sample of the same shard:
+            ``"warn"`` once (they make up a sample of their own), ``"raise"`` or ``"ignore"``. The first 65,536 keys
+            of a shard are remembered for this.
         on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the whole sample.
 
     Raises:
@@ -98,7 +99,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         )
 
 
-@functional_datapipe("shuffle_samples")
+@register_stage("shuffle_samples")
 class SampleShuffler(IterDataPipe[Sample]):
     """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
 
