@@ -185,8 +185,8 @@ class HeaderReader:
         if stored not in (sum(others), sum(SIGNED_BYTES.unpack(others))):
             if position == 0:
                 raise CorruptShard(
-                    f"{self._archive} is no tar archive, plain or compressed with gzip, bzip2, xz or zstd: it begins with "
-                    f"{block[:24]!r}. Look at what the file holds; error pages of web servers are a common cause"
+                    f"{self._archive} is no tar archive, plain or compressed with gzip, bzip2, xz or zstd: it begins "
+                    f"with {block[:24]!r}. Look at what the file holds; error pages of web servers are a common cause"
                 )
             raise self._corrupt(
                 f"has a damaged header at byte {position}: its checksum field is {raw_checksum!r}, and its bytes "

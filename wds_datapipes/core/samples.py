@@ -140,13 +140,13 @@ def _ended_well(url: str) -> bool:
 
 def _duplicate(url: str, name: str, key: str | None, field: str, first: int, offset: int) -> str:
     return (
-        f"{redact(url)} holds the field {field!r} of the sample {key!r} twice, at bytes {first} and {offset} (member {name!r}"
-        f'). Write the shard again with distinct names, or pass on_duplicate="first" or "last"'
+        f"{redact(url)} holds the field {field!r} of the sample {key!r} twice, at bytes {first} and {offset} "
+        f'(member {name!r}). Write the shard again with distinct names, or pass on_duplicate="first" or "last"'
     )
 
 
 def _returning(url: str, key: str, offset: int) -> str:
     return (
-        f"{redact(url)} holds the sample {key!r} in parts: a file of it stands at byte {offset}, after files of other samples. "
-        f"The files of a sample have to be neighbours: write the shard again in the order of names (tar --sort=name)"
+        f"{redact(url)} holds the sample {key!r} in parts: a file of it stands at byte {offset}, after files of other "
+        f"samples. They have to be neighbours: write the shard again in the order of names (tar --sort=name)"
     )

@@ -119,8 +119,8 @@ def read_members(
                 data = ahead.take(size)
             except (MemoryError, OverflowError) as error:
                 raise CorruptShard(
-                    f"{archive} says that its member {name!r} (header at byte {start}) has {size} bytes, more than memory "
-                    f"holds. {DAMAGED}, or leave the member out with select_files"
+                    f"{archive} says that its member {name!r} (header at byte {start}) has {size} bytes, more than "
+                    f"memory holds. {DAMAGED}, or leave the member out with select_files"
                 ) from error
             ahead.fill(in_blocks - size + BLOCK)
             ahead.at = in_blocks - size
