@@ -1,0 +1,172 @@
+"""Every stage, held to what torch and the loaders expect of one."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.graph_settings import apply_random_seed
+
+from wds_datapipes import Member, ShardList
+from wds_datapipes.errors import DecodeError, DuplicateField, MissingField, ShardNotOpened, WdsError
+from wds_datapipes.testing import build_shard, check_stage
+
+SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": "text"} for key in range(5)]
+MEMBERS = [Member("a.tar", f"{key}.cls", b"1", key * 1024) for key in range(3)]
+
+
+class Stage(NamedTuple):
+    """A stage's arguments, items that it takes, and items that it fails on with an error."""
+
+    items: list[Any]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    bad_items: list[Any]
+    error: type[Exception]
+    text: str
+
+
+def halve(value: int) -> int:
+    if value % 2:
+        raise ValueError(f"{value} is odd")
+    return value // 2
+
+
+#: Every stage that has a functional name. A new one gets its row here.
+TABLE = {
+    "group_samples": Stage(
+        MEMBERS, (), {}, [MEMBERS[0], MEMBERS[0]._replace(offset=512)], DuplicateField, "a.tar holds the field 'cls'"
+    ),
+    "load_wds_shards": Stage(["a.tar", "b.tar.gz"], (), {}, ["c.tar"], ShardNotOpened, "c.tar"),
+    "map_dict": Stage([{"n": 2}, {"n": 4}], (), {"n": halve}, [{"n": 3}], ValueError, "3 is odd"),
+    "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
+    "rename": Stage(SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingField, "'class;cls' was asked for"),
+    "shuffle_samples": Stage(SAMPLES, (3,), {}, [], ValueError, "3 is odd"),
+    "to_tuple": Stage(SAMPLES, ("cls", "txt"), {}, [{"__key__": "x"}], MissingField, "'cls' was asked for"),
+    "wds_decode": Stage(
+        SAMPLES, (), {"only": "cls"}, [{"__key__": "x", "cls": b"seven"}], DecodeError, "cls.*sample 'x'|'x'.*cls"
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.tar", "b.tar.gz"):
+        build_shard(name, [{"__key__": str(key), "txt": b"text"} for key in range(3)])
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """An iterator of torch's DataLoader that raised sits in a cycle; collected in a later worker, it takes 5 seconds."""
+    yield
+    gc.collect()
+
+
+def registered() -> dict[str, type[IterDataPipe[Any]]]:
+    """The classes of this package that have a functional name."""
+    found = {}
+    for name, function in IterDataPipe.functions.items():
+        kind = getattr(function, "__wrapped__", None)
+        if isinstance(kind, type) and issubclass(kind, IterDataPipe) and kind.__module__.startswith("wds_datapipes."):
+            found[name] = kind
+    return found
+
+
+def wrap(items: list[Any]) -> IterDataPipe[Any]:
+    return IterableWrapper(items)
+
+
+def functional(name: str) -> IterDataPipe[Any]:
+    pipe: IterDataPipe[Any] = getattr(wrap(TABLE[name].items), name)(*TABLE[name].arguments, **TABLE[name].options)
+    return pipe
+
+
+def failing(name: str) -> IterDataPipe[Any]:
+    # Where a stage takes any item, the error is one of its source, which has to pass through it.
+    source = wrap(TABLE[name].bad_items) if TABLE[name].bad_items else wrap([2, 4, 3]).map(halve)
+    pipe: IterDataPipe[Any] = getattr(source, name)(*TABLE[name].arguments, **TABLE[name].options)
+    return pipe
+
+
+def items_of(pipe: IterDataPipe[Any]) -> list[Any]:
+    apply_random_seed(pipe, torch.Generator().manual_seed(0))
+    return list(pipe)
+
+
+def test_the_table_has_every_stage() -> None:
+    assert set(TABLE) == set(registered())
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_stage_keeps_the_contract(name: str) -> None:
+    check_stage(lambda: functional(name))
+
+
+def test_the_source_keeps_the_contract() -> None:
+    check_stage(lambda: ShardList("train-{00..03}.tar"))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_functional_form_is_the_class_form(name: str) -> None:
+    kind: Callable[..., IterDataPipe[Any]] = registered()[name]
+    by_class = kind(wrap(TABLE[name].items), *TABLE[name].arguments, **TABLE[name].options)
+    assert type(functional(name)) is type(by_class) is kind
+    assert items_of(functional(name)) == items_of(by_class)
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", TABLE)
+def test_an_error_arrives_with_its_type_and_text(name: str, workers: int) -> None:
+    loader = DataLoader(failing(name), batch_size=None, num_workers=workers)
+    with pytest.raises(TABLE[name].error, match=TABLE[name].text) as caught:
+        list(loader)
+    assert type(caught.value) is TABLE[name].error
+
+
+@pytest.mark.parametrize("kind", [ShardList, *registered().values()])
+def test_a_stage_says_that_it_is_no_child(kind: type[IterDataPipe[Any]]) -> None:
+    assert vars(kind)["_is_child_datapipe"] is False
+
+
+def test_torch_still_asks_whether_a_stage_is_a_child() -> None:
+    """Without the attribute, torch's hook fails to find it twice for each item; that is why the stages have it."""
+    asked = []
+
+    class Asked(IterDataPipe[int]):
+        @property
+        def _is_child_datapipe(self) -> bool:
+            asked.append(True)
+            return False
+
+        def __iter__(self) -> Iterator[int]:
+            yield from range(10)
+
+    assert list(Asked()) == list(range(10))
+    assert len(asked) >= 10
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_credentials_are_in_no_error(workers: int) -> None:
+    secret = "hunter2-hunter2"
+    stage = wrap(["memory://nowhere/a.tar"]).load_wds_shards(storage_options={"token": secret})
+    assert "storage_options" not in vars(stage)
+    with pytest.raises(ShardNotOpened, match=r"memory://nowhere/a\.tar") as caught:
+        list(DataLoader(stage, batch_size=None, num_workers=workers))
+    assert secret not in str(caught.value)
+
+
+def test_credentials_are_in_no_error_of_a_list() -> None:
+    secret = "hunter2-hunter2"
+    with pytest.raises(WdsError) as caught:
+        ShardList("memory://nowhere/*.tar", storage_options={"token": secret})
+    assert secret not in str(caught.value)
+    assert "storage_options" not in vars(ShardList("a.tar", storage_options={"token": secret}))

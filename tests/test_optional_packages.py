@@ -1,0 +1,106 @@
+"""Every package that only some pipelines need: what is said where it is missing, and that its extra installs it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wds_datapipes
+from wds_datapipes import ShardList
+from wds_datapipes.core.openers.filesystems import EXTRAS
+from wds_datapipes.errors import MissingDependency
+
+SOURCES = Path(wds_datapipes.__file__).parent
+
+
+def decode(field: str, *words: str) -> Callable[[Path], object]:
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    return lambda _: list(IterableWrapper([{"__key__": "a", field: b"\0"}]).wds_decode(*words))
+
+
+def load(url: str) -> Callable[[Path], object]:
+    return lambda _: list(ShardList(url).load_wds_shards())
+
+
+def load_zst(folder: Path) -> object:
+    shard = folder / "a.tar.zst"
+    shard.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
+    return list(ShardList(str(shard)).load_wds_shards())
+
+
+#: What needs a package: the package, the extra that installs it, and something that needs it.
+NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
+    ("aiohttp", "http", load("http://127.0.0.1:9/a.tar")),
+    ("aiohttp", "http", load("https://127.0.0.1:9/a.tar")),
+    ("av", "media", decode("mp4", "torch_video")),
+    ("av", "media", decode("wav", "torch_audio")),
+    ("cbor2", "cbor", decode("cbor")),
+    ("msgpack", "msgpack", decode("mp")),
+    ("s3fs", "s3", load("s3://bucket/a.tar")),
+    ("s3fs", "s3", load("s3a://bucket/a.tar")),
+    ("zstandard", "zst", load_zst),
+]
+
+#: Where a package is not installed by its own name.
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+
+
+def required() -> set[tuple[str, str]]:
+    """The packages and extras in all calls of ``require``."""
+    found = set(EXTRAS.values())  # the one call whose arguments are no constants
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "require":
+                arguments = [node.args[0], *(keyword.value for keyword in node.keywords if keyword.arg == "extra")]
+                values = [argument.value for argument in arguments if isinstance(argument, ast.Constant)]
+                if len(values) == 2:
+                    found.add((str(values[0]), str(values[1])))
+    return found
+
+
+@pytest.mark.parametrize(("package", "extra", "use"), NEEDS)
+def test_a_missing_package_is_an_error_that_names_its_extra(
+    package: str, extra: str, use: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        MissingDependency, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""
+    ):
+        use(tmp_path)
+
+
+def installed_by(extra: str) -> set[str]:
+    """The distributions that an extra installs, those of the extras that it names included."""
+    found = set()
+    for text in metadata("wds-datapipes").get_all("Requires-Dist") or []:
+        if re.search(rf"""extra == ['"]{extra}['"]""", text):
+            name, others = re.findall(r"^([\w.-]+)(?:\[([\w,]+)\])?", text)[0]
+            found |= {name} if name != "wds-datapipes" else set().union(*map(installed_by, others.split(",")))
+    return found
+
+
+def test_the_table_has_all_that_is_required_anywhere() -> None:
+    commands = {"cli", "demo"}  # their tests are those of the commands
+    assert {(package, extra) for package, extra, _ in NEEDS} == {
+        (package, extra) for package, extra in required() if extra not in commands
+    }
+
+
+def test_each_extra_installs_what_it_is_named_for() -> None:
+    for package, extra in required():
+        top = package.partition(".")[0]
+        assert DISTRIBUTIONS.get(top, top) in installed_by(extra), f"the extra {extra!r} does not install {package!r}"
+
+
+def test_the_extra_all_has_every_other_one() -> None:
+    extras = metadata("wds-datapipes").get_all("Provides-Extra") or []
+    assert {"all", "media", "s3"} <= set(extras)
+    assert installed_by("all") == set().union(*map(installed_by, extras))

@@ -1,0 +1,122 @@
+"""What the package shows, and how it describes it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe
+
+import wds_datapipes
+from wds_datapipes import errors, testing
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(wds_datapipes.__path__, "wds_datapipes.")
+    if "__main__" not in module.name
+)
+STAGES = {
+    name: stage
+    for name, function in IterDataPipe.functions.items()
+    if (stage := getattr(function, "__wrapped__", None)) and stage.__module__.startswith("wds_datapipes.")
+}
+
+
+def public_objects() -> Iterator[tuple[str, Any]]:
+    """The public names of the modules that users import from, and the methods of the classes among them."""
+    for module in (wds_datapipes, errors, testing):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                yield f"{module.__name__}.{name}", value
+            if inspect.isclass(value) and value.__module__.startswith("wds_datapipes"):
+                for attribute, member in vars(value).items():
+                    if inspect.isfunction(member) and not attribute.startswith("_"):
+                        yield f"{module.__name__}.{name}.{attribute}", member
+
+
+def test_all_is_sorted_and_what_is_visible() -> None:
+    visible = {
+        name
+        for name, value in vars(wds_datapipes).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert wds_datapipes.__all__ == sorted(visible)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_names_what_is_there(name: str) -> None:
+    module = importlib.import_module(name)
+    names = getattr(module, "__all__", [])
+    assert len(names) == len(set(names))
+    assert [found for found in names if not hasattr(module, found)] == []
+
+
+def test_every_error_is_public() -> None:
+    defined = {name for name, value in vars(errors).items() if inspect.isclass(value)}
+    assert set(errors.__all__) == defined
+    assert all(issubclass(getattr(errors, name), errors.WdsError) for name in defined)
+    drawn = str(errors.__doc__)
+    assert [name for name in defined if f" {name} " not in drawn and f" {name}\n" not in drawn] == []
+
+
+@pytest.mark.parametrize(("name", "value"), list(public_objects()))
+def test_everything_public_has_a_docstring(name: str, value: Any) -> None:
+    # Of the class itself: an inherited text describes something else.
+    assert (value.__doc__ or "").strip(), name
+
+
+def test_there_are_stages() -> None:
+    assert {"load_wds_shards", "group_samples", "wds_decode"} <= set(STAGES)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_is_public_and_documented(name: str) -> None:
+    stage = STAGES[name]
+    assert stage.__name__ in wds_datapipes.__all__
+    text = inspect.getdoc(stage) or ""
+    assert f"(functional name: ``{name}``)." in text.partition("\n\n")[0]
+    assert "\nYields:\n" in text
+    assert "\nArgs:\n    source: " in text
+    assert ">>> " in text
+    # What help() shows on the functional form.
+    assert getattr(IterDataPipe.functions[name], "__doc__", None) == stage.__doc__
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_docstring_tells_every_argument(name: str) -> None:
+    stage = STAGES[name]
+    arguments = (inspect.getdoc(stage) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    told = {
+        word.strip()
+        for line in arguments.splitlines()
+        if line.startswith("    ") and not line.startswith("     ")
+        for word in line.partition(":")[0].split(",")
+    }
+    assert told == set(inspect.signature(stage.__init__).parameters) - {"self"}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_source_comes_first(name: str) -> None:
+    _, source, *_ = inspect.signature(STAGES[name].__init__).parameters.values()
+    assert source.name == "source"
+    assert source.default is inspect.Parameter.empty
+
+
+def test_no_stage_takes_a_name_of_torch_or_torchdata() -> None:
+    code = """
+import torchdata.datapipes.iter
+from torch.utils.data import IterDataPipe
+print(*IterDataPipe.functions, *dir(IterDataPipe))
+"""
+    finished = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    taken = set(finished.stdout.split())
+    assert {"batch", "shuffle", "load_from_tar"} <= taken
+    assert taken & set(STAGES) == set()
