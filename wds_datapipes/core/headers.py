@@ -65,10 +65,10 @@ class HeaderReader:
         pending: dict[str, bytes] = {}
         while True:
             if len(block) < BLOCK:
-                self._check_end(block, position, pending)
+                self._check_end(block, position, inside=position > start)
                 return None
             if block == ZERO_BLOCK:
-                if pending:
+                if position > start:
                     raise self._corrupt(
                         f"has its end marker at byte {position}, right after a long name or PAX header at byte "
                         f"{start}, whose member is missing"
@@ -89,9 +89,10 @@ class HeaderReader:
             if kind not in EXTENSIONS:
                 return self._entry(block, {**self._globals, **pending}, start, position + BLOCK)
             self._extend(pending, kind, size, position)
-            position += BLOCK + padded(size)
-            if not pending:
-                start = position
+            after = position + BLOCK + padded(size)
+            if kind == PAX_GLOBAL and start == position:
+                start = after  # it stands for itself, and belongs to no member
+            position = after
             block = self._ahead.take(BLOCK)
 
     def _extend(self, pending: dict[str, bytes], kind: bytes, size: int, position: int) -> None:
@@ -128,25 +129,29 @@ class HeaderReader:
                     f"has a PAX header (member {name!r}, at byte {start}) whose size is {given!r}, which is no number"
                 )
             size = int(given)
-        if kind in (GNU_SPARSE, GNU_CONTINUED) or "GNU.sparse" in records:
-            what = "continues on another volume" if kind == GNU_CONTINUED else "is a sparse file"
+        continued = kind == GNU_CONTINUED or "GNU.volume" in records
+        if continued or kind == GNU_SPARSE or "GNU.sparse" in records:
+            what = "began on another volume" if continued else "is a sparse file"
             raise UnsupportedMember(
                 f"{self._archive} holds the member {name!r} (header at byte {start}), which {what} and cannot be read "
                 f"from a shard. Write the archive again without it, or without tar's --sparse and --multi-volume"
             )
-        is_directory = kind == OLD_FILE and text(raw_name).endswith("/")
+        is_directory = kind == OLD_FILE and name.endswith("/")
         if kind in (FILE, OLD_FILE, CONTIGUOUS_FILE) and not is_directory:
             return Entry(name, size, True, start, data_start)
         return Entry(name, 0 if is_directory or kind in WITHOUT_DATA else padded(size), False, start, data_start)
 
-    def _check_end(self, block: bytes, position: int, pending: dict[str, bytes]) -> None:
-        """Raise unless an archive may end with ``block``, which is shorter than a header, at ``position``."""
+    def _check_end(self, block: bytes, position: int, *, inside: bool) -> None:
+        """Raise unless an archive may end with ``block``, which is shorter than a header, at ``position``.
+
+        It may not ``inside`` the headers of one member.
+        """
         if position == 0:
             what = "is empty" if not block else "is shorter than one tar header"
             raise TruncatedShard(
                 f"{self._archive} {what}: {len(block)} bytes. It is no tar archive; write or fetch it again"
             )
-        if block or pending:
+        if block or inside:
             raise self._cut()
         if self._end_marker == "required":
             raise TruncatedShard(
@@ -201,7 +206,7 @@ class HeaderReader:
             digits = content[at : at + 10].partition(b" ")[0]
             end = at + int(digits) if digits.isdigit() else 0
             keyword, equals, value = content[at + len(digits) + 1 : end - 1].partition(b"=")
-            if not equals or end > len(content) or content[end - 1] != ord("\n"):
+            if not equals or end > len(content) or content[end - 1 : end] != b"\n":
                 raise self._corrupt(
                     f"has a damaged PAX header at byte {position}: {content[at : at + 40]!r} is no record of the "
                     f"form 'length keyword=value'"
@@ -212,6 +217,8 @@ class HeaderReader:
                 records["size"] = value
             elif keyword.startswith(b"GNU.sparse."):
                 records["GNU.sparse"] = value
+            elif keyword == b"GNU.volume.offset":
+                records["GNU.volume"] = value
             at = end
         return records
 
