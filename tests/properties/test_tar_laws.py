@@ -1,0 +1,543 @@
+"""Archives that Python's tarfile, GNU tar or a careful hand wrote read as tarfile reads them."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes.core.members import load_wds_shards
+from wds_datapipes.core.tar import read_members
+from wds_datapipes.errors import CorruptShard, ShardError, TruncatedShard, UnsupportedMember
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+#: Name, data, offset.
+Content = tuple[str, bytes, int]
+
+END = bytes(1024)
+NOISE = Random(0).randbytes(1 << 18)
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+class Trickle(io.RawIOBase):
+    """A stream that only reads forward, and returns at most so many bytes at a time."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        self._source = io.BytesIO(data)
+        self._step = step
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        return self._source.readinto(view[: self._step])
+
+
+def forward(data: bytes, step: int = 1 << 20, buffer_size: int = 1 << 16) -> BinaryIO:
+    return cast(BinaryIO, io.BufferedReader(Trickle(data, step), buffer_size))
+
+
+def ours(archive: bytes, open_stream: Callable[[bytes], BinaryIO] = io.BytesIO, **options: Any) -> list[Content]:
+    return [
+        (name, data, offset) for _, name, data, offset in read_members(open_stream(archive), url="x.tar", **options)
+    ]
+
+
+def by_tarfile(archive: bytes, **options: Any) -> list[Content]:
+    found = []
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:", encoding="utf-8", **options) as tar:
+        for member in tar:
+            if member.isreg():
+                content = tar.extractfile(member)
+                assert content is not None
+                found.append((member.name, content.read(), member.offset))
+    return found
+
+
+# Archives that tarfile writes
+
+#: Around the size of a block, and around every power of two that may be a threshold of the reader.
+SIZES = st.one_of(
+    st.integers(0, 1100),
+    st.sampled_from([0, 1, 511, 512, 513, 1023, 1024, 1025]),
+    st.builds(lambda power, more: 2**power + more, st.integers(11, 17), st.sampled_from([-513, -512, -1, 0, 1, 512])),
+)
+PARTS = st.text("ab.é漢 _-", min_size=1, max_size=12).filter(lambda part: part not in (".", ".."))
+#: Around the lengths that fit into the name field (100 bytes), and into the prefix field with it (155).
+LENGTHS = st.sampled_from([1, 2, 5, 98, 99, 100, 101, 154, 155, 156])
+NAMES = st.one_of(
+    st.lists(PARTS, min_size=1, max_size=4).map("/".join),
+    st.builds("{}/{}".format, LENGTHS.map("d".__mul__), LENGTHS.map("f".__mul__)),
+    st.integers(1, 700).map("n".__mul__),
+)
+KINDS = st.sampled_from(
+    [tarfile.REGTYPE] * 12
+    + [tarfile.CONTTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE]
+    + [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE]
+)
+STREAMS = st.one_of(
+    st.just(io.BytesIO),
+    st.builds(
+        lambda step, buffer_size: lambda data: forward(data, step, buffer_size),
+        st.sampled_from([1, 7, 512, 4096, 1 << 20]),
+        st.sampled_from([1, 512, 700, 1 << 18]),
+    ),
+)
+
+
+#: What an archive is made of: its format, and the name, kind and size of each member.
+Recipe = tuple[str, list[tuple[str, bytes, int]]]
+RECIPES = st.tuples(st.sampled_from(list(FORMATS)), st.lists(st.tuples(NAMES, KINDS, SIZES), max_size=24))
+
+
+def written(recipe: Recipe) -> bytes:
+    tar_format, members = recipe
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=FORMATS[tar_format], encoding="utf-8") as tar:
+        for number, (name, kind, size) in enumerate(members):
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            member.linkname = name[::-1] if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            member.size = size if member.isreg() else 0
+            member.mtime = size / 8  # where it has a fraction, PAX needs a header for it
+            try:
+                tar.addfile(member, io.BytesIO(NOISE[number : number + size]))
+            except ValueError:
+                assert tar_format == "ustar"  # the name does not fit
+    return buffer.getvalue()
+
+
+@given(recipe=RECIPES, open_stream=STREAMS)
+@settings(deadline=None, max_examples=300)
+def test_an_archive_of_tarfile_reads_as_tarfile_reads_it(
+    recipe: Recipe, open_stream: Callable[[bytes], BinaryIO]
+) -> None:
+    archive = written(recipe)
+    assert ours(archive, open_stream) == by_tarfile(archive)
+
+
+@given(recipe=RECIPES, open_stream=STREAMS, wanted=st.sets(st.integers(0, 23)))
+@settings(deadline=None, max_examples=100)
+def test_what_is_passed_over_does_not_change_the_rest(
+    recipe: Recipe, open_stream: Callable[[bytes], BinaryIO], wanted: set[int]
+) -> None:
+    archive = written(recipe)
+    asked: list[str] = []
+
+    def select(name: str) -> bool:
+        asked.append(name)
+        return len(asked) - 1 in wanted
+
+    everything = by_tarfile(archive)
+    assert ours(archive, open_stream, select_files=select) == [
+        content for number, content in enumerate(everything) if number in wanted
+    ]
+    assert asked == [name for name, _, _ in everything]
+
+
+@given(recipes=st.lists(RECIPES, min_size=1, max_size=3), open_stream=STREAMS)
+@settings(deadline=None, max_examples=40)
+def test_archives_that_were_concatenated(recipes: list[Recipe], open_stream: Callable[[bytes], BinaryIO]) -> None:
+    parts = [written(recipe) for recipe in recipes]
+    archive = b"".join(parts)
+    contents = ours(archive, open_stream, ignore_zeros=True)
+    assert contents == by_tarfile(archive, ignore_zeros=True)
+    assert [content[:2] for content in contents] == [content[:2] for part in parts for content in by_tarfile(part)]
+    if any(part.strip(b"\0") for part in parts[1:]):
+        with pytest.raises(CorruptShard, match=r"x\.tar has data at byte \d+, after the end marker.*ignore_zeros=True"):
+            ours(archive, open_stream)
+
+
+# Archives that GNU tar writes
+
+SHORT = ["a.txt", "dir/b.0.txt", "dir/empty.bin", "with blank.txt", "é漢.txt"]
+IN_PREFIX = ["d" * 90 + "/" + "e" * 60 + "/" + "f" * 100, "g" * 96 + "/h.txt"]
+LONG = ["l" * 180 + "/" + "m" * 180 + ".txt", "n" * 101]
+#: Which of the names a format can hold.
+GNU_TAR_FORMATS = {
+    "v7": SHORT,
+    "oldgnu": SHORT + IN_PREFIX + LONG,
+    "gnu": SHORT + IN_PREFIX + LONG,
+    "ustar": SHORT + IN_PREFIX,
+    "posix": SHORT + IN_PREFIX + LONG,
+}
+
+
+def gnu_tar(folder: Path, *arguments: str) -> bytes:
+    """What GNU tar writes of the paths that are the last of the arguments."""
+    command = ["tar", "--create", "--file=-", f"--directory={folder}", "--sort=name", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C.UTF-8"}).stdout
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[[list[str]], dict[str, bytes]]:
+    """Writes files of all sizes under names, and beside them what is no file."""
+
+    def write(names: list[str]) -> dict[str, bytes]:
+        contents = {}
+        for number, name in enumerate(names):
+            path = tmp_path / "tree" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            contents[f"./{name}"] = NOISE[number : number + [700, 0, 1, 511, 512, 513, 200_000][number % 7]]
+            path.write_bytes(contents[f"./{name}"])
+            os.utime(path, ns=(1, 1_000_000_001 * (number + 1)))
+        (tmp_path / "tree/link").symlink_to("a.txt")
+        if names != SHORT:  # which are those of v7, and that knows no named pipes
+            os.mkfifo(tmp_path / "tree/queue")
+        return contents
+
+    return write
+
+
+@pytest.mark.parametrize("open_stream", [io.BytesIO, lambda data: forward(data, 1000)], ids=["seeking", "forward"])
+@pytest.mark.parametrize("tar_format", GNU_TAR_FORMATS)
+def test_the_five_formats_of_gnu_tar(
+    tmp_path: Path,
+    tree: Callable[[list[str]], dict[str, bytes]],
+    tar_format: str,
+    open_stream: Callable[[bytes], BinaryIO],
+) -> None:
+    contents = tree(GNU_TAR_FORMATS[tar_format])
+    if "n" * 101 in contents:  # the target of a link has a long name of its own
+        (tmp_path / "tree/to_long").symlink_to("n" * 101)
+    archive = gnu_tar(tmp_path / "tree", f"--format={tar_format}", ".")
+    assert {name: data for name, data, _ in ours(archive, open_stream)} == contents
+    assert ours(archive, open_stream) == by_tarfile(archive)
+
+
+@pytest.mark.parametrize("tar_format", GNU_TAR_FORMATS)
+def test_a_hard_link_is_passed_over_and_its_target_read(tmp_path: Path, tar_format: str) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one")
+    os.link(tmp_path / "a.txt", tmp_path / "b.txt")
+    archive = gnu_tar(tmp_path, f"--format={tar_format}", "a.txt", "b.txt")
+    assert ours(archive) == [("a.txt", b"one", ours(archive)[0][2])]
+
+
+def test_long_targets_of_links(tmp_path: Path) -> None:
+    os.symlink("t" * 300, tmp_path / "long_link")
+    os.symlink("t" * 300, tmp_path / ("s" * 200))
+    (tmp_path / "z.txt").write_bytes(b"after")
+    for tar_format in ("gnu", "oldgnu", "posix"):
+        archive = gnu_tar(tmp_path, f"--format={tar_format}", "long_link", "s" * 200, "z.txt")
+        assert [content[:2] for content in ours(archive)] == [("z.txt", b"after")]
+        assert ours(archive) == by_tarfile(archive)
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_bytes(b"data")
+    for tar_format in GNU_TAR_FORMATS:
+        archive = gnu_tar(tmp_path, f"--format={tar_format}", ".")
+        assert [content[:2] for content in ours(archive)] == [(f"./{name}", b"data")]
+
+
+def test_a_global_pax_header(tmp_path: Path) -> None:
+    for name in ("a.txt", "b" * 200):
+        (tmp_path / name).write_bytes(name.encode())
+    archive = gnu_tar(tmp_path, "--format=posix", "--pax-option=comment=hello,delete=mtime", "a.txt", "b" * 200)
+    assert archive[156:157] == tarfile.XGLTYPE
+    assert [content[:2] for content in ours(archive)] == [("a.txt", b"a.txt"), ("b" * 200, b"b" * 200)]
+    assert ours(archive)[0][2] == 1024, "a global header belongs to no member"
+    assert ours(archive) == by_tarfile(archive)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format=gnu"],
+        ["--format=oldgnu"],
+        ["--format=posix", "--sparse-version=0.0"],
+        ["--format=posix", "--sparse-version=0.1"],
+        ["--format=posix", "--sparse-version=1.0"],
+    ],
+)
+def test_sparse_files_are_refused_by_name(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "a.txt").write_bytes(b"before")
+    with (tmp_path / "holes.bin").open("wb") as file:
+        file.truncate(10 << 20)
+        file.seek(5 << 20)
+        file.write(b"island")
+    archive = gnu_tar(tmp_path, "--sparse", *options, "a.txt", "holes.bin")
+    members = read_members(io.BytesIO(archive), url="x.tar")
+    assert next(members).data == b"before"
+    with pytest.raises(UnsupportedMember, match=r"x\.tar holds the member '[^']*holes\.bin'.* sparse file"):
+        next(members)
+
+
+@pytest.mark.parametrize("tar_format", ["gnu", "oldgnu", "posix"])
+def test_the_volumes_of_a_multi_volume_archive_are_refused(tmp_path: Path, tar_format: str) -> None:
+    (tmp_path / "a.bin").write_bytes(NOISE[:25_000])
+    volumes = [tmp_path / "1.tar", tmp_path / "2.tar", tmp_path / "3.tar"]
+    subprocess.run(
+        ["tar", "--create", "--multi-volume", "--tape-length=20", f"--format={tar_format}"]
+        + [f"--file={volume}" for volume in volumes]
+        + [f"--directory={tmp_path}", "a.bin"],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    for volume in volumes[:2]:
+        with pytest.raises((TruncatedShard, UnsupportedMember), match=r"'[^']*a\.bin[^']*'"):
+            ours(volume.read_bytes())
+
+
+# Headers by hand
+
+
+def header(name: str = "a.txt", size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def file(name: str = "a.txt", data: bytes = b"data", size: int | None = None, kind: bytes = tarfile.REGTYPE) -> bytes:
+    return header(name, len(data) if size is None else size, kind) + data + bytes(-len(data) % 512)
+
+
+def pax(records: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
+    return file("pax", records, kind=kind)
+
+
+def record(keyword: str, value: str | bytes) -> bytes:
+    rest = b" %b=%b\n" % (keyword.encode(), value.encode() if isinstance(value, str) else value)
+    length = len(rest) + 1
+    while len(str(length)) + len(rest) != length:
+        length += 1
+    return str(length).encode() + rest
+
+
+def patched(block: bytes, fields: dict[int, bytes], *, signed: bool = False) -> bytes:
+    """A header with other bytes at some places, and the checksum that goes with them."""
+    changed = bytearray(block)
+    for at, value in fields.items():
+        changed[at : at + len(value)] = value
+    changed[148:156] = b" " * 8
+    total = sum(byte - 256 if signed and byte > 127 else byte for byte in changed)
+    changed[148:156] = b"%06o\0 " % total
+    return bytes(changed)
+
+
+def base256(number: int) -> bytes:
+    return b"\x80" + number.to_bytes(11, "big")
+
+
+L, G = tarfile.GNUTYPE_LONGNAME, tarfile.XGLTYPE
+HAND_MADE: dict[str, tuple[bytes, list[tuple[str, bytes]]]] = {
+    "PAX path": (pax(record("path", "other.txt")) + file(), [("other.txt", b"data")]),
+    "PAX path for one member only": (
+        pax(record("path", "other.txt")) + file() + file("b.txt"),
+        [("other.txt", b"data"), ("b.txt", b"data")],
+    ),
+    "PAX path twice": (
+        pax(record("path", "one.txt") + record("path", "two.txt")) + file(),
+        [("two.txt", b"data")],
+    ),
+    "PAX path that is long and not ASCII": (pax(record("path", "é漢" * 400)) + file(), [("é漢" * 400, b"data")]),
+    "PAX path with a newline and an equals sign": (pax(record("path", "a\n=b.txt")) + file(), [("a\n=b.txt", b"data")]),
+    "PAX size": (pax(record("size", "4")) + header(size=0) + file("", b"data")[512:], [("a.txt", b"data")]),
+    "PAX size smaller than the field": (
+        pax(record("size", "3")) + header(size=700) + file("", b"one")[512:] + file("b.txt"),
+        [("a.txt", b"one"), ("b.txt", b"data")],
+    ),
+    "PAX size of a directory": (
+        pax(record("size", "4")) + header("dir/", 0, tarfile.DIRTYPE) + file("b.txt"),
+        [("b.txt", b"data")],
+    ),
+    "PAX records of others": (
+        pax(record("mtime", "1.5") + record("SCHILY.xattr.user.x", b"\x00\n\xff") + record("uid", "9")) + file(),
+        [("a.txt", b"data")],
+    ),
+    "PAX hdrcharset": (
+        pax(record("hdrcharset", "BINARY") + record("path", b"caf\xe9.txt")) + file(),
+        [("caf\udce9.txt", b"data")],
+    ),
+    "an empty PAX header": (pax(b"") + file(), [("a.txt", b"data")]),
+    "the PAX header of Solaris": (pax(record("path", "s.txt"), tarfile.SOLARIS_XHDTYPE) + file(), [("s.txt", b"data")]),
+    "two PAX headers, of which the first wins": (
+        pax(record("path", "one.txt")) + pax(record("path", "two.txt")) + file(),
+        [("one.txt", b"data")],
+    ),
+    "global path": (
+        pax(record("path", "all.txt"), G) + file() + file("b.txt") + pax(record("path", "own.txt")) + file("c.txt"),
+        [("all.txt", b"data"), ("all.txt", b"data"), ("own.txt", b"data")],
+    ),
+    "GNU long name": (file("////", b"n" * 300 + b"\0", kind=L) + file(), [("n" * 300, b"data")]),
+    "GNU long name in exactly a block": (file("////", b"n" * 512, kind=L) + file(), [("n" * 512, b"data")]),
+    "GNU long link": (file("////", b"n" * 300, kind=tarfile.GNUTYPE_LONGLINK) + file(), [("a.txt", b"data")]),
+    "base-256 size": (
+        patched(header(), {124: base256(4)}) + file("", b"data")[512:] + file("b.txt"),
+        [("a.txt", b"data"), ("b.txt", b"data")],
+    ),
+    "a size with blanks": (patched(header(), {124: b"         4 \0"}) + file()[512:], [("a.txt", b"data")]),
+    "a size without an end": (patched(header(), {124: b"000000000004"}) + file()[512:], [("a.txt", b"data")]),
+    "a size left empty": (patched(header(), {124: bytes(12)}), [("a.txt", b"")]),
+    "v7": (patched(header(size=4, kind=tarfile.AREGTYPE), {257: bytes(8)}) + file()[512:], [("a.txt", b"data")]),
+    "a v7 directory": (
+        patched(header("dir/", 4, tarfile.AREGTYPE), {257: bytes(8)}) + file("b.txt"),
+        [("b.txt", b"data")],
+    ),
+    "signed checksum": (
+        patched(file("é漢.txt")[:512], {}, signed=True) + file()[512:],
+        [("é漢.txt", b"data")],
+    ),
+    "an unknown kind, with data": (file("v", b"x" * 600, kind=b"Z") + file(), [("a.txt", b"data")]),
+    "a name that fills its field": (patched(file()[:512], {0: b"n" * 100}) + file()[512:], [("n" * 100, b"data")]),
+    "a prefix that fills its field": (
+        patched(file()[:512], {257: b"ustar\x0000", 345: b"p" * 155}) + file()[512:],
+        [("p" * 155 + "/a.txt", b"data")],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HAND_MADE)
+def test_headers_by_hand(case: str) -> None:
+    archive, expected = HAND_MADE[case]
+    contents = ours(archive + END)
+    assert [content[:2] for content in contents] == expected
+    assert ours(archive + END, forward) == contents
+    assert contents == by_tarfile(archive + END)
+
+
+def test_a_long_name_whose_cut_form_looks_like_a_directory() -> None:
+    """The v7 mark of a directory is a slash at the end of its whole name; tarfile looks at the cut one."""
+    name = "d" * 99 + "/f.txt"
+    cut = patched(header("d" * 99 + "/", 4, tarfile.AREGTYPE), {})
+    assert ours(file("L", name.encode(), kind=L) + cut + file()[512:] + END) == [(name, b"data", 0)]
+
+
+def test_the_times_of_old_gnu_headers_are_no_prefix() -> None:
+    """tarfile joins them to the name; GNU tar and this reader look at the magic."""
+    block = patched(file()[:512], {257: b"ustar  \0", 345: b"14712345670\0" + b"14712345671\0"})
+    assert ours(block + file()[512:] + END) == [("a.txt", b"data", 0)]
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (pax(b"path=a\n") + file(), r"damaged PAX header at byte 0: b'path=a\\n' is no record of the form"),
+        (pax(b"0 path=a\n") + file(), "damaged PAX header"),
+        (pax(b"12 path=a.txt") + file(), "damaged PAX header"),
+        (pax(b"99 path=a.txt\n") + file(), "damaged PAX header"),
+        (pax(b"5 path=a.txt\n") + file(), "damaged PAX header"),
+        (pax(b"-9 path=a\n") + file(), "damaged PAX header"),
+        (pax(record("path", "b.txt") + b"0 path=a\n") + file(), "damaged PAX header"),
+        (pax(record("path", "b.txt") + b"x path=a\n") + file(), "damaged PAX header"),
+        (pax(b"9" * 400 + b" a=b\n") + file(), "damaged PAX header"),
+        (pax(b"13 patha.txt\n") + file(), "damaged PAX header"),
+        (
+            pax(record("size", "four")) + file(),
+            r"member 'a\.txt', at byte 0\) whose size is b'four', which is no number",
+        ),
+        (pax(record("size", "-1")) + file(), "no number"),
+        (pax(record("size", "9" * 5000)) + file(), "no number"),
+        (pax(record("path", "b.txt") * 90_000) + file(), r"PAX header of 1260000 bytes at byte 0, where 1048576"),
+        (file("L", b"n" * (2 << 20), kind=L) + file(), r"PAX header of 2097152 bytes at byte 0, where 1048576"),
+        (header("L", 1 << 40, L) + file(), r"PAX header of 1099511627776 bytes"),
+        (patched(header(), {124: b"00000000009\0"}), r"whose size field is b'00000000009\\x00', which is no number"),
+        (patched(header(), {124: b"-0000000004\0"}), "no number"),
+        (patched(header(), {124: b"\xff" * 12}), "no number"),
+        (patched(header(), {124: b"0o4\0"}), "no number"),
+        (file("L", b"n" * 300, kind=L), "end marker at byte 1024, right after a long name or PAX header at byte 0"),
+        (pax(record("path", "b.txt")), "member is missing"),
+    ],
+)
+def test_headers_that_are_refused(archive: bytes, message: str) -> None:
+    with pytest.raises(CorruptShard, match=message):
+        ours(archive + END)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [header("huge.bin", 9 << 30), pax(record("size", str(9 << 30))) + header("huge.bin")],
+    ids=["base-256", "PAX"],
+)
+def test_a_member_over_eight_gigabytes(tmp_path: Path, headers: bytes) -> None:
+    shard = tmp_path / "x.tar"
+    with shard.open("wb") as stream:
+        stream.write(file("a.txt") + headers)
+        stream.seek(9 << 30, os.SEEK_CUR)  # a hole, which takes no room
+        stream.write(file("b.txt") + END)
+    members = list(load_wds_shards([shard], select_files=lambda name: name != "huge.bin"))
+    assert [member[1:] for member in members] == [
+        ("a.txt", b"data", 0),
+        ("b.txt", b"data", 1024 + len(headers) + (9 << 30)),
+    ]
+
+
+@pytest.mark.parametrize("power", [40, 62, 63, 64, 87])
+@pytest.mark.parametrize("source", ["memory", "forward", "file"])
+@pytest.mark.parametrize("selected", [True, False])
+def test_a_size_beyond_all_memory(tmp_path: Path, power: int, source: str, selected: bool) -> None:
+    archive = file("a.txt") + patched(header("huge.bin"), {124: base256(1 << power)}) + END
+    (tmp_path / "x.tar").write_bytes(archive)
+    with (
+        (tmp_path / "x.tar").open("rb")
+        if source == "file"
+        else forward(archive)
+        if source == "forward"
+        else io.BytesIO(archive)
+    ) as stream:
+        members = read_members(stream, url="x.tar", select_files=lambda name: selected or name == "a.txt")
+        assert next(members).data == b"data"
+        with pytest.raises(ShardError, match=r"x\.tar .*'huge\.bin' \(header at byte 1024\)"):
+            next(members)
+
+
+# Which members are read
+
+
+def test_names_are_changed_before_they_are_chosen() -> None:
+    archive = file("a.cls") + file("dir/", b"", kind=tarfile.DIRTYPE) + file("a.txt") + END
+    chosen: list[str] = []
+
+    def select(name: str) -> bool:
+        chosen.append(name)
+        return name.endswith(".label")
+
+    assert ours(archive, rename_files=lambda name: name.replace(".cls", ".label"), select_files=select) == [
+        ("a.label", b"data", 0)
+    ]
+    assert chosen == ["a.label", "a.txt"]
+
+
+def test_large_files_that_are_not_chosen_are_not_read(tmp_path: Path) -> None:
+    class Counting(io.FileIO):
+        count = 0
+
+        def readinto(self, buffer: Buffer, /) -> int:
+            size = super().readinto(buffer)
+            self.count += size
+            return size
+
+    shard = tmp_path / "x.tar"
+    shard.write_bytes(b"".join(file(f"{number}.bin", bytes(1 << 20)) for number in range(20)) + END)
+    with Counting(str(shard)) as raw:
+        stream = io.BufferedReader(raw, 1 << 14)
+        assert list(read_members(cast(BinaryIO, stream), url="x.tar", select_files=lambda name: False)) == []
+        assert 0 < raw.count < 1 << 20
+
+
+def test_what_is_not_chosen_is_not_kept() -> None:
+    """20,000 members that are passed over cost no more memory than a few."""
+    archive = file("a.txt", b"x" * 1000) * 20_000 + END
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        assert list(read_members(forward(archive), url="x.tar", select_files=lambda name: False)) == []
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000
+    assert peak - before < len(archive) + 1_000_000  # the stream's own copy is one of them
