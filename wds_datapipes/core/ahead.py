@@ -24,6 +24,11 @@ class Ahead:
         #: Where the window ends in the stream.
         self.position = 0
 
+    @property
+    def offset(self) -> int:
+        """Where the next byte is in the stream."""
+        return self.position - len(self.window) + self.at
+
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes, or fewer at the end of the stream."""
         at, window = self.at, self.window

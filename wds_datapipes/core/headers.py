@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 from typing import Literal, NamedTuple, TypeAlias
+from zlib import adler32
 
 from wds_datapipes.core.ahead import Ahead
 from wds_datapipes.errors import CorruptShard, TruncatedShard, UnsupportedMember
@@ -38,13 +39,11 @@ class Entry(NamedTuple):
 
     #: Its whole name.
     name: str
-    #: What follows the header, in bytes: a file's exact size, or the whole blocks of what is not a file.
+    #: How much data follows the header, in bytes, without what fills up its last block.
     size: int
     is_file: bool
-    #: Where the first header of the member begins, counting its long name or PAX header.
+    #: Where its first header begins in the archive, be that the one of its long name or of its PAX records.
     start: int
-    #: Where its data begins.
-    data_start: int
 
 
 class HeaderReader:
@@ -59,9 +58,9 @@ class HeaderReader:
         #: Whether a header without a long name or PAX header before it means what it says.
         self.plain = True
 
-    def resolve(self, block: bytes, position: int) -> Entry | None:
-        """Follow the headers from ``block`` at ``position`` to the next member, or return None at the archive's end."""
-        start = position
+    def resolve(self, block: bytes) -> Entry | None:
+        """Follow the headers from ``block``, just taken, to the next member; return None at the archive's end."""
+        start = position = self._ahead.offset - len(block)
         pending: dict[str, bytes] = {}
         while True:
             if len(block) < BLOCK:
@@ -87,12 +86,11 @@ class HeaderReader:
                     f"which is no number"
                 )
             if kind not in EXTENSIONS:
-                return self._entry(block, {**self._globals, **pending}, start, position + BLOCK)
+                return self._entry(block, {**self._globals, **pending}, start)
             self._extend(pending, kind, size, position)
-            after = position + BLOCK + padded(size)
             if kind == PAX_GLOBAL and start == position:
-                start = after  # it stands for itself, and belongs to no member
-            position = after
+                start = self._ahead.offset  # it stands for itself, and belongs to no member
+            position = self._ahead.offset
             block = self._ahead.take(BLOCK)
 
     def _extend(self, pending: dict[str, bytes], kind: bytes, size: int, position: int) -> None:
@@ -113,7 +111,7 @@ class HeaderReader:
             for keyword, value in self._records(content[:size], position).items():
                 pending.setdefault(keyword, value)
 
-    def _entry(self, block: bytes, records: dict[str, bytes], start: int, data_start: int) -> Entry:
+    def _entry(self, block: bytes, records: dict[str, bytes], start: int) -> Entry:
         """Tell the member that the header ``block`` and the records before it describe."""
         raw_name, raw_size, _, kind, magic, raw_prefix = FIELDS.unpack_from(block)
         if path := records.get("path"):
@@ -138,8 +136,8 @@ class HeaderReader:
             )
         is_directory = kind == OLD_FILE and name.endswith("/")
         if kind in (FILE, OLD_FILE, CONTIGUOUS_FILE) and not is_directory:
-            return Entry(name, size, True, start, data_start)
-        return Entry(name, 0 if is_directory or kind in WITHOUT_DATA else padded(size), False, start, data_start)
+            return Entry(name, size, True, start)
+        return Entry(name, 0 if is_directory or kind in WITHOUT_DATA else size, False, start)
 
     def _check_end(self, block: bytes, position: int, *, inside: bool) -> None:
         """Raise unless an archive may end with ``block``, which is shorter than a header, at ``position``.
@@ -184,6 +182,8 @@ class HeaderReader:
 
     def _verify(self, block: bytes, raw_checksum: bytes, position: int) -> None:
         """Raise unless the checksum of the header in ``block`` is right, by the standard or by signed bytes."""
+        if adler32(block) & 0xFFFF == ADLERS[raw_checksum]:
+            return
         stored = NUMBERS[raw_checksum]
         others = block[:148] + b" " * 8 + block[156:]
         # Some old programs summed signed bytes, which differs where a name is not ASCII.

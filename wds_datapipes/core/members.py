@@ -13,7 +13,7 @@ from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.openers import local_path, open_url, redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError
 from wds_datapipes.core.tar import read_members
-from wds_datapipes.core.types import Member, ShardURL
+from wds_datapipes.core.types import MemberTuple, ShardURL
 from wds_datapipes.errors import ReadFailed, ShardError
 
 __all__ = ["load_wds_shards"]
@@ -28,8 +28,8 @@ def load_wds_shards(
     end_marker: EndMarker = "required",
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
-) -> Iterator[Member]:
-    """Read each shard of ``source`` to its end, one after the other.
+) -> Iterator[MemberTuple]:
+    """Read each shard of ``source`` to its end, one after the other, and yield its members as plain tuples.
 
     What a policy passes over is the rest of a shard. Its members so far were handed on; their ``url`` stays marked as
     not complete, and the grouping stage drops the sample that may lack a field.

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from wds_datapipes.core.naming import KeyRule, first_dot, is_meta
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError
-from wds_datapipes.core.types import Member, Sample, ShardURL
+from wds_datapipes.core.types import MemberTuple, Sample, ShardURL
 from wds_datapipes.errors import DuplicateField, ReturningKey
 
 __all__ = ["OnDuplicate", "OnReturningKey", "group_samples"]
@@ -26,7 +26,7 @@ NO_NAME = "\0"
 
 
 def group_samples(
-    source: Iterable[Member],
+    source: Iterable[MemberTuple],
     *,
     key_rule: KeyRule = first_dot,
     fields: Collection[str] | None = None,
@@ -73,7 +73,7 @@ def group_samples(
                     continue
                 member_key, raw_field = parts
                 if member_key != key:
-                    if sample is not None and len(sample) > len(origin):
+                    if sample is not None and (wanted is None or len(sample) > len(origin)):
                         yield sample
                     key, prefix, skip, offsets = member_key, f"{member_key}.", len(member_key) + 1, []
                     sample = origin.copy()
@@ -96,6 +96,8 @@ def group_samples(
             if field not in sample:
                 offsets.append(offset)
                 sample[field] = data
+            elif field in origin:
+                continue  # what another program noted of where it had the sample from
             elif on_duplicate == "last":
                 sample[field] = data
             elif on_duplicate == "raise":

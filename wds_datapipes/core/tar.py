@@ -15,15 +15,15 @@ from typing import BinaryIO
 from zlib import adler32
 
 from wds_datapipes.core.ahead import Ahead
-from wds_datapipes.core.headers import ADLERS, AGAIN, BLOCK, DAMAGED, FILE, NUMBERS, EndMarker, HeaderReader, text
-from wds_datapipes.core.types import Member
+from wds_datapipes.core.headers import ADLERS, AGAIN, BLOCK, DAMAGED, FILE, NUMBERS, EndMarker, Entry, HeaderReader
+from wds_datapipes.core.types import MemberTuple
 from wds_datapipes.errors import CorruptShard, TruncatedShard
 
 __all__ = ["read_members"]
 
-#: A member below this size is read in one piece with the header after it; a larger one straight into its own bytes.
-JOINT_READ_BELOW = 128 * 1024
-#: After some members below the first number of bytes in a row, the second number of bytes is read at once.
+#: A member below this size, in bytes, is read together with the header after it; a larger one straight into its bytes.
+JOINT_READ_BELOW = 16 * 1024
+#: After this many members in a row below the size before it, in bytes, so much is read at once.
 SMALL, SMALL_IN_A_ROW, READ_AHEAD = 4096, 8, 64 * 1024
 
 #: What tells the header of a plain file: name, size, checksum, kind, the first byte of the prefix.
@@ -39,8 +39,8 @@ def read_members(
     rename_files: Callable[[str], str] | None = None,
     ignore_zeros: bool = False,
     end_marker: EndMarker = "required",
-) -> Iterator[Member]:
-    """Read the regular files of a tar archive, to the end of the stream.
+) -> Iterator[MemberTuple]:
+    """Yield the regular files of a tar archive, and read the stream to its end.
 
     Args:
         stream: an uncompressed archive at its beginning; it is not closed.
@@ -56,63 +56,32 @@ def read_members(
         CorruptShard: a header is damaged, or data follows the end marker.
         UnsupportedMember: a member is sparse, or continues on another volume.
     """
-    ahead = Ahead(stream)
     archive = archive or url
+    ahead = Ahead(stream)
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker)
-    make_member = tuple.__new__  # NamedTuple's own constructor takes twice the time
-    position = 0  # of the next header
-    small = 0  # small members in a row
+    choose = _chooser(select_files, rename_files)
+    small = 0  # how many small members came in a row
     while True:
-        # A shard is made of plain files, so their headers are read here, in line; all else is left to `headers`.
-        start = position
-        at = ahead.at
-        if (end := at + BLOCK) <= len(ahead.window):
-            block = ahead.window[at:end]
-            ahead.at = end
-        else:
-            block = ahead.take(BLOCK)
-        if len(block) == BLOCK:
-            raw_name, raw_size, raw_checksum, kind, prefix = PLAIN_FIELDS.unpack_from(block)
-        else:
-            kind = b""
-        if (
-            kind == FILE
-            and prefix == b"\0"
-            and headers.plain
-            and adler32(block) & 0xFFFF == ADLERS[raw_checksum]
-            and (size := NUMBERS[raw_size]) >= 0
-        ):
-            try:
-                name = raw_name.partition(b"\0")[0].decode()
-            except UnicodeDecodeError:
-                name = text(raw_name)
-            position += BLOCK
-        else:
-            entry = headers.resolve(block, position)
+        entry = None
+        if headers.plain:
+            members, entry = _plain_members(ahead, url, choose)
+            yield from members
+            del members  # so that they can be freed before more is read
+        if entry is None:
+            entry = headers.resolve(ahead.take(BLOCK))
             if entry is None:
                 return
-            name, size, is_file, start, position = entry
-            if not is_file:
-                if not ahead.skip(size):
-                    raise _cut(archive, name, start, "not all of its data is there")
-                position += size
-                continue
-        if rename_files is not None:
-            name = rename_files(name)
-        in_blocks = (size + BLOCK - 1) & -BLOCK
-        position += in_blocks
-        if select_files is not None and not select_files(name):
-            if not ahead.skip(in_blocks):
-                raise _cut(archive, name, start, "not all of its data is there")
+        name, size, is_file, start = entry
+        chosen = choose(name) if is_file and choose is not None else name
+        padding = -size % BLOCK
+        if chosen is None or not is_file:
+            if not ahead.skip(size + padding):
+                raise _cut(entry, archive, "not all of its data is there")
             continue
         if size < JOINT_READ_BELOW:
-            at = ahead.at
-            if at + in_blocks > len(ahead.window):
-                small = small + 1 if size < SMALL else 0
-                ahead.fill(in_blocks + (READ_AHEAD if small > SMALL_IN_A_ROW else BLOCK))
-                at = 0
-            data = ahead.window[at : at + size]
-            ahead.at = at + in_blocks
+            small = small + 1 if size < SMALL else 0
+            ahead.fill(size + padding + (READ_AHEAD if small > SMALL_IN_A_ROW else BLOCK))
+            data = ahead.take(min(size, len(ahead.window)))
         else:
             small = 0
             try:
@@ -122,13 +91,63 @@ def read_members(
                     f"{archive} says that its member {name!r} (header at byte {start}) has {size} bytes, more than "
                     f"memory holds. {DAMAGED}, or leave the member out with select_files"
                 ) from error
-            ahead.fill(in_blocks - size + BLOCK)
-            ahead.at = in_blocks - size
+            ahead.fill(padding + BLOCK)
         if len(data) != size:
-            raise _cut(archive, name, start, f"{len(data)} of its {size} bytes are there")
-        yield make_member(Member, (url, name, data, start))
-        del data  # so that it can be freed before the next one is read
+            raise _cut(entry, archive, f"{len(data)} of its {size} bytes are there")
+        ahead.at += padding
+        yield url, chosen, data, start
+        del data
 
 
-def _cut(archive: str, name: str, start: int, found: str) -> TruncatedShard:
-    return TruncatedShard(f"{archive} ends inside the member {name!r} (header at byte {start}): {found}. {AGAIN}")
+def _plain_members(
+    ahead: Ahead, url: str, choose: Callable[[str], str | None] | None
+) -> tuple[list[MemberTuple], Entry | None]:
+    """Slice out of the window the plain files that lie in it whole; a shard is made of plain files.
+
+    Return them, and the one after them if it is a plain file too, of which the window has the header and not all data.
+    """
+    window, at = ahead.window, ahead.at
+    available = len(window)
+    begin = ahead.position - available  # of the window in the archive
+    members: list[MemberTuple] = []
+    while (data_at := at + BLOCK) <= available:
+        block = window[at:data_at]
+        raw_name, raw_size, raw_checksum, kind, prefix = PLAIN_FIELDS.unpack_from(block)
+        size = NUMBERS[raw_size]
+        if kind != FILE or prefix != b"\0" or size < 0 or adler32(block) & 0xFFFF != ADLERS[raw_checksum]:
+            break
+        try:
+            name = raw_name.partition(b"\0")[0].decode()
+        except UnicodeDecodeError:
+            break
+        next_at = data_at + ((size + BLOCK - 1) & -BLOCK)
+        if next_at > available:
+            ahead.at = data_at
+            return members, Entry(name, size, True, begin + at)
+        if choose is None:
+            members.append((url, name, window[data_at : data_at + size], begin + at))
+        elif (chosen := choose(name)) is not None:
+            members.append((url, chosen, window[data_at : data_at + size], begin + at))
+        at = next_at
+    ahead.at = at
+    return members, None
+
+
+def _chooser(
+    select_files: Callable[[str], bool] | None, rename_files: Callable[[str], str] | None
+) -> Callable[[str], str | None] | None:
+    """Return what gives a member its name, or None for one that is passed over."""
+    if select_files is None:
+        return rename_files
+
+    def choose(name: str) -> str | None:
+        renamed = name if rename_files is None else rename_files(name)
+        return renamed if select_files(renamed) else None
+
+    return choose
+
+
+def _cut(entry: Entry, archive: str, found: str) -> TruncatedShard:
+    return TruncatedShard(
+        f"{archive} ends inside the member {entry.name!r} (header at byte {entry.start}): {found}. {AGAIN}"
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Member", "Opener", "Sample", "ShardURL"]
+__all__ = ["Member", "MemberTuple", "Opener", "Sample", "ShardURL"]
 
 Sample = dict[str, Any]
 """One training sample: ``__key__``, ``__url__`` and its fields, such as ``{"__key__": "000", "jpg": b"..."}``."""
@@ -48,6 +48,10 @@ class Member(NamedTuple):
     data: bytes
     #: Where its first header begins in the (uncompressed) archive, in bytes.
     offset: int
+
+
+MemberTuple: TypeAlias = tuple[str, str, bytes, int]
+"""The fields of a `Member` as a plain tuple, which is made and taken apart in a third of the time."""
 
 
 class Opener(Protocol):

@@ -10,7 +10,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.policy import OnError, check_on_error
-from wds_datapipes.core.types import Member
+from wds_datapipes.core.types import Member, MemberTuple
 from wds_datapipes.pipes.registration import register_stage
 
 __all__ = ["ShardLoader"]
@@ -83,10 +83,10 @@ class ShardLoader(IterDataPipe[Member]):
         self._storage_options = storage_options
 
     def __iter__(self) -> Iterator[Member]:
-        yield from self.members()
+        yield from map(Member._make, self.members())
 
-    def members(self) -> Iterator[Member]:
-        """Yield what iterating yields, without torch's hook around each item; for the stage that takes all of them."""
+    def members(self) -> Iterator[MemberTuple]:
+        """Yield what iterating does, as plain tuples and without torch's hook around each; grouping takes these."""
         return load_wds_shards(
             self.source,
             select_files=self.select_files,
