@@ -10,24 +10,37 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-__all__ = ["Contender", "Contest", "Result", "Work", "machine", "options", "parse", "plot_contests", "write_report"]
+__all__ = [
+    "Contender",
+    "Contest",
+    "Result",
+    "Work",
+    "machine",
+    "options",
+    "parse",
+    "plot_bars",
+    "plot_contests",
+    "pyplot",
+    "write_report",
+]
 
-#: A turn shorter than this is repeated until it has lasted so long, in seconds.
-SHORTEST_TURN = 0.3
+T = TypeVar("T")
+
 #: The packages whose versions a report tells.
 PACKAGES = ("wds-datapipes", "webdataset", "torch", "torchdata", "numpy", "pillow")
 
@@ -95,12 +108,14 @@ class Contest:
         contenders: in the order of their turns.
         reference: the name of the contender that ratios are formed to.
         unit: what an item is called.
+        shortest_turn: a turn is repeated until it has lasted so long, in seconds.
     """
 
     title: str
     contenders: Sequence[Contender]
     reference: str
     unit: str = "sample"
+    shortest_turn: float = 0.3
     results: list[Result] = field(default_factory=list)
 
     def check(self) -> dict[str, Work]:
@@ -115,7 +130,7 @@ class Contest:
         """Check that all do the same work, then time them in turn; limits are counted in the items of the others."""
         done = self.check()
         work = next(done[contender.name] for contender in self.contenders if not contender.is_limit)
-        self.results = [Result(contender.name, work.size / work.items) for contender in self.contenders]
+        self.results = [Result(each.name, done[each.name].size / work.items) for each in self.contenders]
         # What is imported and cached by now is left out of later collections, so that the heap of one contender is
         # no burden to another. The collector stays on: what a contender allocates is its own cost.
         gc.collect()
@@ -124,7 +139,7 @@ class Contest:
             bar = progress.add_task(self.title, total=rounds * len(self.contenders))
             for _ in range(rounds):
                 for contender, result in zip(self.contenders, self.results, strict=True):
-                    wall, cpu, turns = _turn(contender.run)
+                    wall, cpu, turns = _turn(contender.run, self.shortest_turn)
                     result.wall.append(wall / turns / work.items)
                     result.cpu.append(cpu / turns / work.items)
                     progress.advance(bar)
@@ -184,15 +199,21 @@ class Contest:
         }
 
 
-def _turn(run: Callable[[], Work]) -> tuple[float, float, int]:
+def _turn(run: Callable[[], Work], shortest: float) -> tuple[float, float, int]:
     """Run until it has lasted long enough to be timed; return seconds, processor seconds, and how often it ran."""
     turns = 0
     cpu, wall = time.process_time(), time.perf_counter()
     while True:
         run()
         turns += 1
-        if (lasted := time.perf_counter() - wall) >= SHORTEST_TURN:
+        if (lasted := time.perf_counter() - wall) >= shortest:
             return lasted, time.process_time() - cpu, turns
+
+
+def in_child(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a forked process of its own, which begins with what this one has imported; wait for it."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(function, arguments)
 
 
 def options(document: str | None, *, rounds: int) -> argparse.ArgumentParser:
@@ -239,15 +260,41 @@ def write_report(path: Path | None, facts: Any) -> None:
         path.write_text(json.dumps({"machine": machine(), "results": facts}, indent=1) + "\n", encoding="utf-8")
 
 
+def plot_bars(path: Path | None, values: Mapping[str, float], title: str, unit: str) -> None:
+    """Draw one bar for each value."""
+    if path is None:
+        return
+    plt = pyplot()
+    figure, panel = plt.subplots(figsize=(9, 0.32 * len(values) + 1.1), layout="constrained")
+    names = list(values)[::-1]
+    bars = panel.barh(names, [values[name] for name in names], color=[_colour(name) for name in names])
+    panel.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
+    panel.set_title(title, loc="left", fontsize=10)
+    panel.set_xlabel(unit, fontsize=8)
+    panel.tick_params(labelsize=8)
+    panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def pyplot() -> Any:
+    """Return matplotlib's pyplot, which only plots need."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # draws into files, on machines without a screen too
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _colour(name: str) -> str:
+    return "tab:blue" if "ours" in name else "tab:orange" if "webdataset" in name else "tab:gray"
+
+
 def plot_contests(path: Path | None, contests: Sequence[Contest]) -> None:
     """Draw one panel of bars for each contest: times the reference, with the range over the rounds."""
     if path is None:
         return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, panels = plt.subplots(
         len(contests), 1, squeeze=False, figsize=(9, sum(0.32 * len(c.contenders) + 1.1 for c in contests)),
         height_ratios=[len(c.contenders) + 2 for c in contests], layout="constrained",
@@ -258,8 +305,7 @@ def plot_contests(path: Path | None, contests: Sequence[Contest]) -> None:
         for row, result in enumerate(results):
             ratios = [theirs / ours for ours, theirs in zip(result.wall, reference.wall, strict=True)]
             middle = result.times(reference)
-            colour = "tab:orange" if result is reference else "tab:blue" if "ours" in result.name else "tab:gray"
-            panel.barh(row, middle, color=colour)
+            panel.barh(row, middle, color=_colour(result.name))
             panel.plot([min(ratios), max(ratios)], [row, row], color="black", linewidth=1)
             panel.text(max(ratios), row, f"  {middle:.1f}", va="center", fontsize=8)
         panel.set_yticks(range(len(results)), [result.name for result in results], fontsize=8)

@@ -1,0 +1,183 @@
+"""Does it cost more to read a sample after many others, or one shard of a long list?
+
+    python benchmarks/bench_growth.py --json growth.json --plot growth.png
+
+Skipping: shards of 10,000 to 100,000 small members, of which ``select_files`` takes one in a hundred. The time for a
+member should not depend on how many came before it, and no memory should be left over from those that were refused.
+
+Long lists: 100,000 and 1,000,000 shards. The seconds until the list exists and its first URL has come, and the memory
+that a URL takes. Each is measured in a process of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import webdataset
+from contest import in_child, options, parse, pyplot, write_report
+from datasets import Fields, folder, write_shard
+from rich.console import Console
+from rich.table import Table
+from torch.utils.data.datapipes.iter import IterableWrapper
+from webdataset.tariterators import tarfile_to_samples
+
+from wds_datapipes import ShardList
+
+MEMBERS = (10_000, 30_000, 100_000)
+LISTS = (100_000, 1_000_000)
+
+
+class Skipping(NamedTuple):
+    """What reading one shard took."""
+
+    us_per_member: float
+    bytes_left: int
+
+
+class Listing(NamedTuple):
+    """What a long list took."""
+
+    seconds: float
+    bytes_per_url: float
+
+
+def one_in_a_hundred(name: str) -> bool:
+    return name.endswith("00.txt")
+
+
+def ours(url: str) -> Iterable[Any]:
+    pipe: Iterable[Any] = ShardList(url).load_wds_shards(select_files=one_in_a_hundred).group_samples()
+    return pipe
+
+
+def theirs(url: str) -> Iterable[Any]:
+    urls = webdataset.SimpleShardList([url])
+    pipeline: Iterable[Any] = webdataset.DataPipeline(urls, tarfile_to_samples(select_files=one_in_a_hundred))
+    return pipeline
+
+
+READERS: dict[str, Callable[[str], Iterable[Any]]] = {"ours": ours, "webdataset": theirs}
+
+
+def skip(reader: str, path: str, members: int) -> Skipping:
+    """Read a shard to its last sample, and tell what reading it left in memory."""
+    count = 0
+    before = _resident()
+    begin = time.perf_counter()
+    samples = iter(READERS[reader](path))
+    for _ in samples:
+        count += 1
+        if count == members // 100:  # the shard is still open, and all that is kept for it is there
+            lasted = time.perf_counter() - begin
+            gc.collect()
+            left = _resident() - before
+    if count != members // 100:
+        raise AssertionError(f"{reader} yielded {count} samples of {path}, not {members // 100}")
+    return Skipping(1e6 * lasted / members, left)
+
+
+def ours_list(urls: str) -> Iterator[str]:
+    return iter(ShardList(urls))
+
+
+def torch_list(urls: str) -> Iterator[str]:
+    return iter(IterableWrapper(webdataset.shardlists.expand_urls(urls), deepcopy=False))
+
+
+def theirs_list(urls: str) -> Iterator[Any]:
+    return iter(webdataset.SimpleShardList(urls))
+
+
+LISTERS: dict[str, Callable[[str], Iterator[Any]]] = {
+    "ours": ours_list,
+    "webdataset": theirs_list,
+    "webdataset's expansion in torch's IterableWrapper": torch_list,
+}
+
+
+def enlist(lister: str, shards: int) -> Listing:
+    """Expand a pattern and take the first URL."""
+    gc.collect()
+    before = _resident()
+    begin = time.perf_counter()
+    urls = LISTERS[lister](f"s3://bucket/data/train-{{0000000..{shards - 1:07d}}}.tar")
+    next(urls)
+    lasted = time.perf_counter() - begin
+    return Listing(lasted, (_resident() - before) / shards)
+
+
+def _resident() -> int:
+    """Bytes of memory in use."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * 4096
+
+
+def shard(data: Path, members: int) -> str:
+    path = data / f"growth-{members}.tar"
+    if not path.exists():
+        data.mkdir(parents=True, exist_ok=True)
+        samples: Iterator[tuple[str, Fields]] = ((f"{index:08d}", {"txt": b"x" * 100}) for index in range(members))
+        write_shard(path, samples)
+    return str(path)
+
+
+def main() -> None:
+    arguments = parse(options(__doc__, rounds=3))
+    scale = min(1.0, arguments.scale)
+    sizes = [max(200, int(size * scale)) for size in MEMBERS]
+    paths = [shard(folder(arguments.data), size) for size in sizes]
+    skipped: dict[str, list[list[Skipping]]] = {reader: [[] for _ in sizes] for reader in READERS}
+    listed: dict[str, list[list[Listing]]] = {lister: [[] for _ in LISTS] for lister in LISTERS}
+    for _ in range(arguments.rounds):
+        for column, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+            for reader, results in skipped.items():
+                results[column].append(in_child(skip, reader, path, size))
+        for column, length in enumerate(LISTS):
+            for lister, lists in listed.items():
+                lists[column].append(in_child(enlist, lister, int(length * scale)))
+
+    console = Console(width=110)
+    table = Table(title="Skip 99 of 100 members: µs a member, kB left in memory", title_justify="left")
+    table.add_column("reader", no_wrap=True)
+    for size in sizes:
+        table.add_column(f"{size:,} members", justify="right")
+    for reader, results in skipped.items():
+        table.add_row(reader, *(f"{_middle(runs, 0):.2f} µs, {_middle(runs, 1) / 1e3:,.0f} kB" for runs in results))
+    console.print(table)
+    table = Table(title="Long lists: seconds to the first URL, bytes a URL", title_justify="left")
+    table.add_column("list", no_wrap=True)
+    for length in LISTS:
+        table.add_column(f"{int(length * scale):,} shards", justify="right")
+    for lister, lists in listed.items():
+        table.add_row(lister, *(f"{_middle(runs, 0):.3f} s, {_middle(runs, 1):,.0f} B" for runs in lists))
+    console.print(table)
+    write_report(arguments.json, {"members": sizes, "skipping": skipped, "shards": LISTS, "listing": listed})
+    if arguments.plot:
+        plot(arguments.plot, sizes, skipped)
+
+
+def _middle(runs: list[Any], which: int) -> float:
+    return float(statistics.median(run[which] for run in runs))
+
+
+def plot(path: Path, sizes: list[int], skipped: dict[str, list[list[Skipping]]]) -> None:
+    figure, panels = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for reader, results in skipped.items():
+        panels[0].plot(sizes, [_middle(runs, 0) for runs in results], marker="o", label=reader)
+        panels[1].plot(sizes, [_middle(runs, 1) / 1e6 for runs in results], marker="o", label=reader)
+    for panel, label in zip(panels, ("µs a member", "MB left in memory"), strict=True):
+        panel.set_xlabel("members in the shard, 99 of 100 refused")
+        panel.set_ylabel(label)
+        panel.set_ylim(bottom=0)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What does one more stage cost, for each item that passes through it?
+
+    python benchmarks/bench_stage_cost.py --json stages.json --plot stages.png
+
+The same stage is put in a row 0 to 4 times, over a source in memory. The slope of the line through the times is the
+cost of a stage; the source, which differs in cost between pipes and generators, drops out of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contest import Contender, Contest, Work, options, parse, pyplot, write_report
+from rich.console import Console
+from rich.table import Table
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import wds_datapipes  # noqa: F401  registers the stages
+
+Build = Callable[[list[Any], int], Iterable[Any]]
+STAGES = range(5)
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+def passed_on(source: Iterable[Any]) -> Iterator[Any]:
+    # Not `yield from`: a stage takes each item into its hands.
+    for item in source:  # noqa: UP028
+        yield item
+
+
+class PassOn(IterDataPipe[Any]):
+    """Built as the stages of this package are."""
+
+    _is_child_datapipe = False
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from passed_on(self.source)
+
+
+class Plain(IterDataPipe[Any]):
+    """Built as torch's documentation says."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from passed_on(self.source)
+
+
+def generators(items: list[Any], stages: int) -> Iterable[Any]:
+    result: Iterable[Any] = iter(items)
+    for _ in range(stages):
+        result = passed_on(result)
+    return result
+
+
+def pipes(stage: Callable[[Any, int], Any]) -> Build:
+    """Return what puts a stage in a row; it is told how many are before it."""
+
+    def build(items: list[Any], stages: int) -> Iterable[Any]:
+        pipe: IterDataPipe[Any] = IterableWrapper(items, deepcopy=False)
+        for number in range(stages):
+            pipe = stage(pipe, number)
+        return pipe
+
+    return build
+
+
+KINDS: dict[str, Build] = {
+    "plain generator": generators,
+    "pipe of ours, passes on": pipes(lambda pipe, _: PassOn(pipe)),
+    "ours, .map_dict(cls=same)": pipes(lambda pipe, _: pipe.map_dict(cls=same)),
+    "ours, .rename(one field)": pipes(lambda pipe, number: pipe.rename(**{"ba"[number % 2]: "ab"[number % 2]})),
+    "ours, .to_tuple(two fields)": pipes(lambda pipe, number: pipe.to_tuple("a", "cls") if number == 0 else pipe),
+    "pipe as torch documents it, passes on": pipes(lambda pipe, _: Plain(pipe)),
+    "torch .map(same)": pipes(lambda pipe, _: pipe.map(same)),
+}
+#: What it yields is no sample, so it stands once in a row, and not four times.
+ONCE = "ours, .to_tuple(two fields)"
+
+
+def contender(kind: str, items: list[Any], stages: int) -> Contender:
+    def run() -> Work:
+        deque(KINDS[kind](items, stages), maxlen=0)
+        return Work(len(items), 0)
+
+    return Contender(f"{kind} x {stages}", run)
+
+
+def slopes(contest: Contest) -> dict[str, tuple[list[float], float]]:
+    """For each kind, the best times and the cost of a stage, in µs an item.
+
+    A round takes some milliseconds, so one that others interrupted is far off; the best times are the steady ones.
+    """
+    found = {}
+    for kind in KINDS:
+        counts = [0, 1] if kind == ONCE else list(STAGES)
+        times = [1e6 / contest.result(f"{kind} x {count}").best_rate for count in counts]
+        found[kind] = (times, float(np.polyfit(counts, times, 1)[0]))
+    return found
+
+
+def show(found: dict[str, tuple[list[float], float]]) -> None:
+    table = Table(title="µs an item, with 0 to 4 stages (best rounds)", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for heading in [*map(str, STAGES), "one more stage"]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for kind, (times, slope) in found.items():
+        cells = [f"{time:.2f}" for time in times] + [""] * (len(STAGES) - len(times))
+        table.add_row(kind, *cells, f"{slope:.2f}")
+    Console(width=100).print(table)
+
+
+def plot(path: Path | None, found: dict[str, tuple[list[float], float]]) -> None:
+    if path is None:
+        return
+    figure, panel = pyplot().subplots(figsize=(8, 5), layout="constrained")
+    for kind, (times, slope) in found.items():
+        panel.plot(range(len(times)), times, marker="o", label=f"{kind}: {slope:.2f} µs")
+    panel.set_xticks(list(STAGES))
+    panel.set_xlabel("stages in a row")
+    panel.set_ylabel("µs an item")
+    panel.legend(frameon=False)
+    panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    arguments = parse(options(__doc__, rounds=25))
+    samples = [{"__key__": str(number), "a": b"text", "cls": number} for number in range(int(20_000 * arguments.scale))]
+    contenders = [
+        contender(kind, samples, count) for kind in KINDS for count in STAGES if kind != ONCE or count in (0, 1)
+    ]
+    contest = Contest("One more stage", contenders, f"{next(iter(KINDS))} x 0", unit="item", shortest_turn=0.0)
+    contest.run(arguments.rounds)
+    found = slopes(contest)
+    show(found)
+    facts = {kind: {"us_per_item": times, "us_per_stage": slope} for kind, (times, slope) in found.items()}
+    write_report(arguments.json, facts)
+    plot(arguments.plot, found)
+
+
+if __name__ == "__main__":
+    main()
