@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import BinaryIO
 
 __all__ = ["Ahead"]
@@ -53,15 +54,19 @@ class Ahead:
             return True
         self.window, self.at = b"", 0
         if left > PIECE and self.stream.seekable():
-            # A seek may go beyond the end without a word, so the last byte is read.
-            self.stream.seek(left - 1, 1)
-            self.position += left - 1
-            left = 1
+            here = self.stream.tell()
+            if here + left > self.stream.seek(0, io.SEEK_END):
+                return False
+            self.stream.seek(here + left)
+            self.position += left
+            return True
         while left and (piece := self._read(min(left, PIECE))):
             left -= len(piece)
         return not left
 
     def _read(self, count: int) -> bytes:
         data = self.stream.read(count)
+        while len(data) < count and (more := self.stream.read(count - len(data))):
+            data += more  # an unbuffered file may give less than was asked for
         self.position += len(data)
         return data

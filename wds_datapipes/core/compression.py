@@ -151,7 +151,8 @@ def decompressed(stream: BinaryIO, *, url: str) -> BinaryIO:
         url: the shard's name in messages.
 
     Returns:
-        A buffered stream. That of a plain stream seeks if the stream does.
+        A stream with a buffer; a plain local file as it is, since the tar reader asks for much at once by itself and a
+        buffer in between would copy all data once more. That of a plain stream seeks if the stream does.
 
     Raises:
         MissingDependency: the data are zstd and the package for it is not installed.
@@ -159,6 +160,11 @@ def decompressed(stream: BinaryIO, *, url: str) -> BinaryIO:
     Reading it raises ``TruncatedShard`` where the compressed data end too early, ``CorruptShard`` where they are
     damaged or followed by something else, and whatever the stream itself raises.
     """
+    if isinstance(stream, io.FileIO) and stream.seekable():
+        head = stream.read(HEAD_BYTES)
+        stream.seek(-len(head), io.SEEK_CUR)
+        if recognised(head) is None:
+            return stream
     source = buffered(stream)
     try:
         # One look is enough where the first read brings as much, so a plain stream costs no more than its buffer.

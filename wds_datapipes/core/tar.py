@@ -61,6 +61,9 @@ def read_members(
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker)
     choose = _chooser(select_files, rename_files)
     small = 0  # how many small members came in a row
+    # What stands between the data of two large members, in blocks: small members and headers, the same ones again and
+    # again. It is read at once, but not more of the next large member, which would have to be copied together.
+    between, data_end = 1, 0
     while True:
         entry = None
         if headers.plain:
@@ -84,6 +87,7 @@ def read_members(
             data = ahead.take(min(size, len(ahead.window)))
         else:
             small = 0
+            between = min(between + 1, max((ahead.offset - data_end) // BLOCK, 1))
             try:
                 data = ahead.take(size)
             except (MemoryError, OverflowError) as error:
@@ -91,7 +95,8 @@ def read_members(
                     f"{archive} says that its member {name!r} (header at byte {start}) has {size} bytes, more than "
                     f"memory holds. {DAMAGED}, or leave the member out with select_files"
                 ) from error
-            ahead.fill(padding + BLOCK)
+            ahead.fill(padding + between * BLOCK)
+            data_end = ahead.offset + padding
         if len(data) != size:
             raise _cut(entry, archive, f"{len(data)} of its {size} bytes are there")
         ahead.at += padding
