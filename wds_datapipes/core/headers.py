@@ -212,7 +212,7 @@ class HeaderReader:
                     f"form 'length keyword=value'"
                 )
             if keyword == b"path":
-                records["path"] = value.rstrip(b"/")
+                records["path"] = value
             elif keyword == b"size":
                 records["size"] = value
             elif keyword.startswith(b"GNU.sparse."):
