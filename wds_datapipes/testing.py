@@ -38,7 +38,7 @@ def build_shard(
     Returns:
         The path, as ``str``.
 
-    Example:
+    Examples:
         >>> build_shard("a.tar", [{"__key__": "000", "txt": b"hello", "cls": b"7"}])
         'a.tar'
     """
@@ -74,7 +74,7 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
     Raises:
         AssertionError: the stage breaks the contract, with the sentence that it breaks.
 
-    Example:
+    Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> check_stage(lambda: IterableWrapper([{"a": 1}, {"a": 2}]).to_tuple("a"))
     """

@@ -16,12 +16,13 @@ def first_dot(name: str) -> tuple[str, str] | None:
 
     Hidden files (a base name that begins with a dot), directories and files without a dot belong to no sample.
 
-    >>> first_dot("train/000123.seg.png")
-    ('train/000123', 'seg.png')
-    >>> first_dot("v1.2/a.jpg")
-    ('v1.2/a', 'jpg')
-    >>> first_dot("train/._000123.jpg"), first_dot("README")
-    (None, None)
+    Examples:
+        >>> first_dot("train/000123.seg.png")
+        ('train/000123', 'seg.png')
+        >>> first_dot("v1.2/a.jpg")
+        ('v1.2/a', 'jpg')
+        >>> first_dot("train/._000123.jpg"), first_dot("README")
+        (None, None)
     """
     base = name.rfind("/") + 1
     dot = name.find(".", base)
@@ -33,10 +34,11 @@ def first_dot(name: str) -> tuple[str, str] | None:
 def last_dot(name: str) -> tuple[str, str] | None:
     """Split at the last dot of the base name, for data whose keys hold dots.
 
-    >>> last_dot("scan-1.25mm.png")
-    ('scan-1.25mm', 'png')
-    >>> last_dot("train/.hidden.png") is None
-    True
+    Examples:
+        >>> last_dot("scan-1.25mm.png")
+        ('scan-1.25mm', 'png')
+        >>> last_dot("train/.hidden.png") is None
+        True
     """
     base = name.rfind("/") + 1
     dot = name.rfind(".", base)

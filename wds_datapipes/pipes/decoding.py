@@ -61,10 +61,11 @@ class SampleDecoder(IterDataPipe[Sample]):
     A subclass is a decoder with arguments or state. It sets `extensions`, defines ``decode(self, data)``, and has a
     constructor that passes ``source`` on; as a stage it decodes the fields with those extensions and passes the rest.
 
-    >>> from torch.utils.data.datapipes.iter import IterableWrapper
-    >>> samples = IterableWrapper([{"__key__": "a", "cls": b"7", "meta.json": b'{"ok": true}', "bin": b"x"}])
-    >>> list(samples.wds_decode("rgb8", bin=len))
-    [{'__key__': 'a', 'cls': 7, 'meta.json': {'ok': True}, 'bin': 1}]
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": "a", "cls": b"7", "meta.json": b'{"ok": true}', "bin": b"x"}])
+        >>> list(samples.wds_decode("rgb8", bin=len))
+        [{'__key__': 'a', 'cls': 7, 'meta.json': {'ok': True}, 'bin': 1}]
     """
 
     _is_child_datapipe = False
@@ -153,14 +154,15 @@ def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F]
     Raises:
         ValueError: the name cannot be used, or is taken.
 
-    >>> @register_decoder("reversed_text", "rev")
-    ... def reversed_text(data):
-    ...     return data.decode()[::-1]
-    >>> from torch.utils.data.datapipes.iter import IterableWrapper
-    >>> list(IterableWrapper([{"rev": b"olleh", "cls": b"7"}]).reversed_text())
-    [{'rev': 'hello', 'cls': b'7'}]
-    >>> list(IterableWrapper([{"rev": b"olleh", "cls": b"7"}]).wds_decode("reversed_text"))
-    [{'rev': 'hello', 'cls': 7}]
+    Examples:
+        >>> @register_decoder("reversed_text", "rev")
+        ... def reversed_text(data):
+        ...     return data.decode()[::-1]
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"rev": b"olleh", "cls": b"7"}]).reversed_text())
+        [{'rev': 'hello', 'cls': b'7'}]
+        >>> list(IterableWrapper([{"rev": b"olleh", "cls": b"7"}]).wds_decode("reversed_text"))
+        [{'rev': 'hello', 'cls': 7}]
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ValueError(f"a stage is called like a method, such as 'sketch', and not {name!r}")

@@ -33,7 +33,7 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
     Raises:
         MissingField: a sample has none of the alternatives.
 
-    Example:
+    Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([{"__key__": "a", "png": b"...", "cls": 3}]).to_tuple("jpg;png", "cls"))
         [(b'...', 3)]
@@ -78,7 +78,7 @@ class FieldRenamer(IterDataPipe[Sample]):
     Raises:
         MissingField: a sample has none of the old names.
 
-    Example:
+    Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([{"__key__": "a", "png": b"...", "cls": 3}]).rename(image="jpg;png"))
         [{'__key__': 'a', 'cls': 3, 'image': b'...'}]
@@ -118,7 +118,7 @@ class DictMapper(IterDataPipe[Sample]):
     Raises:
         MissingField: a sample lacks one of the fields.
 
-    Example:
+    Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([{"__key__": "a", "txt": "Hello"}]).map_dict(txt=str.upper))
         [{'__key__': 'a', 'txt': 'HELLO'}]
@@ -154,7 +154,7 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
     Raises:
         ValueError: there are more functions than elements.
 
-    Example:
+    Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([("a", 1)]).map_tuple(str.upper, None))
         [('A', 1)]

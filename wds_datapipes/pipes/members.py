@@ -21,12 +21,12 @@ class ShardLoader(IterDataPipe[Member]):
     """Read the files of each shard (functional name: ``load_wds_shards``).
 
     A shard is a local path, a ``file:`` URL, ``-`` for standard input, ``pipe:`` and a shell command that writes a tar
-    archive, a scheme of :func:`register_opener`, or any URL that fsspec opens. gzip, bzip2, xz and zstd (extra ``zst``)
+    archive, a scheme of `register_opener`, or any URL that fsspec opens. gzip, bzip2, xz and zstd (extra ``zst``)
     are recognised by content. Shards are read as streams, forward and once, and closed when they end, when they fail
     and when iteration is abandoned.
 
     Yields:
-        :class:`Member`: ``(url: str, name: str, data: bytes, offset: int)`` of each regular file, in the order of the
+        `Member`: ``(url: str, name: str, data: bytes, offset: int)`` of each regular file, in the order of the
         archive; ``offset`` is where its first header begins in the uncompressed archive, in bytes.
 
     Args:
@@ -49,7 +49,7 @@ class ShardLoader(IterDataPipe[Member]):
         CommandFailed: a ``pipe:`` command ended with an error, even if the archive looked whole.
         ReadFailed: the disk, the store or the network failed.
 
-    Example:
+    Examples:
         >>> from wds_datapipes.testing import build_shard
         >>> shard = build_shard("train.tar", [{"__key__": "a", "txt": b"one", "cls": b"1"}])
         >>> [(member.name, member.data, member.offset) for member in ShardList(shard).load_wds_shards()]

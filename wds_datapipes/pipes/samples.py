@@ -33,9 +33,9 @@ class SampleGrouper(IterDataPipe[Sample]):
         local file) and the fields in the order of the archive, without a leading dot.
 
     Args:
-        source: yields :class:`Member`.
-        key_rule: splits a name into ``(key, field)``, or returns ``None`` for a file of no sample: :func:`first_dot`,
-            :func:`last_dot` or a function of your own.
+        source: yields `Member`.
+        key_rule: splits a name into ``(key, field)``, or returns ``None`` for a file of no sample: `first_dot`,
+            `last_dot` or a function of your own.
         fields: the fields to keep; samples without any of them are not yielded. All fields are kept by default.
         lowercase: call fields by their lower-case names.
         on_duplicate: what to do when a field occurs twice in a sample: ``"raise"``, or keep the ``"first"`` or
@@ -49,7 +49,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         DuplicateField: a field occurs twice in a sample.
         ReturningKey: a sample's files are not neighbours, and ``on_returning_key`` is ``"raise"``.
 
-    Example:
+    Examples:
         >>> from wds_datapipes.testing import build_shard
         >>> shard = build_shard("train.tar", [{"__key__": "a", "txt": b"one", "cls": b"1"}])
         >>> list(ShardList(shard).load_wds_shards().group_samples(fields=["cls"]))
@@ -117,7 +117,7 @@ class SampleShuffler(IterDataPipe[Sample]):
             until ``buffer_size`` wait. By default ``buffer_size``; fewer start sooner, and mix the first ones less.
         max_bytes: the most bytes of values (of bytes, arrays, tensors and images) that wait in the buffer.
 
-    Example:
+    Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> sorted(IterableWrapper(range(5)).shuffle_samples(3))
         [0, 1, 2, 3, 4]

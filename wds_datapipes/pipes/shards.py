@@ -34,7 +34,7 @@ class ShardList(IterDataPipe[str]):
     Raises:
         PatternError: a pattern cannot be expanded, or matches nothing.
 
-    Example:
+    Examples:
         >>> list(ShardList("train-{000..002}.tar"))
         ['train-000.tar', 'train-001.tar', 'train-002.tar']
         >>> len(ShardList(["a-{0..9}.tar", "b.tar"]))

@@ -59,17 +59,15 @@ IMAGE_SPECS = {
 class ImageDecoder(ByExtension):
     """Decodes image fields to arrays, tensors or Pillow images.
 
-    ==========================  ===================================  ===============  =========  ===========
-    spec                        value                                shape            dtype      range
-    ==========================  ===================================  ===============  =========  ===========
-    ``l8`` ``rgb8`` ``rgba8``   numpy array                          (H, W[, C])      uint8      0 to 255
-    ``l`` ``rgb`` ``rgba``      numpy array                          (H, W[, C])      float32    0 to 1
-    ``torchl8``                 tensor, without a channel dimension  (H, W)           uint8      0 to 255
-    ``torchrgb8 torchrgba8``    tensor                               (C, H, W)        uint8      0 to 255
-    ``torchl``                  tensor, without a channel dimension  (H, W)           float32    0 to 1
-    ``torch torchrgb[a]``       tensor                               (C, H, W)        float32    0 to 1
-    ``pill pil pilrgb[a]``      Pillow image, L, RGB or RGBA
-    ==========================  ===================================  ===============  =========  ===========
+    | spec                       | value                               | shape       | dtype   | range    |
+    |----------------------------|-------------------------------------|-------------|---------|----------|
+    | ``l8`` ``rgb8`` ``rgba8``  | numpy array                         | (H, W[, C]) | uint8   | 0 to 255 |
+    | ``l`` ``rgb`` ``rgba``     | numpy array                         | (H, W[, C]) | float32 | 0 to 1   |
+    | ``torchl8``                | tensor, without a channel dimension | (H, W)      | uint8   | 0 to 255 |
+    | ``torchrgb8 torchrgba8``   | tensor                              | (C, H, W)   | uint8   | 0 to 255 |
+    | ``torchl``                 | tensor, without a channel dimension | (H, W)      | float32 | 0 to 1   |
+    | ``torch torchrgb[a]``      | tensor                              | (C, H, W)   | float32 | 0 to 1   |
+    | ``pill pil pilrgb[a]``     | Pillow image, L, RGB or RGBA        |             |         |          |
 
     Arrays and tensors are contiguous, writable, and own their memory. For 8-bit images the values are webdataset's, bit
     for bit. Gray images of 16 bits are scaled, where webdataset clips them: 65535 becomes 255, or 1.0 in float specs,
@@ -84,8 +82,9 @@ class ImageDecoder(ByExtension):
         background: put transparent images on this colour: a name, ``"#rrggbb"`` or (red, green, blue). Without it,
             specs that have no alpha drop it, and the colours behind transparent pixels show, as in webdataset.
 
-    >>> ImageDecoder("rgb8", min_size=256)
-    ImageDecoder('rgb8', min_size=256)
+    Examples:
+        >>> ImageDecoder("rgb8", min_size=256)
+        ImageDecoder('rgb8', min_size=256)
     """
 
     def __init__(

@@ -76,9 +76,10 @@ class ExtensionDecoder(ByExtension):
 def handle_extension(extensions: str | Iterable[str], function: Callable[[bytes], Any]) -> ExtensionDecoder:
     """Make a decoder of a function ``bytes -> value``, for the fields whose name ends in one of the extensions.
 
-    >>> upper = handle_extension("txt cap.en", lambda data: data.decode().upper())
-    >>> upper("txt", b"a"), upper("left.TXT", b"b"), upper("cap.en", b"c"), upper("en", b"d")
-    ('A', 'B', 'C', None)
+    Examples:
+        >>> upper = handle_extension("txt cap.en", lambda data: data.decode().upper())
+        >>> upper("txt", b"a"), upper("left.TXT", b"b"), upper("cap.en", b"c"), upper("en", b"d")
+        ('A', 'B', 'C', None)
     """
     return ExtensionDecoder(extensions, function)
 

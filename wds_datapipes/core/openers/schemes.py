@@ -37,15 +37,16 @@ def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> No
     A worker process that is started by "spawn" or "forkserver" begins without it. Put the call into a module that the
     workers import too, such as the one that defines the function.
 
-    >>> import io
-    >>> from wds_datapipes.core.openers import open_url
-    >>> def open_zeros(url, /, **options):
-    ...     size = int(url.removeprefix("zeros:"))
-    ...     return io.BytesIO(bytes(size))
-    >>> register_opener("zeros", open_zeros)
-    >>> with open_url("zeros:3") as stream:
-    ...     stream.read()
-    b'\x00\x00\x00'
+    Examples:
+        >>> import io
+        >>> from wds_datapipes.core.openers import open_url
+        >>> def open_zeros(url, /, **options):
+        ...     size = int(url.removeprefix("zeros:"))
+        ...     return io.BytesIO(bytes(size))
+        >>> register_opener("zeros", open_zeros)
+        >>> with open_url("zeros:3") as stream:
+        ...     stream.read()
+        b'\x00\x00\x00'
 
     Args:
         scheme: the part before the colon: a letter, then letters, digits, ``+``, ``-`` or ``.``, two characters at
