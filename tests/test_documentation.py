@@ -1,0 +1,167 @@
+"""Every page of the documentation is a script: its blocks of code are run, and what they print is compared.
+
+CONTRIBUTING.md tells what may stand in a page.
+"""
+
+from __future__ import annotations
+
+import doctest
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from PIL import Image
+
+from wds_datapipes.testing import build_shard
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: What the blocks of a page may be: run in Python, run by bash, compared, and two that are only shown.
+KINDS = {"python", "console", "text", "shell", ""}
+FENCE = re.compile(r"^ *(`{3,})(.*)$")
+#: Printed at the end of each block, to find out which block has printed what.
+MARK = "\x1e"
+
+
+class Block(NamedTuple):
+    """A block of code: its kind, the line where it begins, and what it holds."""
+
+    kind: str
+    line: int
+    text: str
+
+
+def blocks_of(text: str) -> list[Block]:
+    """The fenced blocks of a page."""
+    found = []
+    kind, start, lines = "", 0, list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = FENCE.match(line)
+        if not start:
+            if fence:
+                assert line.startswith("```"), f"line {number}: the blocks of a page are not indented"
+                kind, start, lines = fence[2], number, []
+                assert kind in KINDS, f"line {number}: a block is one of {sorted(KINDS)}, not {kind!r}"
+        elif line == "```":
+            found.append(Block(kind, start, "".join(f"{line}\n" for line in lines)))
+            start = 0
+        else:
+            lines.append(line)
+    assert not start, f"line {start}: the block does not end"
+    return found
+
+
+def script_of(blocks: list[Block]) -> str:
+    """A script that runs the blocks in their order. Its lines have the numbers that they have in the page."""
+    lines: list[str] = []
+    for block in blocks:
+        lines += [""] * (block.line - len(lines))
+        if block.kind == "python":
+            lines += block.text.splitlines()
+        elif block.kind == "console":
+            commands = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
+            arguments = ["bash", "-euo", "pipefail", "-c", "\n".join(commands)]
+            lines.append(f"import subprocess; subprocess.run({arguments!r}, check=True)")
+        else:
+            continue
+        lines += [""] * (block.line + block.text.count("\n") - len(lines))
+        lines.append(f"print({MARK!r}, flush=True)")
+    return "\n".join(lines) + "\n"
+
+
+def expected_of(blocks: list[Block]) -> dict[int, str]:
+    """What is compared, by the number of the block that prints it, counted among those that are run."""
+    expected: dict[int, str] = {}
+    number = -1
+    for block in blocks:
+        if block.kind in ("python", "console"):
+            number += 1
+        if block.kind == "console":
+            expected[number] = re.sub(r"^\$ .*\n", "", block.text, flags=re.MULTILINE)
+        elif block.kind == "text":
+            assert number not in expected, f"line {block.line}: there is no block whose output this is"
+            expected[number] = block.text
+    return expected
+
+
+def run_page(text: str, folder: Path) -> None:
+    """Run a page in a folder, and compare what it prints."""
+    blocks = blocks_of(text)
+    script = folder / "page.py"
+    script.write_text(script_of(blocks), encoding="utf-8")
+    finished = subprocess.run(
+        [sys.executable, script.name], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    printed = finished.stdout.split(f"{MARK}\n")
+    for number, want in expected_of(blocks).items():
+        same = doctest.OutputChecker().check_output(want, printed[number], doctest.ELLIPSIS)
+        assert same, f"The page says:\n{want}\nIt prints:\n{printed[number]}"
+
+
+def write_training_shards(folder: Path) -> None:
+    """Make the shards that the README reads."""
+    (folder / "data").mkdir()
+    for shard in range(4):
+        samples: list[dict[str, bytes | str]] = []
+        for index in range(8):
+            file = io.BytesIO()
+            Image.new("L", (8, 8), 8 * index).save(file, "png")
+            samples.append({"__key__": f"{shard}-{index}", "png": file.getvalue(), "cls": str(index).encode()})
+        build_shard(folder / f"data/train-{shard:03d}.tar", samples)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_runs(page: Path, tmp_path: Path) -> None:
+    write_training_shards(tmp_path)
+    run_page(page.read_text(encoding="utf-8"), tmp_path)
+
+
+def test_the_readme_has_the_commands_that_are_tested() -> None:
+    commands = [block.text for block in blocks_of((ROOT / "README.md").read_text("utf-8")) if block.kind == "shell"]
+    assert commands == [
+        'python -m pip install ".[demo]" -c constraints.txt && wds-datapipes demo\n',
+        "python -m pip install nox && nox -s tests\n",
+    ]
+    assert commands[1].strip() in (ROOT / ".ci/run").read_text("utf-8")
+
+
+GOOD = """\
+```python
+name = "page"
+print(name)
+```
+```text
+page
+```
+```console
+$ echo 'a  b'
+a  b
+```
+"""
+
+
+def test_a_good_page_passes(tmp_path: Path) -> None:
+    run_page(GOOD, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "text"),
+    [
+        ('name = "page"', "name = 1 / 0", 'page.py", line 2.*ZeroDivisionError'),
+        ("\npage\n", "\npages\n", r"It prints:\s+page"),
+        ("\na  b\n", "\nab\n", r"It prints:\s+a  b"),
+        ("$ echo 'a  b'", "$ false | true", "CalledProcessError"),
+        ("```python", "``` python", "line 1: a block is one of"),
+        ("```python", "  ```python", "line 1: the blocks of a page are not indented"),
+        ("\n```\n```text", "\n```\n\n```text\n```\n```text", "there is no block whose output this is"),
+    ],
+)
+def test_a_bad_page_fails(right: str, wrong: str, text: str, tmp_path: Path) -> None:
+    assert right in GOOD
+    with pytest.raises(AssertionError, match=f"(?s){text}"):
+        run_page(GOOD.replace(right, wrong), tmp_path)
