@@ -73,9 +73,11 @@ def group_samples(
                     continue
                 member_key, raw_field = parts
                 if member_key != key:
-                    if sample is not None and (wanted is None or len(sample) > len(origin)):
+                    if sample is not None and len(sample) > len(origin):
                         yield sample
                     key, prefix, skip, offsets = member_key, f"{member_key}.", len(member_key) + 1, []
+                    if key[:2] == "__":
+                        prefix = NO_NAME  # the next name may be that of a meta member
                     sample = origin.copy()
                     sample["__key__"] = key
                     if key not in seen:
