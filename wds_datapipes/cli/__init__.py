@@ -1,0 +1,31 @@
+"""The command line, ``wds-datapipes``: one file a command.
+
+To add a command, write a module here with a function of the same name, and put the name into `COMMANDS`. Modules here
+import torch, and whatever else takes long, in the functions that need it, so that ``--help`` and completion are quick.
+"""
+
+import sys
+
+from wds_datapipes.core.optional import require
+from wds_datapipes.errors import MissingDependency
+
+__all__ = ["COMMANDS", "main"]
+
+#: The commands, in the order of the help page. Each is the function of this name in the module of this name.
+COMMANDS = ("demo",)
+
+
+def main() -> None:
+    """Run the command that the program's arguments name, and exit with its code.
+
+    Exit codes: 0, fine; 1, a fault in the data was found; 2, wrong use, or a package that is not installed.
+    """
+    try:
+        for package in ("typer", "rich"):
+            require(package, extra="cli", purpose="run the command line")
+    except MissingDependency as error:
+        print(f"Error: {error}", file=sys.stderr)  # noqa: T201  nothing better to print with is installed
+        sys.exit(2)
+    from wds_datapipes.cli.program import build_program
+
+    build_program(COMMANDS)(prog_name="wds-datapipes")

@@ -1,0 +1,92 @@
+"""The program around the commands: its help page, its version, and how it ends when a command fails."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from importlib import import_module, metadata
+from typing import Annotated, ParamSpec
+
+import typer
+
+from wds_datapipes.errors import (
+    MissingDependency,
+    PatternError,
+    ShardNotOpened,
+    UnknownScheme,
+    UnsafeCodec,
+    WdsError,
+)
+
+__all__ = ["FAULT_FOUND", "WRONG_USE", "WrongUse", "build_program", "told"]
+
+P = ParamSpec("P")
+
+#: Exit codes beside 0.
+FAULT_FOUND, WRONG_USE = 1, 2
+
+
+class WrongUse(Exception):
+    """What was asked for cannot be done; the message says why, and what can."""
+
+
+#: The errors that another command line cures, and no change of the data.
+USER_ERRORS = (MissingDependency, PatternError, ShardNotOpened, UnknownScheme, UnsafeCodec, WrongUse)
+
+
+def build_program(commands: Iterable[str]) -> typer.Typer:
+    """Make the program of the named commands."""
+    program = typer.Typer(
+        no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False
+    )
+    program.callback()(describe)
+    for name in commands:
+        command = getattr(import_module(f"wds_datapipes.cli.{name}"), name)
+        program.command(name)(reporting(command))
+    return program
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version of the package and end the program."""
+    if wanted:
+        typer.echo(f"wds-datapipes {metadata.version('wds-datapipes')}")
+        raise typer.Exit
+
+
+def describe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train from WebDataset tar shards on torchdata DataPipes."""
+
+
+def reporting(command: Callable[P, None]) -> Callable[P, None]:
+    """Let a command end with one line and an exit code where it would end with a traceback.
+
+    This is for the errors that the package raises on purpose. All others are bugs, and keep their traceback.
+    """
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (WdsError, WrongUse) as error:
+            typer.echo(f"Error: {told(error)}", err=True)
+            raise typer.Exit(WRONG_USE if isinstance(error, USER_ERRORS) else FAULT_FOUND) from None
+
+    return run
+
+
+def told(error: Exception) -> str:
+    r"""Return the message that an error was raised with.
+
+    One that comes from a worker carries the traceback there, with the message at its end, and torch appends the stage.
+
+    >>> told(ValueError("Caught ValueError in worker process 0.\nOriginal Traceback:\nValueError: odd\nThis ..."))
+    'odd'
+    """
+    text = str(error)
+    raised = re.findall(rf"^(?:\w+\.)*{type(error).__name__}: (.+)$", text, flags=re.MULTILINE)
+    return raised[-1] if raised else text.partition("\n")[0]

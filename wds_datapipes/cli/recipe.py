@@ -1,0 +1,66 @@
+"""The lines of code that read what the demo has read, for the user to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["digits_recipe", "images_recipe"]
+
+# wds_datapipes comes first: importing it mends torchdata, and quiets its banner.
+DIGITS = """\
+from wds_datapipes import ShardList
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+shards = ShardList({shards}).shuffle().sharding_filter()
+samples = shards.load_wds_shards().group_samples().shuffle_samples(1000)
+batches = samples.wds_decode("torchl8").to_tuple("png", "cls").batch(64).collate()
+workers = MultiProcessingReadingService(num_workers=2)
+loader = DataLoader2(batches, reading_service=workers)
+for images, labels in loader:
+    print(images.shape, labels.shape)
+loader.shutdown()
+"""
+
+IMAGES = """\
+import numpy
+from wds_datapipes import ImageDecoder, ShardList
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+def shrink(image):
+    return numpy.array(image.resize(({size}, {size})))
+
+shards = ShardList({shards}).shuffle().sharding_filter()
+samples = shards.load_wds_shards().group_samples().shuffle_samples(1000)
+decoded = samples.wds_decode(ImageDecoder("pilrgb", min_size={size}), only={only})
+batches = decoded.to_tuple({image}, {label}).map_tuple(shrink).batch(64).collate()
+workers = MultiProcessingReadingService(num_workers=2)
+loader = DataLoader2(batches, reading_service=workers)
+for images, labels in loader:
+    print(images.shape, len(labels))
+loader.shutdown()
+"""
+
+
+def digits_recipe(shards: str) -> str:
+    """Return the ten lines for gray images of one size, in the shards of a pattern."""
+    return DIGITS.format(shards=quoted(shards))
+
+
+def images_recipe(shards: Sequence[str], *, image_field: str, label_field: str, size: int) -> str:
+    """Return the lines for images of any size, in the shards of some patterns."""
+    return IMAGES.format(
+        shards=quoted(shards[0]) if len(shards) == 1 else f"[{', '.join(map(quoted, shards))}]",
+        only=quoted(f"{image_field.replace(';', ' ')} {label_field}"),
+        image=quoted(image_field),
+        label=quoted(label_field),
+        size=size,
+    )
+
+
+def quoted(text: str) -> str:
+    r"""Return a literal in double quotes where it can be.
+
+    >>> quoted("a.tar"), quoted('"a".tar')
+    ('"a.tar"', '\'"a".tar\'')
+    """
+    return f'"{text}"' if text.isprintable() and not set(text) & {'"', "\\"} else repr(text)
