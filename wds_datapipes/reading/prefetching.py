@@ -22,7 +22,10 @@ def guarded(fill: Callable[..., None]) -> Callable[..., None]:
     def thread_worker(prefetch_data: Any, *args: Any) -> None:
         _filling.data = prefetch_data
         prefetch_data.source_datapipe = _delivered(prefetch_data.source_datapipe, prefetch_data.prefetch_buffer.append)
-        fill(prefetch_data, *args)
+        try:
+            fill(prefetch_data, *args)
+        finally:
+            _filling.data = None
 
     return thread_worker
 

@@ -74,7 +74,7 @@ _done: list[Repair] = []
 def repairs() -> list[Repair]:
     """Return what is wrong in torchdata's DataLoader2, and what of it is mended in this process.
 
-    Example:
+    Examples:
         >>> from wds_datapipes import repairs
         >>> [repair.name for repair in repairs()]
         ['uneven_workers', 'dead_workers', 'lost_errors', 'orphans', 'shutdown', 'repeated_order', 'unseeded_service']
@@ -270,6 +270,7 @@ def shutdown() -> None:
             process, questions, answers = self._dispatch_process
             for queue in questions:
                 queue.put(TerminateRequest())  # a worker that was killed has not passed it on
+                queue.put(None)
             end_processes([process], grace_s=GRACE_S if started else 0.0)
             processes.append(process)
             requests += questions

@@ -26,6 +26,9 @@ from wds_datapipes.reading.prefetching import given_up
 
 __all__ = ["LiveWorkers", "WatchedClient"]
 
+#: How long the last request may take to leave this process, in seconds.
+FLUSH_S = 1.0
+
 
 class WatchedClient(IterDataPipeQueueProtocolClient):  # type: ignore[misc]  # torchdata has no types
     """torchdata's end of the conversation with one worker, which learns of every way the worker can fail.
@@ -57,6 +60,15 @@ class WatchedClient(IterDataPipeQueueProtocolClient):  # type: ignore[misc]  # t
         if self._failure is not None:
             self._failure.reraise()
         super().request_reset_epoch(seed_generator, iter_reset_fn)
+
+    def request_terminate(self) -> None:
+        """Send the last request, and wait until it is written.
+
+        A process that ends while its thread writes leaves the queue locked for every other process that writes to it.
+        """
+        super().request_terminate()
+        self.request_queue.close()
+        self.request_queue._thread.join(FLUSH_S)
 
 
 class LiveWorkers(_IterateQueueDataPipes):  # type: ignore[misc]  # torchdata has no types

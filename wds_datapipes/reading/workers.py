@@ -66,7 +66,7 @@ def run_dispatcher(
     worker_info: Any,
     custom_reset_fn: Callable[..., Any] | None = None,
 ) -> None:
-    """Run torchdata's loop of the dispatching process and send whatever it raises.
+    """Run torchdata's loop of the dispatching process, send whatever it raises, and stay until None is received.
 
     The arguments are those torchdata passes: its loop has one more before ``custom_reset_fn``, which therefore lands
     in the wrong place.
@@ -77,6 +77,10 @@ def run_dispatcher(
         MultipleDataPipesToQueuesLoop(
             source_datapipes, req_queues, res_queues, process_name, worker_info, custom_reset_fn=custom_reset_fn
         )
+    # The main process sees at once that this one has ended, and would not wait for the error that a worker passes on.
+    for queue in req_queues:
+        while queue.get() is not None:
+            pass
 
 
 def bind(run: Callable[..., None], *args: Any) -> None:
