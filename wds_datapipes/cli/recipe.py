@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 __all__ = ["digits_recipe", "images_recipe"]
 
-# wds_datapipes comes first: importing it mends torchdata, and quiets its banner.
+# wds_datapipes is imported before torchdata, which would print a banner otherwise. Lines fit a terminal of 80 columns.
 DIGITS = """\
 from wds_datapipes import ShardList
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-shards = ShardList({shards}).shuffle().sharding_filter()
-samples = shards.load_wds_shards().group_samples().shuffle_samples(1000)
-batches = samples.wds_decode("torchl8").to_tuple("png", "cls").batch(64).collate()
-workers = MultiProcessingReadingService(num_workers=2)
-loader = DataLoader2(batches, reading_service=workers)
+shards = ShardList({shards}).shuffle()
+samples = shards.sharding_filter().load_wds_shards().group_samples()
+decoded = samples.shuffle_samples(1000).wds_decode("torchl8")
+batches = decoded.to_tuple("png", "cls").batch(64).collate()
+loader = DataLoader2(batches, reading_service=MultiProcessingReadingService(2))
 for images, labels in loader:
     print(images.shape, labels.shape)
 loader.shutdown()
@@ -29,12 +29,13 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 def shrink(image):
     return numpy.array(image.resize(({size}, {size})))
 
-shards = ShardList({shards}).shuffle().sharding_filter()
-samples = shards.load_wds_shards().group_samples().shuffle_samples(1000)
-decoded = samples.wds_decode(ImageDecoder("pilrgb", min_size={size}), only={only})
-batches = decoded.to_tuple({image}, {label}).map_tuple(shrink).batch(64).collate()
-workers = MultiProcessingReadingService(num_workers=2)
-loader = DataLoader2(batches, reading_service=workers)
+shards = ShardList({shards}).shuffle()
+samples = shards.sharding_filter().load_wds_shards().group_samples()
+decoder = ImageDecoder("pilrgb", min_size={size})
+decoded = samples.shuffle_samples(1000).wds_decode(decoder, only={only})
+pairs = decoded.to_tuple({image}, {label}).map_tuple(shrink)
+batches = pairs.batch(64).collate()
+loader = DataLoader2(batches, reading_service=MultiProcessingReadingService(2))
 for images, labels in loader:
     print(images.shape, len(labels))
 loader.shutdown()
