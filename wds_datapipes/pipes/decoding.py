@@ -38,7 +38,8 @@ class SampleDecoder(IterDataPipe[Sample]):
     All other fields stay bytes, images, video and audio too unless a decoder for them is named.
 
     Yields:
-        A new dict for each sample, with the same keys in the same order. Keys that begin with ``__`` are not touched.
+        dict: a new one for each sample, with the same keys in the same order. Values of keys that begin with ``__`` are
+            not touched.
 
     Args:
         source: samples, as ``group_samples`` yields them.

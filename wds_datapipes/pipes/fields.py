@@ -20,7 +20,7 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
     """Turn samples into tuples of chosen fields (functional name: ``to_tuple``).
 
     Yields:
-        ``tuple``: one value for each spec.
+        tuple: one value for each spec.
 
     Args:
         source: yields samples.
@@ -66,7 +66,7 @@ class FieldRenamer(IterDataPipe[Sample]):
     """Give fields new names (functional name: ``rename``).
 
     Yields:
-        ``dict``: the fields that are not mentioned, then the new ones. ``__key__`` and ``__url__`` always stay.
+        dict: the fields that are not mentioned, then the new ones. ``__key__`` and ``__url__`` always stay.
 
     Args:
         source: yields samples.
@@ -108,7 +108,7 @@ class DictMapper(IterDataPipe[Sample]):
     """Apply functions to fields by name (functional name: ``map_dict``).
 
     Yields:
-        ``dict``: a new one for each sample, which is itself left alone.
+        dict: a new one for each sample, which is itself left alone.
 
     Args:
         source: yields samples.
@@ -144,7 +144,7 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
     """Apply functions to the elements of tuples by position (functional name: ``map_tuple``).
 
     Yields:
-        ``tuple``: a new one for each.
+        tuple: a new one for each.
 
     Args:
         source: yields tuples or lists.

@@ -26,7 +26,7 @@ class ShardLoader(IterDataPipe[Member]):
     and when iteration is abandoned.
 
     Yields:
-        `Member`: ``(url: str, name: str, data: bytes, offset: int)`` of each regular file, in the order of the
+        Member: ``(url: str, name: str, data: bytes, offset: int)`` of each regular file, in the order of the
         archive; ``offset`` is where its first header begins in the uncompressed archive, in bytes.
 
     Args:

@@ -29,7 +29,7 @@ class SampleGrouper(IterDataPipe[Sample]):
     never yielded.
 
     Yields:
-        ``dict[str, bytes]``: ``__key__``, ``__url__`` (both ``str``), ``__local_path__`` (``str``, where the shard is a
+        dict[str, bytes]: ``__key__``, ``__url__`` (both ``str``), ``__local_path__`` (``str``, where the shard is a
         local file) and the fields in the order of the archive, without a leading dot.
 
     Args:
@@ -108,7 +108,7 @@ class SampleShuffler(IterDataPipe[Sample]):
     turns it off.
 
     Yields:
-        The items of ``source``, unchanged, in random order.
+        Any: the items of ``source``, unchanged, in random order.
 
     Args:
         source: yields samples, or anything else.

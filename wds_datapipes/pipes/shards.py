@@ -25,7 +25,7 @@ class ShardList(IterDataPipe[str]):
     The list is made once, when the pipeline is built, so that all workers deal out the same one.
 
     Yields:
-        ``str``: the URL of each shard, in the order of the list.
+        str: the URL of each shard, in the order of the list.
 
     Args:
         urls: a pattern, a path, or an iterable of them.
