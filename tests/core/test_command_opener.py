@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import psutil  # type: ignore[import-untyped]  # it carries no types
+import psutil
 import pytest
 
 from wds_datapipes.core.openers import command, open_url
