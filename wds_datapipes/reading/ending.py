@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from wds_datapipes.reading.inbox import Inbox
 
-__all__ = ["GRACE_S", "end_processes"]
+__all__ = ["GRACE_S", "end_processes", "end_service"]
 
 #: How long a process may take to end by itself, in seconds. Nobody needs the item that it may be making.
 GRACE_S = 2.0
@@ -40,3 +42,39 @@ def end_processes(processes: Iterable[BaseProcess], inboxes: Sequence[Inbox] = (
         for process in running:
             process.join(max(0.0, deadline - time.monotonic()))
         running = [process for process in running if process.is_alive()]
+
+
+def end_service(service: Any) -> None:
+    """End the processes of a ``MultiProcessingReadingService``, however far it got, and give back its descriptors."""
+    from torchdata.dataloader2.communication.messages import TerminateRequest
+
+    grace_s = 0.0
+    if service._worker_consumer_datapipe is not None:
+        grace_s = GRACE_S
+        service._worker_consumer_datapipe.request_terminate()
+    if service._main_prefetch_datapipe is not None:
+        service._main_prefetch_datapipe.shutdown()  # its thread no longer waits for a worker
+    inboxes = [pipe.protocol.inbox for pipe in service._worker_datapipes]
+    processes = [process for process, _, _ in service._worker_processes]
+    requests = [queue for _, queue, _ in service._worker_processes]
+    end_processes(processes, inboxes, grace_s=grace_s)
+    for inbox in inboxes:
+        inbox.close()
+    if service._dispatch_process is not None:
+        dispatcher, questions, answers = service._dispatch_process
+        for queue in questions:
+            queue.put(TerminateRequest())  # a worker that was killed has not passed it on
+            queue.put(None)
+        end_processes([dispatcher], grace_s=grace_s)
+        processes.append(dispatcher)
+        requests += questions
+        for queue in answers:
+            queue._reader.close()
+            queue._writer.close()
+    for queue in requests:
+        queue.close()
+    for process in processes:
+        with suppress(ValueError):  # not even SIGKILL has ended it yet
+            process.close()
+    service._worker_processes = []
+    service._dispatch_process = None

@@ -20,7 +20,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -231,10 +230,9 @@ def shutdown() -> None:
     notice that ``join`` ran out of time. It stops the thread now, does not wait for answers, and ends what has not
     ended by itself. At the end of the interpreter it runs before the prefetch threads are frozen.
     """
-    from torchdata.dataloader2.communication.messages import TerminateRequest
     from torchdata.dataloader2.reading_service import MultiProcessingReadingService
 
-    from wds_datapipes.reading.ending import GRACE_S, end_processes
+    from wds_datapipes.reading.ending import end_service
 
     running: weakref.WeakSet[Any] = weakref.WeakSet()
     initialize = MultiProcessingReadingService.initialize
@@ -252,38 +250,9 @@ def shutdown() -> None:
     @functools.wraps(MultiProcessingReadingService.finalize)
     def finalize(self: Any) -> None:
         # A forked worker has a copy of the service, and with it of the queues; their processes are not its own.
-        if self._finalized or getattr(self, "_owner_pid", None) != os.getpid():
-            return
-        self._finalized = True
-        started = self._worker_consumer_datapipe is not None
-        if started:
-            self._worker_consumer_datapipe.request_terminate()
-        if self._main_prefetch_datapipe is not None:
-            self._main_prefetch_datapipe.shutdown()
-        inboxes = [pipe.protocol.inbox for pipe in self._worker_datapipes]
-        processes = [process for process, _, _ in self._worker_processes]
-        end_processes(processes, inboxes, grace_s=GRACE_S if started else 0.0)
-        for inbox in inboxes:
-            inbox.close()
-        requests = [queue for _, queue, _ in self._worker_processes]
-        if self._dispatch_process is not None:
-            process, questions, answers = self._dispatch_process
-            for queue in questions:
-                queue.put(TerminateRequest())  # a worker that was killed has not passed it on
-                queue.put(None)
-            end_processes([process], grace_s=GRACE_S if started else 0.0)
-            processes.append(process)
-            requests += questions
-            for queue in answers:
-                queue._reader.close()
-                queue._writer.close()
-        for queue in requests:
-            queue.close()
-        for process in processes:
-            with suppress(ValueError):  # not even SIGKILL has ended it yet
-                process.close()
-        self._worker_processes = []
-        self._dispatch_process = None
+        if not self._finalized and getattr(self, "_owner_pid", None) == os.getpid():
+            self._finalized = True
+            end_service(self)
 
     @atexit.register
     def finalize_all() -> None:
