@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import webdataset
-from contest import Contender, Contest, Work, options, parse, plot_contests, write_report
+from contest import Contender, Contest, options, parse, plot_contests, write_report
 from PIL import Image
 
 from wds_datapipes import ImageDecoder
@@ -46,30 +46,28 @@ def photographs(count: int, shortest: int, longest: int) -> list[Sample]:
     ]
 
 
-def consume(samples: Iterable[Sample]) -> Work:
-    count = size = 0
-    for sample in samples:
-        count += 1
-        size += sample["jpg"].nbytes
-    return Work(count, size)
+def payload(sample: Sample) -> int:
+    return int(sample["jpg"].nbytes)
 
 
-def ours(samples: list[Sample], spec: str | ImageDecoder) -> Work:
-    return consume(wds_decode(samples, spec))
+def ours(samples: list[Sample], decoder: str | ImageDecoder) -> Iterable[Sample]:
+    return wds_decode(samples, decoder)
 
 
-def theirs(samples: list[Sample], spec: str) -> Work:
-    return consume(webdataset.DataPipeline(lambda: iter(samples), webdataset.decode(spec)))
+def theirs(samples: list[Sample], spec: str) -> Iterable[Sample]:
+    pipeline: Iterable[Sample] = webdataset.DataPipeline(lambda: iter(samples), webdataset.decode(spec))
+    return pipeline
 
 
 def contest(title: str, samples: list[Sample], spec: str, *, scaled: bool) -> Contest:
     contenders = [
-        Contender(f"ours, {spec}", lambda: ours(samples, spec)),
-        Contender(f"webdataset, {spec}", lambda: theirs(samples, spec)),
+        Contender(f"ours, {spec}", lambda: ours(samples, spec), payload),
+        Contender(f"webdataset, {spec}", lambda: theirs(samples, spec), payload),
     ]
     if scaled:
         decoder = ImageDecoder(spec, min_size=256)
-        contenders.append(Contender(f"ours, {spec}, min_size=256", lambda: ours(samples, decoder), is_limit=True))
+        small = Contender(f"ours, {spec}, min_size=256", lambda: ours(samples, decoder), payload, is_limit=True)
+        contenders.append(small)
     return Contest(f"{title} to {spec}", contenders, f"webdataset, {spec}", unit="image")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import webdataset
-from contest import Contender, Contest, Work, options, parse, plot_contests, write_report
+from contest import Contender, Contest, options, parse, plot_contests, write_report
 from datasets import SETS, folder
 from torch.utils.data.datapipes.iter import FileOpener, IterableWrapper
 from webdataset.tariterators import tarfile_to_samples
@@ -74,35 +74,27 @@ def plain_tarfile(urls: list[str], mode: str) -> Iterator[Sample]:
             yield sample
 
 
-def consume(samples: Iterable[Sample]) -> Work:
-    """Take all samples, and count them and their bytes."""
-    count = size = 0
-    for sample in samples:
-        count += 1
-        for value in sample.values():
-            if type(value) is bytes:
-                size += len(value)
-    return Work(count, size)
+def payload(sample: Sample) -> int:
+    return sum(len(value) for value in sample.values() if type(value) is bytes)
 
 
-def raw_read(urls: list[str]) -> Work:
-    size, buffer = 0, bytearray(1024 * 1024)
+def raw_read(urls: list[str]) -> Iterator[int]:
+    buffer = bytearray(1024 * 1024)
     for url in urls:
         with Path(url).open("rb", buffering=0) as file:
             while count := file.readinto(buffer):
-                size += count
-    return Work(0, size)
+                yield count
 
 
 def contenders(urls: list[str]) -> list[Contender]:
     return [
-        Contender("ours, through the pipes", lambda: consume(ours_through_pipes(urls))),
-        Contender("ours, without pipes", lambda: consume(ours_without_pipes(urls))),
-        Contender(REFERENCE, lambda: consume(webdataset_pipeline(urls))),
-        Contender("torchdata load_from_tar().webdataset()", lambda: consume(torchdata_pipes(urls))),
-        Contender("tarfile r|, grouped by hand", lambda: consume(plain_tarfile(urls, "r|"))),
-        Contender("tarfile r:, grouped by hand", lambda: consume(plain_tarfile(urls, "r:"))),
-        Contender("raw read, nothing parsed", lambda: raw_read(urls), is_limit=True),
+        Contender("ours, through the pipes", lambda: ours_through_pipes(urls), payload),
+        Contender("ours, without pipes", lambda: ours_without_pipes(urls), payload),
+        Contender(REFERENCE, lambda: webdataset_pipeline(urls), payload),
+        Contender("torchdata load_from_tar().webdataset()", lambda: torchdata_pipes(urls), payload),
+        Contender("tarfile r|, grouped by hand", lambda: plain_tarfile(urls, "r|"), payload),
+        Contender("tarfile r:, grouped by hand", lambda: plain_tarfile(urls, "r:"), payload),
+        Contender("raw read, nothing parsed", lambda: raw_read(urls), int, is_limit=True),
     ]
 
 

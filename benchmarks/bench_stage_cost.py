@@ -8,13 +8,12 @@ cost of a stage; the source, which differs in cost between pipes and generators,
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contest import Contender, Contest, Work, options, parse, pyplot, write_report
+from contest import Contender, Contest, options, parse, pyplot, write_report
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import IterDataPipe
@@ -91,11 +90,7 @@ ONCE = "ours, .to_tuple(two fields)"
 
 
 def contender(kind: str, items: list[Any], stages: int) -> Contender:
-    def run() -> Work:
-        deque(KINDS[kind](items, stages), maxlen=0)
-        return Work(len(items), 0)
-
-    return Contender(f"{kind} x {stages}", run)
+    return Contender(f"{kind} x {stages}", lambda: KINDS[kind](items, stages))
 
 
 def slopes(contest: Contest) -> dict[str, tuple[list[float], float]]:

@@ -15,7 +15,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,14 +53,39 @@ class Work(NamedTuple):
     size: int
 
 
+def _no_size(_item: Any) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Contender:
-    """Somebody who does the work of a contest, all of it at each call."""
+    """Somebody who does the work of a contest.
+
+    Args:
+        name: what to call it.
+        begin: begins the work anew, and returns the items that it delivers.
+        size_of: the bytes of payload of an item; asked once, before the timing.
+        is_limit: it does something else on purpose, such as reading without parsing, and is not held to the others'
+            number of items and bytes.
+    """
 
     name: str
-    run: Callable[[], Work]
-    #: Does something else on purpose, such as reading without parsing, and is not held to the others' count.
+    begin: Callable[[], Iterable[Any]]
+    size_of: Callable[[Any], int] = _no_size
     is_limit: bool = False
+
+    def count(self) -> Work:
+        """Do all of the work, and count the items and their bytes."""
+        items = size = 0
+        for item in self.begin():
+            items += 1
+            size += self.size_of(item)
+        return Work(items, size)
+
+    def run(self) -> None:
+        """Do all of the work, and nothing else; as in any loop, an item is held while the next one is made."""
+        for _ in self.begin():
+            pass
 
 
 @dataclass
@@ -119,8 +144,8 @@ class Contest:
     results: list[Result] = field(default_factory=list)
 
     def check(self) -> dict[str, Work]:
-        """Run each contender once, and raise unless all of them did the same work."""
-        done = {contender.name: contender.run() for contender in self.contenders}
+        """Let each contender work once, and raise unless all of them did the same work."""
+        done = {contender.name: contender.count() for contender in self.contenders}
         held = {contender.name: done[contender.name] for contender in self.contenders if not contender.is_limit}
         if len(set(held.values())) != 1:
             raise AssertionError(f"{self.title}: the contenders did not do the same work: {held}")
@@ -199,7 +224,7 @@ class Contest:
         }
 
 
-def _turn(run: Callable[[], Work], shortest: float) -> tuple[float, float, int]:
+def _turn(run: Callable[[], None], shortest: float) -> tuple[float, float, int]:
     """Run until it has lasted long enough to be timed; return seconds, processor seconds, and how often it ran."""
     turns = 0
     cpu, wall = time.process_time(), time.perf_counter()
