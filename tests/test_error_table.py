@@ -1,0 +1,165 @@
+"""Every error of the package: where it stands in the tree, what raises it, and how it crosses to another process."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import pickle
+import re
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+from wds_datapipes import ShardList, errors
+from wds_datapipes.core.optional import require
+from wds_datapipes.testing import build_shard
+
+
+class Deadly(IterDataPipe[int]):
+    """Its worker is killed, as by a host that has run out of memory."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def shard(folder: Path, *samples: dict[str, bytes | str]) -> str:
+    return build_shard(folder / "x.tar", samples or [{"__key__": "a", "cls": "1"}, {"__key__": "b", "cls": "2"}])
+
+
+def cut(folder: Path) -> str:
+    path = shard(folder)
+    os.truncate(path, 1100)
+    return path
+
+
+def sparse(folder: Path) -> str:
+    path = Path(shard(folder))
+    block = bytearray(path.read_bytes()[:512])
+    block[156:157] = b"S"
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    path.write_bytes(block + bytes(1024))
+    return str(path)
+
+
+def written(folder: Path, content: bytes) -> str:
+    (folder / "x.tar").write_bytes(content)
+    return str(folder / "x.tar")
+
+
+def members(url: str) -> list[Any]:
+    return list(IterableWrapper([url]).load_wds_shards())
+
+
+def samples(url: str, **options: Any) -> IterDataPipe[Any]:
+    pipe: IterDataPipe[Any] = IterableWrapper([url]).load_wds_shards().group_samples(**options)
+    return pipe
+
+
+def read_failing(folder: Path) -> None:
+    """Address 0 of this process' memory is a file that opens, and fails when it is read."""
+    members("/proc/self/mem")
+
+
+#: A situation that raises each error, and what its text says.
+TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "PatternError": (lambda folder: ShardList(f"{folder}/none-*.tar"), r"none-\*\.tar"),
+    "UnknownScheme": (lambda folder: members("nowhere://x.tar"), r"scheme 'nowhere'.*register_opener"),
+    "MissingDependency": (
+        lambda folder: require("no_such_module", extra="zst", purpose="read"),
+        r"'no_such_module' is needed to read.*pip install \"wds-datapipes\[zst\]\"",
+    ),
+    "ShardNotOpened": (lambda folder: members(f"{folder}/none.tar"), r"There is no file '.*none\.tar'"),
+    "CommandFailed": (lambda folder: members("pipe:exit 3"), r"'exit 3' ended with status 3 after 0 bytes"),
+    "ReadFailed": (read_failing, r"/proc/self/mem could not be read to its end: OSError"),
+    "TruncatedShard": (lambda folder: members(cut(folder)), r"x\.tar ends inside a header, at byte 1100"),
+    "CorruptShard": (lambda folder: members(written(folder, b"<html>" * 100)), r"x\.tar is no tar archive.*<html>"),
+    "UnsupportedMember": (lambda folder: members(sparse(folder)), r"x\.tar holds the member 'a\.cls'.*sparse"),
+    "DuplicateField": (
+        lambda folder: list(samples(shard(folder, {"__key__": "a", "cls": "1", "CLS": "2"}))),
+        r"x\.tar holds the field 'cls' of the sample 'a' twice, at bytes 0 and 1024",
+    ),
+    "ReturningKey": (
+        lambda folder: list(
+            samples(
+                shard(folder, {"__key__": "a", "x": "1"}, {"__key__": "b", "x": "1"}, {"__key__": "a", "y": "1"}),
+                on_returning_key="raise",
+            )
+        ),
+        r"x\.tar holds the sample 'a' in parts: a file of it stands at byte 2048",
+    ),
+    "MissingField": (
+        lambda folder: list(samples(shard(folder)).to_tuple("jpg;png")),
+        r"field 'jpg;png' was asked for, and the sample 'a' of .*x\.tar has \['cls'\]",
+    ),
+    "DecodeError": (
+        lambda folder: list(samples(shard(folder, {"__key__": "a", "json": "{"})).wds_decode()),
+        r"field 'json' of sample 'a' in shard '.*x\.tar' cannot be decoded",
+    ),
+    "UnsafeCodec": (
+        lambda folder: list(samples(shard(folder, {"__key__": "a", "pyd": pickle.dumps(1)})).wds_decode()),
+        r"unsafe=True",
+    ),
+    "WorkerDied": (
+        lambda folder: list(DataLoader2(Deadly(), reading_service=MultiProcessingReadingService(num_workers=1))),
+        r"SIGKILL",
+    ),
+}
+#: What groups the others, and is raised by nothing.
+GROUPS = {"WdsError", "ShardError", "SampleError"}
+
+
+def test_the_table_has_every_error() -> None:
+    assert TABLE.keys() | GROUPS == set(errors.__all__)
+    assert not TABLE.keys() & GROUPS
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_raises_an_error(name: str, tmp_path: Path) -> None:
+    situation, text = TABLE[name]
+    with pytest.raises(getattr(errors, name), match=text) as caught:
+        situation(tmp_path)
+    assert type(caught.value) is getattr(errors, name)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copied), str(copied)) == (type(caught.value), str(caught.value))
+
+
+class Raising(IterDataPipe[int]):
+    """Raises an error by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+        raise getattr(errors, self.name)("x.tar holds 'a', at byte 512: {x} %s")
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_error_crosses_from_a_worker_with_its_type_and_text(name: str) -> None:
+    with pytest.raises(errors.WdsError, match=r"x\.tar holds 'a', at byte 512: \{x\} %s") as caught:
+        list(DataLoader(Raising(name), batch_size=None, num_workers=1))
+    traceback.clear_frames(caught.tb)  # one of torch's frames holds the worker, which would take 5 seconds to end
+    assert type(caught.value) is getattr(errors, name)
+
+
+def test_the_tree_is_as_it_is_drawn() -> None:
+    parents = ["WdsError"]
+    drawn = {"WdsError": (Exception,)}
+    for line in str(errors.__doc__).splitlines():
+        if match := re.match(r"(\s*[│ ]*)[├└]── (\w+)(?: \((\w+)\))?", line):
+            indent, name, other = match.groups()
+            depth = (len(indent) - 4) // 4 + 1
+            del parents[depth:]
+            bases = (parents[-1], other) if other else (parents[-1],)
+            drawn[name] = tuple(getattr(errors, base, None) or getattr(builtins, base) for base in bases)
+            parents.append(name)
+    assert drawn == {name: getattr(errors, name).__bases__ for name in errors.__all__}
