@@ -9,6 +9,10 @@ starting up is no part of it; the time to the first item includes all that build
 DataLoader2 runs as torchdata has it ("unrepaired", by ``WDS_DATAPIPES_REPAIRS=0``) and as importing ``wds_datapipes``
 leaves it. Every contender is a process of its own, ended with its workers once it has been measured: torchdata's
 service may hang when it is shut down.
+
+Measured, times WebLoader with two workers: one by one DataLoader2 1.1 (unrepaired 0.4), DataLoader 2.3; in lists of 64
+they are at 8.6, 8.6 and 9.4. So gather samples into batches in the workers: what one message costs is then shared by
+all of its samples.
 """
 
 from __future__ import annotations

@@ -5,16 +5,19 @@
 Each contender reads BIG (members of 4 MiB) in a process of its own, forked after the imports: it first reads a little
 of SMALL, then the kernel's mark of the highest memory in use is set back, and read at the end (VmHWM, so Linux only).
 A consumer holds its last sample while the next one is read, so two members, 8.4 MB, are the least to expect.
+
+Measured, MB: 12.5 for ours, 25.0 for webdataset, 20.8 for tarfile as a stream, 8.4 for tarfile with seeking. A stage
+of ours still holds the sample before while the next member is read.
 """
 
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 from bench_reading import contenders
 from contest import in_child, options, parse, plot_bars, write_report
 from datasets import SETS, folder
+from memory import in_use, peak, restart_peak
 from rich.console import Console
 from rich.table import Table
 
@@ -24,15 +27,10 @@ def extra(name: str, small: list[str], big: list[str]) -> int:
     run = {contender.name: contender.run for contender in contenders(small)}[name]
     run()
     run = {contender.name: contender.run for contender in contenders(big)}[name]
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = _kilobytes("VmRSS")
+    restart_peak()
+    before = in_use()
     run()
-    return 1024 * (_kilobytes("VmHWM") - before)
-
-
-def _kilobytes(mark: str) -> int:
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split(f"{mark}:")[1].split()[0])
+    return peak() - before
 
 
 def main() -> None:
