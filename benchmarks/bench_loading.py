@@ -138,7 +138,7 @@ def main() -> None:
     urls = SETS["SMALL"].write(folder(arguments.data), arguments.scale)
     console = Console(width=110)
     facts: dict[str, dict[str, list[Loading]]] = {}
-    for together in (1, 64):
+    for together in (64,) if arguments.quick else (1, 64):
         for workers in arguments.workers:
             title = f"{'samples' if together == 1 else f'lists of {together}'}, {workers} worker(s)"
             found: dict[str, list[Loading]] = {loader: [] for loader in LOADERS}
