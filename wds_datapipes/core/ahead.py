@@ -30,6 +30,11 @@ class Ahead:
         """Where the next byte is in the stream."""
         return self.position - len(self.window) + self.at
 
+    @property
+    def left(self) -> int:
+        """How much of the window is not used yet."""
+        return len(self.window) - self.at
+
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes, or fewer at the end of the stream."""
         at, window = self.at, self.window

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError, note
@@ -14,6 +14,10 @@ __all__ = ["Missing", "map_dict", "map_tuple", "parse_specs", "rename", "to_tupl
 
 Missing: TypeAlias = Literal["raise", "none"]
 Function: TypeAlias = Callable[[Any], Any]
+T = TypeVar("T")
+
+#: No field has this name, so a sample's ``get`` returns None for it.
+NO_FIELD = "\0"
 
 
 def parse_specs(specs: Sequence[str]) -> list[tuple[str, ...]]:
@@ -34,14 +38,19 @@ def to_tuple(
     """Yield the named fields of each sample as a tuple."""
     policy = ErrorPolicy(on_error, "to_tuple")
     alternatives = parse_specs(specs)
+    # Samples have the same few sets of fields again and again; which of them to take is found out once for each.
+    chosen: dict[tuple[str, ...], list[str]] = {}
     for sample in source:
-        try:
-            values = tuple([_pick(sample, names, missing) for names in alternatives])
-        except MissingField as error:
-            if policy.goes_on(error):
-                continue
-            break
-        yield values
+        names = chosen.get(fields := tuple(sample))
+        if names is None:
+            try:
+                names = [_choose(sample, options, missing) for options in alternatives]
+            except MissingField as error:
+                if policy.goes_on(error):
+                    continue
+                break
+            _remember(chosen, fields, names)
+        yield tuple(map(sample.get, names))
     policy.finish()
 
 
@@ -52,15 +61,19 @@ def rename(
     policy = ErrorPolicy(on_error, "rename")
     alternatives = list(zip(new, parse_specs(list(new.values())), strict=True))
     taken = frozenset(name for _, names in alternatives for name in names)
+    chosen: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # as above: the new names, and the old ones
     for sample in source:
-        try:
-            renamed = {name: _pick(sample, names, "raise") for name, names in alternatives}
-        except MissingField as error:
-            if policy.goes_on(error):
-                continue
-            break
-        rest = {name: value for name, value in sample.items() if name[:2] == "__" or (keep and name not in taken)}
-        yield {**rest, **renamed}
+        names = chosen.get(fields := tuple(sample))
+        if names is None:
+            kept = {name: name for name in fields if name[:2] == "__" or (keep and name not in taken)}
+            try:
+                names = [*{**kept, **{name: _choose(sample, options) for name, options in alternatives}}.items()]
+            except MissingField as error:
+                if policy.goes_on(error):
+                    continue
+                break
+            _remember(chosen, fields, names)
+        yield {name: sample[old] for name, old in names}
     policy.finish()
 
 
@@ -74,7 +87,9 @@ def map_dict(
         field = ""
         try:
             for field, function in functions.items():
-                mapped[field] = function(_pick(sample, (field,), "raise"))
+                if field not in mapped:
+                    _choose(sample, (field,))
+                mapped[field] = function(mapped[field])
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
             note(error, f"This happened in map_dict, at the field {field!r} of {_told(sample)}")
             if policy.goes_on(error):
@@ -110,14 +125,21 @@ def map_tuple(
     policy.finish()
 
 
-def _pick(sample: Sample, names: tuple[str, ...], missing: Missing) -> Any:
+def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") -> str:
+    """Return the first of some fields that a sample has."""
     for name in names:
         if name in sample:
-            return sample[name]
+            return name
     if missing == "none":
-        return None
+        return NO_FIELD
     fields = [name for name in sample if name[:2] != "__"]
     raise MissingField(f"the field {';'.join(names)!r} was asked for, and {_told(sample)} has {fields}")
+
+
+def _remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:
+    if len(chosen) > 1000:  # samples whose fields are never the same again
+        chosen.clear()
+    chosen[fields] = names
 
 
 def _told(sample: Sample) -> str:

@@ -10,7 +10,19 @@ from zlib import adler32
 from wds_datapipes.core.ahead import Ahead
 from wds_datapipes.errors import CorruptShard, TruncatedShard, UnsupportedMember
 
-__all__ = ["ADLERS", "AGAIN", "BLOCK", "DAMAGED", "FILE", "NUMBERS", "EndMarker", "Entry", "HeaderReader", "text"]
+__all__ = [
+    "ADLERS",
+    "AGAIN",
+    "BLOCK",
+    "DAMAGED",
+    "FILE",
+    "NUMBERS",
+    "PAX_LOCAL",
+    "EndMarker",
+    "Entry",
+    "HeaderReader",
+    "text",
+]
 
 EndMarker: TypeAlias = Literal["required", "optional"]
 
@@ -92,6 +104,13 @@ class HeaderReader:
                 start = self._ahead.offset  # it stands for itself, and belongs to no member
             position = self._ahead.offset
             block = self._ahead.take(BLOCK)
+
+    def may_be_ignored(self, records: bytes) -> bool:
+        """Whether PAX records are in order, and say nothing of how to read a member."""
+        try:
+            return not self._records(records, 0)
+        except CorruptShard:
+            return False
 
     def _extend(self, pending: dict[str, bytes], kind: bytes, size: int, position: int) -> None:
         """Read the long name or the PAX records that stand before a member, from the header at ``position``."""

@@ -40,14 +40,14 @@ def group_samples(
     names = _FieldNames(lowercase)
     wanted = None if fields is None else frozenset(fields)
     returning_warned = on_returning_key == "ignore"
-    # With this rule, a name that goes on with the key and a dot needs no splitting to be known as the sample's.
+    # With this rule, a name that is the key, a dot and a field that was met before need not be split.
     by_first_dot = key_rule is first_dot
 
     # The shard being read: its URL, what its samples say of it, the offset reached, the keys met.
     url, origin, reached, seen = "", Sample(), -1, set[str]()
     # The sample being gathered (None: there is none, or it was refused), its key, and the offsets of its members.
     sample: Sample | None = None
-    key, prefix, skip, offsets = None, NO_NAME, 0, list[int]()
+    key, prefix, skip, offsets = None, NO_NAME, len(NO_NAME), list[int]()
     try:
         for member in source:
             try:
@@ -62,22 +62,26 @@ def group_samples(
                 if sample is not None and len(sample) > len(origin) and _ended_well(url):
                     yield sample
                 url, origin = member_url, _origin(member_url)
-                sample, key, prefix = None, None, NO_NAME
+                sample, key, prefix, skip = None, None, NO_NAME, len(NO_NAME)
                 seen.clear()
             reached = offset
-            if by_first_dot and name.startswith(prefix) and "/" not in (raw_field := name[skip:]):
-                pass
-            else:
-                parts = None if name[:2] == "__" and is_meta(name) else key_rule(name)
-                if parts is None:
-                    continue
-                member_key, raw_field = parts
+            if name[:skip] != prefix or (field := names.get(name[skip:], "")) == "":
+                # Not the key, a dot and a field that was met before: a field in another sample, or something else.
+                member_key, _, raw_field = name.partition(".")
+                field = names.get(raw_field, "") if by_first_dot and name[:1] != "_" else ""
+                if field == "" or member_key[-1:] in ("", "/"):
+                    parts = None if name[:2] == "__" and is_meta(name) else key_rule(name)
+                    if parts is None:
+                        continue
+                    member_key, raw_field = parts
+                    field = names[raw_field]
                 if member_key != key:
                     if sample is not None and len(sample) > len(origin):
                         yield sample
-                    key, prefix, skip, offsets = member_key, f"{member_key}.", len(member_key) + 1, []
-                    if key[:2] == "__":
-                        prefix = NO_NAME  # the next name may be that of a meta member
+                    key, offsets = member_key, []
+                    # After a key like a meta member's, a name that goes on with it may be that of a meta member.
+                    prefix = f"{key}." if by_first_dot and key[:2] != "__" else NO_NAME
+                    skip = len(prefix)
                     sample = origin.copy()
                     sample["__key__"] = key
                     if key not in seen:
@@ -92,7 +96,6 @@ def group_samples(
                         warnings.warn(_returning(url, key, offset), stacklevel=2)
             if sample is None:
                 continue
-            field = names[raw_field]
             if wanted is not None and field not in wanted:
                 continue
             if field not in sample:

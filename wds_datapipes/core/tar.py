@@ -15,7 +15,18 @@ from typing import BinaryIO
 from zlib import adler32
 
 from wds_datapipes.core.ahead import Ahead
-from wds_datapipes.core.headers import ADLERS, AGAIN, BLOCK, DAMAGED, FILE, NUMBERS, EndMarker, Entry, HeaderReader
+from wds_datapipes.core.headers import (
+    ADLERS,
+    AGAIN,
+    BLOCK,
+    DAMAGED,
+    FILE,
+    NUMBERS,
+    PAX_LOCAL,
+    EndMarker,
+    Entry,
+    HeaderReader,
+)
 from wds_datapipes.core.types import MemberTuple
 from wds_datapipes.errors import CorruptShard, TruncatedShard
 
@@ -67,7 +78,7 @@ def read_members(
     while True:
         entry = None
         if headers.plain:
-            members, entry = _plain_members(ahead, url, choose)
+            members, entry = _plain_members(ahead, headers, url, choose)
             yield from members
             del members  # so that they can be freed before more is read
         if entry is None:
@@ -77,15 +88,12 @@ def read_members(
         name, size, is_file, start = entry
         chosen = choose(name) if is_file and choose is not None else name
         padding = -size % BLOCK
-        if chosen is None or not is_file:
-            if not ahead.skip(size + padding):
-                raise _cut(entry, archive, "not all of its data is there")
-            continue
-        if size < JOINT_READ_BELOW:
+        if is_file and size < JOINT_READ_BELOW:
             small = small + 1 if size < SMALL else 0
-            ahead.fill(size + padding + (READ_AHEAD if small > SMALL_IN_A_ROW else BLOCK))
-            data = ahead.take(min(size, len(ahead.window)))
-        else:
+            if ahead.left < size + padding + BLOCK:
+                ahead.fill(size + padding + (READ_AHEAD if small > SMALL_IN_A_ROW else BLOCK))
+            data = ahead.take(min(size, ahead.left))
+        elif is_file and chosen is not None:
             small = 0
             between = min(between + 1, max((ahead.offset - data_end) // BLOCK, 1))
             try:
@@ -97,15 +105,20 @@ def read_members(
                 ) from error
             ahead.fill(padding + between * BLOCK)
             data_end = ahead.offset + padding
+        else:
+            if not ahead.skip(size + padding):
+                raise _cut(entry, archive, "not all of its data is there")
+            continue
         if len(data) != size:
             raise _cut(entry, archive, f"{len(data)} of its {size} bytes are there")
         ahead.at += padding
-        yield url, chosen, data, start
+        if chosen is not None:
+            yield url, chosen, data, start
         del data
 
 
 def _plain_members(
-    ahead: Ahead, url: str, choose: Callable[[str], str | None] | None
+    ahead: Ahead, headers: HeaderReader, url: str, choose: Callable[[str], str | None] | None
 ) -> tuple[list[MemberTuple], Entry | None]:
     """Slice out of the window the plain files that lie in it whole; a shard is made of plain files.
 
@@ -115,26 +128,33 @@ def _plain_members(
     available = len(window)
     begin = ahead.position - available  # of the window in the archive
     members: list[MemberTuple] = []
+    first_at = at  # of the first header of the member
     while (data_at := at + BLOCK) <= available:
         block = window[at:data_at]
         raw_name, raw_size, raw_checksum, kind, prefix = PLAIN_FIELDS.unpack_from(block)
         size = NUMBERS[raw_size]
-        if kind != FILE or prefix != b"\0" or size < 0 or adler32(block) & 0xFFFF != ADLERS[raw_checksum]:
+        if prefix != b"\0" or size < 0 or adler32(block) & 0xFFFF != ADLERS[raw_checksum]:
             break
+        next_at = data_at + ((size + BLOCK - 1) & -BLOCK)
+        if kind != FILE:
+            # A PAX header that says nothing of how to read the member, as tarfile writes one for a fractional time.
+            if kind != PAX_LOCAL or next_at > available or not headers.may_be_ignored(window[data_at : data_at + size]):
+                break
+            at = next_at
+            continue
         try:
             name = raw_name.partition(b"\0")[0].decode()
         except UnicodeDecodeError:
             break
-        next_at = data_at + ((size + BLOCK - 1) & -BLOCK)
         if next_at > available:
             ahead.at = data_at
-            return members, Entry(name, size, True, begin + at)
+            return members, Entry(name, size, True, begin + first_at)
         if choose is None:
-            members.append((url, name, window[data_at : data_at + size], begin + at))
+            members.append((url, name, window[data_at : data_at + size], begin + first_at))
         elif (chosen := choose(name)) is not None:
-            members.append((url, chosen, window[data_at : data_at + size], begin + at))
-        at = next_at
-    ahead.at = at
+            members.append((url, chosen, window[data_at : data_at + size], begin + first_at))
+        at = first_at = next_at
+    ahead.at = first_at
     return members, None
 
 
