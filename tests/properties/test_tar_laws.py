@@ -417,6 +417,12 @@ def test_a_long_name_whose_cut_form_looks_like_a_directory() -> None:
     assert ours(file("L", name.encode(), kind=L) + cut + file()[512:] + END) == [(name, b"data", 0)]
 
 
+def test_a_long_name_ends_where_its_header_says() -> None:
+    """tarfile takes all of the block."""
+    name = header("L", 5, L) + b"b.txt and more".ljust(512, b"\0")
+    assert ours(name + file() + END) == [("b.txt", b"data", 0)]
+
+
 def test_the_times_of_old_gnu_headers_are_no_prefix() -> None:
     """tarfile joins them to the name; GNU tar and this reader look at the magic."""
     block = patched(file()[:512], {257: b"ustar  \0", 345: b"14712345670\0" + b"14712345671\0"})
