@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -114,17 +113,15 @@ def test_what_has_left_is_not_kept_alive() -> None:
     class Item:
         pass
 
-    gc.collect()
     alive: list[weakref.ref[Item]] = []
 
-    def source() -> Iterator[Item]:
-        for _ in range(100):
-            item = Item()
-            alive.append(weakref.ref(item))
-            yield item
-            del item
+    def make() -> Item:
+        item = Item()
+        alive.append(weakref.ref(item))
+        return item
 
-    for item in shuffle_samples(source(), rng=Random(0), buffer_size=4, initial=4, max_bytes=None):
+    source = (make() for _ in range(100))
+    for item in shuffle_samples(source, rng=Random(0), buffer_size=4, initial=4, max_bytes=None):
         del item
         assert sum(item() is not None for item in alive) <= 3
     assert len(alive) == 100
