@@ -86,6 +86,7 @@ def test_the_case_of_fields_can_be_kept() -> None:
 def test_only_some_fields() -> None:
     samples = group("a.jpg", "a.cls", "b.cls", "c.jpg", "c.txt", fields=["jpg", "txt"])
     assert [(sample["__key__"], fields(sample)) for sample in samples] == [("a", ["jpg"]), ("c", ["jpg", "txt"])]
+    assert group("a.jpg", "a.JSON", fields=["JPG", "json"]) == group("a.jpg", "a.JSON")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NAMES = st.builds(
     lambda folder, key, field: f"{folder}{key}{field}",
-    st.sampled_from(["", "", "", "d/", "__m__/", ".h/"]),
+    st.sampled_from(["", "", "", "d/", "a.x/", "__m__/", ".h/"]),
     st.sampled_from(["a", "b", "A", "__a__", "._a", ""]),
     st.sampled_from([".x", ".y", ".X", ".x.y", ".x__", ".__key__", ".", ""]),
 )
@@ -166,6 +167,8 @@ SHARDS = st.lists(st.tuples(st.sampled_from("12"), st.lists(NAMES, max_size=8), 
 
 def simply_grouped(shards: list[Shard], on_duplicate: str, lowercase: bool, wanted: set[str] | None) -> list[Sample]:
     found = []
+    if wanted is not None and lowercase:
+        wanted = {field.lower() for field in wanted}
     for url, names, whole in shards:
         parsed = []
         for number, name in enumerate(names):

@@ -38,7 +38,7 @@ def group_samples(
     """Gather neighbouring members with one key into a sample; a shard's end always ends a sample."""
     policy = ErrorPolicy(on_error, "group_samples")
     names = _FieldNames(lowercase)
-    wanted = None if fields is None else frozenset(fields)
+    wanted = None if fields is None else frozenset(field.lower() if lowercase else field for field in fields)
     returning_warned = on_returning_key == "ignore"
     # With this rule, a name that is the key, a dot and a field that was met before need not be split.
     by_first_dot = key_rule is first_dot
