@@ -274,6 +274,7 @@ def in_another_main(action: Callable[[int], None]) -> str:
     main = os.fork()
     if not main:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         dl = loader(Source([10**9, 10**9], nap, at=(1, 1)), worker=0)
         iterator = iter(dl)
         next(iterator)
