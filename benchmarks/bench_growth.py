@@ -8,7 +8,7 @@ member should not depend on how many came before it, and no memory should be kep
 Long lists: 100,000 and 1,000,000 shards. The seconds until the list exists and its first URL has come, and the memory
 that a URL takes. Each is measured in a process of its own.
 
-Measured: ours takes 5 µs and 0.7 MB whatever the number of members; webdataset 20 µs and 4.5, 13.6 and 46.5 MB, since
+Measured: ours takes 1.3 µs and 0.7 MB whatever the number of members; webdataset 20 µs and 4.5, 13.6 and 46.5 MB, since
 it keeps a record of each member that it skips. A million URLs are listed in 0.55 seconds, webdataset's in 1.65, at some
 110 bytes each.
 """

@@ -1,7 +1,9 @@
 """The data that benchmarks read: shards written with Python's tarfile, kept in a folder and written once.
 
-SMALL: a text of about 200 bytes and a class. IMG: 100 KB that stand for a JPEG file, a class and a JSON record. BIG: an
-array of 4 MiB. Payload is noise from a fixed seed, so it is the same at each place; nobody decodes it here.
+SMALL: a text of about 200 bytes and a class. PAX: the same with a PAX header before each member, as webdataset's own
+writer makes it, since it gives members the time of day to a fraction. IMG: 100 KB that stand for a JPEG file, a class
+and a JSON record. BIG: an array of 4 MiB. Payload is noise from a fixed seed, so it is the same at each place; nobody
+decodes it here.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class DataSet(NamedTuple):
     samples: int
     sample: Callable[[Random, int], Fields]
     tar_format: int
+    #: What all members have as their time; a fraction of a second takes a PAX header.
+    mtime: float = 0
 
     def write(self, where: Path, scale: float = 1.0) -> list[str]:
         """Write the shards that are not there yet; a scale of 0.1 makes a tenth of the samples."""
@@ -41,12 +45,14 @@ class DataSet(NamedTuple):
             if not path.exists():
                 random = Random(shard)
                 samples = ((f"{index:06d}", self.sample(random, index)) for index in range(count))
-                write_shard(path, samples, self.tar_format)
+                write_shard(path, samples, self.tar_format, self.mtime)
             paths.append(str(path))
         return paths
 
 
-def write_shard(path: Path, samples: Iterator[tuple[str, Fields]], tar_format: int = tarfile.USTAR_FORMAT) -> None:
+def write_shard(
+    path: Path, samples: Iterator[tuple[str, Fields]], tar_format: int = tarfile.USTAR_FORMAT, mtime: float = 0
+) -> None:
     """Write one shard from keys and fields; a run that is broken off leaves no half of one."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     with tarfile.open(partial, "w", format=tar_format) as archive:
@@ -54,6 +60,7 @@ def write_shard(path: Path, samples: Iterator[tuple[str, Fields]], tar_format: i
             for field, data in fields.items():
                 member = tarfile.TarInfo(f"{key}.{field}")
                 member.size = len(data)
+                member.mtime = mtime
                 archive.addfile(member, io.BytesIO(data))
     partial.replace(path)
 
@@ -80,6 +87,7 @@ def _big(random: Random, _index: int) -> Fields:
 
 SETS = {
     "SMALL": DataSet("SMALL", 2, 5000, _small, tarfile.USTAR_FORMAT),
+    "PAX": DataSet("PAX", 2, 5000, _small, tarfile.PAX_FORMAT, mtime=1_700_000_000.5),
     "IMG": DataSet("IMG", 2, 500, _image, tarfile.GNU_FORMAT),
     "BIG": DataSet("BIG", 2, 32, _big, tarfile.USTAR_FORMAT),
 }
