@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -131,6 +132,12 @@ def test_an_error_arrives_with_its_type_and_text(name: str, workers: int) -> Non
     error = error_of(loader)
     assert type(error) is TABLE[name].error
     assert re.search(TABLE[name].text, str(error))
+
+
+@pytest.mark.parametrize("kind", [ShardList, *registered().values()])
+def test_no_parameter_is_called_like_an_attribute_of_every_datapipe(kind: type[IterDataPipe[Any]]) -> None:
+    """torch prints such attributes in the text of every error; ``functions`` would be its list of all stages."""
+    assert not set(inspect.signature(kind).parameters) & set(dir(IterDataPipe))
 
 
 @pytest.mark.parametrize("kind", [ShardList, *registered().values()])

@@ -113,7 +113,7 @@ class DictMapper(IterDataPipe[Sample]):
     Args:
         source: yields samples.
         on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the sample.
-        functions: the field, and the function that is applied to its value.
+        by_field: the field, and the function that is applied to its value.
 
     Raises:
         MissingField: a sample lacks one of the fields.
@@ -126,14 +126,14 @@ class DictMapper(IterDataPipe[Sample]):
 
     _is_child_datapipe = False
 
-    def __init__(self, source: IterDataPipe[Sample], /, *, on_error: OnError = "raise", **functions: Function) -> None:
+    def __init__(self, source: IterDataPipe[Sample], /, *, on_error: OnError = "raise", **by_field: Function) -> None:
         super().__init__()
         check_on_error(on_error)
-        if not functions:
+        if not by_field:
             raise ValueError("map_dict needs a function for at least one field, as in map_dict(txt=str.upper)")
         self.source = source
         self.on_error = on_error
-        self._functions = functions
+        self._functions = by_field
 
     def __iter__(self) -> Iterator[Sample]:
         yield from map_dict(self.source, self._functions, on_error=self.on_error)
@@ -148,7 +148,7 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
 
     Args:
         source: yields tuples or lists.
-        functions: one for each element, from the first; ``None`` leaves its element as it is.
+        by_place: one function for each element, from the first; ``None`` leaves its element as it is.
         on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the tuple.
 
     Raises:
@@ -163,12 +163,12 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
     _is_child_datapipe = False
 
     def __init__(
-        self, source: IterDataPipe[Sequence[Any]], *functions: Function | None, on_error: OnError = "raise"
+        self, source: IterDataPipe[Sequence[Any]], *by_place: Function | None, on_error: OnError = "raise"
     ) -> None:
         super().__init__()
         check_on_error(on_error)
         self.source = source
-        self._functions = functions
+        self._functions = by_place
         self.on_error = on_error
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
