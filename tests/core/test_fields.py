@@ -39,6 +39,12 @@ def test_specs_that_name_nothing(specs: list[str]) -> None:
         parse_specs(specs)
 
 
+@pytest.mark.parametrize("specs", [[["jpg", "cls"]], ["jpg", 3]])
+def test_specs_that_are_no_strings(specs: list[Any]) -> None:
+    with pytest.raises(TypeError, match=r"a field is named by a string, .* and not by (\['jpg', 'cls'\]|3)"):
+        parse_specs(specs)
+
+
 @pytest.mark.parametrize(
     ("specs", "expected"),
     [
@@ -99,6 +105,25 @@ def test_map_tuple(
 def test_more_functions_than_elements() -> None:
     with pytest.raises(ValueError, match=r"map_tuple has 3 functions, and got 2 elements \(tuple\)"):
         list(map_tuple([(1, 2)], [str, str, str], on_error="skip"))
+
+
+@pytest.mark.parametrize("item", [("a.tar", "a.jpg", b"", 0), ([1], {}), 3])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        lambda items: to_tuple(items, ["jpg"], on_error="skip"),
+        lambda items: rename(items, {"image": "jpg"}, on_error="skip"),
+        lambda items: map_dict(items, {"jpg": str}, on_error="skip"),
+    ],
+)
+def test_what_is_no_sample(stage: Callable[[Any], Iterator[Any]], item: object) -> None:
+    with pytest.raises(TypeError, match=r"takes samples, each a dict of fields, and got a (tuple|int): put it after"):
+        list(stage([item]))
+
+
+def test_a_sample_is_no_tuple() -> None:
+    with pytest.raises(TypeError, match="map_tuple takes tuples, and got a sample: put it after to_tuple"):
+        list(map_tuple([SAMPLE], [str], on_error="skip"))  # type: ignore[list-item]  # the mistake that is tested
 
 
 #: Each stage with an input that it cannot use between two that it can.

@@ -11,6 +11,7 @@ from wds_datapipes.core.codecs import UNSAFE, find_decoder
 from wds_datapipes.core.codecs.gzipped import gunzip
 from wds_datapipes.core.codecs.matching import ByExtension, handle_extension, name_of
 from wds_datapipes.core.codecs.words import find_word
+from wds_datapipes.core.fields import no_sample
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.core.types import Sample
@@ -144,10 +145,7 @@ def decode_samples(source: Iterable[Sample], chain: DecoderChain, on_error: OnEr
     plans: dict[str, _Plan | None] = {}
     for sample in source:
         if not isinstance(sample, dict):
-            raise TypeError(
-                f"wds_decode takes samples, each a dict of fields, and got a {type(sample).__name__}: "
-                f"put it after group_samples, and before stages such as to_tuple"
-            )
+            raise no_sample("wds_decode", sample)
         decoded = {}
         try:
             for field, value in sample.items():

@@ -10,7 +10,7 @@ from wds_datapipes.core.policy import ErrorPolicy, OnError, note
 from wds_datapipes.core.types import Sample
 from wds_datapipes.errors import MissingField
 
-__all__ = ["Missing", "map_dict", "map_tuple", "parse_specs", "rename", "to_tuple"]
+__all__ = ["Missing", "map_dict", "map_tuple", "no_sample", "parse_specs", "rename", "to_tuple"]
 
 Missing: TypeAlias = Literal["raise", "none"]
 Function: TypeAlias = Callable[[Any], Any]
@@ -26,6 +26,9 @@ def parse_specs(specs: Sequence[str]) -> list[tuple[str, ...]]:
     >>> parse_specs(["jpg;png", "cls"]) == parse_specs(["jpg;png cls"]) == [("jpg", "png"), ("cls",)]
     True
     """
+    for text in specs:
+        if not isinstance(text, str):
+            raise TypeError(f'a field is named by a string, as in "jpg;png", "cls", and not by {text!r}')
     parsed = [tuple(filter(None, spec.split(";"))) for text in specs for spec in text.split()]
     if not parsed or () in parsed:
         raise ValueError(f'fields are named as in "jpg;png", "cls" (";" separates alternatives), not {specs!r}')
@@ -41,6 +44,8 @@ def to_tuple(
     # Samples have the same few sets of fields again and again; which of them to take is found out once for each.
     chosen: dict[tuple[str, ...], list[str]] = {}
     for sample in source:
+        if not isinstance(sample, dict):
+            raise no_sample("to_tuple", sample)
         names = chosen.get(fields := tuple(sample))
         if names is None:
             try:
@@ -63,6 +68,8 @@ def rename(
     taken = frozenset(name for _, names in alternatives for name in names)
     chosen: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # as above: the new names, and the old ones
     for sample in source:
+        if not isinstance(sample, dict):
+            raise no_sample("rename", sample)
         names = chosen.get(fields := tuple(sample))
         if names is None:
             kept = {name: name for name in fields if name[:2] == "__" or (keep and name not in taken)}
@@ -83,6 +90,8 @@ def map_dict(
     """Yield each sample as a new dictionary with the functions applied to their fields."""
     policy = ErrorPolicy(on_error, "map_dict")
     for sample in source:
+        if not isinstance(sample, dict):
+            raise no_sample("map_dict", sample)
         mapped = sample.copy()
         field = ""
         try:
@@ -105,6 +114,8 @@ def map_tuple(
     """Yield each sequence as a tuple with the functions applied by position; None leaves one as it is."""
     policy = ErrorPolicy(on_error, "map_tuple")
     for values in source:
+        if isinstance(values, Mapping):
+            raise TypeError("map_tuple takes tuples, and got a sample: put it after to_tuple, or use map_dict")
         mapped = list(values)
         if len(functions) > len(mapped):
             raise ValueError(
@@ -123,6 +134,14 @@ def map_tuple(
             break
         yield tuple(mapped)
     policy.finish()
+
+
+def no_sample(stage: str, item: object) -> TypeError:
+    """Make the error of a stage that takes samples and gets something else."""
+    return TypeError(
+        f"{stage} takes samples, each a dict of fields, and got a {type(item).__name__}: "
+        f"put it after group_samples, and before stages such as to_tuple"
+    )
 
 
 def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") -> str:
