@@ -287,6 +287,42 @@ def test_all_webdataset_handlers(shards: list[str]) -> None:
         known(group_samples(load_wds_shards(shards, on_error=handlers.reraise_exception)))
 
 
+# Members in another order
+
+
+@pytest.mark.parametrize("complete", [None, True], ids=["one by one", "after all are read"])
+def test_members_that_are_shuffled(complete: bool | None) -> None:
+    """They would come out as samples that lack fields."""
+    url = ShardURL("s.tar", complete=complete)
+    first, second, third = [Member(url, name, b"", 512 * at) for at, name in enumerate(["a.jpg", "a.cls", "b.jpg"])]
+    with pytest.raises(ValueError, match=r"got the one at byte 512 of s\.tar after the one at byte 1024 of s\.tar"):
+        list(group_samples([first, third, second], on_error="skip"))
+
+
+def test_members_of_shards_that_are_mixed(tmp_path: Path) -> None:
+    """They would not come out at all."""
+    shards = [build_shard(tmp_path / name, [{"__key__": "a", "jpg": "", "cls": ""}]) for name in ("s.tar", "t.tar")]
+    mixed = itertools.chain.from_iterable(zip(*(load_wds_shards([shard]) for shard in shards), strict=True))
+    with pytest.raises(ValueError, match=r"got the one at byte 0 of .*t\.tar after the one at byte 0 of .*s\.tar"):
+        list(group_samples(mixed, on_error="skip"))
+
+
+def test_a_stage_may_make_more_members_of_one(tmp_path: Path) -> None:
+    shard = build_shard(tmp_path / "s.tar", [{"__key__": key, "jpg": "x", "cls": "1"} for key in "ab"])
+    doubled = (
+        (url, name + end, data, offset) for url, name, data, offset in load_wds_shards([shard]) for end in ("", ".bak")
+    )
+    expected = ["__local_path__", "jpg", "jpg.bak", "cls", "cls.bak"]
+    assert [fields(sample) for sample in group_samples(doubled)] == [expected, expected]
+
+
+def test_a_shard_may_be_left_in_the_middle(tmp_path: Path) -> None:
+    """Its last sample may lack a field; that of the next shard is whole."""
+    urls = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "jpg": "", "cls": ""}]) for name in "st"]
+    some = itertools.chain(itertools.islice(load_wds_shards(urls[:1]), 1), load_wds_shards(urls[1:]))
+    assert [sample["__key__"] for sample in group_samples(some)] == ["t"]
+
+
 def test_what_is_no_member() -> None:
     with pytest.raises(TypeError, match=r"group_samples gathers the members .* and got dict: \{'__key__': 'a'\}"):
         list(group_samples([{"__key__": "a"}]))  # type: ignore[list-item]  # the mistake that is tested

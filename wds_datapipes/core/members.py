@@ -66,4 +66,6 @@ def load_wds_shards(
             failed.__cause__ = error
             if not policy.goes_on(failed):
                 break
+        finally:
+            url.complete = url.complete is True
     policy.finish()

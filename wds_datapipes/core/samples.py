@@ -57,8 +57,11 @@ def group_samples(
                     f"group_samples gathers the members (url, name, data, offset) that load_wds_shards yields, and got "
                     f"{type(member).__name__}: {reprlib.repr(member)}"
                 ) from None
-            if offset <= reached or (member_url is not url and member_url != url):
+            if offset < reached or (member_url is not url and (offset == reached or member_url != url)):
                 # Another shard, or the same one read again.
+                if isinstance(url, ShardURL) and (url.complete is None or member_url is url):
+                    sample = None
+                    raise ValueError(_mixed(url, reached, member_url, offset))
                 if sample is not None and len(sample) > len(origin) and _ended_well(url):
                     yield sample
                 url, origin = member_url, _origin(member_url)
@@ -142,7 +145,15 @@ def _origin(url: str) -> Sample:
 
 
 def _ended_well(url: str) -> bool:
-    return not isinstance(url, ShardURL) or url.complete
+    return not isinstance(url, ShardURL) or url.complete is True
+
+
+def _mixed(url: str, reached: int, next_url: str, offset: int) -> str:
+    return (
+        f"group_samples needs the members of each shard together and in their order, and got the one at byte {offset} "
+        f"of {redact(next_url)} after the one at byte {reached} of {redact(url)}. "
+        f"Shuffle and mix shards before load_wds_shards, or samples after group_samples"
+    )
 
 
 def _duplicate(url: str, name: str, key: str | None, field: str, first: int, offset: int) -> str:

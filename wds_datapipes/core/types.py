@@ -22,10 +22,11 @@ class ShardURL(str):
 
     #: The path of the file that was read, or ``None`` if the shard is not a local file.
     local_path: str | None
-    #: ``True`` once the shard was read to its end marker and its source ended without an error.
-    complete: bool
+    #: ``True`` once the shard was read to its end marker and its source ended without an error; ``False`` once the
+    #: reading broke off; ``None`` while it goes on.
+    complete: bool | None
 
-    def __new__(cls, url: str, local_path: str | None = None, complete: bool = False) -> Self:
+    def __new__(cls, url: str, local_path: str | None = None, complete: bool | None = None) -> Self:
         """Make a URL whose shard has not been read yet."""
         self = super().__new__(cls, url)
         self.local_path = local_path
