@@ -518,21 +518,39 @@ def test_names_are_changed_before_they_are_chosen() -> None:
     assert chosen == ["a.label", "a.txt"]
 
 
+class Counting(io.FileIO):
+    """A file that knows how much of it was read."""
+
+    count = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.count += len(data)
+        return data
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        size = super().readinto(buffer)
+        self.count += size
+        return size
+
+
 def test_large_files_that_are_not_chosen_are_not_read(tmp_path: Path) -> None:
-    class Counting(io.FileIO):
-        count = 0
-
-        def readinto(self, buffer: Buffer, /) -> int:
-            size = super().readinto(buffer)
-            self.count += size
-            return size
-
     shard = tmp_path / "x.tar"
     shard.write_bytes(b"".join(file(f"{number}.bin", bytes(1 << 20)) for number in range(20)) + END)
     with Counting(str(shard)) as raw:
         stream = io.BufferedReader(raw, 1 << 14)
         assert list(read_members(cast(BinaryIO, stream), url="x.tar", select_files=lambda name: False)) == []
         assert 0 < raw.count < 1 << 20
+
+
+def test_large_files_between_the_chosen_ones_are_not_read(tmp_path: Path) -> None:
+    shard = tmp_path / "x.tar"
+    pairs, wanted = 50, 20_000
+    shard.write_bytes((file("a.jpg", bytes(wanted)) + file("a.raw", bytes(1 << 18))) * pairs + END)
+    with Counting(str(shard)) as raw:
+        members = read_members(cast(BinaryIO, raw), url="x.tar", select_files=lambda name: name == "a.jpg")
+        assert sum(len(data) for _, _, data, _ in members) == pairs * wanted
+        assert raw.count < pairs * (wanted + 4 * tarfile.BLOCKSIZE)
 
 
 def test_what_is_not_chosen_is_not_kept() -> None:

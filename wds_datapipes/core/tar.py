@@ -108,6 +108,7 @@ def read_members(
         else:
             if not ahead.skip(size + padding):
                 raise _cut(entry, archive, "not all of its data is there")
+            data_end += size + padding  # it is not between them, and stays unread
             continue
         if len(data) != size:
             raise _cut(entry, archive, f"{len(data)} of its {size} bytes are there")
