@@ -131,6 +131,9 @@ class DictMapper(IterDataPipe[Sample]):
         check_on_error(on_error)
         if not by_field:
             raise ValueError("map_dict needs a function for at least one field, as in map_dict(txt=str.upper)")
+        for field, function in by_field.items():
+            if not callable(function):
+                raise TypeError(f"map_dict applies a function to the field {field!r}, and {function!r} is none")
         self.source = source
         self.on_error = on_error
         self._functions = by_field
@@ -167,6 +170,9 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
     ) -> None:
         super().__init__()
         check_on_error(on_error)
+        for function in by_place:
+            if function is not None and not callable(function):
+                raise TypeError(f"map_tuple applies functions, or None to leave an element as it is, not {function!r}")
         self.source = source
         self._functions = by_place
         self.on_error = on_error

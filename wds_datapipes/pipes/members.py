@@ -73,6 +73,9 @@ class ShardLoader(IterDataPipe[Member]):
         check_on_error(on_error)
         if end_marker not in ("required", "optional"):
             raise ValueError(f'end_marker is "required" or "optional", not {end_marker!r}')
+        for option, function in (("select_files", select_files), ("rename_files", rename_files)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{option} is a function that gets a file's name, not {function!r}")
         self.source = source
         self.select_files = select_files
         self.rename_files = rename_files

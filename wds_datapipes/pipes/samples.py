@@ -71,6 +71,8 @@ class SampleGrouper(IterDataPipe[Sample]):
     ) -> None:
         super().__init__()
         check_on_error(on_error)
+        if not callable(key_rule):
+            raise TypeError(f"key_rule is first_dot, last_dot or another function of a name, not {key_rule!r}")
         if isinstance(fields, str):
             raise TypeError(f'fields is a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
         if on_duplicate not in ("raise", "first", "last"):

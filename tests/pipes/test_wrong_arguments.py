@@ -1,0 +1,39 @@
+"""Arguments that make no sense are refused when a stage is built, and the message says which would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+
+@pytest.mark.parametrize(
+    ("stage", "arguments", "options", "message"),
+    [
+        ("load_wds_shards", (), {"end_marker": "none"}, 'end_marker is "required" or "optional", not'),
+        ("load_wds_shards", (), {"on_error": "ignore"}, 'on_error is "raise", "warn", "skip" or a function'),
+        ("load_wds_shards", (), {"select_files": "*.txt"}, r"select_files is a function .* not '\*\.txt'"),
+        ("load_wds_shards", (), {"rename_files": {"a": "b"}}, "rename_files is a function .* not {'a': 'b'}"),
+        ("group_samples", (), {"key_rule": "last_dot"}, "key_rule is first_dot, last_dot or another .* not 'last_dot'"),
+        ("group_samples", (), {"fields": "jpg"}, "fields is a collection of names, .* not the string 'jpg'"),
+        ("group_samples", (), {"on_duplicate": "warn"}, 'on_duplicate is "raise", "first" or "last", not'),
+        ("group_samples", (), {"on_returning_key": "skip"}, 'on_returning_key is "warn", "raise" or "ignore", not'),
+        ("shuffle_samples", (0,), {}, "needs 1 <= initial <= buffer_size, not 0 and 0"),
+        ("shuffle_samples", (5,), {"initial": 6}, "needs 1 <= initial <= buffer_size, not 6 and 5"),
+        ("shuffle_samples", (5,), {"max_bytes": -1}, "max_bytes is a number of bytes, not -1"),
+        ("to_tuple", (), {}, "fields are named as in"),
+        ("to_tuple", (["jpg", "cls"],), {}, r"a field is named by a string, .* not by \['jpg', 'cls'\]"),
+        ("to_tuple", ("jpg",), {"missing": "skip"}, 'missing is "raise" or "none", not'),
+        ("rename", (), {"image": "jpg cls"}, 'one field for each new name, as in image="jpg;png", not'),
+        ("rename", (), {"image": ["jpg", "png"]}, "a field is named by a string"),
+        ("map_dict", (), {}, "needs a function for at least one field"),
+        ("map_dict", (), {"cls": 5}, "applies a function to the field 'cls', and 5 is none"),
+        ("map_tuple", (None, "upper"), {}, "applies functions, or None .* not 'upper'"),
+    ],
+)
+def test_wrong_arguments(stage: str, arguments: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
+    source: IterDataPipe[Any] = IterableWrapper([])
+    with pytest.raises((TypeError, ValueError), match=message):
+        getattr(source, stage)(*arguments, **options)
