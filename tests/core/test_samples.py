@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import pickle
 import re
 import tracemalloc
 import warnings
@@ -214,6 +215,16 @@ def test_passing_over_duplicates_yields_the_samples_without_any(shards: list[Sha
 
 
 # Broken shards
+
+
+def test_a_sample_in_parts_does_not_come_before_the_error_of_another_process(tmp_path: Path) -> None:
+    """Members that were sent do not tell whether their shard ended well."""
+    shard = build_shard(tmp_path / "s.tar", [{"__key__": key, "jpg": "", "cls": ""} for key in "ab"], end_marker=False)
+    sent = map(pickle.loads, map(pickle.dumps, load_wds_shards([shard])))
+    samples = group_samples(sent)
+    assert next(samples)["__key__"] == "a"
+    with pytest.raises(TruncatedShard):
+        next(samples)
 
 
 def test_the_last_sample_of_a_good_shard_comes_before_the_error_of_the_next() -> None:

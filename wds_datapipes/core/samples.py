@@ -115,7 +115,8 @@ def group_samples(
                     break
     except Exception:
         # A shard that ended well may have its last sample still in hand when the next one cannot be read.
-        if sample is not None and len(sample) > len(origin) and isinstance(url, ShardURL) and url.complete:
+        known = isinstance(url, ShardURL) and not url.copied
+        if sample is not None and len(sample) > len(origin) and known and _ended_well(url):
             yield sample
         raise
     if sample is not None and len(sample) > len(origin) and _ended_well(url):

@@ -25,17 +25,22 @@ class ShardURL(str):
     #: ``True`` once the shard was read to its end marker and its source ended without an error; ``False`` once the
     #: reading broke off; ``None`` while it goes on.
     complete: bool | None
+    #: Whether it is a copy, as from another process, which is not told how the reading ends. It counts as complete,
+    #: since the other way would drop samples.
+    copied: bool
 
-    def __new__(cls, url: str, local_path: str | None = None, complete: bool | None = None) -> Self:
+    def __new__(
+        cls, url: str, local_path: str | None = None, complete: bool | None = None, copied: bool = False
+    ) -> Self:
         """Make a URL whose shard has not been read yet."""
         self = super().__new__(cls, url)
         self.local_path = local_path
         self.complete = complete
+        self.copied = copied
         return self
 
-    def __reduce__(self) -> tuple[type[ShardURL], tuple[str, str | None, bool]]:
-        # A copy is not told how the reading ends. It counts as complete, since the other way would drop samples.
-        return ShardURL, (str(self), self.local_path, True)
+    def __reduce__(self) -> tuple[type[ShardURL], tuple[str, str | None, bool, bool]]:
+        return ShardURL, (str(self), self.local_path, True, True)
 
 
 class Member(NamedTuple):
