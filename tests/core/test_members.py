@@ -198,12 +198,22 @@ class Failing(io.RawIOBase):
 def test_a_store_that_fails_in_the_middle(shard: str, opener: Callable[[Any], None]) -> None:
     content = Path(shard).read_bytes()[:3000]
     opener(lambda url, /, **options: cast(BinaryIO, Failing(content)))
-    message = r"test://b/x\.tar could not be read to its end: ConnectionResetError: the store hung up"
+    message = (
+        r"test://b/x\.tar could not be read to its end: ConnectionResetError: the store hung up \(after \d+ bytes\)"
+    )
     with pytest.raises(ReadFailed, match=message) as caught:
         names("test://b/x.tar")
     assert isinstance(caught.value.__cause__, ConnectionResetError)
     samples = list(group_samples(load_wds_shards(["test://b/x.tar", shard], on_error="skip")))
     assert [sample["__url__"] for sample in samples if sample["__key__"] == "c"] == [shard]
+
+
+def test_an_error_of_a_function_of_the_user_is_not_the_shards(shard: str) -> None:
+    def select(name: str) -> bool:
+        raise PermissionError("no list of names")
+
+    with pytest.raises(PermissionError, match="no list of names"):
+        list(load_wds_shards([shard], select_files=select, on_error="skip"))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "warn", lambda error: True])

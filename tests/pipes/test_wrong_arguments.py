@@ -23,6 +23,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
         ("shuffle_samples", (0,), {}, "needs 1 <= initial <= buffer_size, not 0 and 0"),
         ("shuffle_samples", (5,), {"initial": 6}, "needs 1 <= initial <= buffer_size, not 6 and 5"),
         ("shuffle_samples", (5,), {"max_bytes": -1}, "max_bytes is a number of bytes, not -1"),
+        ("shuffle_samples", ("100",), {}, "buffer_size is a number of samples, not '100'"),
+        ("wds_decode", (), {"handler": print}, r"webdataset's handler= is called on_error= here"),
         ("to_tuple", (), {}, "fields are named as in"),
         ("to_tuple", (["jpg", "cls"],), {}, r"a field is named by a string, .* not by \['jpg', 'cls'\]"),
         ("to_tuple", ("jpg",), {"missing": "skip"}, 'missing is "raise" or "none", not'),

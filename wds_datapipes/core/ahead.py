@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import BinaryIO
 
+from wds_datapipes.errors import ReadFailed, ShardError
+
 __all__ = ["Ahead"]
 
 #: Bytes that are not wanted are passed over in pieces of this size, or by a seek if there are more.
@@ -14,10 +16,12 @@ PIECE = 128 * 1024
 class Ahead:
     """A window on a stream that reads forward; the tar reader slices small members out of it without a call."""
 
-    __slots__ = ("at", "position", "stream", "window")
+    __slots__ = ("archive", "at", "position", "stream", "window")
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, archive: str) -> None:
         self.stream = stream
+        #: What errors call it.
+        self.archive = archive
         #: What was read last.
         self.window = b""
         #: How much of it is used.
@@ -59,10 +63,13 @@ class Ahead:
             return True
         self.window, self.at = b"", 0
         if left > PIECE and self.stream.seekable():
-            here = self.stream.tell()
-            if here + left > self.stream.seek(0, io.SEEK_END):
-                return False
-            self.stream.seek(here + left)
+            try:
+                here = self.stream.tell()
+                if here + left > self.stream.seek(0, io.SEEK_END):
+                    return False
+                self.stream.seek(here + left)
+            except OSError as error:
+                raise self._failed(error) from error
             self.position += left
             return True
         while left and (piece := self._read(min(left, PIECE))):
@@ -70,8 +77,19 @@ class Ahead:
         return not left
 
     def _read(self, count: int) -> bytes:
-        data = self.stream.read(count)
-        while len(data) < count and (more := self.stream.read(count - len(data))):
-            data += more  # an unbuffered file may give less than was asked for
+        try:
+            data = self.stream.read(count)
+            while len(data) < count and (more := self.stream.read(count - len(data))):
+                data += more  # an unbuffered file may give less than was asked for
+        except ShardError:
+            raise
+        except OSError as error:
+            raise self._failed(error) from error
         self.position += len(data)
         return data
+
+    def _failed(self, error: OSError) -> ReadFailed:
+        return ReadFailed(
+            f"{self.archive} could not be read to its end: {type(error).__name__}: {error} "
+            f"(after {self.position} bytes)"
+        )

@@ -6,7 +6,7 @@ import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, BinaryIO
 
 from wds_datapipes.core.compression import decompressed
 from wds_datapipes.core.headers import EndMarker
@@ -45,11 +45,8 @@ def load_wds_shards(
         url = ShardURL(path, local_path(path))
         try:
             with ExitStack() as opened:
-                options = {} if storage_options is None else {"storage_options": storage_options}
-                raw = opened.enter_context(open_url(path, **options))
-                stream = opened.enter_context(decompressed(raw, url=path))
                 yield from read_members(
-                    stream,
+                    _opened(path, storage_options, opened),
                     url=url,
                     archive=redact(path),
                     select_files=select_files,
@@ -61,11 +58,18 @@ def load_wds_shards(
         except ShardError as error:
             if not policy.goes_on(error):
                 break
-        except OSError as error:
-            failed = ReadFailed(f"{redact(path)} could not be read to its end: {type(error).__name__}: {error}")
-            failed.__cause__ = error
-            if not policy.goes_on(failed):
-                break
         finally:
             url.complete = url.complete is True
     policy.finish()
+
+
+def _opened(path: str, storage_options: Mapping[str, Any] | None, opened: ExitStack) -> BinaryIO:
+    """Open a shard; ``opened`` closes it."""
+    options = {} if storage_options is None else {"storage_options": storage_options}
+    try:
+        raw = opened.enter_context(open_url(path, **options))
+        return opened.enter_context(decompressed(raw, url=path))
+    except ShardError:
+        raise
+    except OSError as error:
+        raise ReadFailed(f"{redact(path)} could not be read to its end: {type(error).__name__}: {error}") from error

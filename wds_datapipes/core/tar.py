@@ -68,7 +68,7 @@ def read_members(
         UnsupportedMember: a member is sparse, or continues on another volume.
     """
     archive = archive or url
-    ahead = Ahead(stream)
+    ahead = Ahead(stream, archive)
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker)
     choose = _chooser(select_files, rename_files)
     small = 0  # how many small members came in a row

@@ -86,6 +86,8 @@ class SampleDecoder(IterDataPipe[Sample]):
         **by_extension: Callable[[bytes], Any],
     ) -> None:
         check_on_error(on_error)
+        if "handler" in by_extension:
+            raise TypeError("webdataset's handler= is called on_error= here; keywords are extensions, as in json=parse")
         if self.extensions and (decoders or by_extension):
             raise TypeError(f"{type(self).__name__} decodes by itself, and takes no other decoders")
         self.source = source

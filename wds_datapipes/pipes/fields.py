@@ -57,9 +57,6 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         yield from to_tuple(self.source, self.specs, missing=self.missing, on_error=self.on_error)
 
-    def __len__(self) -> int:
-        return len(self.source)
-
 
 @register_stage("rename")
 class FieldRenamer(IterDataPipe[Sample]):

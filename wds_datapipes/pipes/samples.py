@@ -136,6 +136,8 @@ class SampleShuffler(IterDataPipe[Sample]):
         max_bytes: int | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(buffer_size, int):
+            raise TypeError(f"buffer_size is a number of samples, not {buffer_size!r}")
         initial = buffer_size if initial is None else initial
         if not 1 <= initial <= buffer_size:
             raise ValueError(f"shuffle_samples needs 1 <= initial <= buffer_size, not {initial} and {buffer_size}")
