@@ -6,10 +6,10 @@ Every contender delivers the samples of the same local shards, warm in the page 
 bytes are compared before anything is timed. "raw read" only reads the files, 1 MiB at a time: the limit of the machine.
 
 Measured, times webdataset, on one core with nothing else running (spread 1 to 3 %): SMALL 12.9 (256,000 samples/s), PAX
-13.0 (125,000 samples/s), IMG 5.2 (4.5 GB/s), BIG 7.7 (10.6 GB/s); the raw read is at 332, 305, 10.6 and 7.9. tarfile
-with grouping by hand is as fast as webdataset on SMALL, so tarfile is what costs there. On IMG and BIG most of the
-time goes into copying out of the page cache: where other programs use the memory at the same time, that part grows,
-and the ratio shrinks, to 4.5 on IMG and 4.6 on BIG.
+13.0 (125,000 samples/s), IMG 5.2 (4.5 GB/s), BIG 5.5 to 7.7 (10.6 GB/s); the raw read is at 332, 305, 10.6 and 7.9.
+tarfile with grouping by hand is as fast as webdataset on SMALL, so tarfile is what costs there. On IMG and BIG most of
+the time goes into copying out of the page cache: where other programs use the memory at the same time, that part
+grows, and the ratio shrinks, to 4.5 on IMG and 4.6 on BIG.
 """
 
 from __future__ import annotations
