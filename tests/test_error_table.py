@@ -7,18 +7,22 @@ import os
 import pickle
 import re
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-from wds_datapipes import ShardList, errors
+from wds_datapipes import ShardList, ShardReadingService, errors
 from wds_datapipes.core.optional import require
+from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.testing import build_shard
 
 
@@ -28,6 +32,25 @@ class Deadly(IterDataPipe[int]):
     def __iter__(self) -> Iterator[int]:
         yield 1
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Stuck(IterDataPipe[int]):
+    """Its worker waits for something that does not come."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+        threading.Event().wait()
+
+
+def left_alone(folder: Path) -> None:
+    """Begin an epoch on the one rank of a run, after another has left."""
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        ranks = Ranks(timeout_s=10)
+        ranks.leave("has gone home")
+        ranks.meet(0)
+    finally:
+        destroy_process_group()
 
 
 def shard(folder: Path, *samples: dict[str, bytes | str]) -> str:
@@ -112,6 +135,11 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: list(DataLoader2(Deadly(), reading_service=MultiProcessingReadingService(num_workers=1))),
         r"SIGKILL",
     ),
+    "WorkerTimeout": (
+        lambda folder: list(DataLoader2(Stuck(), reading_service=ShardReadingService(1, timeout_s=0.2))),
+        r"Worker 0 \(pid \d+\) has sent nothing for timeout_s=0\.2 s",
+    ),
+    "RankLost": (left_alone, r"rank 0 has gone home"),
 }
 #: What groups the others, and is raised by nothing.
 GROUPS = {"WdsError", "ShardError", "SampleError"}

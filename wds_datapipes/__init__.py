@@ -4,6 +4,9 @@ Importing this package registers its stages, so that every ``IterDataPipe`` has 
 and mends what is broken in torchdata's own reading service; `repairs` lists it.
 """
 
+import importlib
+import typing
+
 from wds_datapipes.core.codecs.images import ImageDecoder
 from wds_datapipes.core.codecs.matching import handle_extension
 from wds_datapipes.core.naming import first_dot, last_dot
@@ -17,10 +20,15 @@ from wds_datapipes.pipes.shards import ShardList
 from wds_datapipes.reading.repairs import apply as _apply_repairs
 from wds_datapipes.reading.repairs import repairs
 
+if typing.TYPE_CHECKING:
+    from wds_datapipes.reading.report import LoadingReport, WorkerReport
+    from wds_datapipes.reading.service import ShardReadingService
+
 __all__ = [
     "DictMapper",
     "FieldRenamer",
     "ImageDecoder",
+    "LoadingReport",
     "Member",
     "Sample",
     "SampleDecoder",
@@ -28,8 +36,10 @@ __all__ = [
     "SampleShuffler",
     "ShardList",
     "ShardLoader",
+    "ShardReadingService",
     "TupleMaker",
     "TupleMapper",
+    "WorkerReport",
     "first_dot",
     "handle_extension",
     "last_dot",
@@ -39,3 +49,17 @@ __all__ = [
 ]
 
 _apply_repairs()
+
+#: What is imported when it is first asked for: the reading service is derived from torchdata's, and the stages also
+#: serve with a torchdata that has none any more.
+_LATER = {
+    "LoadingReport": "wds_datapipes.reading.report",
+    "ShardReadingService": "wds_datapipes.reading.service",
+    "WorkerReport": "wds_datapipes.reading.report",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,9 @@
     │   ├── MissingField (ValueError)       a field that was asked for is not there
     │   └── DecodeError (ValueError)        a field's bytes are not what its name says
     │       └── UnsafeCodec                 the field's codec can run code, and that was not allowed
-    └── WorkerDied (RuntimeError)           a worker process ended without a word
+    ├── WorkerDied (RuntimeError)           a worker process ended without a word
+    ├── WorkerTimeout (TimeoutError)        a worker process has sent nothing for too long
+    └── RankLost (RuntimeError)             another rank of a distributed run has failed, left, or is silent
 
 An error is built from one message, and the facts are in the message: torch rebuilds an exception that crosses a process
 boundary from its message alone, and an error class with more arguments arrives there as a bare ``RuntimeError``.
@@ -31,6 +33,7 @@ __all__ = [
     "MissingDependency",
     "MissingField",
     "PatternError",
+    "RankLost",
     "ReadFailed",
     "ReturningKey",
     "SampleError",
@@ -42,6 +45,7 @@ __all__ = [
     "UnsupportedMember",
     "WdsError",
     "WorkerDied",
+    "WorkerTimeout",
 ]
 
 
@@ -115,3 +119,11 @@ class UnsafeCodec(DecodeError):
 
 class WorkerDied(WdsError, RuntimeError):
     """A worker process ended without sending a result or an error."""
+
+
+class WorkerTimeout(WdsError, TimeoutError):
+    """A worker process has sent nothing for longer than it was given."""
+
+
+class RankLost(WdsError, RuntimeError):
+    """Another rank of a distributed run has failed, has left, or says nothing."""

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from wds_datapipes.core.compression import decompressed
 from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.core.openers import local_path, open_url, redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError
 from wds_datapipes.core.tar import read_members
@@ -42,13 +43,14 @@ def load_wds_shards(
                 f"{type(address).__name__}: {reprlib.repr(address)}"
             )
         path = os.fspath(address)
-        url = ShardURL(path, local_path(path))
+        url, archive = ShardURL(path, local_path(path)), redact(path)
+        LEDGER.opened(archive)
         try:
             with ExitStack() as opened:
                 yield from read_members(
                     _opened(path, storage_options, opened),
                     url=url,
-                    archive=redact(path),
+                    archive=archive,
                     select_files=select_files,
                     rename_files=rename_files,
                     ignore_zeros=ignore_zeros,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.errors import MissingDependency, UnknownScheme, UnsafeCodec
 
 __all__ = ["ErrorPolicy", "OnError", "check_on_error", "note"]
@@ -45,7 +46,11 @@ class ErrorPolicy:
         if self._on_error == "raise" or isinstance(error, ALWAYS_RAISED):
             raise error
         if callable(self._on_error):
-            return bool(self._on_error(error))
+            if not self._on_error(error):
+                return False
+            LEDGER.passed_over(self._stage, error)
+            return True
+        LEDGER.passed_over(self._stage, error)
         kind = type(error).__name__
         if self._on_error == "warn" and kind not in self.skipped:
             warnings.warn(f"{self._stage} passed over an item: {kind}: {error}", stacklevel=2)

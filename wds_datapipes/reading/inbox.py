@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import struct
 import time
 from collections.abc import Generator
@@ -14,19 +13,13 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from wds_datapipes.errors import WorkerDied
+from wds_datapipes.reading.obituary import obituary
 
 __all__ = ["Inbox"]
 
 #: How long one look at the pipe and the processes may sleep. They wake it; the limit is for a process whose end wakes
 #: nobody, because a grandchild holds its pipes open, and for a reader that is told to stop.
 PULSE_S = 0.1
-
-#: What the signals that end workers in practice mean for the person who reads the message.
-_ADVICE = {
-    "SIGKILL": "The kernel does this when memory runs out: see `dmesg`, and use fewer workers or smaller buffers.",
-    "SIGBUS": "A full /dev/shm does this: enlarge it (docker: --shm-size), or use fewer workers or smaller batches.",
-    "SIGSEGV": "Native code crashed: run with PYTHONFAULTHANDLER=1, or without workers, to see where.",
-}
 
 
 class Inbox:
@@ -65,7 +58,7 @@ class Inbox:
                 dead = self._dead()
                 message = next(self._messages)
                 if message is None and dead is not None:
-                    raise WorkerDied(_obituary(*dead))
+                    raise WorkerDied(obituary(*dead))
             if message is not None:
                 self._queue._sem.release()
                 return self._load(message)
@@ -98,7 +91,7 @@ class Inbox:
             dead = self._dead(patience_s=1.0)
             if dead is None:
                 raise
-            raise WorkerDied(_obituary(*dead)) from error
+            raise WorkerDied(obituary(*dead)) from error
 
     def _dead(self, patience_s: float = 0.0) -> tuple[str, BaseProcess] | None:
         """Return the first process that has ended."""
@@ -131,18 +124,3 @@ def _exactly(descriptor: int, size: int) -> Generator[None, None, bytearray]:
             yield None
         missing = missing[count:]
     return buffer
-
-
-def _obituary(name: str, process: BaseProcess) -> str:
-    code = process.exitcode
-    if code is not None and code < 0:
-        try:
-            cause = signal.Signals(-code).name
-        except ValueError:
-            cause = "unknown"
-        how = f"was killed by signal {-code} ({cause})"
-        advice = _ADVICE.get(cause, "Something outside this program sent it.")
-    else:
-        how = f"ended with exit code {code}"
-        advice = "Its own traceback, if there is one, is on standard error; code that it runs must not call exit()."
-    return f"{name} (pid {process.pid}) {how} while its data was still needed. {advice}"

@@ -1,0 +1,166 @@
+"""The processes of one `ShardReadingService`, and the round in which their items are taken."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from socket import socket
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes.reading.dispatching import run_dispatcher
+from wds_datapipes.reading.ending import end_processes
+from wds_datapipes.reading.link import Link
+from wds_datapipes.reading.serving import Job, run_worker
+from wds_datapipes.reading.transport.inlet import Inlet
+from wds_datapipes.reading.transport.messages import Command, new_channel
+from wds_datapipes.reading.workers import bind
+
+__all__ = ["Crew", "CrewItems"]
+
+#: How long processes may take to end by themselves, in seconds. Nobody needs the item that they may be making.
+GRACE_S = 0.4
+
+
+class Crew:
+    """Starts processes, takes one item from each worker in turn, and ends them.
+
+    Args:
+        jobs: what each worker is to do.
+        dispatching: what the dispatching process is to do, or None if there is none.
+        method: how processes are started, such as ``"fork"``.
+        timeout_s: how long a worker may send nothing while it is waited for, in seconds; None is for ever.
+
+    Attributes:
+        workers: a link to each worker.
+    """
+
+    def __init__(self, jobs: Sequence[Job], dispatching: Job | None, method: str, timeout_s: float | None) -> None:
+        self.workers: list[Link] = []
+        self._dispatcher: Link | None = None
+        self._processes: list[tuple[str, BaseProcess]] = []
+        self._channels: list[socket] = []
+        self._context = multiprocessing.get_context(method)
+        self._timeout_s = timeout_s
+        self._owner_pid = os.getpid()
+        self._closed = False
+        ends: list[socket] = []
+        try:
+            if dispatching is not None:
+                pairs = [new_channel() for _ in jobs]
+                ends = [end for _, end in pairs]
+                self._dispatcher = self._start(
+                    "The dispatching process", run_dispatcher, dispatching, [near for near, _ in pairs], ends
+                )
+                for near, _ in pairs:
+                    near.close()
+            for number, job in enumerate(jobs):
+                own = ends[number] if ends else None
+                others = [end for end in ends if end is not own]
+                self.workers.append(self._start(f"Worker {number}", run_worker, job, own, others))
+            # Without one process, the others have too little to go on with.
+            for number, link in enumerate(self._links()):
+                for name, process in (
+                    self._processes[number],
+                    *self._processes[:number],
+                    *self._processes[number + 1 :],
+                ):
+                    link.watch(name, process)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            for end in ends:
+                end.close()
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether there is a dispatching process."""
+        return self._dispatcher is not None
+
+    def begin(self, epoch: int, payloads: Sequence[Any], dispatching: Any) -> None:
+        """Begin an epoch.
+
+        Args:
+            epoch: its number, larger than that of any before.
+            payloads: what each worker needs to begin it.
+            dispatching: what the dispatching process needs for that.
+        """
+        if self._dispatcher is not None:
+            self._dispatcher.begin(epoch, dispatching)
+        for link, payload in zip(self.workers, payloads, strict=True):
+            link.begin(epoch, payload)
+
+    def items(self) -> Iterator[Any]:
+        """Yield one item from each worker in turn; a worker that has no more leaves the round.
+
+        The order is a function of what each worker yields, and of nothing else.
+        """
+        round_of_workers = deque(link.items() for link in self.workers)
+        while round_of_workers:
+            try:
+                yield next(round_of_workers[0])  # no name here keeps the item, whose memory may be waited for
+            except StopIteration:  # noqa: PERF203 - it comes once for each worker
+                round_of_workers.popleft()
+            else:
+                round_of_workers.rotate(-1)
+
+    def tell(self, command: Command, payloads: Sequence[Any], dispatching: Any) -> None:
+        """Tell all processes what to do, and wait until they have done it: the workers before what feeds them."""
+        for link, payload in zip(self.workers, payloads, strict=True):
+            link.tell(command, payload)
+        for link in self.workers:
+            link.await_answer()
+        if self._dispatcher is not None:
+            self._dispatcher.tell(command, dispatching)
+            self._dispatcher.await_answer()
+
+    def close(self) -> None:
+        """End all processes, whatever they are at, and give back what belongs to them."""
+        # A forked process has a copy of this object, and the processes are not its own.
+        if self._closed or os.getpid() != self._owner_pid:
+            return
+        self._closed = True
+        for link in self._links():
+            link.cut()
+        processes = [process for _, process in self._processes]
+        end_processes(processes, grace_s=GRACE_S)
+        for link in self._links():
+            link.close()
+        for process in processes:
+            with suppress(ValueError):  # not even SIGKILL has ended it yet
+                process.close()
+
+    def _links(self) -> list[Link]:
+        """Return a link to each process, in the order in which they were started."""
+        return [*([] if self._dispatcher is None else [self._dispatcher]), *self.workers]
+
+    def _start(self, name: str, run: Callable[..., None], job: Job, argument: Any, others: list[socket]) -> Link:
+        """Start a process; a fork closes its copies of the ``others``, and of what is this process's alone."""
+        near, far = new_channel()
+        self._channels.append(near)
+        unwanted = [*self._channels, *others] if self._context.get_start_method() == "fork" else []
+        process = self._context.Process(target=bind, args=(run, job, far, argument, unwanted), daemon=True)  # type: ignore[attr-defined]  # every context has it
+        try:
+            process.start()
+        finally:
+            far.close()
+        self._processes.append((name, process))
+        return Link(name, Inlet(near, window=job.window), self._timeout_s)
+
+
+class CrewItems(IterDataPipe[Any]):
+    """Where the items of the workers enter the pipeline of the main process."""
+
+    _is_child_datapipe = False
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew  # torch would print an attribute of the parameter's name in each error
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._crew.items()

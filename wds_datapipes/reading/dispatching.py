@@ -1,0 +1,124 @@
+"""What runs in the process behind ``sharding_round_robin_dispatch``: one pipeline, whose items go round the workers."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torchdata.dataloader2.graph._serialization import extract_wrapper
+
+from wds_datapipes.reading.serving import DISPATCH_WINDOW, Job, Worker, reporting
+from wds_datapipes.reading.transport.messages import Kind
+from wds_datapipes.reading.transport.outlet import Gone, Outlet
+
+__all__ = ["run_dispatcher"]
+
+#: How many items are kept for a worker that does not take its share while another needs more.
+MOST_KEPT = 10_000
+
+
+def run_dispatcher(
+    job: Job, channel: socket.socket, targets: Sequence[socket.socket], inherited: Sequence[Any]
+) -> None:
+    """Run the dispatching process until the main process has gone.
+
+    Args:
+        job: what it is to do.
+        channel: where the main process is.
+        targets: where the workers are.
+        inherited: what a fork has left open here, and only others need.
+    """
+    with reporting("the dispatching process", channel, job, inherited) as outlet:
+        outlets = [Outlet(target, window=DISPATCH_WINDOW, together=job.together) for target in targets]
+        Dispatcher(extract_wrapper(job.pipe), job, outlet, outlets).run()
+
+
+class Dispatcher(Worker):
+    """Runs a pipeline and deals its items to the workers, one to each in turn.
+
+    It reads on when a worker may run dry. What it meets on the way for workers that have enough, it keeps for them:
+    waiting for those would be waiting for ever if the main process, whose turn it is to take from the worker that has
+    nothing, waits too.
+    """
+
+    shared = True
+
+    def __init__(self, pipe: Any, job: Job, outlet: Outlet, outlets: Sequence[Outlet]) -> None:
+        super().__init__(pipe, job, outlet)
+        self.outlets = outlets
+        self.kept: list[deque[Any]] = []
+        self.turn = 0
+        self.poll = select.poll()
+        for each in (outlet, *outlets):
+            self.poll.register(each, select.POLLIN)
+
+    def run(self) -> None:
+        """Do what the main process says, until it has gone."""
+        try:
+            super().run()
+        except Gone:  # a worker, as the main process sees by itself; or the main process, and then this ends too
+            while True:
+                self.outlet.wait()
+
+    def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
+        """Begin an epoch."""
+        for each in self.outlets:
+            each.begin(epoch)
+        self.kept = [deque() for _ in self.outlets]
+        self.turn = 0
+        super().begin(epoch, seed_generator, iter_reset_fn)
+
+    def work(self, iterator: Iterator[Any]) -> None:
+        """Deal items until something comes in between."""
+        while not self.outlet.orders:
+            sent = False
+            for each, kept in zip(self.outlets, self.kept, strict=True):
+                while kept and not each.is_full:
+                    sent = each.put(kept.popleft()) or sent
+            if sent:
+                self.listen()
+            elif any(not kept and not each.is_full for each, kept in zip(self.outlets, self.kept, strict=True)):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    self.finish()
+                    return
+                self.keep(item)
+            else:
+                self.poll.poll()
+                self.listen()
+
+    def keep(self, item: Any) -> None:
+        """Keep an item for the worker whose turn it is."""
+        kept = self.kept[self.turn]
+        if len(kept) >= MOST_KEPT:
+            raise BufferError(
+                f"Worker {self.turn} has not taken {MOST_KEPT} items that were dispatched to it, while another worker "
+                "asked for more: stages behind sharding_round_robin_dispatch drop too unevenly. Put them before it."
+            )
+        kept.append(item)
+        self.turn = (self.turn + 1) % len(self.kept)
+
+    def listen(self) -> None:
+        """Learn what the main process and the workers want."""
+        for each in (self.outlet, *self.outlets):
+            each.listen()
+
+    def finish(self) -> None:
+        """Send what was kept, and say that this was all."""
+        open_ones = dict(enumerate(self.outlets))
+        self.iterator = None
+        self.tell_ledger()
+        while open_ones and not self.outlet.orders:
+            for number, each in list(open_ones.items()):
+                while self.kept[number] and not each.is_full:
+                    each.put(self.kept[number].popleft())
+                if not self.kept[number]:
+                    each.say(Kind.END)
+                    del open_ones[number]
+            if open_ones:
+                self.poll.poll()
+                self.listen()

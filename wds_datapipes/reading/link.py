@@ -1,0 +1,202 @@
+"""One process that sends items, as the process sees it that takes them."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from wds_datapipes.core.ledger import Skipped
+from wds_datapipes.errors import WorkerDied, WorkerTimeout
+from wds_datapipes.reading.obituary import obituary
+from wds_datapipes.reading.report import WorkerReport
+from wds_datapipes.reading.transport.inlet import Inlet, Message
+from wds_datapipes.reading.transport.messages import Command, Kind
+
+__all__ = ["Link"]
+
+#: How long one wait may last, in seconds. The socket and the end of a process break it off; the limit is for a process
+#: whose end shows nowhere, because a grandchild holds its pipes open.
+PULSE_S = 1.0
+
+
+class Link:
+    """Takes items from one process, and raises what goes wrong there.
+
+    Threads may share it: one takes items while another begins an epoch or closes.
+
+    Args:
+        name: what messages call the process.
+        inlet: where its items arrive.
+        timeout_s: how long it may send nothing while it is waited for, in seconds; None is for ever.
+
+    Attributes:
+        epoch: the epoch that is wanted.
+        waited_s: how long it was waited for, in seconds.
+        skipped: what it has passed over.
+    """
+
+    def __init__(self, name: str, inlet: Inlet, timeout_s: float | None = None) -> None:
+        self.name = name
+        self.epoch = 0
+        self.waited_s = 0.0
+        self.skipped = Skipped()
+        self._inlet = inlet
+        self._timeout_s = timeout_s
+        self._backlog: deque[Message] = deque()
+        self._turn = threading.Lock()
+        self._closed = False
+        self._pid = 0
+        self._poll = select.poll()
+        self._poll.register(inlet, select.POLLIN)
+        self._watched: list[tuple[str, BaseProcess]] = []
+
+    def watch(self, name: str, process: BaseProcess) -> None:
+        """Raise from now on when a process has ended: the one that sends, first, or one that it cannot do without."""
+        self._pid = self._pid or process.pid or 0
+        self._watched.append((name, process))
+        self._poll.register(process.sentinel, select.POLLIN)
+
+    def begin(self, epoch: int, payload: object) -> None:
+        """Have the process begin an epoch; what is still on its way belongs to the one before."""
+        with self._turn:
+            self.epoch = epoch
+            self._inlet.begin(epoch)
+            self._inlet.tell(Command.RESET, payload)
+
+    def expect(self, epoch: int) -> None:
+        """Wait for the items of an epoch that somebody else has told the process to begin."""
+        self.epoch = epoch
+        self._inlet.begin(epoch)
+
+    def items(self) -> Iterator[Any]:
+        """Yield the items of the epoch that began last.
+
+        Raises:
+            WorkerDied: the process has ended.
+            WorkerTimeout: it has sent nothing for too long.
+            RuntimeError: the connection was closed meanwhile.
+            Exception: what was raised in the process.
+        """
+        epoch = self.epoch
+        while (message := self._next(epoch)) is not None and message.header.kind != Kind.END:
+            if message.header.arrays:
+                yield self._inlet.item(message)
+            else:
+                yield from self._inlet.items(message)
+
+    def tell(self, command: Command, payload: object) -> None:
+        """Tell the process what to do. It answers once it has, which `await_answer` waits for."""
+        with self._turn:
+            self._inlet.tell(command, payload)
+
+    def await_answer(self) -> None:
+        """Wait until the process has done what it was told; what it sends before that is kept.
+
+        Raises:
+            Exception: as `items`.
+        """
+        kept: deque[Message] = deque()
+        while (message := self._next(self.epoch)) is not None and message.header.kind != Kind.DONE:
+            kept.append(message)
+        self._backlog.extendleft(reversed(kept))
+
+    def report(self) -> WorkerReport:
+        """Return what the process has done so far."""
+        items, size, making_s, waiting_s = (0, 0, 0.0, 0.0) if self._inlet.page is None else self._inlet.page.read()
+        return WorkerReport(
+            self.name, self._pid, items, size, making_s, waiting_s, self.waited_s, self.shard, self.skipped
+        )
+
+    @property
+    def shard(self) -> str:
+        """The shard that the process opened last, or ""."""
+        return self._inlet.page.text if self._inlet.page is not None else ""
+
+    def close(self) -> None:
+        """Give back the descriptor."""
+        self._inlet.close()
+        self._watched = []
+
+    def cut(self) -> None:
+        """Cut the connection, which ends the process, and wakes a thread that waits for it."""
+        self._closed = True
+        self._inlet.cut()
+
+    def _next(self, epoch: int) -> Message | None:
+        """Return the next message of an epoch, or None if that is no longer the one that is wanted."""
+        begin = time.monotonic()
+        woken = False
+        while True:
+            with self._turn:
+                if self._closed:
+                    raise RuntimeError(f"The connection to {self.name} was shut down while it was read.")
+                if epoch != self.epoch:
+                    return None
+                message = self._sift(epoch, look_around=woken)
+                if message is not None:
+                    return message if message.header.epoch == epoch else None
+                self._inlet.credit()
+            woken = self._wait(begin)
+
+    def _sift(self, epoch: int, look_around: bool) -> Message | None:
+        """Return the next message that is an epoch's, or of a later one, if there is one; deal with all others."""
+        while (message := self._backlog.popleft() if self._backlog else self._receive(look_around)) is not None:
+            kind = message.header.kind
+            if kind == Kind.ERROR:
+                self._inlet.body(message).reraise()
+            elif kind == Kind.LEDGER:
+                self.skipped = self._inlet.body(message)
+            elif message.header.epoch < epoch:
+                self._inlet.drop(message)
+            else:
+                if message.header.epoch > epoch:
+                    self._backlog.appendleft(message)
+                return message
+        return None
+
+    def _receive(self, look_around: bool) -> Message | None:
+        try:
+            message = self._inlet.receive()
+            if message is None and look_around and (dead := self._dead()) is not None:
+                # What it sent before it ended is there by now.
+                message = self._inlet.receive()
+                if message is None:
+                    raise WorkerDied(obituary(*dead) + self._context())
+        except EOFError:
+            for _, process in self._watched[:1]:
+                process.join(PULSE_S)
+            dead = self._dead()
+            text = f"{self.name} has closed its end of the connection." if dead is None else obituary(*dead)
+            raise WorkerDied(text + self._context()) from None
+        return message
+
+    def _wait(self, begin: float) -> bool:
+        """Wait until something happens; return whether it is something else than a message."""
+        now = time.monotonic()
+        limit_s = PULSE_S
+        if self._timeout_s is not None:
+            limit_s = min(begin + self._timeout_s - now, PULSE_S)
+            if limit_s <= 0:
+                raise WorkerTimeout(self._complaint())
+        events = self._poll.poll(1e3 * limit_s)
+        self.waited_s += time.monotonic() - now
+        return events != [(self._inlet.fileno(), select.POLLIN)]
+
+    def _dead(self) -> tuple[str, BaseProcess] | None:
+        """Return the first process that has ended."""
+        return next(((name, process) for name, process in self._watched if not process.is_alive()), None)
+
+    def _complaint(self) -> str:
+        pid = f" (pid {self._pid})" if self._pid else ""
+        return (
+            f"{self.name}{pid} has sent nothing for timeout_s={self._timeout_s:g} s.{self._context()} It may wait for "
+            "a disk or a store that does not answer; `py-spy dump --pid` shows where it is."
+        )
+
+    def _context(self) -> str:
+        return f" The shard that it opened last is {self.shard}." if self.shard else " It has opened no shard yet."

@@ -1,0 +1,105 @@
+"""What the workers of a loader have done, and who waited for whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wds_datapipes.core.ledger import Skipped
+from wds_datapipes.core.optional import require
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["LoadingReport", "WorkerReport"]
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What one worker has done since it was started.
+
+    Attributes:
+        name: ``"Worker 0"``, or ``"The main process"`` if there are no workers.
+        pid: its process.
+        items: how many items it has made. They need not have been used yet.
+        bytes: how large they were on their way, in bytes; 0 in the main process.
+        making_s: how long the pipeline took to make them, in seconds, waiting for data included.
+        waiting_s: how long the worker waited for the loop to use them, in seconds.
+        waited_s: how long the loop waited for this worker, in seconds.
+        shard: the shard that it opened last, or "".
+        skipped: what its stages have passed over.
+    """
+
+    name: str
+    pid: int
+    items: int
+    bytes: int
+    making_s: float
+    waiting_s: float
+    waited_s: float
+    shard: str
+    skipped: Skipped
+
+
+@dataclass(frozen=True)
+class LoadingReport:
+    """What the workers of a loader have done, in all epochs so far.
+
+    ``print(report)`` shows a line, and rich's ``print`` a table.
+
+    Attributes:
+        epoch: the number of the epoch that began last, from 1; 0 before the first.
+        workers: one report for each worker.
+    """
+
+    epoch: int
+    workers: Sequence[WorkerReport]
+
+    @property
+    def items(self) -> int:
+        """How many items were made."""
+        return sum(worker.items for worker in self.workers)
+
+    @property
+    def skipped(self) -> Skipped:
+        """What was passed over, by all workers together."""
+        counts: Counter[str] = Counter()
+        for worker in self.workers:
+            counts.update(worker.skipped.counts)
+        return Skipped(dict(counts), tuple(error for worker in self.workers for error in worker.skipped.latest))
+
+    def __str__(self) -> str:
+        size = sum(worker.bytes for worker in self.workers)
+        waited = sum(worker.waited_s for worker in self.workers)
+        waiting = sum(worker.waiting_s for worker in self.workers)
+        skipped = ", ".join(f"{count} x {what}" for what, count in sorted(self.skipped.counts.items()))
+        return (
+            f"epoch {self.epoch}: {self.items:,} items, {_size(size)}, from {len(self.workers)} worker(s); the loop "
+            f"waited {waited:.1f} s for them, and they waited {waiting:.1f} s for the loop; passed over: {skipped or 0}"
+        )
+
+    def __rich__(self) -> Table:
+        require("rich", extra="cli", purpose="show a report as a table")
+        from rich.table import Table
+
+        table = Table(title=str(self), title_justify="left", title_style="")
+        table.add_column("worker")
+        for heading in ("pid", "items", "size", "making", "waiting for the loop", "waited for", "passed over"):
+            table.add_column(heading, justify="right")
+        table.add_column("last shard", overflow="fold")
+        for worker in self.workers:
+            seconds = (f"{value:.1f} s" for value in (worker.making_s, worker.waiting_s, worker.waited_s))
+            total = str(worker.skipped.total)
+            row = (worker.name, str(worker.pid), f"{worker.items:,}", _size(worker.bytes), *seconds, total)
+            table.add_row(*row, worker.shard)
+        return table
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"

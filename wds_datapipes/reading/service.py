@@ -1,0 +1,257 @@
+"""`ShardReadingService`: torchdata's multi-process reading service, with a transport of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torchdata.dataloader2 import MultiProcessingReadingService
+from torchdata.dataloader2.graph import list_dps, replace_dp, traverse_dps
+from torchdata.dataloader2.graph._serialization import attach_wrapper
+from torchdata.dataloader2.graph.utils import _find_replicable_branches
+from torchdata.dataloader2.utils import WorkerInfo
+from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_round_robin_sharding_dp
+
+from wds_datapipes.reading.crew import Crew, CrewItems
+from wds_datapipes.reading.local import LocalItems
+from wds_datapipes.reading.pinning import pinned
+from wds_datapipes.reading.ranks import Ranks
+from wds_datapipes.reading.report import LoadingReport
+from wds_datapipes.reading.seeding import advance, seed_stages
+from wds_datapipes.reading.serving import Job, split
+from wds_datapipes.reading.transport.messages import Command
+
+__all__ = ["ShardReadingService"]
+
+#: How many small items may share a message.
+TOGETHER = 256
+
+Pipe = IterDataPipe[Any]
+
+
+class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc]  # torchdata has no types
+    """Reads with worker processes, for ``DataLoader2``.
+
+    It takes the place of torchdata's ``MultiProcessingReadingService``, alone or behind a ``DistributedReadingService``
+    in a ``SequentialReadingService``. The main process takes one item from each worker in turn, so the order follows
+    from the pipeline and the seed; a worker that has no more leaves the round. One ``DataLoader2.seed()`` makes a run
+    reproducible, with another order in each epoch. Workers send what they make without being asked, small items several
+    at a time, and large arrays and tensors through shared memory that needs no room in ``/dev/shm``: they arrive as
+    views of it, which are safe to keep. It needs Linux, unless ``num_workers`` is 0.
+
+    Args:
+        num_workers: how many worker processes there are; with 0, the pipeline runs in the main process.
+        multiprocessing_context: how they are started: ``"fork"`` (the default where there is one), ``"spawn"`` or
+            ``"forkserver"``.
+        worker_prefetch_cnt: how many messages a worker makes ahead. A message is an item, or as many small ones as are
+            made in a millisecond or fit in 64 KiB. With 0, each is one item, and a worker makes one item ahead.
+        main_prefetch_cnt: how many messages more all workers together make ahead.
+        worker_init_fn: called in each worker with the pipeline and torchdata's ``WorkerInfo`` when it starts; it
+            returns the pipeline.
+        worker_reset_fn: called in each worker with the pipeline, the ``WorkerInfo`` and the worker's ``SeedGenerator``
+            when an epoch begins; it returns the pipeline.
+        pin_memory: copy tensors to page-locked memory in a thread of the main process, as training on a GPU wants.
+        timeout_s: how long to wait for a worker, or for another rank, before it is an error, in seconds. None is for
+            ever for a worker that lives, and half an hour for a rank.
+        distributed: give each rank of ``torch.distributed`` a part of the data, and all of them one seed. Ranks wait
+            for each other at the beginning of an epoch only; nothing makes their numbers of items equal.
+
+    Raises:
+        ValueError: an argument makes no sense.
+        WorkerDied: while iterating, a worker process has ended.
+        WorkerTimeout: while iterating, a worker has sent nothing for ``timeout_s``.
+        RankLost: when an epoch begins, another rank has failed or left, or does not come within ``timeout_s``.
+
+    Examples:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from wds_datapipes.testing import build_shard
+        >>> for name in "abc":
+        ...     _ = build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "cls": str(n)} for n in range(2)])
+        >>> pipe = ShardList("{a..c}.tar").sharding_filter().load_wds_shards().group_samples().to_tuple("__key__")
+        >>> with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=2)) as loader:
+        ...     print([key for key, in loader])
+        ...     print(loader.reading_service.report().items)
+        ['a0', 'b0', 'a1', 'b1', 'c0', 'c1']
+        6
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 0,
+        multiprocessing_context: str | None = None,
+        worker_prefetch_cnt: int = 10,
+        main_prefetch_cnt: int = 10,
+        worker_init_fn: Callable[[Any, Any], Any] | None = None,
+        worker_reset_fn: Callable[[Any, Any, Any], Any] | None = None,
+        *,
+        pin_memory: bool = False,
+        timeout_s: float | None = None,
+        distributed: bool = False,
+    ) -> None:
+        counts = {
+            "num_workers": num_workers,
+            "worker_prefetch_cnt": worker_prefetch_cnt,
+            "main_prefetch_cnt": main_prefetch_cnt,
+        }
+        for name, count in counts.items():
+            if operator.index(count) < 0:
+                raise ValueError(f"{name} is a number from 0, not {count!r}")
+        methods = multiprocessing.get_all_start_methods()
+        if multiprocessing_context not in (None, *methods):
+            raise ValueError(f"multiprocessing_context is one of {methods}, not {multiprocessing_context!r}")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s is a number of seconds above 0, or None, not {timeout_s!r}")
+        for name, function in {"worker_init_fn": worker_init_fn, "worker_reset_fn": worker_reset_fn}.items():
+            if function is not None and not callable(function):
+                raise ValueError(f"{name} is a function or None, not {function!r}")
+        # With 0 workers, torchdata's class would advise another service.
+        super().__init__(
+            max(num_workers, 1),
+            multiprocessing_context,
+            worker_prefetch_cnt,
+            main_prefetch_cnt,
+            worker_init_fn,
+            worker_reset_fn,
+        )
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.timeout_s = timeout_s
+        self.distributed = distributed
+        self._mp = num_workers > 0
+        self._epoch = 0
+        self._ranks: Ranks | None = None
+        self._crew: Crew | None = None
+        self._local: LocalItems | None = None
+        self._end: Callable[[], object] | None = None
+
+    def initialize(self, datapipe: Pipe) -> Pipe:
+        """Start the workers, and return what is left of the pipeline for the main process."""
+        if self.distributed:
+            self._ranks = Ranks(self.timeout_s)
+            datapipe = self._ranks.split(datapipe)
+        if self.num_workers:
+            datapipe = self._hire(datapipe)
+        else:
+            datapipe = split(datapipe, WorkerInfo(1, 0), None)
+            if self.worker_init_fn is not None:
+                datapipe = self.worker_init_fn(datapipe, WorkerInfo(1, 0))
+            datapipe = self._local = LocalItems(datapipe)
+        if self.pin_memory:
+            datapipe = pinned(datapipe)
+        self._end_datapipe = datapipe
+        # Also when this object is forgotten, and at the end of the interpreter.
+        self._end = weakref.finalize(self, _end, self._crew, self._ranks)
+        return datapipe
+
+    def initialize_iteration(
+        self, seed_generator: Any, iter_reset_fn: Callable[[Pipe], Pipe] | None = None
+    ) -> Callable[[Pipe], Pipe] | None:
+        """Begin an epoch, in all workers and on all ranks.
+
+        Args:
+            seed_generator: that of the loader.
+            iter_reset_fn: that of a reading service before this one.
+
+        Raises:
+            RankLost: another rank will not come, or does not come in time.
+        """
+        if self._ranks is not None:
+            seed_generator.seed(self._ranks.meet(seed_generator.generate_shared_seed()))
+            seed_generator.spawn(self._ranks.rank, inplace=True)
+        self._epoch += 1
+        seed_stages(self._end_datapipe, seed_generator)
+        if self._crew is not None:
+            numbers = range(self.num_workers)
+            payloads = [(seed_generator.spawn(number), iter_reset_fn) for number in numbers]
+            self._crew.begin(self._epoch, payloads, payloads[0])
+        elif self._local is not None:
+            self._local.reset_with(iter_reset_fn, self.worker_reset_fn, seed_generator)
+        advance(seed_generator)
+        return None
+
+    def finalize(self) -> None:
+        """End the workers, whatever they are at. It takes less than a second, and can be repeated."""
+        if self._end is not None:
+            self._end()
+
+    def report(self) -> LoadingReport:
+        """Return what the workers have done so far; it costs next to nothing, and works after the end, too.
+
+        ``DataLoader2`` works with a copy of the service that it is given: ask ``loader.reading_service``.
+        """
+        if self._crew is not None:
+            return LoadingReport(self._epoch, [worker.report() for worker in self._crew.workers])
+        return LoadingReport(self._epoch, [] if self._local is None else [self._local.report()])
+
+    def _hire(self, datapipe: Pipe) -> Pipe:
+        """Start the processes, each with its part of the pipeline; return the part of the main process."""
+        graph = traverse_dps(datapipe)
+        dispatching = find_lca_round_robin_sharding_dp(graph)
+        if dispatching is not None:
+            graph = replace_dp(graph, dispatching, _DummyIterDataPipe())
+            ((datapipe, _),) = graph.values()
+        branches = _find_replicable_branches(graph)
+        if len(branches) != 1:
+            raise ValueError(
+                f"The pipeline has {len(branches)} branches that workers could run, and one is needed: join what comes "
+                "before the first stage that has to stay in the main process (whose is_replicable() is False)."
+            )
+        workers = self.num_workers
+        # Small items share messages only where a worker may be ahead at all.
+        window = 1 + self.worker_prefetch_cnt + -(-self.main_prefetch_cnt // workers)
+        together = TOGETHER if self.worker_prefetch_cnt else 1
+        share = attach_wrapper(branches[0])
+        infos = [WorkerInfo(workers, number) for number in range(workers)]
+        jobs = [Job(share, info, window, together, self.worker_init_fn, self.worker_reset_fn) for info in infos]
+        first = None
+        if dispatching is not None:
+            first = Job(attach_wrapper(dispatching), infos[0], window, together, reset_fn=self.worker_reset_fn)
+        method = self.multiprocessing_context
+        if method is None:
+            method = "fork" if "fork" in multiprocessing.get_all_start_methods() else multiprocessing.get_start_method()
+        self._crew = Crew(jobs, first, method, self.timeout_s)
+        items = CrewItems(self._crew)
+        if branches[0] is datapipe:
+            return items
+        replace_dp(graph, branches[0], items)
+        return datapipe
+
+    def _pause(self, pause_fn: Callable[[Pipe], Pipe] | None = None) -> None:
+        for stage in list_dps(traverse_dps(self._end_datapipe)):
+            if callable(pause := getattr(stage, "pause", None)):
+                pause()
+        if self._crew is not None:
+            self._crew.tell(Command.PAUSE, [pause_fn] * self.num_workers, pause_fn)
+
+    def _resume(self, resume_fn: Callable[[Pipe], Pipe] | None = None) -> None:
+        if self._crew is not None:
+            self._crew.tell(Command.RESUME, [resume_fn] * self.num_workers, resume_fn)
+        for stage in reversed(list_dps(traverse_dps(self._end_datapipe))):
+            if callable(resume := getattr(stage, "resume", None)):
+                resume()
+
+    def _limit(self, num_batches: int | None, limit_fn: Callable[[Pipe, int | None], Pipe] | None = None) -> None:
+        if limit_fn is None:
+            return
+        if self._crew is not None:
+            if not self._crew.dispatches:
+                num_batches = None  # as torchdata has it: only what is dispatched is limited in another process
+            payloads = [(limit_fn, _share(num_batches, number, self.num_workers)) for number in range(self.num_workers)]
+            self._crew.tell(Command.LIMIT, payloads, (limit_fn, num_batches))
+        limit_fn(self._end_datapipe, num_batches)
+
+
+def _share(count: int | None, number: int, workers: int) -> int | None:
+    """Return how many of ``count`` items one of the workers has to make."""
+    return None if count is None else count // workers + (number < count % workers)
+
+
+def _end(crew: Crew | None, ranks: Ranks | None) -> None:
+    if ranks is not None:
+        ranks.leave("has ended its service")
+    if crew is not None:
+        crew.close()

@@ -1,0 +1,228 @@
+"""What runs in a worker of a `ShardReadingService`: a pipeline that does as it is told, and sends what it makes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, graph_settings
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse_dps
+from torchdata.dataloader2.graph._serialization import extract_wrapper
+from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
+
+from wds_datapipes.core.ledger import LEDGER
+from wds_datapipes.reading.link import Link
+from wds_datapipes.reading.seeding import reset_pipeline
+from wds_datapipes.reading.transport.inlet import Inlet
+from wds_datapipes.reading.transport.messages import Command, Kind
+from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
+from wds_datapipes.reading.transport.packing import Packer
+from wds_datapipes.reading.workers import SendableError
+
+__all__ = ["DISPATCH_WINDOW", "Job", "Worker", "reporting", "run_worker", "split"]
+
+#: How many messages of the dispatching process a worker may have before it uses them. They are small enough that
+#: sending them never blocks.
+DISPATCH_WINDOW = 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is to do.
+
+    Attributes:
+        pipe: the pipeline, in the wrapper that pickles it.
+        info: torchdata's ``WorkerInfo``.
+        window: how many messages it may be ahead.
+        together: how many items may share a message.
+        init_fn: the user's, called with the pipe and the worker.
+        reset_fn: the user's, called with the pipe, the worker and the seed generator at the beginning of each epoch.
+    """
+
+    pipe: Any
+    info: Any
+    window: int
+    together: int
+    init_fn: Callable[[Any, Any], Any] | None = None
+    reset_fn: Callable[[Any, Any, Any], Any] | None = None
+
+
+def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, inherited: Sequence[Any]) -> None:
+    """Run a worker until the main process has gone.
+
+    Args:
+        job: what it is to do.
+        channel: where its items go.
+        source: where the items of the dispatching process come from, if there is one.
+        inherited: what a fork has left open here, and only others need.
+    """
+    with reporting(f"worker process {job.info.worker_id}", channel, job, inherited) as outlet:
+        dispatched = None if source is None else DispatchedItems(source)
+        pipe = split(extract_wrapper(job.pipe), job.info, dispatched)
+        if job.init_fn is not None:
+            pipe = job.init_fn(pipe, job.info)
+        Worker(pipe, job, outlet, dispatched).run()
+
+
+def split(pipe: Any, info: Any, dispatched: DispatchedItems | None) -> Any:
+    """Give a worker its share of the data: of what the dispatching process sends, and of all that it reads itself."""
+    if dispatched is None:
+        return graph_settings.apply_sharding(
+            pipe, info.num_workers, info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING
+        )
+    graph = traverse_dps(pipe)
+    for branch in find_non_dispatching_branches(graph):
+        graph_settings.apply_sharding(branch, info.num_workers, info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
+    (place,) = find_dps(graph, _DummyIterDataPipe)
+    ((pipe, _),) = replace_dp(graph, place, dispatched).values()
+    return pipe
+
+
+class DispatchedItems(IterDataPipe[Any]):
+    """What the dispatching process sends to this worker."""
+
+    _is_child_datapipe = False
+
+    def __init__(self, source: socket.socket) -> None:
+        self.link = Link("The dispatching process", Inlet(source, window=DISPATCH_WINDOW))
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.link.items()
+
+
+class Worker:
+    """Runs a pipeline, an epoch at a time, and sends its items to the main process.
+
+    Args:
+        pipe: the pipeline.
+        job: what there is to do.
+        outlet: where the items go, and where orders come from.
+        dispatched: the part of the pipeline that another process runs, if there is one.
+    """
+
+    #: Whether all that is random is the same in every worker.
+    shared = False
+
+    def __init__(self, pipe: Any, job: Job, outlet: Outlet, dispatched: DispatchedItems | None = None) -> None:
+        self.pipe = pipe
+        self.job = job
+        self.outlet = outlet
+        self.dispatched = dispatched
+        self.iterator: Iterator[Any] | None = None
+        self.is_paused = False
+        self.told = 0
+
+    def run(self) -> None:
+        """Do what the main process says, until it has gone."""
+        outlet = self.outlet
+        while True:
+            if outlet.orders:
+                self.obey(outlet.orders.popleft())
+            elif self.iterator is None or self.is_paused:
+                outlet.wait()
+            else:
+                self.work(self.iterator)
+
+    def work(self, iterator: Iterator[Any]) -> None:
+        """Make items until something comes in between."""
+        outlet = self.outlet
+        while not outlet.orders:
+            if outlet.is_full:
+                outlet.wait()
+                continue
+            try:
+                item = next(iterator)
+            except StopIteration:
+                self.iterator = None
+                self.tell_ledger()
+                outlet.say(Kind.END)
+                return
+            if outlet.put(item):
+                outlet.listen()
+                self.tell_ledger()
+
+    def obey(self, order: Order) -> None:
+        """Do what the main process says."""
+        if order.command == Command.RESET:
+            self.begin(order.epoch, *order.payload)
+            return
+        # A pipe is paused from its end, and goes on from its beginning.
+        if order.command == Command.PAUSE:
+            self.is_paused = True
+            self.call_stages("pause", list_dps(traverse_dps(self.pipe)))
+            self.pipe = self.pipe if order.payload is None else order.payload(self.pipe)
+        elif order.command == Command.RESUME:
+            self.pipe = self.pipe if order.payload is None else order.payload(self.pipe)
+            self.call_stages("resume", reversed(list_dps(traverse_dps(self.pipe))))
+            self.is_paused = False
+        else:
+            limit_fn, count = order.payload
+            self.pipe = limit_fn(self.pipe, count)
+        self.tell_ledger()
+        self.outlet.say(Kind.DONE)
+
+    def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
+        """Begin an epoch."""
+        self.iterator = None  # closes what the last one has open
+        self.is_paused = False
+        self.outlet.begin(epoch)
+        if self.dispatched is not None:
+            self.dispatched.link.expect(epoch)
+        self.pipe = reset_pipeline(
+            self.pipe,
+            self.job.info,
+            seed_generator,
+            iter_reset_fn=iter_reset_fn,
+            worker_reset_fn=self.job.reset_fn,
+            shared=self.shared,
+        )
+        self.iterator = iter(self.pipe)
+
+    def tell_ledger(self) -> None:
+        """Send what was passed over, if anything was since the last time."""
+        if LEDGER.entries != self.told:
+            self.told = LEDGER.entries
+            self.outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
+
+    @staticmethod
+    def call_stages(name: str, stages: Any) -> None:
+        """Call a method of every stage that has it."""
+        for stage in stages:
+            if callable(method := getattr(stage, name, None)):
+                method()
+
+
+@contextmanager
+def reporting(who: str, channel: socket.socket, job: Job, inherited: Sequence[Any]) -> Iterator[Outlet]:
+    """Prepare the process, and tell the main process of the exception that ends the block.
+
+    ``SystemExit`` and its like end the process, as they should: the main process sees the exit code.
+    """
+    for each in inherited:
+        each.close()
+    torch.set_num_threads(1)
+    LEDGER.clear()
+    try:
+        outlet = Outlet(channel, window=job.window, together=job.together)
+        LEDGER.on_shard = outlet.page.note
+        try:
+            yield outlet
+        except Gone:
+            raise
+        except Exception:  # noqa: BLE001 - it is not lost: the main process raises it again
+            shard = f", whose last shard was {LEDGER.shard}" if LEDGER.shard else ""
+            outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
+            outlet.say(Kind.ERROR, _pickled(SendableError(where=f"in {who}{shard}")))
+            while True:  # the end of this process would be taken for another fault
+                outlet.wait()
+    except Gone:
+        pass
+
+
+def _pickled(value: object) -> bytes:
+    return b"".join(Packer().pack(value).parts)

@@ -1,0 +1,178 @@
+"""An item as bytes and arrays. Large arrays and tensors are kept apart, so that one copy takes them to the other side.
+
+The bytes are a pickle of protocol 5, and the arrays are its out-of-band buffers (PEP 574).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["Packed", "Packer", "describe", "is_packable", "unpack"]
+
+#: An array of at least so many bytes is kept apart.
+APART = 16 * 1024
+
+Array = NDArray[Any]
+
+
+class Packed(NamedTuple):
+    """An item on its way.
+
+    Attributes:
+        parts: the pickle, in pieces. One may be a large bytes object of the item itself.
+        size: how long they are together, in bytes.
+        arrays: what is kept apart, in the order in which the pickle takes it.
+    """
+
+    parts: list[bytes]
+    size: int
+    arrays: list[Array]
+
+
+class Packer:
+    """Packs one item after the other. Each stands for itself: no two share an object on the other side."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget what many items have left, which is worthwhile from time to time, since it can be large."""
+        self._pickler = _Pickler()
+
+    def pack(self, item: object) -> Packed:
+        """Pack ``item``.
+
+        Raises:
+            Exception: whatever pickling raises; the packer can go on with another item.
+        """
+        pickler = self._pickler
+        try:
+            pickler.dump(item)
+            return Packed(pickler.parts.copy(), sum(map(len, pickler.parts)), pickler.arrays.copy())
+        finally:
+            pickler.clear()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.arrays: list[Array] = []
+        super().__init__(_Writer(self.parts.append), protocol=5, buffer_callback=self._set_apart)
+
+    def clear(self) -> None:
+        self.parts.clear()
+        self.arrays.clear()
+        self.clear_memo()
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is torch.Tensor:
+            return self._reduce_tensor(obj)
+        if kind is np.ndarray and obj.nbytes >= APART and not obj.dtype.hasobject:
+            self.arrays.append(obj)
+            fortran = obj.flags.f_contiguous and not obj.flags.c_contiguous
+            return _array, (_PLACE, obj.dtype, obj.shape, "F" if fortran else "C", obj.flags.writeable)
+        return NotImplemented
+
+    def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
+        plain = (
+            tensor.layout is torch.strided
+            and tensor.device.type == "cpu"
+            and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+            and not tensor.__dict__
+        )
+        if not plain or not tensor.numel() or tensor.dtype not in _SENT:
+            return NotImplemented
+        # Dense memory in another order of dimensions, such as channels_last, arrives in that order.
+        order: list[int] | None = None
+        if not tensor.is_contiguous():
+            strides, shape = tensor.stride(), tensor.shape
+            by_stride = sorted(range(tensor.dim()), key=lambda dim: (strides[dim], shape[dim]), reverse=True)
+            if tensor.permute(by_stride).is_contiguous():
+                tensor, order = tensor.permute(by_stride), by_stride
+        if tensor.is_contiguous():
+            array: Array = tensor.reshape(-1).view(torch.uint8).numpy()
+        elif tensor.dtype in _IN_NUMPY:
+            array = tensor.numpy()
+        else:
+            array = tensor.contiguous().view(torch.uint8).numpy()
+        if array.nbytes >= APART:
+            self.arrays.append(array)
+            return _tensor, (_PLACE, tensor.dtype, tuple(tensor.shape), order)
+        return _tensor, (bytearray(array.tobytes()), tensor.dtype, tuple(tensor.shape), order)
+
+    def _set_apart(self, buffer: pickle.PickleBuffer) -> bool:
+        """Keep a buffer apart (False), or leave it in the pickle (True)."""
+        if buffer is _PLACE:
+            return False  # its array is in the list already
+        raw = buffer.raw()
+        if raw.nbytes < APART:
+            return True
+        self.arrays.append(np.frombuffer(raw, np.uint8))
+        return False
+
+
+class _Writer:
+    """The file that the pickler writes to. It gets large bytes objects as they are."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self.write = write
+
+
+#: The types of tensors that NumPy has as well.
+_IN_NUMPY = frozenset(
+    {torch.bool, torch.complex64, torch.complex128, torch.float16, torch.float32, torch.float64}
+    | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+)
+#: These, and those whose bytes can be looked at. Anything else is pickled as torch does it.
+_SENT = _IN_NUMPY | frozenset(
+    getattr(torch, name)
+    for name in ("bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+)
+
+#: Stands in a pickle where an array goes that was set apart: an array may be strided, which no `PickleBuffer` may.
+_PLACE = pickle.PickleBuffer(bytearray())
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _array(buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any, writeable: bool) -> Array:
+    array: Array = np.ndarray(shape, dtype, buffer, order=order)
+    array.flags.writeable = writeable
+    return array
+
+
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: list[int] | None) -> torch.Tensor:
+    tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+    return tensor if order is None else tensor.permute(_inverse(order))
+
+
+def unpack(pickled: Any, arrays: Iterable[Any] = ()) -> Any:
+    """Return the item that was packed; its large arrays and tensors are views of ``arrays``."""
+    return pickle.loads(pickled, buffers=arrays)  # noqa: S301  the other process is a part of this program
+
+
+def describe(item: object) -> str:
+    """Say what an item is, and which part of it cannot be packed."""
+    parts = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, (list, tuple)) else ()
+    for key, part in parts:
+        if not is_packable(part):
+            return f"a {type(item).__name__} whose part {key!r} is {describe(part)}"
+    return f"an object of type {type(item).__module__}.{type(item).__qualname__}"
+
+
+def is_packable(value: object) -> bool:
+    """Whether `Packer` takes a value."""
+    try:
+        Packer().pack(value)
+    except Exception:  # noqa: BLE001 - pickling runs anybody's code, and whatever that raises is the answer
+        return False
+    return True
