@@ -16,6 +16,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.reading.dispatching import run_dispatcher
 from wds_datapipes.reading.ending import end_processes
 from wds_datapipes.reading.link import Link
+from wds_datapipes.reading.report import WorkerReport
 from wds_datapipes.reading.serving import Job, run_worker
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, new_channel
@@ -92,6 +93,7 @@ class Crew:
             dispatching: what the dispatching process needs for that.
         """
         if self._dispatcher is not None:
+            self._dispatcher.drain()
             self._dispatcher.begin(epoch, dispatching)
         for link, payload in zip(self.workers, payloads, strict=True):
             link.begin(epoch, payload)
@@ -119,6 +121,13 @@ class Crew:
         if self._dispatcher is not None:
             self._dispatcher.tell(command, dispatching)
             self._dispatcher.await_answer()
+
+    def report(self) -> list[WorkerReport]:
+        """Return what each worker has done so far, and after them the dispatching process, if there is one."""
+        if self._dispatcher is None:
+            return [worker.report() for worker in self.workers]
+        self._dispatcher.drain()
+        return [link.report() for link in (*self.workers, self._dispatcher)]
 
     def close(self) -> None:
         """End all processes, whatever they are at, and give back what belongs to them."""

@@ -10,9 +10,10 @@ from typing import Any
 
 from torchdata.dataloader2.graph._serialization import extract_wrapper
 
-from wds_datapipes.reading.serving import DISPATCH_WINDOW, Job, Worker, reporting
+from wds_datapipes.reading.serving import DISPATCH_WINDOW, Job, Worker, last_shard, pickled, reporting
 from wds_datapipes.reading.transport.messages import Kind
 from wds_datapipes.reading.transport.outlet import Gone, Outlet
+from wds_datapipes.reading.workers import SendableError
 
 __all__ = ["run_dispatcher"]
 
@@ -57,11 +58,13 @@ class Dispatcher(Worker):
 
     def run(self) -> None:
         """Do what the main process says, until it has gone."""
-        try:
-            super().run()
-        except Gone:  # a worker, as the main process sees by itself; or the main process, and then this ends too
-            while True:
+        while True:
+            try:
+                super().run()
+            except Gone:  # a worker, as the main process sees by itself; or the main process, and then this ends too
                 self.outlet.wait()
+            except Exception:  # noqa: BLE001 - each worker raises it after the items before it
+                self.finish(Kind.ERROR, pickled(SendableError(where=f"in the dispatching process{last_shard()}")))
 
     def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
         """Begin an epoch."""
@@ -84,7 +87,7 @@ class Dispatcher(Worker):
                 try:
                     item = next(iterator)
                 except StopIteration:
-                    self.finish()
+                    self.finish(Kind.END)
                     return
                 self.keep(item)
             else:
@@ -107,8 +110,8 @@ class Dispatcher(Worker):
         for each in (self.outlet, *self.outlets):
             each.listen()
 
-    def finish(self) -> None:
-        """Send what was kept, and say that this was all."""
+    def finish(self, kind: Kind, payload: bytes = b"") -> None:
+        """Send what was kept, and say to each worker that this was all, or why."""
         open_ones = dict(enumerate(self.outlets))
         self.iterator = None
         self.tell_ledger()
@@ -117,7 +120,7 @@ class Dispatcher(Worker):
                 while self.kept[number] and not each.is_full:
                     each.put(self.kept[number].popleft())
                 if not self.kept[number]:
-                    each.say(Kind.END)
+                    each.say(kind, payload)
                     del open_ones[number]
             if open_ones:
                 self.poll.poll()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -104,6 +105,12 @@ class Link:
         while (message := self._next(self.epoch)) is not None and message.header.kind != Kind.DONE:
             kept.append(message)
         self._backlog.extendleft(reversed(kept))
+
+    def drain(self) -> None:
+        """Take note of what a process says that sends its items to somebody else."""
+        with self._turn, suppress(WorkerDied):  # whoever waits for its items raises that
+            while not self._closed and (message := self._sift(self.epoch, look_around=False)) is not None:
+                self._inlet.drop(message)
 
     def report(self) -> WorkerReport:
         """Return what the process has done so far."""

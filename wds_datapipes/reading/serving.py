@@ -24,7 +24,7 @@ from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
 from wds_datapipes.reading.transport.packing import Packer
 from wds_datapipes.reading.workers import SendableError
 
-__all__ = ["DISPATCH_WINDOW", "Job", "Worker", "reporting", "run_worker", "split"]
+__all__ = ["DISPATCH_WINDOW", "Job", "Worker", "last_shard", "pickled", "reporting", "run_worker", "split"]
 
 #: How many messages of the dispatching process a worker may have before it uses them. They are small enough that
 #: sending them never blocks.
@@ -187,7 +187,7 @@ class Worker:
         """Send what was passed over, if anything was since the last time."""
         if LEDGER.entries != self.told:
             self.told = LEDGER.entries
-            self.outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
+            self.outlet.say(Kind.LEDGER, pickled(LEDGER.skipped()))
 
     @staticmethod
     def call_stages(name: str, stages: Any) -> None:
@@ -215,14 +215,19 @@ def reporting(who: str, channel: socket.socket, job: Job, inherited: Sequence[An
         except Gone:
             raise
         except Exception:  # noqa: BLE001 - it is not lost: the main process raises it again
-            shard = f", whose last shard was {LEDGER.shard}" if LEDGER.shard else ""
-            outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
-            outlet.say(Kind.ERROR, _pickled(SendableError(where=f"in {who}{shard}")))
+            outlet.say(Kind.LEDGER, pickled(LEDGER.skipped()))
+            outlet.say(Kind.ERROR, pickled(SendableError(where=f"in {who}{last_shard()}")))
             while True:  # the end of this process would be taken for another fault
                 outlet.wait()
     except Gone:
         pass
 
 
-def _pickled(value: object) -> bytes:
+def last_shard() -> str:
+    """Return the part of a sentence that names the shard this process opened last."""
+    return f", whose last shard was {LEDGER.shard}" if LEDGER.shard else ""
+
+
+def pickled(value: object) -> bytes:
+    """Return a value as bytes, for `Outlet.say`."""
     return b"".join(Packer().pack(value).parts)
