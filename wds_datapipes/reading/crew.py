@@ -16,7 +16,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.reading.dispatching import run_dispatcher
 from wds_datapipes.reading.ending import end_processes
 from wds_datapipes.reading.link import Link
-from wds_datapipes.reading.report import WorkerReport
+from wds_datapipes.reading.report import LoadingReport
 from wds_datapipes.reading.serving import Job, run_worker
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, new_channel
@@ -122,12 +122,12 @@ class Crew:
             self._dispatcher.tell(command, dispatching)
             self._dispatcher.await_answer()
 
-    def report(self) -> list[WorkerReport]:
-        """Return what each worker has done so far, and after them the dispatching process, if there is one."""
-        if self._dispatcher is None:
-            return [worker.report() for worker in self.workers]
-        self._dispatcher.drain()
-        return [link.report() for link in (*self.workers, self._dispatcher)]
+    def report(self, epoch: int) -> LoadingReport:
+        """Return what was done so far."""
+        if self._dispatcher is not None:
+            self._dispatcher.drain()
+        dispatcher = None if self._dispatcher is None else self._dispatcher.report()
+        return LoadingReport(epoch, [worker.report() for worker in self.workers], dispatcher)
 
     def close(self) -> None:
         """End all processes, whatever they are at, and give back what belongs to them."""

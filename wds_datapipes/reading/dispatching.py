@@ -63,7 +63,7 @@ class Dispatcher(Worker):
                 super().run()
             except Gone:  # a worker, as the main process sees by itself; or the main process, and then this ends too
                 self.outlet.wait()
-            except Exception:  # noqa: BLE001 - each worker raises it after the items before it
+            except Exception:  # noqa: BLE001, PERF203 - each worker raises it after the items before it
                 self.finish(Kind.ERROR, pickled(SendableError(where=f"in the dispatching process{last_shard()}")))
 
     def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:

@@ -52,10 +52,12 @@ class LoadingReport:
     Attributes:
         epoch: the number of the epoch that began last, from 1; 0 before the first.
         workers: one report for each worker.
+        dispatcher: that of the dispatching process, whose items the workers take, if there is one.
     """
 
     epoch: int
     workers: Sequence[WorkerReport]
+    dispatcher: WorkerReport | None = None
 
     @property
     def items(self) -> int:
@@ -64,11 +66,15 @@ class LoadingReport:
 
     @property
     def skipped(self) -> Skipped:
-        """What was passed over, by all workers together."""
+        """What was passed over, by all processes together."""
         counts: Counter[str] = Counter()
-        for worker in self.workers:
-            counts.update(worker.skipped.counts)
-        return Skipped(dict(counts), tuple(error for worker in self.workers for error in worker.skipped.latest))
+        for process in self._processes:
+            counts.update(process.skipped.counts)
+        return Skipped(dict(counts), tuple(error for process in self._processes for error in process.skipped.latest))
+
+    @property
+    def _processes(self) -> list[WorkerReport]:
+        return [*self.workers, *([] if self.dispatcher is None else [self.dispatcher])]
 
     def __str__(self) -> str:
         size = sum(worker.bytes for worker in self.workers)
@@ -89,7 +95,7 @@ class LoadingReport:
         for heading in ("pid", "items", "size", "making", "waiting for the loop", "waited for", "passed over"):
             table.add_column(heading, justify="right")
         table.add_column("last shard", overflow="fold")
-        for worker in self.workers:
+        for worker in self._processes:
             seconds = (f"{value:.1f} s" for value in (worker.making_s, worker.waiting_s, worker.waited_s))
             total = str(worker.skipped.total)
             row = (worker.name, str(worker.pid), f"{worker.items:,}", _size(worker.bytes), *seconds, total)

@@ -184,7 +184,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         ``DataLoader2`` works with a copy of the service that it is given: ask ``loader.reading_service``.
         """
         if self._crew is not None:
-            return LoadingReport(self._epoch, self._crew.report())
+            return self._crew.report(self._epoch)
         return LoadingReport(self._epoch, [] if self._local is None else [self._local.report()])
 
     def _hire(self, datapipe: Pipe) -> Pipe:
