@@ -56,15 +56,14 @@ class Dispatcher(Worker):
         for each in (outlet, *outlets):
             self.poll.register(each, select.POLLIN)
 
-    def run(self) -> None:
-        """Do what the main process says, until it has gone."""
-        while True:
-            try:
-                super().run()
-            except Gone:  # a worker, as the main process sees by itself; or the main process, and then this ends too
-                self.outlet.wait()
-            except Exception:  # noqa: BLE001, PERF203 - each worker raises it after the items before it
-                self.finish(Kind.ERROR, pickled(SendableError(where=f"in the dispatching process{last_shard()}")))
+    def step(self) -> None:
+        """Do what is next, until something else is."""
+        try:
+            super().step()
+        except Gone:  # a worker, as the main process sees by itself; or the main process, and then this ends too
+            self.outlet.wait()
+        except Exception:  # noqa: BLE001 - each worker raises it after the items before it
+            self.finish(Kind.ERROR, pickled(SendableError(where=f"in the dispatching process{last_shard()}")))
 
     def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
         """Begin an epoch."""

@@ -119,14 +119,17 @@ class Worker:
 
     def run(self) -> None:
         """Do what the main process says, until it has gone."""
-        outlet = self.outlet
         while True:
-            if outlet.orders:
-                self.obey(outlet.orders.popleft())
-            elif self.iterator is None or self.is_paused:
-                outlet.wait()
-            else:
-                self.work(self.iterator)
+            self.step()
+
+    def step(self) -> None:
+        """Do what is next, until something else is."""
+        if self.outlet.orders:
+            self.obey(self.outlet.orders.popleft())
+        elif self.iterator is None or self.is_paused:
+            self.outlet.wait()
+        else:
+            self.work(self.iterator)
 
     def work(self, iterator: Iterator[Any]) -> None:
         """Make items until something comes in between."""
