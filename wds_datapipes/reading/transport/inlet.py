@@ -77,6 +77,9 @@ class Inlet:
         if header.kind == Kind.STATUS:
             self.page = StatusPage(_descriptor(attached[0]))
             return self.receive()
+        if header.kind == Kind.GIVEN_UP:
+            self._lender.drop(header.segment)
+            return self.receive()
         if attached:
             self._lender.add(header.segment, _descriptor(attached[0]))
         return Message(header, data[HEADER.size :])

@@ -33,6 +33,8 @@ class Kind(enum.IntEnum):
     """I have done what I was told."""
     LEDGER = 6
     """This is what I have passed over so far."""
+    GIVEN_UP = 7
+    """I no longer use this segment, which is free."""
 
 
 class Command(enum.IntEnum):

@@ -197,7 +197,8 @@ class Outlet:
                 if header.epoch == self.epoch:
                     self._taken = header.number
                 for number in body.cast("I"):
-                    self._pool.give_back(number)
+                    if (given_up := self._pool.give_back(number)) is not None:
+                        self._send(Header(Kind.GIVEN_UP, segment=given_up))
         else:
             self.orders.append(Order(Command(header.kind), header.epoch, unpack(body)))
         return True
@@ -229,7 +230,7 @@ class Outlet:
             self._send(header, b"".join((table.tobytes(), *parts)))
             return
         segment = self._pool.take(size)
-        memory = segment.fill()
+        memory = segment.memory
         at = 0
         for part in (table.tobytes(), *parts) if len(parts) < FEW else [b"".join((table.tobytes(), *parts))]:
             memory.data[at : at + len(part)] = part

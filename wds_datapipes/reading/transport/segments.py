@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import tempfile
@@ -9,9 +10,10 @@ import weakref
 from collections import deque
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-__all__ = ["Lender", "Segment", "SegmentPool", "new_memory"]
+__all__ = ["Lender", "Segment", "SegmentPool", "mapped", "new_memory"]
 
 Bytes = NDArray[np.uint8]
 
@@ -39,6 +41,14 @@ def new_memory(size: int) -> int:
     return descriptor
 
 
+def mapped(descriptor: int, size: int) -> Bytes:
+    """Return shared memory as an array, which keeps it; the descriptor can be closed."""
+    # Not mmap.mmap, which keeps a descriptor of its own open until Python 3.13: thousands of views may be kept.
+    path = f"/proc/self/fd/{descriptor}"
+    memory: Bytes = torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
+    return memory
+
+
 class Segment:
     """A piece of shared memory as the process sees it that made it.
 
@@ -50,41 +60,29 @@ class Segment:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self._descriptor: int | None = new_memory(size)
-        self._map = mmap.mmap(self._descriptor, size)
-        self.memory: Bytes = np.frombuffer(self._map, np.uint8)
-        self._is_empty = True
+        self.memory = mapped(self._descriptor, size)
 
     def pass_on(self) -> int | None:
         """Return the descriptor that the other side has yet to get, and forget it; whoever gets it closes it."""
         descriptor, self._descriptor = self._descriptor, None
         return descriptor
 
-    def fill(self) -> Bytes:
-        """Return the memory, which is about to be written."""
-        self._is_empty = False
-        return self.memory
-
-    def empty(self) -> None:
-        """Give the memory's pages back to the system; it reads as zeros then, on both sides."""
-        if not self._is_empty:
-            self._map.madvise(mmap.MADV_REMOVE)
-            self._is_empty = True
-
 
 class SegmentPool:
     """The segments that a process fills: one that the other side has given back is filled again.
 
-    A segment that is in use is never touched, however many that makes. Of those that are free, ``spare`` keep their
-    pages, which makes filling them again cheap, and the others give theirs back.
+    A segment that is in use is never touched, however many that makes. Of those that are free, some are kept, since
+    filling them again is cheap.
 
     Args:
-        spare: how many free segments keep their pages.
+        spare: how many free segments are kept.
     """
 
     def __init__(self, spare: int) -> None:
         self._spare = spare
-        self._segments: list[Segment] = []
+        self._segments: dict[int, Segment] = {}
         self._free: list[Segment] = []
+        self._numbers = itertools.count()
 
     def take(self, size: int) -> Segment:
         """Return a segment of at least ``size`` bytes, the one that was given back last if it is large enough.
@@ -96,23 +94,23 @@ class SegmentPool:
             if self._free[position].memory.size >= size:
                 return self._free.pop(position)
         # One that is too small makes room: its number lives on with more memory.
-        number = self._free.pop(0).number if self._free else len(self._segments)
-        segment = Segment(number, rounded(size))
-        self._segments[number : number + 1] = [segment]
+        number = self._free.pop(0).number if self._free else next(self._numbers)
+        segment = self._segments[number] = Segment(number, rounded(size))
         return segment
 
-    def give_back(self, number: int) -> None:
-        """Take note that the other side no longer uses a segment."""
+    def give_back(self, number: int) -> int | None:
+        """Take note that the other side no longer uses a segment; return the number of one to be given up, if any."""
         self._free.append(self._segments[number])
-        if len(self._free) > self._spare:
-            self._free[-self._spare - 1].empty()
+        if len(self._free) <= self._spare:
+            return None
+        return self._segments.pop(self._free.pop(0).number).number
 
 
 class Lender:
     """The segments of another process as this one sees them: lends views of them, and notices when the last is gone."""
 
     def __init__(self) -> None:
-        self._maps: dict[int, mmap.mmap] = {}
+        self._memory: dict[int, Bytes] = {}
         self._lent: dict[int, weakref.ref[Bytes]] = {}
         #: The numbers of segments that can be given back. Views end in any thread, and at any time.
         self.returned: deque[int] = deque()
@@ -124,13 +122,17 @@ class Lender:
     def add(self, number: int, descriptor: int) -> None:
         """Take note of a segment that is new, or has new memory; the descriptor is used up."""
         try:
-            self._maps[number] = mmap.mmap(descriptor, 0)
+            self._memory[number] = mapped(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
 
+    def drop(self, number: int) -> None:
+        """Take note that the other process has given a segment up."""
+        del self._memory[number]
+
     def read(self, number: int) -> memoryview:
         """Return the bytes of a segment. Whoever takes them calls `give_back`, or `lend`, which sees to it."""
-        return memoryview(self._maps[number])
+        return self._memory[number].data
 
     def give_back(self, number: int) -> None:
         """Let the other process fill a segment again."""
@@ -138,8 +140,8 @@ class Lender:
 
     def lend(self, number: int) -> memoryview:
         """Return the bytes of a segment, which is given back once nothing refers to them, or to a part of them."""
-        # Each array that is made of a part of this one refers to it, so it lives as long as they do.
-        whole = np.frombuffer(self._maps[number], np.uint8)
+        # A memoryview refers to the object that it was made from, and so does every part and array that is made of it.
+        whole = self._memory[number][:]
         lent, returned = self._lent, self.returned
 
         def end(_: object) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 
-from wds_datapipes.reading.transport.segments import new_memory
+from wds_datapipes.reading.transport.segments import mapped, new_memory
 
 __all__ = ["StatusPage"]
 
@@ -28,7 +27,7 @@ class StatusPage:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = new_memory(SIZE) if descriptor is None else descriptor
-        self._map = mmap.mmap(self._descriptor, SIZE)
+        self._page = mapped(self._descriptor, SIZE).data
         if descriptor is not None:
             os.close(descriptor)
 
@@ -38,24 +37,24 @@ class StatusPage:
 
     def write(self, items: int, size: int, making_s: float, waiting_s: float) -> None:
         """Publish the numbers."""
-        _NUMBERS.pack_into(self._map, 0, items, size, making_s, waiting_s)
+        _NUMBERS.pack_into(self._page, 0, items, size, making_s, waiting_s)
 
     def read(self) -> tuple[int, int, float, float]:
         """Return the numbers that `write` got last."""
-        items, size, making_s, waiting_s = _NUMBERS.unpack_from(self._map, 0)
+        items, size, making_s, waiting_s = _NUMBERS.unpack_from(self._page, 0)
         return items, size, making_s, waiting_s
 
     @property
     def text(self) -> str:
         """What the process is at, such as the shard that it opened last."""
-        (length,) = _LENGTH.unpack_from(self._map, _TEXT_AT)
+        (length,) = _LENGTH.unpack_from(self._page, _TEXT_AT)
         begin = _TEXT_AT + _LENGTH.size
-        return self._map[begin : begin + min(length, SIZE - begin)].decode(errors="replace")
+        return bytes(self._page[begin : begin + min(length, SIZE - begin)]).decode(errors="replace")
 
     def note(self, text: str) -> None:
         """Publish what the process is at."""
         begin = _TEXT_AT + _LENGTH.size
         data = text.encode(errors="replace")[: SIZE - begin]
-        _LENGTH.pack_into(self._map, _TEXT_AT, 0)
-        self._map[begin : begin + len(data)] = data
-        _LENGTH.pack_into(self._map, _TEXT_AT, len(data))
+        _LENGTH.pack_into(self._page, _TEXT_AT, 0)
+        self._page[begin : begin + len(data)] = data
+        _LENGTH.pack_into(self._page, _TEXT_AT, len(data))
