@@ -22,6 +22,8 @@ from torchdata._utils import ExceptionWrapper
 from torchdata.dataloader2.communication.eventloop import DataPipeToQueuesLoop, MultipleDataPipesToQueuesLoop
 from torchdata.dataloader2.communication.messages import GetNextResponse, WorkerExceptionResponse
 
+from wds_datapipes.reading.transport.packing import describe, takes
+
 __all__ = ["SendableError", "bind", "run_dispatcher", "run_worker"]
 
 #: How often a worker looks whether its parent is still the same process, in seconds.
@@ -38,7 +40,7 @@ class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no
 
     def __init__(self, exc_info: Any = None, where: str = "in background") -> None:
         super().__init__(exc_info, where)
-        if not _is_sendable(self.exc_type):
+        if not takes(ForkingPickler.dumps, self.exc_type):
             self.exc_type: type[BaseException] = RuntimeError  # the text names the class
 
 
@@ -119,27 +121,14 @@ def _reporting(who: str, queues: Sequence[Any]) -> Iterator[None]:
 
 def _report_unsendable(who: str, queue: Any, error: Exception, response: Any) -> None:
     """Send an error in the place of a response that cannot be pickled."""
-    what = _describe(response.value) if isinstance(response, GetNextResponse) else f"a {type(response).__name__}"
+    what = (
+        describe(response.value, ForkingPickler.dumps)
+        if isinstance(response, GetNextResponse)
+        else f"a {type(response).__name__}"
+    )
     refusal = pickle.PicklingError(
         f"{who} made {what}, which cannot be sent to another process ({type(error).__name__}: {error}). "
         "Let the pipeline turn it into plain data, such as bytes, arrays or tensors, before it leaves the worker."
     )
     refusal.__cause__ = error
     queue.put(WorkerExceptionResponse(SendableError((type(refusal), refusal, None), where=f"in {who}")))
-
-
-def _describe(item: Any) -> str:
-    """Say what an item is, and which part of it cannot be pickled."""
-    parts = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, (list, tuple)) else ()
-    for key, part in parts:
-        if not _is_sendable(part):
-            return f"a {type(item).__name__} whose part {key!r} is {_describe(part)}"
-    return f"an object of type {type(item).__module__}.{type(item).__qualname__}"
-
-
-def _is_sendable(value: object) -> bool:
-    try:
-        ForkingPickler.dumps(value)
-    except Exception:  # noqa: BLE001 - pickling runs anybody's code, and whatever that raises is the answer
-        return False
-    return True

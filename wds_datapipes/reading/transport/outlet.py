@@ -110,7 +110,7 @@ class Outlet:
             packed = self._packer.pack(item)
         except Exception as error:  # pickling runs anybody's code
             raise pickle.PicklingError(
-                f"The pipeline made {describe(item)}, which cannot be sent to another process "
+                f"The pipeline made {describe(item, self._packer.pack)}, which cannot be sent to another process "
                 f"({type(error).__name__}: {error}). Let it be turned into plain data, such as bytes, arrays or "
                 "tensors, before it leaves the worker."
             ) from error

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Packed", "Packer", "describe", "is_packable", "unpack"]
+__all__ = ["Packed", "Packer", "describe", "takes", "unpack"]
 
 #: An array of at least so many bytes is kept apart.
 APART = 16 * 1024
@@ -160,19 +160,19 @@ def unpack(pickled: Any, arrays: Iterable[Any] = ()) -> Any:
     return pickle.loads(pickled, buffers=arrays)  # noqa: S301  the other process is a part of this program
 
 
-def describe(item: object) -> str:
-    """Say what an item is, and which part of it cannot be packed."""
+def describe(item: object, pack: Callable[[Any], object]) -> str:
+    """Say what an item is, and which part of it ``pack`` refuses."""
     parts = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, (list, tuple)) else ()
     for key, part in parts:
-        if not is_packable(part):
-            return f"a {type(item).__name__} whose part {key!r} is {describe(part)}"
+        if not takes(pack, part):
+            return f"a {type(item).__name__} whose part {key!r} is {describe(part, pack)}"
     return f"an object of type {type(item).__module__}.{type(item).__qualname__}"
 
 
-def is_packable(value: object) -> bool:
-    """Whether `Packer` takes a value."""
+def takes(pack: Callable[[Any], object], value: object) -> bool:
+    """Whether ``pack`` pickles a value."""
     try:
-        Packer().pack(value)
+        pack(value)
     except Exception:  # noqa: BLE001 - pickling runs anybody's code, and whatever that raises is the answer
         return False
     return True
