@@ -18,6 +18,9 @@ __all__ = ["Packed", "Packer", "describe", "takes", "unpack"]
 #: An array of at least so many bytes is kept apart.
 APART = 16 * 1024
 
+#: How many levels down `describe` looks for what cannot be packed.
+DEEPEST = 10
+
 Array = NDArray[Any]
 
 
@@ -84,10 +87,10 @@ class _Pickler(pickle.Pickler):
         plain = (
             tensor.layout is torch.strided
             and tensor.device.type == "cpu"
-            and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-            and not tensor.__dict__
+            and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+            and not (tensor.is_conj() or tensor.is_neg() or tensor.__dict__)
         )
-        if not plain or not tensor.numel() or tensor.dtype not in _SENT:
+        if not plain or not tensor.numel():
             return NotImplemented
         # Dense memory in another order of dimensions, such as channels_last, arrives in that order.
         order: list[int] | None = None
@@ -96,12 +99,8 @@ class _Pickler(pickle.Pickler):
             by_stride = sorted(range(tensor.dim()), key=lambda dim: (strides[dim], shape[dim]), reverse=True)
             if tensor.permute(by_stride).is_contiguous():
                 tensor, order = tensor.permute(by_stride), by_stride
-        if tensor.is_contiguous():
-            array: Array = tensor.reshape(-1).view(torch.uint8).numpy()
-        elif tensor.dtype in _IN_NUMPY:
-            array = tensor.numpy()
-        else:
-            array = tensor.contiguous().view(torch.uint8).numpy()
+        # NumPy lacks many of torch's types. It need only know how large an element is.
+        array: Array = tensor.view(_OF_SIZE[tensor.element_size()]).numpy()
         if array.nbytes >= APART:
             self.arrays.append(array)
             return _tensor, (_PLACE, tensor.dtype, tuple(tensor.shape), order)
@@ -125,16 +124,8 @@ class _Writer:
         self.write = write
 
 
-#: The types of tensors that NumPy has as well.
-_IN_NUMPY = frozenset(
-    {torch.bool, torch.complex64, torch.complex128, torch.float16, torch.float32, torch.float64}
-    | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
-)
-#: These, and those whose bytes can be looked at. Anything else is pickled as torch does it.
-_SENT = _IN_NUMPY | frozenset(
-    getattr(torch, name)
-    for name in ("bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-)
+#: Types that NumPy has as well, by the size of an element in bytes.
+_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 #: Stands in a pickle where an array goes that was set apart: an array may be strided, which no `PickleBuffer` may.
 _PLACE = pickle.PickleBuffer(bytearray())
@@ -162,11 +153,18 @@ def unpack(pickled: Any, arrays: Iterable[Any] = ()) -> Any:
 
 def describe(item: object, pack: Callable[[Any], object]) -> str:
     """Say what an item is, and which part of it ``pack`` refuses."""
-    parts = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, (list, tuple)) else ()
-    for key, part in parts:
-        if not takes(pack, part):
-            return f"a {type(item).__name__} whose part {key!r} is {describe(part, pack)}"
-    return f"an object of type {type(item).__module__}.{type(item).__qualname__}"
+    path, seen = "", [item]
+    while len(seen) <= DEEPEST:
+        parts = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, (list, tuple)) else ()
+        for key, part in parts:
+            if all(part is not each for each in seen) and not takes(pack, part):
+                path += f"a {type(item).__name__} whose part {key!r} is "
+                break
+        else:
+            break
+        item = part
+        seen.append(item)
+    return f"{path}an object of type {type(item).__module__}.{type(item).__qualname__}"
 
 
 def takes(pack: Callable[[Any], object], value: object) -> bool:
