@@ -68,7 +68,8 @@ class Inlet:
         except BlockingIOError:
             return None
         except ConnectionError:
-            data, attached, flags = b"", [], 0
+            # It went without having read all that it was told, which comes up first, and once. What it sent is there.
+            return self.receive()
         if not data:
             raise EOFError
         if flags & socket.MSG_CTRUNC:
@@ -148,7 +149,10 @@ class Inlet:
         """Tell the other side what has been used up, so that it goes on, before waiting for it."""
         returned = self._lender.returned
         if self._told != self._taken or returned:
-            numbers = array("I", [returned.popleft() for _ in range(len(returned))])
+            numbers = array("I")
+            with suppress(IndexError):  # now there are no more; another thread may take some, too
+                while True:
+                    numbers.append(returned.popleft())
             try:
                 self._send(Header(Command.TAKEN, self.epoch, self._taken), numbers.tobytes())
             except BlockingIOError:  # it has enough to do

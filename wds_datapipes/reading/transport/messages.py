@@ -69,7 +69,7 @@ class Header(NamedTuple):
     size: int = 0
 
 
-HEADER = struct.Struct("=IIIIiQ")
+HEADER = struct.Struct("=IIQIiQ")
 
 #: The largest message of either side.
 MESSAGE_BYTES = HEADER.size + INLINE

@@ -56,7 +56,8 @@ class Outlet:
 
     Args:
         channel: this process's end of the socket.
-        window: how many messages may be on their way, or waiting to be used, at a time.
+        window: how many messages may be on their way, or waiting to be used, at a time; with small items that share
+            messages, it can be one more.
         together: how many items may share a message.
 
     Attributes:
@@ -122,6 +123,8 @@ class Outlet:
             if packed.arrays or packed.size > TOGETHER_BYTES:
                 self._flush()
                 self._send_items([packed.size], packed.parts, packed.arrays)
+                if packed.size > TOGETHER_BYTES:
+                    self._packer.renew()
             else:
                 if not self._lengths:
                     self._began = now
@@ -206,14 +209,13 @@ class Outlet:
     def _flush(self) -> None:
         """Send the items that wait for others."""
         if self._lengths:
-            lengths, parts = self._lengths, self._parts
+            self._send_items(self._lengths, self._parts, [])
             self._lengths, self._parts, self._size = [], [], 0
-            self._send_items(lengths, parts, [])
-            self._packer.renew()  # another thread may be here, but only while nothing is packed
+            self._packer.renew()  # the other thread may be packing, and goes on with what it has begun with
 
     def _send_items(self, lengths: list[int], parts: list[bytes], arrays: list[Array]) -> None:
-        self._sent += 1
         self._send_body(Header(Kind.ITEMS, self.epoch, len(lengths), len(arrays)), parts, lengths, arrays)
+        self._sent += 1
 
     def _send_body(
         self, header: Header, parts: list[bytes], lengths: Sequence[int] = (), arrays: Sequence[Array] = ()
@@ -276,6 +278,8 @@ class Outlet:
                 elif seen == self._began:
                     try:
                         self._flush()
-                    except Exception:  # noqa: BLE001 - the other thread meets the same with its next message
+                    except Gone:  # as the other thread will see
                         return
+                    except Exception:  # noqa: BLE001, S110 - nothing is lost: whoever sends next sends it, or raises
+                        pass
                 seen = self._began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
@@ -21,6 +22,9 @@ Bytes = NDArray[np.uint8]
 STEPS = 8
 SMALLEST = 64 * 1024
 
+#: As in linux/memfd.h. `os` has it together with `os.memfd_create`.
+MFD_CLOEXEC = 1
+
 
 def new_memory(size: int) -> int:
     """Return the descriptor of new shared memory.
@@ -28,16 +32,30 @@ def new_memory(size: int) -> int:
     Raises:
         OSError: there is no memory left for it.
     """
+    descriptor = _new_memfd()
+    if descriptor is not None:
+        try:
+            os.ftruncate(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+    with tempfile.TemporaryFile(prefix="wds-datapipes-") as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # a full disk must not show when the memory is written
+        return os.dup(file.fileno())
+
+
+def _new_memfd() -> int | None:
+    """Return the descriptor of a file in memory, or None if there is no such thing."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("wds-datapipes", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile(prefix="wds-datapipes-") as file:
-            descriptor = os.dup(file.fileno())
-    try:
-        os.ftruncate(descriptor, size)
-    except BaseException:
-        os.close(descriptor)
-        raise
+        return os.memfd_create("wds-datapipes", os.MFD_CLOEXEC)
+    # An interpreter that is made to run anywhere, such as uv's or conda's, is built for a C library that had none.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "memfd_create"):
+        return None
+    descriptor: int = libc.memfd_create(b"wds-datapipes", MFD_CLOEXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return descriptor
 
 
@@ -59,8 +77,13 @@ class Segment:
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
-        self._descriptor: int | None = new_memory(size)
-        self.memory = mapped(self._descriptor, size)
+        descriptor = new_memory(size)
+        try:
+            self.memory = mapped(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor: int | None = descriptor
 
     def pass_on(self) -> int | None:
         """Return the descriptor that the other side has yet to get, and forget it; whoever gets it closes it."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import struct
 
 from wds_datapipes.reading.transport.segments import mapped, new_memory
 
 __all__ = ["StatusPage"]
 
-#: Items, bytes, seconds spent making items, seconds spent waiting for the other side to take them.
-_NUMBERS = struct.Struct("=QQdd")
-_LENGTH = struct.Struct("=I")
+#: Where the text begins, behind the numbers and its length.
 _TEXT_AT = 64
 SIZE = 4096
 
@@ -27,7 +24,12 @@ class StatusPage:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = new_memory(SIZE) if descriptor is None else descriptor
-        self._page = mapped(self._descriptor, SIZE).data
+        page = mapped(self._descriptor, SIZE).data
+        # Not `struct.pack_into`, which clears the place first: these are written and read as a whole, one by one.
+        self._counts = page[:16].cast("Q")  # items and bytes
+        self._seconds = page[16:32].cast("d")  # spent making items, and waiting for the other side to take them
+        self._length = page[32:40].cast("Q")
+        self._text = page[_TEXT_AT:]
         if descriptor is not None:
             os.close(descriptor)
 
@@ -37,24 +39,21 @@ class StatusPage:
 
     def write(self, items: int, size: int, making_s: float, waiting_s: float) -> None:
         """Publish the numbers."""
-        _NUMBERS.pack_into(self._page, 0, items, size, making_s, waiting_s)
+        self._counts[0], self._counts[1] = items, size
+        self._seconds[0], self._seconds[1] = making_s, waiting_s
 
     def read(self) -> tuple[int, int, float, float]:
         """Return the numbers that `write` got last."""
-        items, size, making_s, waiting_s = _NUMBERS.unpack_from(self._page, 0)
-        return items, size, making_s, waiting_s
+        return self._counts[0], self._counts[1], self._seconds[0], self._seconds[1]
 
     @property
     def text(self) -> str:
         """What the process is at, such as the shard that it opened last."""
-        (length,) = _LENGTH.unpack_from(self._page, _TEXT_AT)
-        begin = _TEXT_AT + _LENGTH.size
-        return bytes(self._page[begin : begin + min(length, SIZE - begin)]).decode(errors="replace")
+        return bytes(self._text[: self._length[0]]).decode(errors="replace")
 
     def note(self, text: str) -> None:
         """Publish what the process is at."""
-        begin = _TEXT_AT + _LENGTH.size
-        data = text.encode(errors="replace")[: SIZE - begin]
-        _LENGTH.pack_into(self._page, _TEXT_AT, 0)
-        self._page[begin : begin + len(data)] = data
-        _LENGTH.pack_into(self._page, _TEXT_AT, len(data))
+        data = text.encode(errors="replace")[: len(self._text)]
+        self._length[0] = 0
+        self._text[: len(data)] = data
+        self._length[0] = len(data)
