@@ -6,14 +6,13 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata.dataloader2.graph._serialization import extract_wrapper
 
-from wds_datapipes.reading.serving import DISPATCH_WINDOW, Job, Worker, last_shard, pickled, reporting
+from wds_datapipes.reading.serving import DISPATCH_WINDOW, Job, Worker, failure, reporting
 from wds_datapipes.reading.transport.messages import Kind
 from wds_datapipes.reading.transport.outlet import Gone, Outlet
-from wds_datapipes.reading.workers import SendableError
 
 __all__ = ["run_dispatcher"]
 
@@ -37,6 +36,13 @@ def run_dispatcher(
         Dispatcher(extract_wrapper(job.pipe), job, outlet, outlets).run()
 
 
+class Last(NamedTuple):
+    """Comes after all items of a worker: says that this was all, or why."""
+
+    kind: Kind
+    payload: bytes = b""
+
+
 class Dispatcher(Worker):
     """Runs a pipeline and deals its items to the workers, one to each in turn.
 
@@ -52,6 +58,7 @@ class Dispatcher(Worker):
         self.outlets = outlets
         self.kept: list[deque[Any]] = []
         self.turn = 0
+        self.is_over = False
         self.poll = select.poll()
         for each in (outlet, *outlets):
             self.poll.register(each, select.POLLIN)
@@ -62,8 +69,10 @@ class Dispatcher(Worker):
             super().step()
         except Gone:  # a worker, as the main process sees by itself; or the main process, and then this ends too
             self.outlet.wait()
-        except Exception:  # noqa: BLE001 - each worker raises it after the items before it
-            self.finish(Kind.ERROR, pickled(SendableError(where=f"in the dispatching process{last_shard()}")))
+
+    def fail(self) -> None:
+        """Let each worker raise the exception that is handled now, after the items before it."""
+        self.end(_failure())
 
     def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
         """Begin an epoch."""
@@ -71,27 +80,47 @@ class Dispatcher(Worker):
             each.begin(epoch)
         self.kept = [deque() for _ in self.outlets]
         self.turn = 0
+        self.is_over = False
         super().begin(epoch, seed_generator, iter_reset_fn)
 
     def work(self, iterator: Iterator[Any]) -> None:
         """Deal items until something comes in between."""
         while not self.outlet.orders:
-            sent = False
-            for each, kept in zip(self.outlets, self.kept, strict=True):
-                while kept and not each.is_full:
-                    sent = each.put(kept.popleft()) or sent
-            if sent:
+            if self.deal():
                 self.listen()
-            elif any(not kept and not each.is_full for each, kept in zip(self.outlets, self.kept, strict=True)):
+            elif self.is_over and not any(self.kept):
+                self.iterator = None
+                return
+            elif not self.is_over and any(
+                not kept and not each.is_full for each, kept in zip(self.outlets, self.kept, strict=True)
+            ):
                 try:
                     item = next(iterator)
                 except StopIteration:
-                    self.finish(Kind.END)
-                    return
-                self.keep(item)
+                    self.end(Last(Kind.END))
+                else:
+                    self.keep(item)
             else:
                 self.poll.poll()
                 self.listen()
+
+    def deal(self) -> bool:
+        """Send what is kept for workers that want more; return whether anything is on its way."""
+        sent = False
+        for each, kept in zip(self.outlets, self.kept, strict=True):
+            while kept and not each.is_full:
+                item = kept.popleft()
+                try:
+                    if isinstance(item, Last):
+                        each.say(*item)
+                    else:
+                        sent = each.put(item) or sent
+                except Gone:
+                    raise
+                except Exception:  # noqa: BLE001 - the worker raises it in the place of this item
+                    kept.clear()
+                    kept.append(_failure())
+        return sent
 
     def keep(self, item: Any) -> None:
         """Keep an item for the worker whose turn it is."""
@@ -109,18 +138,14 @@ class Dispatcher(Worker):
         for each in (self.outlet, *self.outlets):
             each.listen()
 
-    def finish(self, kind: Kind, payload: bytes = b"") -> None:
-        """Send what was kept, and say to each worker that this was all, or why."""
-        open_ones = dict(enumerate(self.outlets))
-        self.iterator = None
+    def end(self, last: Last) -> None:
+        """Let nothing more follow than what is kept."""
+        self.is_over = True
+        self.iterator = iter(())  # nothing is left to read, but something to send
+        for kept in self.kept:
+            kept.append(last)
         self.tell_ledger()
-        while open_ones and not self.outlet.orders:
-            for number, each in list(open_ones.items()):
-                while self.kept[number] and not each.is_full:
-                    each.put(self.kept[number].popleft())
-                if not self.kept[number]:
-                    each.say(kind, payload)
-                    del open_ones[number]
-            if open_ones:
-                self.poll.poll()
-                self.listen()
+
+
+def _failure() -> Last:
+    return Last(Kind.ERROR, failure("the dispatching process"))

@@ -99,10 +99,10 @@ class Link:
         """Wait until the process has done what it was told; what it sends before that is kept.
 
         Raises:
-            Exception: as `items`.
+            WorkerDied: as `items`; so are the others that tell of the process, and not of its items.
         """
         kept: deque[Message] = deque()
-        while (message := self._next(self.epoch)) is not None and message.header.kind != Kind.DONE:
+        while (message := self._next(self.epoch, raising=False)) is not None and message.header.kind != Kind.DONE:
             kept.append(message)
         self._backlog.extendleft(reversed(kept))
 
@@ -134,8 +134,13 @@ class Link:
         self._closed = True
         self._inlet.cut()
 
-    def _next(self, epoch: int) -> Message | None:
-        """Return the next message of an epoch, or None if that is no longer the one that is wanted."""
+    def _next(self, epoch: int, raising: bool = True) -> Message | None:
+        """Return the next message of an epoch, or None if that is no longer the one that is wanted.
+
+        Args:
+            epoch: its number.
+            raising: raise an error that comes instead of an item, which is a message otherwise.
+        """
         begin = time.monotonic()
         woken = False
         while True:
@@ -146,7 +151,11 @@ class Link:
                     return None
                 message = self._sift(epoch, look_around=woken)
                 if message is not None:
-                    return message if message.header.epoch == epoch else None
+                    if message.header.epoch != epoch:
+                        return None
+                    if raising and message.header.kind == Kind.ERROR:
+                        self._inlet.body(message).reraise()
+                    return message
                 self._inlet.credit()
             woken = self._wait(begin)
 
@@ -154,7 +163,7 @@ class Link:
         """Return the next message that is an epoch's, or of a later one, if there is one; deal with all others."""
         while (message := self._backlog.popleft() if self._backlog else self._receive(look_around)) is not None:
             kind = message.header.kind
-            if kind == Kind.ERROR:
+            if kind == Kind.ERROR and not message.header.epoch:  # it cannot even begin
                 self._inlet.body(message).reraise()
             elif kind == Kind.LEDGER:
                 self.skipped = self._inlet.body(message)

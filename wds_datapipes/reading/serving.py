@@ -24,7 +24,7 @@ from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
 from wds_datapipes.reading.transport.packing import Packer
 from wds_datapipes.reading.workers import SendableError
 
-__all__ = ["DISPATCH_WINDOW", "Job", "Worker", "last_shard", "pickled", "reporting", "run_worker", "split"]
+__all__ = ["DISPATCH_WINDOW", "Job", "Worker", "failure", "reporting", "run_worker", "split"]
 
 #: How many messages of the dispatching process a worker may have before it uses them. They are small enough that
 #: sending them never blocks.
@@ -124,12 +124,23 @@ class Worker:
 
     def step(self) -> None:
         """Do what is next, until something else is."""
-        if self.outlet.orders:
-            self.obey(self.outlet.orders.popleft())
-        elif self.iterator is None or self.is_paused:
-            self.outlet.wait()
-        else:
-            self.work(self.iterator)
+        try:
+            if self.outlet.orders:
+                self.obey(self.outlet.orders.popleft())
+            elif self.iterator is None or self.is_paused:
+                self.outlet.wait()
+            else:
+                self.work(self.iterator)
+        except Gone:
+            raise
+        except Exception:  # noqa: BLE001 - it is not lost: the main process raises it, if it comes that far
+            self.fail()
+
+    def fail(self) -> None:
+        """Send the exception that is handled now, after the items before it. Another epoch may follow."""
+        self.iterator = None
+        self.tell_ledger()
+        self.outlet.say(Kind.ERROR, failure(f"worker process {self.job.info.worker_id}"))
 
     def work(self, iterator: Iterator[Any]) -> None:
         """Make items until something comes in between."""
@@ -154,20 +165,22 @@ class Worker:
         if order.command == Command.RESET:
             self.begin(order.epoch, *order.payload)
             return
-        # A pipe is paused from its end, and goes on from its beginning.
-        if order.command == Command.PAUSE:
-            self.is_paused = True
-            self.call_stages("pause", list_dps(traverse_dps(self.pipe)))
-            self.pipe = self.pipe if order.payload is None else order.payload(self.pipe)
-        elif order.command == Command.RESUME:
-            self.pipe = self.pipe if order.payload is None else order.payload(self.pipe)
-            self.call_stages("resume", reversed(list_dps(traverse_dps(self.pipe))))
-            self.is_paused = False
-        else:
-            limit_fn, count = order.payload
-            self.pipe = limit_fn(self.pipe, count)
-        self.tell_ledger()
-        self.outlet.say(Kind.DONE)
+        try:
+            # A pipe is paused from its end, and goes on from its beginning.
+            if order.command == Command.PAUSE:
+                self.is_paused = True
+                self.call_stages("pause", list_dps(traverse_dps(self.pipe)))
+                self.pipe = self.pipe if order.payload is None else order.payload(self.pipe)
+            elif order.command == Command.RESUME:
+                self.pipe = self.pipe if order.payload is None else order.payload(self.pipe)
+                self.call_stages("resume", reversed(list_dps(traverse_dps(self.pipe))))
+                self.is_paused = False
+            else:
+                limit_fn, count = order.payload
+                self.pipe = limit_fn(self.pipe, count)
+            self.tell_ledger()
+        finally:  # an exception follows the answer, and comes instead of the next item
+            self.outlet.say(Kind.DONE)
 
     def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
         """Begin an epoch."""
@@ -190,7 +203,7 @@ class Worker:
         """Send what was passed over, if anything was since the last time."""
         if LEDGER.entries != self.told:
             self.told = LEDGER.entries
-            self.outlet.say(Kind.LEDGER, pickled(LEDGER.skipped()))
+            self.outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
 
     @staticmethod
     def call_stages(name: str, stages: Any) -> None:
@@ -218,19 +231,19 @@ def reporting(who: str, channel: socket.socket, job: Job, inherited: Sequence[An
         except Gone:
             raise
         except Exception:  # noqa: BLE001 - it is not lost: the main process raises it again
-            outlet.say(Kind.LEDGER, pickled(LEDGER.skipped()))
-            outlet.say(Kind.ERROR, pickled(SendableError(where=f"in {who}{last_shard()}")))
+            outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
+            outlet.say(Kind.ERROR, failure(who))
             while True:  # the end of this process would be taken for another fault
                 outlet.wait()
     except Gone:
         pass
 
 
-def last_shard() -> str:
-    """Return the part of a sentence that names the shard this process opened last."""
-    return f", whose last shard was {LEDGER.shard}" if LEDGER.shard else ""
+def failure(who: str) -> bytes:
+    """Return the exception that is handled now, with the shard this process opened last, for `Outlet.say`."""
+    shard = f", whose last shard was {LEDGER.shard}" if LEDGER.shard else ""
+    return _pickled(SendableError(where=f"in {who}{shard}"))
 
 
-def pickled(value: object) -> bytes:
-    """Return a value as bytes, for `Outlet.say`."""
+def _pickled(value: object) -> bytes:
     return b"".join(Packer().pack(value).parts)
