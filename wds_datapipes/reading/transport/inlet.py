@@ -149,7 +149,7 @@ class Inlet:
         """Tell the other side what has been used up, so that it goes on, before waiting for it."""
         returned = self._lender.returned
         if self._told != self._taken or returned:
-            numbers = array("I")
+            numbers = array("i")
             with suppress(IndexError):  # now there are no more; another thread may take some, too
                 while True:
                     numbers.append(returned.popleft())

@@ -41,7 +41,7 @@ class Command(enum.IntEnum):
     """What it is told."""
 
     TAKEN = 1
-    """So many messages of this epoch have been taken, and these segments are free again."""
+    """So many messages of this epoch have been taken; these segments are free again, or, as complements, given up."""
     RESET = 2
     """Begin an epoch."""
     PAUSE = 3

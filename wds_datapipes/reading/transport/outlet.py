@@ -199,8 +199,10 @@ class Outlet:
             with self._lock:
                 if header.epoch == self.epoch:
                     self._taken = header.number
-                for number in body.cast("I"):
-                    if (given_up := self._pool.give_back(number)) is not None:
+                for number in body.cast("i"):
+                    if number < 0:
+                        self._pool.give_up(~number)
+                    elif (given_up := self._pool.give_back(number)) is not None:
                         self._send(Header(Kind.GIVEN_UP, segment=given_up))
         else:
             self.orders.append(Order(Command(header.kind), header.epoch, unpack(body)))

@@ -121,6 +121,10 @@ class SegmentPool:
         segment = self._segments[number] = Segment(number, rounded(size))
         return segment
 
+    def give_up(self, number: int) -> None:
+        """Take note that a segment is not to be filled again."""
+        del self._segments[number]
+
     def give_back(self, number: int) -> int | None:
         """Take note that the other side no longer uses a segment; return the number of one to be given up, if any."""
         self._free.append(self._segments[number])
@@ -130,13 +134,20 @@ class SegmentPool:
 
 
 class Lender:
-    """The segments of another process as this one sees them: lends views of them, and notices when the last is gone."""
+    """The segments of another process as this one sees them: lends views of them, and notices when the last is gone.
+
+    A process that is forked here sees what is lent at the time, too, for as long as it likes. Such a segment is never
+    filled again: it is given up instead.
+    """
 
     def __init__(self) -> None:
         self._memory: dict[int, Bytes] = {}
         self._lent: dict[int, weakref.ref[Bytes]] = {}
-        #: The numbers of segments that can be given back. Views end in any thread, and at any time.
+        self._forked: set[int] = set()
+        #: The numbers of segments that can be given back, and the complements of those that are given up. Views end in
+        #: any thread, and at any time.
         self.returned: deque[int] = deque()
+        _LENDERS.add(self)
 
     def __len__(self) -> int:
         """How many segments are lent at the moment."""
@@ -164,15 +175,36 @@ class Lender:
     def lend(self, number: int) -> memoryview:
         """Return the bytes of a segment, which is given back once nothing refers to them, or to a part of them."""
         # A memoryview refers to the object that it was made from, and so does every part and array that is made of it.
-        whole = self._memory[number][:]
-        lent, returned = self._lent, self.returned
+        # NumPy looks through views of arrays, though not through one that it got as a mere buffer.
+        whole = np.frombuffer(self._memory[number].data, np.uint8)
+        memory, lent, forked, returned = self._memory, self._lent, self._forked, self.returned
 
         def end(_: object) -> None:
             lent.pop(number, None)
-            returned.append(number)
+            if number in forked:
+                forked.discard(number)
+                memory.pop(number, None)
+                returned.append(~number)
+            else:
+                returned.append(number)
 
         self._lent[number] = weakref.ref(whole, end)
         return whole.data
+
+    def fork(self) -> None:
+        """Take note that a process is about to be forked."""
+        self._forked.update(tuple(self._lent))
+
+
+_LENDERS: weakref.WeakSet[Lender] = weakref.WeakSet()
+
+
+def _fork() -> None:
+    for lender in tuple(_LENDERS):
+        lender.fork()
+
+
+os.register_at_fork(before=_fork)
 
 
 def rounded(size: int) -> int:
