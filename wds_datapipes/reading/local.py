@@ -12,6 +12,7 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.reading.report import WorkerReport
+from wds_datapipes.reading.seeding import returned
 
 __all__ = ["LocalItems"]
 
@@ -46,9 +47,10 @@ class LocalItems(IterDataPipe[Any]):
     ) -> None:
         """Call what is to be called at the beginning of an epoch."""
         if iter_reset_fn is not None:
-            self.source = iter_reset_fn(self.source)
+            self.source = returned("iter_reset_fn", iter_reset_fn(self.source))
         if worker_reset_fn is not None:
-            self.source = worker_reset_fn(self.source, WorkerInfo(1, 0), seed_generator)
+            source = worker_reset_fn(self.source, WorkerInfo(1, 0), seed_generator)
+            self.source = returned("worker_reset_fn", source)
 
     def report(self) -> WorkerReport:
         """Return what was done so far. All that is passed over in this process counts."""

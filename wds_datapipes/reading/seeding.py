@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 
-__all__ = ["advance", "reset_pipeline", "seed_stages"]
+__all__ = ["advance", "reset_pipeline", "returned", "seed_stages"]
 
 
 def advance(seed_generator: Any) -> None:
@@ -35,19 +36,44 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
         shared: seed all stages as if they came before the split.
     """
     graph = traverse_dps(pipe)
-    stages = list_dps(graph)
-    before = {
-        id(stage)
-        for splitter in stages
-        if inspect.ismethod(getattr(splitter, "apply_sharding", None))
-        for stage in list_dps(traverse_dps(splitter))
-    }
-    # Those before the split draw their seeds first, as in torchdata, so that the orders of a seed stay as they were.
-    for shares in (True, False):
-        for stage in stages:
-            if inspect.ismethod(getattr(stage, "set_seed", None)) and shares == (id(stage) in before or shared):
-                seed = seed_generator.generate_shared_seed() if shares else seed_generator.generate_seed()
-                stage.set_seed(seed)
+    stages = {id(stage): stage for stage in list_dps(graph)}
+    # The stages draw their seeds in the same order as in torchdata, so that the orders of a seed stay as they were.
+    before = (
+        stages
+        if shared
+        else {id(stage): stage for splitter in _splitters(graph) for stage in list_dps(traverse_dps(splitter))}
+    )
+    after = {key: stage for key, stage in stages.items() if key not in before}
+    for some, draw in ((before, seed_generator.generate_shared_seed), (after, seed_generator.generate_seed)):
+        for stage in some.values():
+            if inspect.ismethod(getattr(stage, "set_seed", None)):
+                stage.set_seed(draw())
+
+
+def _splitters(graph: dict[int, Any], seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield the stages that split the data, depth first."""
+    seen = set() if seen is None else seen
+    for key, (stage, sources) in graph.items():
+        if key not in seen:
+            seen.add(key)
+            if inspect.ismethod(getattr(stage, "apply_sharding", None)):
+                yield stage
+            yield from _splitters(sources, seen)
+
+
+def returned(name: str, pipe: Any) -> Any:
+    """Return what a function has returned that was given a pipeline.
+
+    Args:
+        name: what the error calls the function.
+        pipe: what it has returned.
+
+    Raises:
+        TypeError: it is no pipeline.
+    """
+    if not isinstance(pipe, (IterDataPipe, MapDataPipe)):
+        raise TypeError(f"{name} has to return the pipeline, and has returned {pipe!r}")
+    return pipe
 
 
 def reset_pipeline(
@@ -75,7 +101,7 @@ def reset_pipeline(
     np.random.seed(draw() >> 32)
     seed_stages(pipe, seed_generator, shared=shared)
     if iter_reset_fn is not None:
-        pipe = iter_reset_fn(pipe)
+        pipe = returned("iter_reset_fn", iter_reset_fn(pipe))
     if worker_reset_fn is not None:
-        pipe = worker_reset_fn(pipe, worker_info, seed_generator)
+        pipe = returned("worker_reset_fn", worker_reset_fn(pipe, worker_info, seed_generator))
     return pipe

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import multiprocessing
 import operator
 import weakref
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -21,7 +24,7 @@ from wds_datapipes.reading.local import LocalItems
 from wds_datapipes.reading.pinning import pinned
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
-from wds_datapipes.reading.seeding import advance, seed_stages
+from wds_datapipes.reading.seeding import advance, returned, seed_stages
 from wds_datapipes.reading.serving import Job, split
 from wds_datapipes.reading.transport.messages import Command
 
@@ -61,6 +64,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             for each other at the beginning of an epoch only; nothing makes their numbers of items equal.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: an argument makes no sense.
         WorkerDied: while iterating, a worker process has ended.
         WorkerTimeout: while iterating, a worker has sent nothing for ``timeout_s``.
@@ -92,28 +96,24 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         timeout_s: float | None = None,
         distributed: bool = False,
     ) -> None:
-        counts = {
-            "num_workers": num_workers,
-            "worker_prefetch_cnt": worker_prefetch_cnt,
-            "main_prefetch_cnt": main_prefetch_cnt,
-        }
-        for name, count in counts.items():
-            if operator.index(count) < 0:
-                raise ValueError(f"{name} is a number from 0, not {count!r}")
+        num_workers = _count("num_workers", num_workers)
         methods = multiprocessing.get_all_start_methods()
         if multiprocessing_context not in (None, *methods):
             raise ValueError(f"multiprocessing_context is one of {methods}, not {multiprocessing_context!r}")
-        if timeout_s is not None and not timeout_s > 0:
+        if timeout_s is not None and not (isinstance(timeout_s, Real) and 0 < timeout_s < math.inf):
             raise ValueError(f"timeout_s is a number of seconds above 0, or None, not {timeout_s!r}")
+        for name, choice in {"pin_memory": pin_memory, "distributed": distributed}.items():
+            if not isinstance(choice, bool):
+                raise TypeError(f"{name} is True or False, not {choice!r}")
         for name, function in {"worker_init_fn": worker_init_fn, "worker_reset_fn": worker_reset_fn}.items():
             if function is not None and not callable(function):
-                raise ValueError(f"{name} is a function or None, not {function!r}")
+                raise TypeError(f"{name} is a function or None, not {function!r}")
         # With 0 workers, torchdata's class would advise another service.
         super().__init__(
             max(num_workers, 1),
             multiprocessing_context,
-            worker_prefetch_cnt,
-            main_prefetch_cnt,
+            _count("worker_prefetch_cnt", worker_prefetch_cnt),
+            _count("main_prefetch_cnt", main_prefetch_cnt),
             worker_init_fn,
             worker_reset_fn,
         )
@@ -138,7 +138,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         else:
             datapipe = split(datapipe, WorkerInfo(1, 0), None)
             if self.worker_init_fn is not None:
-                datapipe = self.worker_init_fn(datapipe, WorkerInfo(1, 0))
+                datapipe = returned("worker_init_fn", self.worker_init_fn(datapipe, WorkerInfo(1, 0)))
             datapipe = self._local = LocalItems(datapipe)
         if self.pin_memory:
             datapipe = pinned(datapipe)
@@ -163,13 +163,15 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             seed_generator.seed(self._ranks.meet(seed_generator.generate_shared_seed()))
             seed_generator.spawn(self._ranks.rank, inplace=True)
         self._epoch += 1
-        seed_stages(self._end_datapipe, seed_generator)
+        # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on how many.
+        here = seed_generator if self._crew is not None else copy.deepcopy(seed_generator)
+        seed_stages(self._end_datapipe, here)
         if self._crew is not None:
             numbers = range(self.num_workers)
             payloads = [(seed_generator.spawn(number), iter_reset_fn) for number in numbers]
             self._crew.begin(self._epoch, payloads, payloads[0])
         elif self._local is not None:
-            self._local.reset_with(iter_reset_fn, self.worker_reset_fn, seed_generator)
+            self._local.reset_with(iter_reset_fn, self.worker_reset_fn, here)
         advance(seed_generator)
         return None
 
@@ -243,6 +245,17 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             payloads = [(limit_fn, _share(num_batches, number, self.num_workers)) for number in range(self.num_workers)]
             self._crew.tell(Command.LIMIT, payloads, (limit_fn, num_batches))
         limit_fn(self._end_datapipe, num_batches)
+
+
+def _count(name: str, value: Any) -> int:
+    """Return the number that an argument is, if it makes sense."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is a number from 0, not {value!r}") from None
+    if count < 0:
+        raise ValueError(f"{name} is a number from 0, not {value!r}")
+    return count
 
 
 def _share(count: int | None, number: int, workers: int) -> int | None:

@@ -17,7 +17,7 @@ from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_di
 
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.reading.link import Link
-from wds_datapipes.reading.seeding import reset_pipeline
+from wds_datapipes.reading.seeding import reset_pipeline, returned
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
 from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
@@ -65,7 +65,7 @@ def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, i
         dispatched = None if source is None else DispatchedItems(source)
         pipe = split(extract_wrapper(job.pipe), job.info, dispatched)
         if job.init_fn is not None:
-            pipe = job.init_fn(pipe, job.info)
+            pipe = returned("worker_init_fn", job.init_fn(pipe, job.info))
         Worker(pipe, job, outlet, dispatched).run()
 
 
