@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread, current_thread
 from typing import Any
 
 import torch
@@ -35,23 +38,51 @@ class MemoryPinner(IterDataPipe[Any]):
         self._coming: Future[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        items = iter(self.source)
-        with ThreadPoolExecutor(1, "pin-memory") as thread:
-            self._coming = thread.submit(self._next, items)
-            while (item := self._coming.result()) is not _END:
-                self._coming = thread.submit(self._next, items)
+        wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()
+        # It may wait for a worker for ever. The interpreter ends the workers only after all threads but daemons.
+        thread = Thread(target=self._run, args=(iter(self.source), wanted), name="pin-memory", daemon=True)
+        thread.start()
+        coming = self._ask(wanted)
+        try:
+            while (item := coming.result()) is not _END:
+                coming = self._ask(wanted)
                 yield item
                 del item  # its memory is free while the next one is waited for
+        finally:
+            if self._coming is coming:
+                self._coming = None
+            del coming  # it may hold the error that holds this frame
+            wanted.put(None)
+            # At the end of the interpreter, the thread no longer runs; and any thread may find this to be garbage.
+            if not sys.is_finalizing() and thread is not current_thread():
+                thread.join()
 
     def pause(self) -> None:
         """Wait for the item that is being made."""
         if self._coming is not None:
             wait([self._coming])
 
-    def _next(self, items: Iterator[Any]) -> Any:
-        for item in items:
-            return self.pin(item)
-        return _END
+    def _ask(self, wanted: SimpleQueue[Future[Any] | None]) -> Future[Any]:
+        """Have the thread make an item."""
+        coming: Future[Any] = Future()
+        self._coming = coming
+        wanted.put(coming)
+        return coming
+
+    def _run(self, items: Iterator[Any], wanted: SimpleQueue[Future[Any] | None]) -> None:
+        """Make items as they are asked for."""
+        while (coming := wanted.get()) is not None:
+            self._make(items, coming)
+
+    def _make(self, items: Iterator[Any], coming: Future[Any]) -> None:
+        try:
+            for item in items:
+                coming.set_result(self.pin(item))
+                return
+            coming.set_result(_END)
+        except BaseException as error:  # noqa: BLE001 - it is not lost: whoever takes the item gets it
+            coming.set_exception(error)
+            del coming  # it holds the error that holds this frame
 
     def is_replicable(self) -> bool:
         """Return False: there is one, in the main process."""

@@ -81,16 +81,18 @@ class LoadingReport:
         waited = sum(worker.waited_s for worker in self.workers)
         waiting = sum(worker.waiting_s for worker in self.workers)
         skipped = ", ".join(f"{count} x {what}" for what, count in sorted(self.skipped.counts.items()))
+        makers = f"{len(self.workers)} workers" if len(self.workers) != 1 else _within(self.workers[0].name)
         return (
-            f"epoch {self.epoch}: {self.items:,} items, {_size(size)}, from {len(self.workers)} worker(s); the loop "
-            f"waited {waited:.1f} s for them, and they waited {waiting:.1f} s for the loop; passed over: {skipped or 0}"
+            f"epoch {self.epoch}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s "
+            f"for them, and they waited {waiting:.1f} s for the loop; passed over: {skipped or 0}"
         )
 
     def __rich__(self) -> Table:
         require("rich", extra="cli", purpose="show a report as a table")
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=str(self), title_justify="left", title_style="")
+        table = Table(title=Text(str(self)), title_justify="left", title_style="")
         table.add_column("worker")
         for heading in ("pid", "items", "size", "making", "waiting for the loop", "waited for", "passed over"):
             table.add_column(heading, justify="right")
@@ -99,13 +101,18 @@ class LoadingReport:
             seconds = (f"{value:.1f} s" for value in (worker.making_s, worker.waiting_s, worker.waited_s))
             total = str(worker.skipped.total)
             row = (worker.name, str(worker.pid), f"{worker.items:,}", _size(worker.bytes), *seconds, total)
-            table.add_row(*row, worker.shard)
+            table.add_row(*row, Text(worker.shard))  # no markup, whatever brackets it has
         return table
+
+
+def _within(name: str) -> str:
+    """Return a name as it stands within a sentence."""
+    return name[:1].lower() + name[1:]
 
 
 def _size(count: float) -> str:
     for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:  # it would be rounded to 1e+03
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:,.3g} TB"
+    return f"{count:,.0f} TB" if count >= 999.5 else f"{count:.3g} TB"
