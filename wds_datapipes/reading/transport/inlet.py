@@ -123,11 +123,10 @@ class Inlet:
         keep = len(self._lender) < MOST_LENT
         view = self._lender.lend(segment) if keep else self._lender.read(segment)
         begin = 8 * (count + 2 * arrays)
-        table = view[:begin].cast("Q")
-        places = [(table[at], table[at] + table[at + 1]) for at in range(count, count + 2 * arrays, 2)]
+        size, *places = view[:begin].cast("Q").tolist()
         try:
-            parts = [view[first:last] if keep else bytearray(view[first:last]) for first, last in places]
-            return unpack(view[begin : begin + table[0]], parts)
+            parts = [view[at : at + length] for at, length in zip(places[::2], places[1::2], strict=True)]
+            return unpack(view[begin : begin + size], parts if keep else map(bytearray, parts))
         finally:
             if not keep:
                 self._lender.give_back(segment)
@@ -150,8 +149,8 @@ class Inlet:
         returned = self._lender.returned
         if self._told != self._taken or returned:
             numbers = array("i")
-            with suppress(IndexError):  # now there are no more; another thread may take some, too
-                while True:
+            with suppress(IndexError):  # another thread may take some, too
+                while returned:
                     numbers.append(returned.popleft())
             try:
                 self._send(Header(Command.TAKEN, self.epoch, self._taken), numbers.tobytes())
@@ -176,7 +175,7 @@ class Inlet:
 
     def _send(self, header: Header, body: bytes) -> None:
         with suppress(ConnectionError):  # that shows when something is received
-            self._channel.sendmsg([HEADER.pack(*header) + body], [], socket.MSG_DONTWAIT)
+            self._channel.send(HEADER.pack(*header) + body, socket.MSG_DONTWAIT)
 
 
 def _descriptor(attached: tuple[int, int, bytes]) -> int:

@@ -152,7 +152,7 @@ class Outlet:
         """
         with self._lock:
             self._flush()
-            self._send_body(Header(kind, self.epoch), [payload])
+            self._send_body(kind, [payload])
 
     def listen(self) -> None:
         """Learn what the other side wants, if it said anything.
@@ -216,43 +216,45 @@ class Outlet:
             self._packer.renew()  # the other thread may be packing, and goes on with what it has begun with
 
     def _send_items(self, lengths: list[int], parts: list[bytes], arrays: list[Array]) -> None:
-        self._send_body(Header(Kind.ITEMS, self.epoch, len(lengths), len(arrays)), parts, lengths, arrays)
+        self._send_body(Kind.ITEMS, parts, lengths, arrays)
         self._sent += 1
 
     def _send_body(
-        self, header: Header, parts: list[bytes], lengths: Sequence[int] = (), arrays: Sequence[Array] = ()
+        self, kind: Kind, parts: list[bytes], lengths: Sequence[int] = (), arrays: Sequence[Array] = ()
     ) -> None:
         table = array("Q", lengths)
-        size = table.itemsize * (len(lengths) + 2 * len(arrays)) + sum(map(len, parts))
+        first = size = table.itemsize * (len(lengths) + 2 * len(arrays)) + sum(map(len, parts))
         for each in arrays:
             size = -(-size // ALIGNMENT) * ALIGNMENT
-            table.extend((size, each.nbytes))
+            table.append(size)
+            table.append(each.nbytes)
             size += each.nbytes
         self._bytes += size
-        header = header._replace(size=size)
         if size <= INLINE:
-            self._send(header, b"".join((table.tobytes(), *parts)))
+            self._send(Header(kind, self.epoch, len(lengths), 0, -1, size), (table.tobytes(), *parts))
             return
         segment = self._pool.take(size)
-        memory = segment.memory
+        data = segment.memory.data
         at = 0
-        for part in (table.tobytes(), *parts) if len(parts) < FEW else [b"".join((table.tobytes(), *parts))]:
-            memory.data[at : at + len(part)] = part
+        parts = [table.tobytes(), *parts]
+        for part in [b"".join(parts)] if first <= INLINE or len(parts) > FEW else parts:
+            data[at : at + len(part)] = part
             at += len(part)
         for each, place in zip(arrays, table[len(lengths) :: 2], strict=True):
-            target = memory[place : place + each.nbytes].view(each.dtype)
-            fortran = each.flags.f_contiguous and not each.flags.c_contiguous
+            target = segment.memory[place : place + each.nbytes].view(each.dtype)
+            fortran = not each.flags.c_contiguous and each.flags.f_contiguous
             np.copyto(target.reshape(each.shape, order="F" if fortran else "C"), each)
-        self._send(header._replace(segment=segment.number), descriptor=segment.pass_on())
+        header = Header(kind, self.epoch, len(lengths), len(arrays), segment.number, size)
+        self._send(header, descriptor=segment.pass_on())
 
-    def _send(self, header: Header, body: bytes = b"", descriptor: int | None = None) -> None:
+    def _send(self, header: Header, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
         begin = time.perf_counter()
-        message = [HEADER.pack(*header) + body]
+        message = b"".join((HEADER.pack(*header), *body))
         try:
             if descriptor is None:
-                self._channel.sendmsg(message)
+                self._channel.send(message)
             else:
-                socket.send_fds(self._channel, message, [descriptor])
+                socket.send_fds(self._channel, [message], [descriptor])
         except ConnectionError as error:
             raise Gone from error
         finally:

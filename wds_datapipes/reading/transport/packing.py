@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,9 @@ __all__ = ["Packed", "Packer", "describe", "takes", "unpack"]
 
 #: An array of at least so many bytes is kept apart.
 APART = 16 * 1024
+
+#: A pickle of up to so many bytes leaves little in its pickler.
+SMALL = 4 * 1024
 
 #: How many levels down `describe` looks for what cannot be packed.
 DEEPEST = 10
@@ -42,11 +46,14 @@ class Packer:
     """Packs one item after the other. Each stands for itself: no two share an object on the other side."""
 
     def __init__(self) -> None:
-        self.renew()
+        self._pickler = _Pickler()
+        self._largest = 0
 
     def renew(self) -> None:
-        """Forget what many items have left, which is worthwhile from time to time, since it can be large."""
-        self._pickler = _Pickler()
+        """Forget what large items have left, which would burden small ones."""
+        if self._largest > SMALL:
+            self._pickler = _Pickler()
+            self._largest = 0
 
     def pack(self, item: object) -> Packed:
         """Pack ``item``.
@@ -55,11 +62,17 @@ class Packer:
             Exception: whatever pickling raises; the packer can go on with another item.
         """
         pickler = self._pickler
+        parts, arrays = pickler.parts, pickler.arrays
         try:
             pickler.dump(item)
-            return Packed(pickler.parts.copy(), sum(map(len, pickler.parts)), pickler.arrays.copy())
+            size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+            if size > self._largest:
+                self._largest = size
+            return Packed(parts.copy(), size, arrays.copy())
         finally:
-            pickler.clear()
+            parts.clear()
+            arrays.clear()
+            pickler.clear_memo()
 
 
 class _Pickler(pickle.Pickler):
@@ -67,11 +80,6 @@ class _Pickler(pickle.Pickler):
         self.parts: list[bytes] = []
         self.arrays: list[Array] = []
         super().__init__(_Writer(self.parts.append), protocol=5, buffer_callback=self._set_apart)
-
-    def clear(self) -> None:
-        self.parts.clear()
-        self.arrays.clear()
-        self.clear_memo()
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -84,6 +92,13 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
+        name = _IN_NUMPY.get(tensor.dtype)
+        if name is not None and not tensor.__dict__:
+            # What most tensors are takes a quarter of the time, and NumPy refuses what is not plain.
+            with suppress(RuntimeError, TypeError):
+                array: Array = tensor.numpy()
+                if array.size and array.flags.c_contiguous:
+                    return _tensor, (self._place(array), name, array.shape, None)
         plain = (
             tensor.layout is torch.strided
             and tensor.device.type == "cpu"
@@ -100,11 +115,15 @@ class _Pickler(pickle.Pickler):
             if tensor.permute(by_stride).is_contiguous():
                 tensor, order = tensor.permute(by_stride), by_stride
         # NumPy lacks many of torch's types. It need only know how large an element is.
-        array: Array = tensor.view(_OF_SIZE[tensor.element_size()]).numpy()
-        if array.nbytes >= APART:
-            self.arrays.append(array)
-            return _tensor, (_PLACE, tensor.dtype, tuple(tensor.shape), order)
-        return _tensor, (bytearray(array.tobytes()), tensor.dtype, tuple(tensor.shape), order)
+        array = tensor.view(_OF_SIZE[tensor.element_size()]).numpy()
+        return _tensor, (self._place(array), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), order)
+
+    def _place(self, array: Array) -> Any:
+        """Return what stands for the bytes of an array, which is kept apart if it is large."""
+        if array.nbytes < APART:
+            return bytearray(array.tobytes())
+        self.arrays.append(array)
+        return _PLACE
 
     def _set_apart(self, buffer: pickle.PickleBuffer) -> bool:
         """Keep a buffer apart (False), or leave it in the pickle (True)."""
@@ -126,6 +145,11 @@ class _Writer:
 
 #: Types that NumPy has as well, by the size of an element in bytes.
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+#: The names of types that NumPy has as well. A name is found sooner than a type is pickled.
+_IN_NUMPY = {
+    getattr(torch, name): name
+    for name in ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "complex64")
+}
 
 #: Stands in a pickle where an array goes that was set apart: an array may be strided, which no `PickleBuffer` may.
 _PLACE = pickle.PickleBuffer(bytearray())
@@ -141,8 +165,8 @@ def _array(buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any
     return array
 
 
-def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: list[int] | None) -> torch.Tensor:
-    tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...], order: list[int] | None) -> torch.Tensor:
+    tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
     return tensor if order is None else tensor.permute(_inverse(order))
 
 
