@@ -85,11 +85,19 @@ class _Pickler(pickle.Pickler):
         kind = type(obj)
         if kind is torch.Tensor:
             return self._reduce_tensor(obj)
-        if kind is np.ndarray and obj.nbytes >= APART and not obj.dtype.hasobject:
-            self.arrays.append(obj)
-            fortran = obj.flags.f_contiguous and not obj.flags.c_contiguous
-            return _array, (_PLACE, obj.dtype, obj.shape, "F" if fortran else "C", obj.flags.writeable)
+        if kind is np.ndarray and obj.itemsize and not obj.dtype.hasobject:
+            return self._reduce_array(obj)
         return NotImplemented
+
+    def _reduce_array(self, array: Array) -> Any:
+        # NumPy's own way would lose the byte order, or that an array is read-only, of some arrays.
+        flags = array.flags
+        order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
+        if array.nbytes >= APART:
+            self.arrays.append(array)
+            return _array, (_PLACE, array.dtype, array.shape, order, flags.writeable)
+        data = array.tobytes(order)
+        return _array, (bytearray(data) if flags.writeable else data, array.dtype, array.shape, order, flags.writeable)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         name = _IN_NUMPY.get(tensor.dtype)
