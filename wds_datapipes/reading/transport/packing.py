@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class _Pickler(pickle.Pickler):
     def _reduce_array(self, array: Array) -> Any:
         # NumPy's own way would lose the byte order, or that an array is read-only, of some arrays.
         flags = array.flags
-        order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
+        order: Literal["C", "F"] = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
         if array.nbytes >= APART:
             self.arrays.append(array)
             return _array, (_PLACE, array.dtype, array.shape, order, flags.writeable)
