@@ -75,7 +75,7 @@ class Link:
         self._inlet.begin(epoch)
 
     def items(self) -> Iterator[Any]:
-        """Yield the items of the epoch that began last.
+        """Return an iterator over the items of the epoch that has begun by now, also if it is used when another has.
 
         Raises:
             WorkerDied: the process has ended.
@@ -83,7 +83,9 @@ class Link:
             RuntimeError: the connection was closed meanwhile.
             Exception: what was raised in the process.
         """
-        epoch = self.epoch
+        return self._items(self.epoch)
+
+    def _items(self, epoch: int) -> Iterator[Any]:
         while (message := self._next(epoch)) is not None and message.header.kind != Kind.END:
             if message.header.arrays:
                 yield self._inlet.item(message)
