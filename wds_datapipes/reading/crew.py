@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -27,6 +28,22 @@ __all__ = ["Crew", "CrewItems"]
 #: How long processes may take to end by themselves, in seconds. Nobody needs the item that they may be making.
 GRACE_S = 0.4
 
+#: All processes of all crews.
+_processes: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """Forget, in a process that was forked, what is its parent's.
+
+    After ``os.fork``, multiprocessing takes the parent's processes for its own, and terminates them when the forked
+    process ends.
+    """
+    multiprocessing.process._children.difference_update(_processes)  # type: ignore[attr-defined]  # there is no other way
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
+
 
 class Crew:
     """Starts processes, takes one item from each worker in turn, and ends them.
@@ -44,12 +61,16 @@ class Crew:
     def __init__(self, jobs: Sequence[Job], dispatching: Job | None, method: str, timeout_s: float | None) -> None:
         self.workers: list[Link] = []
         self._dispatcher: Link | None = None
-        self._processes: list[tuple[str, BaseProcess]] = []
+        self._processes: list[BaseProcess] = []
         self._channels: list[socket] = []
         self._context = multiprocessing.get_context(method)
         self._timeout_s = timeout_s
         self._owner_pid = os.getpid()
         self._closed = False
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                "A daemonic process, as a worker is, may not start processes: use ShardReadingService(num_workers=0) in it."
+            )
         ends: list[socket] = []
         try:
             if dispatching is not None:
@@ -65,13 +86,12 @@ class Crew:
                 others = [end for end in ends if end is not own]
                 self.workers.append(self._start(f"Worker {number}", run_worker, job, own, others))
             # Without one process, the others have too little to go on with.
-            for number, link in enumerate(self._links()):
-                for name, process in (
-                    self._processes[number],
-                    *self._processes[:number],
-                    *self._processes[number + 1 :],
-                ):
-                    link.watch(name, process)
+            everybody = list(zip(self._links(), self._processes, strict=True))
+            for number, (link, process) in enumerate(everybody):
+                link.feeder = None if link is self._dispatcher else self._dispatcher
+                link.watch(link, process)
+                for other in everybody[:number] + everybody[number + 1 :]:
+                    link.watch(*other)
         except BaseException:
             self.close()
             raise
@@ -137,11 +157,12 @@ class Crew:
         self._closed = True
         for link in self._links():
             link.cut()
-        processes = [process for _, process in self._processes]
-        end_processes(processes, grace_s=GRACE_S)
+        end_processes(self._processes, grace_s=GRACE_S)
         for link in self._links():
             link.close()
-        for process in processes:
+        for channel in self._channels:  # also of a process that could not be started
+            channel.close()
+        for process in self._processes:
             with suppress(ValueError):  # not even SIGKILL has ended it yet
                 process.close()
 
@@ -155,11 +176,14 @@ class Crew:
         self._channels.append(near)
         unwanted = [*self._channels, *others] if self._context.get_start_method() == "fork" else []
         process = self._context.Process(target=bind, args=(run, job, far, argument, unwanted), daemon=True)  # type: ignore[attr-defined]  # every context has it
+        self._processes.append(process)
+        _processes.add(process)
         try:
             process.start()
+        except OSError as error:
+            raise OSError(error.errno, f"{name} cannot be started: {error.strerror}") from error
         finally:
             far.close()
-        self._processes.append((name, process))
         return Link(name, Inlet(near, window=job.window), self._timeout_s)
 
 

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torchdata.dataloader2.graph._serialization import extract_wrapper
-
 from wds_datapipes.reading.serving import DISPATCH_WINDOW, Job, Worker, failure, reporting
 from wds_datapipes.reading.transport.messages import Kind
 from wds_datapipes.reading.transport.outlet import Gone, Outlet
@@ -33,7 +31,7 @@ def run_dispatcher(
     """
     with reporting("the dispatching process", channel, job, inherited) as outlet:
         outlets = [Outlet(target, window=DISPATCH_WINDOW, together=job.together) for target in targets]
-        Dispatcher(extract_wrapper(job.pipe), job, outlet, outlets).run()
+        Dispatcher(job.pipeline(), job, outlet, outlets).run()
 
 
 class Last(NamedTuple):
@@ -55,6 +53,7 @@ class Dispatcher(Worker):
 
     def __init__(self, pipe: Any, job: Job, outlet: Outlet, outlets: Sequence[Outlet]) -> None:
         super().__init__(pipe, job, outlet)
+        self.who = "the dispatching process"
         self.outlets = outlets
         self.kept: list[deque[Any]] = []
         self.turn = 0
@@ -70,9 +69,9 @@ class Dispatcher(Worker):
         except Gone:  # a worker, as the main process sees by itself; or the main process, and then this ends too
             self.outlet.wait()
 
-    def fail(self) -> None:
-        """Let each worker raise the exception that is handled now, after the items before it."""
-        self.end(_failure())
+    def fail(self, told: bytes) -> None:
+        """Let each worker raise an exception, after the items before it."""
+        self.end(Last(Kind.ERROR, told))
 
     def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
         """Begin an epoch."""
@@ -119,7 +118,7 @@ class Dispatcher(Worker):
                     raise
                 except Exception:  # noqa: BLE001 - the worker raises it in the place of this item
                     kept.clear()
-                    kept.append(_failure())
+                    kept.append(Last(Kind.ERROR, failure(self.who)))
         return sent
 
     def keep(self, item: Any) -> None:
@@ -145,7 +144,3 @@ class Dispatcher(Worker):
         for kept in self.kept:
             kept.append(last)
         self.tell_ledger()
-
-
-def _failure() -> Last:
-    return Last(Kind.ERROR, failure("the dispatching process"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any
 
 from wds_datapipes.reading.inbox import Inbox
 
-__all__ = ["GRACE_S", "end_processes", "end_service"]
+__all__ = ["GRACE_S", "end_processes", "end_service", "is_running"]
 
 #: How long a process may take to end by itself, in seconds. Nobody needs the item that it may be making.
 GRACE_S = 2.0
@@ -28,20 +29,31 @@ def end_processes(processes: Iterable[BaseProcess], inboxes: Sequence[Inbox] = (
         inboxes: what they send to. These are emptied meanwhile: a process ends only after all that it sent was read.
         grace_s: how long they may take by themselves, in seconds.
     """
-    running = [process for process in processes if process.is_alive()]
+    running = [process for process in processes if is_running(process)]
     deadline = time.monotonic() + grace_s
     while running and (left := deadline - time.monotonic()) > 0:
         wait([*(process.sentinel for process in running), *(inbox.connection for inbox in inboxes)], left)
         for inbox in inboxes:
             inbox.drain()
-        running = [process for process in running if process.is_alive()]
+        running = [process for process in running if is_running(process)]
     for signal in (BaseProcess.terminate, BaseProcess.kill):
         for process in running:
             signal(process)
         deadline = time.monotonic() + SIGNAL_S
         for process in running:
             process.join(max(0.0, deadline - time.monotonic()))
-        running = [process for process in running if process.is_alive()]
+        running = [process for process in running if is_running(process)]
+
+
+def is_running(process: BaseProcess) -> bool:
+    """Whether a process has not ended yet."""
+    if process.is_alive() and wait([process.sentinel], 0):
+        # It is about to end; or it has ended, and the program ignores SIGCHLD, so that nobody can wait for it.
+        try:
+            os.kill(process.pid or 0, 0)
+        except ProcessLookupError:
+            return False
+    return process.is_alive()
 
 
 def end_service(service: Any) -> None:

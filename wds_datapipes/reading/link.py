@@ -13,7 +13,9 @@ from typing import Any
 
 from wds_datapipes.core.ledger import Skipped
 from wds_datapipes.errors import WorkerDied, WorkerTimeout
+from wds_datapipes.reading.ending import is_running
 from wds_datapipes.reading.obituary import obituary
+from wds_datapipes.reading.prefetching import given_up
 from wds_datapipes.reading.report import WorkerReport
 from wds_datapipes.reading.transport.inlet import Inlet, Message
 from wds_datapipes.reading.transport.messages import Command, Kind
@@ -39,6 +41,7 @@ class Link:
         epoch: the epoch that is wanted.
         waited_s: how long it was waited for, in seconds.
         skipped: what it has passed over.
+        feeder: the link to the process whose items this one takes, if there is one.
     """
 
     def __init__(self, name: str, inlet: Inlet, timeout_s: float | None = None) -> None:
@@ -46,21 +49,24 @@ class Link:
         self.epoch = 0
         self.waited_s = 0.0
         self.skipped = Skipped()
+        self.feeder: Link | None = None
         self._inlet = inlet
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
         self._turn = threading.Lock()
         self._closed = False
         self._pid = 0
-        self._poll = select.poll()
-        self._poll.register(inlet, select.POLLIN)
-        self._watched: list[tuple[str, BaseProcess]] = []
+        self._watched: list[tuple[Link, BaseProcess]] = []
 
-    def watch(self, name: str, process: BaseProcess) -> None:
-        """Raise from now on when a process has ended: the one that sends, first, or one that it cannot do without."""
+    def watch(self, link: Link, process: BaseProcess) -> None:
+        """Raise from now on when a process has ended: the one that sends, first, or one that it cannot do without.
+
+        Args:
+            link: the one to the process, which knows what it was at.
+            process: the process.
+        """
         self._pid = self._pid or process.pid or 0
-        self._watched.append((name, process))
-        self._poll.register(process.sentinel, select.POLLIN)
+        self._watched.append((link, process))
 
     def begin(self, epoch: int, payload: object) -> None:
         """Have the process begin an epoch; what is still on its way belongs to the one before."""
@@ -80,7 +86,7 @@ class Link:
         Raises:
             WorkerDied: the process has ended.
             WorkerTimeout: it has sent nothing for too long.
-            RuntimeError: the connection was closed meanwhile.
+            RuntimeError: the connection was closed meanwhile, or the interpreter waits for this thread to end.
             Exception: what was raised in the process.
         """
         return self._items(self.epoch)
@@ -148,8 +154,11 @@ class Link:
         while True:
             with self._turn:
                 if self._closed:
-                    raise RuntimeError(f"The connection to {self.name} was shut down while it was read.")
-                if epoch != self.epoch:
+                    raise RuntimeError(self._farewell())
+                # At its end, the interpreter first waits for threads, and ends the processes after that.
+                if not threading.main_thread().is_alive() and threading.current_thread() is not threading.main_thread():
+                    raise RuntimeError(f"The program has ended while {self.name} was waited for.")
+                if epoch != self.epoch or given_up():
                     return None
                 message = self._sift(epoch, look_around=woken)
                 if message is not None:
@@ -184,13 +193,18 @@ class Link:
                 # What it sent before it ended is there by now.
                 message = self._inlet.receive()
                 if message is None:
-                    raise WorkerDied(obituary(*dead) + self._context())
+                    raise WorkerDied(_obituary(*dead))
         except EOFError:
             for _, process in self._watched[:1]:
                 process.join(PULSE_S)
             dead = self._dead()
-            text = f"{self.name} has closed its end of the connection." if dead is None else obituary(*dead)
-            raise WorkerDied(text + self._context()) from None
+            if dead is None:
+                raise WorkerDied(f"{self.name} has closed its end of the connection.{self._context()}") from None
+            raise WorkerDied(_obituary(*dead)) from None
+        except (OSError, ValueError):
+            if self._closed:  # by another thread, in this very moment
+                raise RuntimeError(self._farewell()) from None
+            raise
         return message
 
     def _wait(self, begin: float) -> bool:
@@ -201,20 +215,54 @@ class Link:
             limit_s = min(begin + self._timeout_s - now, PULSE_S)
             if limit_s <= 0:
                 raise WorkerTimeout(self._complaint())
-        events = self._poll.poll(1e3 * limit_s)
+        own = self._inlet.fileno()
+        poll = select.poll()  # a new one, since two threads may come here: one whose epoch is over, and another
+        with suppress(ValueError):  # closed by another thread, in this very moment
+            for descriptor in (own, *(process.sentinel for _, process in self._watched)):
+                poll.register(descriptor, select.POLLIN)
+        events = poll.poll(1e3 * limit_s)
         self.waited_s += time.monotonic() - now
-        return events != [(self._inlet.fileno(), select.POLLIN)]
+        return events != [(own, select.POLLIN)]
 
-    def _dead(self) -> tuple[str, BaseProcess] | None:
+    def _dead(self) -> tuple[Link, BaseProcess] | None:
         """Return the first process that has ended."""
-        return next(((name, process) for name, process in self._watched if not process.is_alive()), None)
+        return next((each for each in self._watched if not is_running(each[1])), None)
+
+    def _look(self) -> None:
+        """See what the process was at, if it said so and nothing was received yet."""
+        # The link may be the one that is being read, and then that is known.
+        if self._inlet.page is None and self._turn.acquire(blocking=False):
+            try:
+                with suppress(OSError, EOFError):
+                    message = self._inlet.receive()
+                    if message is not None:
+                        self._backlog.append(message)
+            finally:
+                self._turn.release()
+
+    def _farewell(self) -> str:
+        return f"The connection to {self.name} was shut down while it was read."
 
     def _complaint(self) -> str:
-        pid = f" (pid {self._pid})" if self._pid else ""
         return (
-            f"{self.name}{pid} has sent nothing for timeout_s={self._timeout_s:g} s.{self._context()} It may wait for "
-            "a disk or a store that does not answer; `py-spy dump --pid` shows where it is."
+            f"{self._name_and_pid()} has sent nothing for timeout_s={self._timeout_s:g} s.{self._context()} It may "
+            "wait for a disk or a store that does not answer; `py-spy dump --pid` shows where it is."
         )
 
     def _context(self) -> str:
-        return f" The shard that it opened last is {self.shard}." if self.shard else " It has opened no shard yet."
+        opened = f" The shard that it opened last is {self.shard}." if self.shard else " It has opened no shard yet."
+        if self.feeder is None:
+            return opened
+        self.feeder._look()
+        shard = f"which opened {self.feeder.shard} last" if self.feeder.shard else "which has opened no shard yet"
+        feeder = self.feeder._name_and_pid()
+        return f"{opened if self.shard else ''} It takes the items of {feeder[0].lower()}{feeder[1:]}, {shard}."
+
+    def _name_and_pid(self) -> str:
+        return f"{self.name} (pid {self._pid})" if self._pid else self.name
+
+
+def _obituary(link: Link, process: BaseProcess) -> str:
+    """Say how a process ended, and what it was at."""
+    link._look()
+    return obituary(link.name, process) + link._context()

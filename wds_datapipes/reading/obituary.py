@@ -11,7 +11,10 @@ __all__ = ["obituary"]
 _ADVICE = {
     "SIGKILL": "The kernel does this when memory runs out: see `dmesg`, and use fewer workers or smaller buffers.",
     "SIGBUS": "A full /dev/shm does this: enlarge it (docker: --shm-size), or use fewer workers or smaller batches.",
-    "SIGSEGV": "Native code crashed: run with PYTHONFAULTHANDLER=1, or without workers, to see where.",
+    **dict.fromkeys(
+        ("SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV"),
+        "Native code crashed: run with PYTHONFAULTHANDLER=1, or without workers, to see where.",
+    ),
 }
 
 
@@ -25,6 +28,9 @@ def obituary(name: str, process: BaseProcess) -> str:
             cause = "unknown"
         how = f"was killed by signal {-code} ({cause})"
         advice = _ADVICE.get(cause, "Something outside this program sent it.")
+    elif code is None:
+        how = "ended in a way that nobody knows"
+        advice = "Something else in this program waits for its child processes, or ignores SIGCHLD."
     else:
         how = f"ended with exit code {code}"
         advice = "Its own traceback, if there is one, is on standard error; code that it runs must not call exit()."

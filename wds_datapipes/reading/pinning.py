@@ -15,7 +15,12 @@ import torch
 from torch.utils.data import IterDataPipe
 from torchdata.datapipes.utils import pin_memory_fn
 
+from wds_datapipes.reading.prefetching import Reader, work_for
+
 __all__ = ["MemoryPinner", "pinned"]
+
+#: How long the thread may take to end, in seconds. It takes longer only where it waits for a worker.
+JOIN_S = 0.1
 
 _END = object()
 
@@ -39,8 +44,9 @@ class MemoryPinner(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()
+        reader = Reader()
         # It may wait for a worker for ever. The interpreter ends the workers only after all threads but daemons.
-        thread = Thread(target=self._run, args=(iter(self.source), wanted), name="pin-memory", daemon=True)
+        thread = Thread(target=self._run, args=(iter(self.source), wanted, reader), name="pin-memory", daemon=True)
         thread.start()
         coming = self._ask(wanted)
         try:
@@ -52,10 +58,12 @@ class MemoryPinner(IterDataPipe[Any]):
             if self._coming is coming:
                 self._coming = None
             del coming  # it may hold the error that holds this frame
+            reader.stop_iteration = True
             wanted.put(None)
-            # At the end of the interpreter, the thread no longer runs; and any thread may find this to be garbage.
+            # At the end of the interpreter, the thread no longer runs; and any thread may find this to be garbage. Nor
+            # does Ctrl-C wait for a slow worker, which the thread soon ceases to wait for.
             if not sys.is_finalizing() and thread is not current_thread():
-                thread.join()
+                thread.join(JOIN_S)
 
     def pause(self) -> None:
         """Wait for the item that is being made."""
@@ -69,8 +77,9 @@ class MemoryPinner(IterDataPipe[Any]):
         wanted.put(coming)
         return coming
 
-    def _run(self, items: Iterator[Any], wanted: SimpleQueue[Future[Any] | None]) -> None:
+    def _run(self, items: Iterator[Any], wanted: SimpleQueue[Future[Any] | None], reader: Reader) -> None:
         """Make items as they are asked for."""
+        work_for(reader)
         while (coming := wanted.get()) is not None:
             self._make(items, coming)
 

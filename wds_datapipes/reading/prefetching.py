@@ -9,10 +9,25 @@ from typing import Any
 
 from wds_datapipes.errors import WorkerDied
 
-__all__ = ["given_up", "guarded"]
+__all__ = ["Reader", "given_up", "guarded", "work_for"]
 
 #: ``_filling.data`` is, in a thread that fills a buffer, the state it shares with the buffer's reader.
 _filling = threading.local()
+
+
+class Reader:
+    """What a thread that makes items shares with their reader.
+
+    Attributes:
+        stop_iteration: whether the reader wants no more; the name is torchdata's.
+    """
+
+    stop_iteration = False
+
+
+def work_for(reader: Reader) -> None:
+    """Let `given_up` tell, in this thread, whether a reader wants no more."""
+    _filling.data = reader
 
 
 def guarded(fill: Callable[..., None]) -> Callable[..., None]:

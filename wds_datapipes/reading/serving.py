@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from torchdata.dataloader2.graph._serialization import extract_wrapper
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
 
 from wds_datapipes.core.ledger import LEDGER
+from wds_datapipes.errors import WorkerDied
 from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.seeding import reset_pipeline, returned
 from wds_datapipes.reading.transport.inlet import Inlet
@@ -51,6 +55,13 @@ class Job:
     init_fn: Callable[[Any, Any], Any] | None = None
     reset_fn: Callable[[Any, Any, Any], Any] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "pipe": bytes(ForkingPickler.dumps(self.pipe))}
+
+    def pipeline(self) -> Any:
+        """Return the pipeline; what is raised when it is unpickled is raised here, where it can be told."""
+        return extract_wrapper(pickle.loads(self.pipe) if isinstance(self.pipe, bytes) else self.pipe)  # noqa: S301  by the main process
+
 
 def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, inherited: Sequence[Any]) -> None:
     """Run a worker until the main process has gone.
@@ -63,7 +74,7 @@ def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, i
     """
     with reporting(f"worker process {job.info.worker_id}", channel, job, inherited) as outlet:
         dispatched = None if source is None else DispatchedItems(source)
-        pipe = split(extract_wrapper(job.pipe), job.info, dispatched)
+        pipe = split(job.pipeline(), job.info, dispatched)
         if job.init_fn is not None:
             pipe = returned("worker_init_fn", job.init_fn(pipe, job.info))
         Worker(pipe, job, outlet, dispatched).run()
@@ -90,9 +101,14 @@ class DispatchedItems(IterDataPipe[Any]):
 
     def __init__(self, source: socket.socket) -> None:
         self.link = Link("The dispatching process", Inlet(source, window=DISPATCH_WINDOW))
+        self.is_lost = False
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self.link.items()
+        try:
+            yield from self.link.items()
+        except WorkerDied:
+            self.is_lost = True
+            raise
 
 
 class Worker:
@@ -116,6 +132,7 @@ class Worker:
         self.iterator: Iterator[Any] | None = None
         self.is_paused = False
         self.told = 0
+        self.who = f"worker process {job.info.worker_id}"
 
     def run(self) -> None:
         """Do what the main process says, until it has gone."""
@@ -131,16 +148,27 @@ class Worker:
                 self.outlet.wait()
             else:
                 self.work(self.iterator)
+            return
         except Gone:
             raise
         except Exception:  # noqa: BLE001 - it is not lost: the main process raises it, if it comes that far
-            self.fail()
+            told = failure(self.who)
+        # What the exception held, such as too many open files, is given back by now.
+        if self.dispatched is not None and self.dispatched.is_lost:
+            self.outlet.flush()
+            while True:  # the main process knows more about the end of the dispatching one
+                self.outlet.wait()
+        self.fail(told)
 
-    def fail(self) -> None:
-        """Send the exception that is handled now, after the items before it. Another epoch may follow."""
+    def fail(self, told: bytes) -> None:
+        """Send an exception, after the items before it. Another epoch may follow.
+
+        Args:
+            told: what `failure` returned.
+        """
         self.iterator = None
         self.tell_ledger()
-        self.outlet.say(Kind.ERROR, failure(f"worker process {self.job.info.worker_id}"))
+        self.outlet.say(Kind.ERROR, told)
 
     def work(self, iterator: Iterator[Any]) -> None:
         """Make items until something comes in between."""
@@ -225,7 +253,10 @@ def reporting(who: str, channel: socket.socket, job: Job, inherited: Sequence[An
     LEDGER.clear()
     try:
         outlet = Outlet(channel, window=job.window, together=job.together)
-        LEDGER.on_shard = outlet.page.note
+    except Gone:
+        sys.exit()
+    LEDGER.on_shard = outlet.page.note
+    try:
         try:
             yield outlet
         except Gone:
@@ -235,6 +266,9 @@ def reporting(who: str, channel: socket.socket, job: Job, inherited: Sequence[An
             outlet.say(Kind.ERROR, failure(who))
             while True:  # the end of this process would be taken for another fault
                 outlet.wait()
+        except BaseException:
+            outlet.flush()  # what was made before counts
+            raise
     except Gone:
         pass
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NoReturn
 
 from torchdata._utils import ExceptionWrapper
 from torchdata.dataloader2.communication.eventloop import DataPipeToQueuesLoop, MultipleDataPipesToQueuesLoop
@@ -28,6 +28,9 @@ __all__ = ["SendableError", "bind", "run_dispatcher", "run_worker"]
 
 #: How often a worker looks whether its parent is still the same process, in seconds.
 PARENT_CHECK_S = 1.0
+
+#: Signals that a program is sent together with its workers, by a scheduler or a terminal that ends.
+FOR_THE_PROGRAM = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no types
@@ -42,6 +45,18 @@ class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no
         super().__init__(exc_info, where)
         if not takes(ForkingPickler.dumps, self.exc_type):
             self.exc_type: type[BaseException] = RuntimeError  # the text names the class
+
+    def reraise(self) -> NoReturn:
+        """Raise the exception again, with all that is known about it as its message; or RuntimeError with that."""
+        text = f"Caught {self.exc_type.__name__} {self.where}.\nOriginal {self.exc_msg}"
+        # A generator cannot raise StopIteration.
+        if not issubclass(self.exc_type, (StopIteration, StopAsyncIteration)):
+            try:
+                super().reraise()
+            except Exception as error:  # the class may be anybody's, and raise when it gets a message
+                if type(error) is self.exc_type:
+                    raise
+        raise RuntimeError(text)
 
 
 def run_worker(
@@ -88,12 +103,27 @@ def run_dispatcher(
 def bind(run: Callable[..., None], *args: Any) -> None:
     """Run a worker that leaves Ctrl-C to the main process, and that ends when the main process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What the program does about a signal, such as saving its state, is not for a forked worker to do as well.
+    for number in FOR_THE_PROGRAM:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
+        _die_with(parent.sentinel)
         threading.Thread(
             target=_end_with, args=(parent.sentinel, os.getppid()), name="parent-watch", daemon=True
         ).start()
     run(*args)
+
+
+def _die_with(sentinel: int) -> None:
+    """Have Linux kill this process when the sentinel says so, for no thread sees that while C code holds the GIL."""
+    import fcntl  # there is none on Windows
+
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end_with(sentinel: int, parent_pid: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_datapipes.reading.transport.messages import COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
+from wds_datapipes.reading.transport.messages import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
 from wds_datapipes.reading.transport.packing import Array, Packer, describe, unpack
 from wds_datapipes.reading.transport.segments import SegmentPool
 from wds_datapipes.reading.transport.status import StatusPage
@@ -33,8 +33,10 @@ TICK_S = 2e-3
 #: Arrays begin at multiples of this, as cache lines do.
 ALIGNMENT = 64
 
-#: From so many pieces on, they are joined before they are copied.
-FEW = 8
+#: Pieces that have fewer bytes on the average are joined before they are copied.
+LONG = 8 * 1024
+#: How many messages may be ahead, however large they are.
+FEWEST = 2
 
 
 class Gone(Exception):
@@ -76,6 +78,7 @@ class Outlet:
         self._began = self._ready = time.perf_counter()
         self._lock = threading.Lock()
         self._stirred = threading.Event()
+        self._closed = False
         self._ticker = threading.Thread(target=self._tick, name="flush", daemon=True)
         self._items = self._bytes = 0
         self._making_s = self._waiting_s = 0.0
@@ -87,7 +90,8 @@ class Outlet:
     @property
     def is_full(self) -> bool:
         """Whether the other side wants no more for now."""
-        return self._sent - self._taken >= self._window
+        ahead = self._sent - self._taken
+        return ahead >= self._window or (self._ahead_bytes >= AHEAD_BYTES and ahead >= FEWEST)
 
     def fileno(self) -> int:
         """The descriptor that gets readable when there is something to `listen` to."""
@@ -154,6 +158,15 @@ class Outlet:
             self._flush()
             self._send_body(kind, [payload])
 
+    def flush(self) -> None:
+        """Send what there is.
+
+        Raises:
+            Gone: the other side has gone.
+        """
+        with self._lock:
+            self._flush()
+
     def listen(self) -> None:
         """Learn what the other side wants, if it said anything.
 
@@ -179,11 +192,19 @@ class Outlet:
             self._waiting_s += self._ready - begin
             self._publish()
 
+    def close(self) -> None:
+        """Give back the descriptor, and end the second thread; what waits for other items is not sent."""
+        self._closed = True
+        self._stirred.set()
+        self._channel.close()
+
     def _drop(self) -> None:
         self._parts: list[bytes] = []
         self._lengths: list[int] = []
         self._size = 0
         self._sent = self._taken = 0
+        self._ahead: deque[int] = deque()
+        self._ahead_bytes = 0
 
     def _hear(self, flags: int = 0) -> bool:
         try:
@@ -199,6 +220,8 @@ class Outlet:
             with self._lock:
                 if header.epoch == self.epoch:
                     self._taken = header.number
+                    while len(self._ahead) > self._sent - self._taken:
+                        self._ahead_bytes -= self._ahead.popleft()
                 for number in body.cast("i"):
                     if number < 0:
                         self._pool.give_up(~number)
@@ -216,12 +239,14 @@ class Outlet:
             self._packer.renew()  # the other thread may be packing, and goes on with what it has begun with
 
     def _send_items(self, lengths: list[int], parts: list[bytes], arrays: list[Array]) -> None:
-        self._send_body(Kind.ITEMS, parts, lengths, arrays)
+        size = self._send_body(Kind.ITEMS, parts, lengths, arrays)
         self._sent += 1
+        self._ahead.append(size)
+        self._ahead_bytes += size
 
     def _send_body(
         self, kind: Kind, parts: list[bytes], lengths: Sequence[int] = (), arrays: Sequence[Array] = ()
-    ) -> None:
+    ) -> int:
         table = array("Q", lengths)
         first = size = table.itemsize * (len(lengths) + 2 * len(arrays)) + sum(map(len, parts))
         for each in arrays:
@@ -232,12 +257,12 @@ class Outlet:
         self._bytes += size
         if size <= INLINE:
             self._send(Header(kind, self.epoch, len(lengths), 0, -1, size), (table.tobytes(), *parts))
-            return
+            return size
         segment = self._pool.take(size)
         data = segment.memory.data
         at = 0
         parts = [table.tobytes(), *parts]
-        for part in [b"".join(parts)] if first <= INLINE or len(parts) > FEW else parts:
+        for part in [b"".join(parts)] if first < LONG * len(parts) else parts:
             data[at : at + len(part)] = part
             at += len(part)
         for each, place in zip(arrays, table[len(lengths) :: 2], strict=True):
@@ -246,6 +271,7 @@ class Outlet:
             np.copyto(target.reshape(each.shape, order="F" if fortran else "C"), each)
         header = Header(kind, self.epoch, len(lengths), len(arrays), segment.number, size)
         self._send(header, descriptor=segment.pass_on())
+        return size
 
     def _send(self, header: Header, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
         begin = time.perf_counter()
@@ -274,7 +300,7 @@ class Outlet:
 
     def _tick(self) -> None:
         seen = 0.0
-        while self._stirred.wait():
+        while self._stirred.wait() and not self._closed:
             time.sleep(TICK_S)
             with self._lock:
                 if not self._lengths or self.is_full:  # in the second case, the other thread waits for the other side
