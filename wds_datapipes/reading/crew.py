@@ -69,7 +69,7 @@ class Crew:
         self._closed = False
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
-                "A daemonic process, as a worker is, may not start processes: use ShardReadingService(num_workers=0) in it."
+                "A daemonic process, as a worker is, may not start processes: use num_workers=0 in it."
             )
         ends: list[socket] = []
         try:
