@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from wds_datapipes.reading.transport.messages import COMMAND_BYTES, HEADER, MESSAGE_BYTES, Command, Header, Kind
+from wds_datapipes.reading.transport.messages import (
+    AHEAD_BYTES,
+    COMMAND_BYTES,
+    HEADER,
+    MESSAGE_BYTES,
+    Command,
+    Header,
+    Kind,
+)
 from wds_datapipes.reading.transport.packing import Packer, unpack
 from wds_datapipes.reading.transport.segments import Lender
 from wds_datapipes.reading.transport.status import StatusPage
@@ -49,6 +57,7 @@ class Inlet:
         self._lender = Lender()
         self._patience = max(window // 4, 1)
         self._taken = self._told = 0
+        self._untold_bytes = 0
         self.epoch = 0
         self.page: StatusPage | None = None
 
@@ -101,6 +110,7 @@ class Inlet:
         """Begin to count anew."""
         self.epoch = epoch
         self._taken = self._told = 0
+        self._untold_bytes = 0
 
     def body(self, message: Message) -> Any:
         """Return the object in a message without items."""
@@ -118,7 +128,7 @@ class Inlet:
 
     def item(self, message: Message) -> Any:
         """Return the one item of a message with arrays, which lie where they were sent."""
-        self._take()
+        self._take(message.header.size)
         count, arrays, segment = message.header.number, message.header.arrays, message.header.segment
         keep = len(self._lender) < MOST_LENT
         view = self._lender.lend(segment) if keep else self._lender.read(segment)
@@ -133,8 +143,8 @@ class Inlet:
 
     def items(self, message: Message) -> Iterator[Any]:
         """Yield the items of a message without arrays."""
-        self._take()
         header, body = message
+        self._take(header.size)
         view = memoryview(body) if header.segment < 0 else self._lender.read(header.segment)
         at = 8 * header.number
         try:
@@ -158,6 +168,7 @@ class Inlet:
                 returned.extend(numbers)
             else:
                 self._told = self._taken
+                self._untold_bytes = 0
 
     def cut(self) -> None:
         """Cut the connection, which wakes whoever waits at either end."""
@@ -168,9 +179,10 @@ class Inlet:
         """Give back the descriptor. Items that were taken stay as they are."""
         self._channel.close()
 
-    def _take(self) -> None:
+    def _take(self, size: int) -> None:
         self._taken += 1
-        if self._taken - self._told >= self._patience:
+        self._untold_bytes += size
+        if self._taken - self._told >= self._patience or self._untold_bytes > AHEAD_BYTES // 8:
             self.credit()
 
     def _send(self, header: Header, body: bytes) -> None:

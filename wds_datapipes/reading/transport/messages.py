@@ -12,7 +12,20 @@ import socket
 import struct
 from typing import NamedTuple
 
-__all__ = ["COMMAND_BYTES", "HEADER", "INLINE", "MESSAGE_BYTES", "Command", "Header", "Kind", "new_channel"]
+__all__ = [
+    "AHEAD_BYTES",
+    "COMMAND_BYTES",
+    "HEADER",
+    "INLINE",
+    "MESSAGE_BYTES",
+    "Command",
+    "Header",
+    "Kind",
+    "new_channel",
+]
+
+#: So many bytes may be on their way, or waiting to be used, before a worker makes no more; two messages always may.
+AHEAD_BYTES = 64 * 1024 * 1024
 
 #: Up to this many bytes of items go through the socket itself.
 INLINE = 16 * 1024
