@@ -85,12 +85,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # The runs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(300)  # a whole training, with half a minute on a machine that does nothing else
 def test_digits(tmp_path: Path) -> None:
     output = run_python("-m", "wds_datapipes.cli", "demo", folder=tmp_path)
 
     assert float(re.findall(r"^Held-out accuracy: ([\d.]+)%", output, flags=re.MULTILINE)[0]) > 95
     assert "1,437 samples in 12 shards to train on, 360 in 3 shards held out, 10 classes\n" in output
     assert len(re.findall(r"^Epoch +\d+/10 .* samples/s$", output, flags=re.MULTILINE)) == 10
+    # 12 batches of 64 or less from each worker, whichever 6 of the 12 shards it gets.
+    assert "\nLoading up to epoch 10: 240 items, " in output
     assert "\x1b" not in output
     assert max(map(len, output.splitlines())) <= 80
 
@@ -102,7 +105,7 @@ def test_digits(tmp_path: Path) -> None:
     assert f"tar tf wds-datapipes-demo/train-000.tar:\n  {names[0]}\n  {names[1]}\n" in output
 
     code = code_in(output)
-    assert len(list(filter(None, code.splitlines()))) == 10
+    assert len(list(filter(None, code.splitlines()))) == 9
     batches = run_python("-c", code, folder=tmp_path).splitlines()
     assert batches[0] == "torch.Size([64, 8, 8]) torch.Size([64])"
     assert sum(int(re.findall(r"\d+", batch)[-1]) for batch in batches) == 1437
@@ -141,6 +144,17 @@ def test_what_is_held_out(folder: Path, arguments: list[str], parts: str) -> Non
     code, output = run_demo(*arguments, "--epochs", "1", "--workers", "0")
     assert code == 0
     assert output.startswith(f"{parts}, 3 classes\n")
+
+
+@pytest.mark.parametrize(("workers", "batches"), [("0", 3), ("1", 3), ("3", 4)])
+def test_any_number_of_workers_serves(folder: Path, workers: str, batches: int) -> None:
+    for number, name in enumerate(["a.tar", "b.tar", "c.tar"]):
+        build_photos(name, 70, seed=number)
+    code, output = run_demo("--shards", "{a,b,c}.tar", "--epochs", "1", "--workers", workers)
+    assert code == 0
+    # Of 140 samples in two shards. Each worker with a shard ends with a smaller batch; of three, one has none.
+    assert f"\nLoading up to epoch 1: {batches} items, " in output
+    assert "passed over: 0\n" in output
 
 
 def test_a_seed_repeats_a_run(folder: Path) -> None:

@@ -25,6 +25,7 @@ from wds_datapipes.core.optional import require
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from wds_datapipes import LoadingReport
     from wds_datapipes.cli.training import Epoch, ImageFormat, Network
 
 __all__ = ["demo"]
@@ -65,8 +66,8 @@ def demo(
     """Train a small network from tar shards, in half a minute.
 
     Writes the handwritten digits that scikit-learn brings along (1,797 scans, nothing is downloaded) as shards, trains
-    from them through DataLoader2 with worker processes, and ends with a sheet of samples, the learning curves and the
-    code to copy.
+    from them through DataLoader2 with worker processes, and ends with what these have done, a sheet of samples, the
+    learning curves and the code to copy.
     """
     require("matplotlib", extra="demo", purpose="draw the pictures")
     if test_shards and not shards:
@@ -90,7 +91,8 @@ def demo(
 
     images = ImageFormat(side, channels)
     describe_dataset(console, data)
-    network, history = run(console, data, images, epochs=epochs, workers=workers, seed=seed)
+    network, history, loading = run(console, data, images, epochs=epochs, workers=workers, seed=seed)
+    console.print("\nLoading up to " + str(loading).replace("; ", "\n  "))
     draw_curves(output / "curves.png", history)
     draw_sheet(output / "samples.png", [held_out_section(network, data, images), training_section(data, images)])
     console.print(
@@ -147,7 +149,7 @@ def plural(count: int, noun: str) -> str:
 
 def run(
     console: Console, data: Dataset, images: ImageFormat, *, epochs: int, workers: int, seed: int
-) -> tuple[Network, list[Epoch]]:
+) -> tuple[Network, list[Epoch], LoadingReport]:
     """Train, with a bar for each epoch and a line after it."""
     import torch
 
@@ -169,8 +171,8 @@ def run(
             f"{epoch.samples_per_s:,.0f} samples/s"
         )
 
-    network = train(data, images, epochs=epochs, workers=workers, seed=seed, watch=watch, report=report)
-    return network, history
+    network, loading = train(data, images, epochs=epochs, workers=workers, seed=seed, watch=watch, report=report)
+    return network, history, loading
 
 
 def held_out_section(network: Network, data: Dataset, images: ImageFormat) -> Section:

@@ -8,23 +8,22 @@ __all__ = ["digits_recipe", "images_recipe"]
 
 # wds_datapipes is imported before torchdata, which would print a banner otherwise. Lines fit a terminal of 80 columns.
 DIGITS = """\
-from wds_datapipes import ShardList
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from wds_datapipes import ShardList, ShardReadingService
+from torchdata.dataloader2 import DataLoader2
 
 shards = ShardList({shards}).shuffle()
 samples = shards.sharding_filter().load_wds_shards().group_samples()
 decoded = samples.shuffle_samples(1000).wds_decode("torchl8")
 batches = decoded.to_tuple("png", "cls").batch(64).collate()
-loader = DataLoader2(batches, reading_service=MultiProcessingReadingService(2))
-for images, labels in loader:
-    print(images.shape, labels.shape)
-loader.shutdown()
+with DataLoader2(batches, reading_service=ShardReadingService(2)) as loader:
+    for images, labels in loader:
+        print(images.shape, labels.shape)
 """
 
 IMAGES = """\
 import numpy
-from wds_datapipes import ImageDecoder, ShardList
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from wds_datapipes import ImageDecoder, ShardList, ShardReadingService
+from torchdata.dataloader2 import DataLoader2
 
 def shrink(image):
     return numpy.array(image.resize(({size}, {size})))
@@ -35,15 +34,14 @@ decoder = ImageDecoder("pilrgb", min_size={size})
 decoded = samples.shuffle_samples(1000).wds_decode(decoder, only={only})
 pairs = decoded.to_tuple({image}, {label}).map_tuple(shrink)
 batches = pairs.batch(64).collate()
-loader = DataLoader2(batches, reading_service=MultiProcessingReadingService(2))
-for images, labels in loader:
-    print(images.shape, len(labels))
-loader.shutdown()
+with DataLoader2(batches, reading_service=ShardReadingService(2)) as loader:
+    for images, labels in loader:
+        print(images.shape, len(labels))
 """
 
 
 def digits_recipe(shards: str) -> str:
-    """Return the ten lines for gray images of one size, in the shards of a pattern."""
+    """Return the nine lines for gray images of one size, in the shards of a pattern."""
     return DIGITS.format(shards=quoted(shards))
 
 

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import IterDataPipe
+from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import ImageDecoder, ShardList
+from wds_datapipes import ImageDecoder, LoadingReport, ShardList, ShardReadingService
 from wds_datapipes.cli.survey import Dataset, Part
 
 __all__ = ["Epoch", "ImageFormat", "Network", "augment", "held_out_pipe", "predict", "train", "training_pipe"]
@@ -136,8 +137,8 @@ def train(
     seed: int,
     watch: Callable[[Iterable[Batch], int], Iterable[Batch]],
     report: Callable[[Epoch], None],
-) -> Network:
-    """Train a network.
+) -> tuple[Network, LoadingReport]:
+    """Train a network, and return it with what its workers have done.
 
     Args:
         data: what to train on.
@@ -148,16 +149,12 @@ def train(
         watch: passes on the batches of an epoch, which has the number given, and may show how far it is.
         report: is told of each epoch when it is over.
     """
-    from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-
     torch.manual_seed(seed)
     network = Network(images.channels, len(data.labels))
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    service = MultiProcessingReadingService(num_workers=workers) if workers else InProcessReadingService()
-    loader = DataLoader2(training_pipe(data, images), reading_service=service)
-    loader.seed(seed)
-    try:
+    with DataLoader2(training_pipe(data, images), reading_service=ShardReadingService(workers)) as loader:
+        loader.seed(seed)
         for number in range(1, epochs + 1):
             started = perf_counter()
             network.train()
@@ -174,9 +171,7 @@ def train(
             schedule.step()
             rate = count / (perf_counter() - started)
             report(Epoch(number, losses / count, right / count, accuracy(network, data, images), rate))
-    finally:
-        loader.shutdown()
-    return network
+    return network, loader.reading_service.report()
 
 
 def predict(network: Network, data: Dataset, images: ImageFormat) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
