@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.random  # NumPy imports it when it is first used, and that would be in every worker
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2.graph import list_dps, traverse_dps
