@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from typing import Any
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.utils.data import graph_settings
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
@@ -21,24 +24,45 @@ __all__ = ["Ranks"]
 #: How long ranks wait for each other when nothing else is said, in seconds; that of torch's process groups.
 DEFAULT_TIMEOUT_S = 1800.0
 
-#: What the gate to an epoch says when all ranks have come; anything else is why it stays shut.
-OPEN = "open"
+#: How long the first and the longest pause is before the store is asked again, in seconds.
+PAUSES_S = 0.0005, 0.05
+
+#: How long the store may take to answer after the ranks have waited for as long as they may, in seconds.
+ANSWER_S = 2.0
+
+#: How long a rank that leaves waits for the store and for the others, in seconds.
+FAREWELL_S = 1.0
+
+#: How long the end of a thread that is no longer needed may take, in seconds; it takes longer only in a store's hands.
+JOIN_S = 0.1
+
+#: How much of another rank's error is told, in characters.
+GIST_LENGTH = 500
+
+T = TypeVar("T")
 
 _numbers = itertools.count()
 
 
 class Ranks:
-    """Lets the ranks of a run meet at the beginning of each epoch, and only there.
+    """Lets the ranks of a run meet when a service starts and at the beginning of each epoch, and only there.
 
     They meet at the store that torch's process group was set up with, so nothing is sent for each item, and no
-    process group has to be kept. All ranks must make their services, and begin their epochs, in the same order.
+    process group has to be kept. All ranks must start their services in the same order.
+
+    At each meeting there is a gate, which all find open or all find shut. The rank that comes last opens it. A rank
+    that has waited for too long, or that has left, shuts it, and says why. A meeting takes each rank a few short
+    messages to the store, which keeps nothing of meetings that are over.
 
     Args:
-        timeout_s: how long a rank waits for the others, in seconds.
+        timeout_s: how long a rank waits for the others, in seconds; None is for half an hour.
 
     Attributes:
         rank: the number of this one.
         size: how many there are.
+
+    Raises:
+        RuntimeError: there is no process group.
     """
 
     def __init__(self, timeout_s: float | None) -> None:
@@ -47,11 +71,26 @@ class Ranks:
                 "ShardReadingService(distributed=True) needs torch.distributed.init_process_group to have been called, "
                 'as `init_process_group("gloo")` under torchrun does.'
             )
+        from torch.distributed import distributed_c10d  # where torch has no distributed part, it cannot be imported
+
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        default_store = distributed_c10d._get_default_store()
-        self._store = distributed_c10d.PrefixStore(f"wds_datapipes/{next(_numbers)}", default_store)
-        self._epoch = 0
+        store = distributed_c10d._get_default_store()
+        self._store = distributed_c10d.PrefixStore(f"wds_datapipes/{next(_numbers)}", store)
+        self._run = ""  # no other run that the store has seen has this name
+        self._begun, self._came = -1, -1  # meetings: the last that was a success, and the last that this rank came to
+        self._is_silent = self._has_left = False
+        self._owner_pid = os.getpid()
+
+    def gather(self) -> None:
+        """Wait until all ranks have started their services.
+
+        Raises:
+            RankLost: one of them has failed, or does not come in time.
+        """
+        # torchrun restarts ranks with the store as they left it. So no name in it can be trusted, until rank 0 has
+        # answered to a word that this process has made up.
+        self._in_time(self._call if self.rank == 0 else self._answer)
 
     def split(self, pipe: Any) -> Any:
         """Give this rank its share of the data."""
@@ -63,48 +102,201 @@ class Ranks:
         Raises:
             RankLost: one of them has failed, has left, or does not come in time.
         """
-        self._epoch += 1
-        epoch, store = self._epoch, self._store
-        with self._patiently():
-            store.set(f"{epoch}/{self.rank}", json.dumps(seed))
-            if store.add(f"{epoch}/present", 1) == self.size:
-                store.compare_set(f"{epoch}/gate", "", OPEN)  # unless it is shut
-            store.wait([f"{epoch}/gate"], timedelta(seconds=self._timeout_s))
-            reason = store.get(f"{epoch}/gate").decode()
-            if reason != OPEN:
-                raise RankLost(f"The ranks cannot begin epoch {epoch} of a ShardReadingService together: {reason}")
-            shared = int(json.loads(store.get(f"{epoch}/0")))
-        self._forget(epoch - 1)
-        return shared
+        return self._in_time(lambda patience: self._come(patience, seed))
 
-    def leave(self, why: str) -> None:
-        """Tell the others, once they wait for it at their next meeting, that this rank will not come."""
-        with suppress(RuntimeError):  # the store goes with the process that has it
-            self._store.set(f"{self._epoch + 1}/gate", f"rank {self.rank} {why}")
+    def leave(self, error: BaseException | None = None) -> None:
+        """Tell the others, once they wait for it at their next meeting, that this rank will not come.
 
-    def _forget(self, epoch: int) -> None:
-        """Delete what nobody reads any more, now that all have come to the epoch after it."""
-        names = [f"{epoch}/{self.rank}", *([f"{epoch}/present", f"{epoch}/gate"] if self.rank == 0 else [])]
-        with suppress(RuntimeError):
-            for name in names:
-                self._store.delete_key(name)
+        Args:
+            error: what went wrong here, if anything did.
+        """
+        # A forked process has a copy of this object, and is no rank.
+        if os.getpid() != self._owner_pid or self._has_left or self._is_silent or not self._run:
+            return
+        self._has_left = True
+        # A generator that is broken off has not failed.
+        after = "" if error is None or isinstance(error, GeneratorExit) else f" after {_gist(error)}"
+        why = f"rank {self.rank} has ended its service{after}"
+        # The store goes with the process that has it, and no thread starts when the interpreter ends.
+        with suppress(RuntimeError, futures.TimeoutError):
+            # The store does not answer to this, so this does not wait for it.
+            self._store.set(self._gate(self._came + 1), json.dumps({"lost": why}))
+            self._in_thread(self._take_leave, FAREWELL_S, FAREWELL_S)
 
-    @contextmanager
-    def _patiently(self) -> Iterator[None]:
-        """Say who is missing when the store has waited for too long, or has gone itself."""
+    def _call(self, patience: Patience) -> None:
+        """As rank 0: give the run its name, and tell it every rank that asks."""
+        self._run = secrets.token_hex(8)
+        self._store.set(self._place(0, 0), "")
+        told: dict[int, str] = {}
+        missing = list(range(self.size))
+        while missing := [rank for rank in missing if not self._has(self._place(0, rank))]:
+            for rank in missing:
+                if self._has(f"word/{rank}") and told.get(rank) != (word := self._get(f"word/{rank}")):
+                    self._store.set(f"name/{rank}", json.dumps([word, self._run]))
+                    told[rank] = word
+            if self._has(self._gate(0)):
+                break
+            if not patience.pause():
+                self._shut(0)
+        self._came = 0
+        self._open(0, 0)
+        self._pass(patience, 0)
+
+    def _answer(self, patience: Patience) -> None:
+        """As another rank: ask rank 0 for the run's name."""
+        word, own = secrets.token_hex(8), (f"word/{self.rank}", f"name/{self.rank}")
+        self._store.set(own[0], word)
+        run = ""
+        while not run:
+            if self._has(own[1]):
+                answered, name = json.loads(self._get(own[1]))
+                run = name if answered == word else ""
+            if not run and not patience.pause():
+                raise RankLost(_complaint(0, f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for rank 0"))
+        self._run, self._came = run, 0
+        self._store.set(self._place(0, self.rank), "")
+        self._pass(patience, 0)
+        for name in own:
+            self._store.delete_key(name)
+
+    def _come(self, patience: Patience, seed: int) -> int:
+        """Come to the next epoch, and return its seed."""
+        epoch = self._begun + 1
+        if self._came < epoch:  # else somebody has pressed Ctrl-C at the gate, and tries again
+            self._came = epoch
+            if self.rank == 0:
+                self._store.set(self._place(epoch, "seed"), json.dumps(seed))
+            self._store.set(self._place(epoch, self.rank), "")
+            if self._store.add(self._place(epoch, "present"), 1) == self.size:
+                self._open(epoch, json.loads(self._get(self._place(epoch, "seed"))))
+                # Nobody needs these any more.
+                for name in (self._place(epoch, "seed"), self._place(epoch, "present"), self._gate(epoch - 1)):
+                    self._store.delete_key(name)
+        return self._pass(patience, epoch)
+
+    def _pass(self, patience: Patience, epoch: int) -> int:
+        """Wait at a gate, and return the seed that it was opened with."""
+        while not self._has(self._gate(epoch)):
+            if not patience.pause():
+                self._shut(epoch)
+        verdict = json.loads(self._get(self._gate(epoch)))
+        self._store.delete_key(self._place(epoch, self.rank))
+        if "lost" in verdict:
+            raise RankLost(_complaint(epoch, verdict["lost"]))
+        self._begun = self._came = epoch
+        return int(verdict["seed"])
+
+    def _open(self, epoch: int, seed: int) -> None:
+        """Open a gate, unless it is shut."""
+        self._store.compare_set(self._gate(epoch), "", json.dumps({"seed": seed}))
+
+    def _shut(self, epoch: int) -> None:
+        """Shut a gate where this rank has waited for too long, unless it is open."""
+        missing = [
+            str(rank) for rank in range(self.size) if rank != self.rank and not self._has(self._place(epoch, rank))
+        ]
+        whom = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}" if missing else "the rank that came last"
+        why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {whom}, dead or busy with something else"
+        self._store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
+
+    def _take_leave(self, patience: Patience) -> None:
+        """Leave nothing in the store that nobody needs, and do not take the store away from who does."""
+        epochs = range(max(self._begun, 0), self._came + 2)
+        if self._store.add(f"{self._run}/left", 1) == self.size:
+            for epoch, name in itertools.product(epochs, ("seed", "present", "gate")):
+                self._store.delete_key(self._place(epoch, name))
+            self._store.delete_key(f"{self._run}/left")
+        elif self.rank == 0:  # its process may have the store, and may end now
+            others = [self._place(self._came, rank) for rank in range(1, self.size)]
+            while any(map(self._has, others)) and patience.pause():
+                pass
+
+    def _in_time(self, action: Callable[[Patience], T]) -> T:
+        """Do what needs other ranks, and say what is wrong when they, or the store, do not answer."""
+        epoch = self._begun + 1
         try:
-            yield
+            return self._in_thread(action, self._timeout_s, self._timeout_s + ANSWER_S)
         except RankLost:
             raise
+        except futures.TimeoutError:
+            self._is_silent = True
+            why = f"the process group's store has not answered for {self._timeout_s:g} s (timeout_s)"
+            raise RankLost(_complaint(epoch, f"{why}: rank 0 or torchrun, which has it, is out of reach")) from None
         except RuntimeError as error:
-            missing: list[int] | None = None
-            with suppress(RuntimeError):
-                names = [f"{self._epoch}/{rank}" for rank in range(self.size)]
-                missing = [rank for rank, name in enumerate(names) if not self._store.check([name])]
-            who = (
-                f"Rank {', '.join(map(str, missing))} did not come to epoch {self._epoch} within {self._timeout_s:g} s "
-                "(timeout_s): it has died, or it is still at the epoch before."
-                if missing
-                else f"The ranks' store does not answer, so the rank that has it is gone ({error})."
-            )
-            raise RankLost(who) from error
+            why = f"the process group's store does not answer ({_gist(error)})"
+            raise RankLost(_complaint(epoch, f"{why}: rank 0 or torchrun, which has it, has ended")) from error
+
+    def _in_thread(self, action: Callable[[Patience], T], patience_s: float, limit_s: float) -> T:
+        """Do something in a thread, since torch's stores wait for ever for some answers, and also after Ctrl-C."""
+        patience = Patience(patience_s)
+        answer: futures.Future[T] = futures.Future()
+
+        def act() -> None:
+            try:
+                answer.set_result(action(patience))
+            except Exception as error:  # noqa: BLE001 - the other thread raises it
+                answer.set_exception(error)
+
+        # A daemon, because an interpreter waits for other threads before it ends.
+        thread = threading.Thread(target=act, name="wds_datapipes ranks", daemon=True)
+        thread.start()
+        try:
+            return answer.result(limit_s)
+        finally:
+            patience.end()
+            thread.join(JOIN_S)
+
+    def _gate(self, epoch: int) -> str:
+        return self._place(epoch, "gate")
+
+    def _place(self, epoch: int, name: object) -> str:
+        return f"{self._run}/{epoch}/{name}"
+
+    def _has(self, name: str) -> bool:
+        return bool(self._store.check([name]))
+
+    def _get(self, name: str) -> str:
+        """Return what the store has under a name that is there; for another one it would wait."""
+        return str(self._store.get(name), "utf-8")
+
+
+class Patience:
+    """Says how long to wait until the store is asked again, and when it has been asked for long enough.
+
+    Args:
+        limit_s: how long that is, in seconds.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._deadline = time.monotonic() + limit_s
+        self._pause_s, self._longest_s = PAUSES_S
+        self._ended = threading.Event()
+
+    def pause(self) -> bool:
+        """Wait a little; return whether there is time left.
+
+        Raises:
+            CancelledError: nobody waits for the answer any more.
+        """
+        left_s = self._deadline - time.monotonic()
+        if self._ended.wait(max(0.0, min(self._pause_s, left_s))):
+            raise futures.CancelledError
+        self._pause_s = min(1.5 * self._pause_s, self._longest_s)
+        return left_s > 0
+
+    def end(self) -> None:
+        """End the thread that waits."""
+        self._ended.set()
+
+
+def _complaint(epoch: int, why: str) -> str:
+    what = f"begin epoch {epoch} of a ShardReadingService" if epoch else "start a ShardReadingService"
+    return f"The ranks cannot {what} together: {why}."
+
+
+def _gist(error: BaseException) -> str:
+    """Return an error's type and message, without the tracebacks that torch puts into the message."""
+    torchs = ("Original Traceback", "Traceback", "This exception is thrown by", "Exception raised from", "frame #")
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", *torchs))]
+    gist = f"{type(error).__name__}: {' '.join(lines)}".removesuffix(": ")
+    return gist if len(gist) <= GIST_LENGTH else f"{gist[:GIST_LENGTH]} ..."

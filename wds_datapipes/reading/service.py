@@ -6,6 +6,7 @@ import copy
 import math
 import multiprocessing
 import operator
+import sys
 import weakref
 from collections.abc import Callable
 from numbers import Real
@@ -129,20 +130,18 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self._end: Callable[[], object] | None = None
 
     def initialize(self, datapipe: Pipe) -> Pipe:
-        """Start the workers, and return what is left of the pipeline for the main process."""
+        """Start the workers, and return what is left of the pipeline for the main process.
+
+        Raises:
+            RankLost: another rank does not come in time.
+        """
         if self.distributed:
             self._ranks = Ranks(self.timeout_s)
-            datapipe = self._ranks.split(datapipe)
-        if self.num_workers:
-            datapipe = self._hire(datapipe)
-        else:
-            datapipe = split(datapipe, WorkerInfo(1, 0), None)
-            if self.worker_init_fn is not None:
-                datapipe = returned("worker_init_fn", self.worker_init_fn(datapipe, WorkerInfo(1, 0)))
-            datapipe = self._local = LocalItems(datapipe)
-        if self.pin_memory:
-            datapipe = pinned(datapipe)
-        self._end_datapipe = datapipe
+        try:
+            datapipe = self._end_datapipe = self._share_out(datapipe)
+        except BaseException:
+            _end(self._crew, self._ranks)
+            raise
         # Also when this object is forgotten, and at the end of the interpreter.
         self._end = weakref.finalize(self, _end, self._crew, self._ranks)
         return datapipe
@@ -176,7 +175,12 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         return None
 
     def finalize(self) -> None:
-        """End the workers, whatever they are at. It takes less than a second, and can be repeated."""
+        """End the workers, whatever they are at, and tell the other ranks.
+
+        It takes less than a second, or two where other ranks do not answer, and can be repeated.
+        """
+        if self._ranks is not None:
+            self._ranks.leave(sys.exc_info()[1])  # DataLoader2 comes here with an error in hand
         if self._end is not None:
             self._end()
 
@@ -188,6 +192,20 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         if self._crew is not None:
             return self._crew.report(self._epoch)
         return LoadingReport(self._epoch, [] if self._local is None else [self._local.report()])
+
+    def _share_out(self, datapipe: Pipe) -> Pipe:
+        """Give the pipeline to the ranks and to the workers; return what is left for the main process."""
+        if self._ranks is not None:
+            self._ranks.gather()
+            datapipe = self._ranks.split(datapipe)
+        if self.num_workers:
+            datapipe = self._hire(datapipe)
+        else:
+            datapipe = split(datapipe, WorkerInfo(1, 0), None)
+            if self.worker_init_fn is not None:
+                datapipe = returned("worker_init_fn", self.worker_init_fn(datapipe, WorkerInfo(1, 0)))
+            datapipe = self._local = LocalItems(datapipe)
+        return pinned(datapipe) if self.pin_memory else datapipe
 
     def _hire(self, datapipe: Pipe) -> Pipe:
         """Start the processes, each with its part of the pipeline; return the part of the main process."""
@@ -264,7 +282,10 @@ def _share(count: int | None, number: int, workers: int) -> int | None:
 
 
 def _end(crew: Crew | None, ranks: Ranks | None) -> None:
-    if ranks is not None:
-        ranks.leave("has ended its service")
-    if crew is not None:
-        crew.close()
+    try:
+        if ranks is not None:
+            # An error that nothing has caught ends the interpreter, and is kept there until then.
+            ranks.leave(sys.exc_info()[1] or getattr(sys, "last_value", None))
+    finally:
+        if crew is not None:
+            crew.close()

@@ -1,0 +1,530 @@
+"""What ranks live through together. Run by torchrun, or alone with "lost": then it starts ranks that are lost itself.
+
+Each rank writes what came of it as JSON. The ranks of "lost" are forks of a process that has imported torch already,
+since that takes seconds; nothing in them has used torch before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
+from torch.distributed import distributed_c10d
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.errors import RankLost
+
+# Silenced by the import above.
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService  # isort: skip
+from torchdata.datapipes.iter import IterableWrapper  # isort: skip
+
+WORKERS = (0, 1, 2, 3)
+
+#: How long ranks wait for each other where one is lost, and where none is, in seconds.
+LOST_S, NOT_LOST_S = 6.0, 100.0
+
+#: How long all may take, in seconds.
+LIMIT_S = 100.0
+
+#: How many numbers each rank has of `numbers`.
+SHARE = 20
+
+Seen = list[list[Any]]
+
+
+class Seeded(IterDataPipe[tuple[str, int]]):
+    """Yields each sample's key, and the seed that this stage has."""
+
+    def __init__(self, source: IterDataPipe[dict[str, Any]]) -> None:
+        self.source = source
+        self.seed = 0
+
+    def set_seed(self, seed: int) -> Seeded:
+        self.seed = seed
+        return self
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        for sample in self.source:
+            yield sample["__key__"], self.seed
+
+
+class Flags:
+    """Files by which processes tell each other how far they are, besides everything that is tested."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def show(self, name: str, content: str = "") -> None:
+        hidden = self.folder / f".{name}"
+        hidden.write_text(content)
+        hidden.rename(self.folder / name)
+
+    def wait(self, *names: str) -> str:
+        wait_until(lambda: all((self.folder / name).exists() for name in names))
+        return (self.folder / names[-1]).read_text()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+def samples(shards: list[str]) -> IterDataPipe[Any]:
+    return Seeded(ShardList(shards).shuffle().sharding_filter().load_wds_shards().group_samples())
+
+
+def numbers(total: int) -> IterDataPipe[int]:
+    pipe: IterDataPipe[int] = IterableWrapper(range(total), deepcopy=False).sharding_filter()
+    return pipe
+
+
+def load(pipe: IterDataPipe[Any], workers: int = 2, timeout_s: float = NOT_LOST_S, **options: Any) -> DataLoader2[Any]:
+    service = ShardReadingService(workers, timeout_s=timeout_s, distributed=True, **options)
+    return DataLoader2(pipe, reading_service=service)
+
+
+def read(loader: DataLoader2[Any], epochs: int, seed: int | None = None) -> Seen:
+    with loader:
+        if seed is not None:
+            loader.seed(seed)
+        return [list(loader) for _ in range(epochs)]
+
+
+# Under torchrun
+
+
+def together(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    """Do what no rank is lost in."""
+    flags = Flags(folder)
+    store = distributed_c10d._get_default_store()
+    shards = sorted(map(str, folder.glob("*.tar")))
+    seen: dict[str, Any] = {}
+    for workers in WORKERS:
+        # Rank 0 has the word; the others have none, or another one, and either way it does not count.
+        seeds = (7, None) if rank == 0 else (None, None)
+        seen[f"seeded {workers}"] = read(load(samples(shards), workers), 3, seeds[0])
+        seen[f"seeded again {workers}"] = read(load(samples(shards), workers), 3, 7 if rank == 0 else 100 + rank)
+        seen[f"unseeded {workers}"] = read(load(samples(shards), workers), 3)
+        seen[f"one shard {workers}"] = read(load(samples(shards[:1]), workers), 2)
+        service = SequentialReadingService(DistributedReadingService(), ShardReadingService(workers))
+        seen[f"sequential {workers}"] = read(DataLoader2(samples(shards), reading_service=service), 2, seeds[0])
+        if workers in (0, 2):
+            seen[f"no waiting {workers}"] = no_waiting(flags, rank, world, workers)
+
+    dist.barrier()
+    before = store.num_keys()
+    dist.barrier()
+    with load(numbers(world)) as train, load(numbers(2 * world), 0) as validation:
+        seen["two services"] = [[list(train), list(validation)] for _ in range(3)]
+        dist.barrier()
+        early = store.num_keys()
+        dist.barrier()
+        for _ in range(10):
+            list(train), list(validation)
+        dist.barrier()
+        late = store.num_keys()
+        dist.barrier()
+    dist.barrier()
+    seen["keys"] = {"grown": late - early, "left": store.num_keys() - before}
+    dist.barrier()
+
+    with load(numbers(world * SHARE)) as loader:
+        first = list(loader)
+        if rank == 1:
+            time.sleep(1)
+        seen["late"] = [first, list(loader)]
+        if (child := os.fork()) == 0:
+            loader.shutdown()
+            os._exit(0)
+        os.waitpid(child, 0)
+        seen["after a fork"] = list(loader)
+    never = load(numbers(world))
+    del never
+    with load(numbers(world)):
+        pass
+
+    loader = load(numbers(world * SHARE))
+    iterator = iter(loader)
+    first = [next(iterator)]
+    dist.barrier()
+    dist.destroy_process_group()
+    seen["no group"] = [first + list(iterator), list(loader)]
+    loader.shutdown()
+    try:
+        list(load(numbers(world)))
+    except RuntimeError as error:
+        seen["no group any more"] = str(error)
+    return seen
+
+
+def no_waiting(flags: Flags, rank: int, world: int, workers: int) -> int:
+    """Have rank 1 take its first item after all the others have taken their last."""
+    with load(numbers(world * 10_000), workers) as loader:
+        iterator = iter(loader)
+        if rank == 1:
+            flags.wait(*(f"{other} has read {workers}" for other in range(world) if other != 1))
+        count = sum(1 for _ in iterator)
+        flags.show(f"{rank} has read {workers}")
+    return count
+
+
+def restarted(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    """Fail at first, in the middle of an epoch, and work when torchrun has restarted all ranks."""
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    loader = load(numbers(world * SHARE), 1)
+    epochs: Seen = [list(loader), []]
+    for item in loader:
+        if is_first and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        epochs[1].append(item)
+    if is_first:
+        time.sleep(LIMIT_S)  # until torchrun ends this
+    loader.shutdown()
+    return {"epochs": epochs, "found": Flags(folder).wait("found").split()}
+
+
+def tidy_up(flags: Flags) -> None:
+    """Take away what gloo has left in the store of ranks that torchrun restarts, since gloo itself falls over it."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        return
+    if os.environ["RANK"] == "0":
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        ours = [name for name in store.list_keys() if "wds_datapipes" in name]
+        for name in {*store.list_keys()} - {*ours}:
+            store.delete_key(name)
+        flags.show("found", "\n".join(ours))
+    flags.wait("found")
+
+
+# Ranks that are lost
+
+
+class Rank:
+    """One of the ranks of a scenario, and what it has to tell."""
+
+    def __init__(self, folder: Path, rank: int, world: int) -> None:
+        self.folder, self.rank, self.world = folder, rank, world
+        self.flags = Flags(folder)
+        self.told: dict[str, Any] = {"epochs": []}
+
+    def load(self, workers: int = 2, timeout_s: float = LOST_S, **options: Any) -> DataLoader2[Any]:
+        return load(numbers(self.world * SHARE), workers, timeout_s, **options)
+
+    def read(self, loader: DataLoader2[Any], epochs: int = 2, pause: Callable[[], object] = lambda: None) -> None:
+        """Read, and ``pause`` in the middle of the first of some epochs."""
+        for number in range(epochs):
+            items: list[Any] = []
+            self.told["epochs"].append(items)
+            for item in loader:
+                items.append(item)
+                if number == 0 and len(items) == SHARE // 2:
+                    pause()
+
+    def tell(self) -> None:
+        self.flags.show(f"{self.rank}.json", json.dumps(self.told))
+
+    def others(self, state: str) -> list[str]:
+        return [f"{other} {state}" for other in range(self.world) if other != self.rank]
+
+    def wait_for_news(self) -> None:
+        """Wait until every other rank has told what came of it."""
+        self.flags.wait(*(f"{other}.json" for other in range(self.world) if other != self.rank))
+
+
+def killed(rank: Rank, who: int, workers: int = 2) -> None:
+    rank.read(rank.load(workers), pause=lambda: os.kill(os.getpid(), signal.SIGKILL) if rank.rank == who else None)
+
+
+def exits(rank: Rank, who: int) -> None:
+    rank.read(rank.load(), pause=lambda: sys.exit(3) if rank.rank == who else None)
+
+
+def fails(rank: Rank, who: int) -> None:
+    def fail() -> None:
+        raise LookupError("no such label")
+
+    rank.read(rank.load(), pause=fail if rank.rank == who else lambda: None)
+
+
+def refuse(number: int) -> int:
+    if number >= SHARE:
+        raise ValueError(f"{number} is no sample")
+    return number
+
+
+def bad_sample(rank: Rank, workers: int) -> None:
+    pipe = numbers(rank.world * SHARE)
+    rank.read(load(pipe.map(refuse) if rank.rank == 1 else pipe, workers, LOST_S))
+
+
+def cannot_start(rank: Rank) -> None:
+    def start(pipe: Any, info: Any) -> Any:
+        if rank.rank == 1:
+            raise OSError("no such disk")
+        return pipe
+
+    rank.read(rank.load(0, worker_init_fn=start))
+
+
+def breaks_off(rank: Rank) -> None:
+    """Rank 1 leaves its loop, and comes back when nobody waits for it any more."""
+    loader = rank.load()
+    if rank.rank == 1:
+        next(iter(loader))
+        rank.flags.wait(*rank.others("is told"))
+        try:
+            rank.read(loader)
+        finally:
+            rank.flags.show("1 is too late")
+    try:
+        rank.read(loader)
+    except RankLost:
+        rank.flags.show(f"{rank.rank} is told")
+        rank.flags.wait("1 is too late")  # the store goes with rank 0
+        raise
+
+
+def epochs_differ(rank: Rank) -> None:
+    """Rank 0 has an epoch fewer, and goes on with other things, so that its store is there."""
+    with rank.load() as loader:
+        rank.read(loader, 1 if rank.rank == 0 else 2)
+    if rank.rank == 0:
+        rank.wait_for_news()
+
+
+def never_starts(rank: Rank, who: int) -> None:
+    if rank.rank == who:
+        rank.wait_for_news()
+    else:
+        rank.read(rank.load())
+
+
+def ends_first(rank: Rank, who: int, workers: int) -> None:
+    """One is done, and its process ends, before the others have read half of the only epoch."""
+    rank.flags.show(f"{rank.rank} pid", str(os.getpid()))
+
+    def pause() -> None:
+        if rank.rank != who:
+            process = Path("/proc", rank.flags.wait(f"{who} pid"))
+            wait_until(lambda: not process.exists())
+
+    with rank.load(workers, NOT_LOST_S) as loader:
+        rank.read(loader, 1, pause)
+
+
+def without_shutdown(rank: Rank) -> None:
+    """No rank says that it is done; a reference in a cycle keeps the loader until the end."""
+    loader = rank.load(timeout_s=NOT_LOST_S)
+    loader.itself = loader
+    rank.read(loader, 2)
+
+
+def host_in_a_hurry(rank: Rank) -> None:
+    """Rank 0, which has the store, comes last, has nothing to do, and ends at once."""
+    loader = load(numbers(rank.world), 0, NOT_LOST_S)
+    rank.read(loader, 1)
+    if rank.rank == 0:
+        rank.flags.wait(*rank.others("waits"))
+        time.sleep(0.5)
+        iter(loader)
+        loader.shutdown()
+        rank.tell()
+        os._exit(0)
+    rank.flags.show(f"{rank.rank} waits")
+    rank.read(loader, 1)
+    loader.shutdown()
+
+
+def silent_store(rank: Rank) -> None:
+    """The process that has the store lives and does not answer."""
+
+    def pause() -> None:
+        if rank.rank == 0:
+            rank.flags.wait(*rank.others("begun"))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            rank.flags.show(f"{rank.rank} begun")
+            pid = int(rank.flags.wait("0 pid"))
+            wait_until(lambda: is_stopped(pid))
+
+    rank.flags.show(f"{rank.rank} pid", str(os.getpid()))
+    rank.read(rank.load(), pause=pause)
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def interrupted(rank: Rank) -> None:
+    """Somebody presses Ctrl-C on rank 1 while it waits for rank 0, and tries again."""
+    loader = rank.load(timeout_s=NOT_LOST_S)
+    rank.read(loader, 1)
+    if rank.rank == 0:
+        pid = int(rank.flags.wait(*rank.others("waits"), "1 waits"))
+        time.sleep(1)
+        os.kill(pid, signal.SIGINT)
+        rank.flags.wait("1 interrupted")
+    elif rank.rank == 1:
+        rank.flags.show("1 waits", str(os.getpid()))
+        try:
+            iter(loader)
+        except KeyboardInterrupt:
+            rank.told["interrupted"] = True
+            rank.flags.show("1 interrupted")
+    else:
+        rank.flags.show(f"{rank.rank} waits")
+    rank.read(loader, 2)
+    loader.shutdown()
+
+
+def file_store(rank: Rank) -> None:
+    """The ranks have a file for a store, which an earlier run has left as it was, when it was killed."""
+    with rank.load(timeout_s=NOT_LOST_S) as loader:
+        rank.read(loader, 3)
+
+
+def alone(rank: Rank) -> None:
+    store = distributed_c10d._get_default_store()
+    before = store.num_keys()
+    with rank.load() as loader:
+        loader.seed(7)
+        rank.read(loader, 1)
+        early = store.num_keys()
+        rank.read(loader, 9)
+        grown = store.num_keys() - early
+    rank.told["keys"] = {"grown": grown, "left": store.num_keys() - before}
+
+
+LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
+    "killed": (3, partial(killed, who=1)),
+    "killed without workers": (2, partial(killed, who=1, workers=0)),
+    "killed with the store": (3, partial(killed, who=0)),
+    "exits": (3, partial(exits, who=1)),
+    "exits with the store": (3, partial(exits, who=0)),
+    "fails": (3, partial(fails, who=1)),
+    "bad sample, 0 workers": (3, partial(bad_sample, workers=0)),
+    "bad sample, 2 workers": (3, partial(bad_sample, workers=2)),
+    "cannot start": (3, cannot_start),
+    "breaks off": (3, breaks_off),
+    "epochs differ": (3, epochs_differ),
+    "rank 0 never starts": (3, partial(never_starts, who=0)),
+    "rank 2 never starts": (3, partial(never_starts, who=2)),
+    "ends first": (2, partial(ends_first, who=1, workers=2)),
+    "ends first with the store": (2, partial(ends_first, who=0, workers=2)),
+    "without shutdown": (2, without_shutdown),
+    "host in a hurry": (3, host_in_a_hurry),
+    "silent store": (3, silent_store),
+    "interrupted": (3, interrupted),
+    "file store": (2, file_store),
+    "alone, TCPStore": (1, alone),
+    "alone, FileStore": (1, alone),
+    "alone, HashStore": (1, alone),
+}
+
+#: How many of these run at once.
+AT_ONCE = 6
+
+STORES: dict[str, Callable[[Path, int], Any]] = {
+    "FileStore": lambda folder, world: FileStore(str(folder / "store"), world),
+    "HashStore": lambda folder, world: HashStore(),
+}
+
+
+#: Where all of the end of the interpreter counts; elsewhere only exit functions are called, since torch makes the rest
+#: take a second of the CPU.
+ENDINGS = ("exits", "exits with the store", "fails", "killed with the store", "silent store", "without shutdown")
+
+
+def be(folder: Path, name: str, number: int, output: int) -> None:
+    """Be a rank of a scenario, in a process of its own, until that ends as any other does."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when its parent ends
+    os.dup2(output, 2)
+    world, scenario = LOST[name]
+    rank = Rank(folder, number, world)
+    if (make_store := STORES.get(name.rpartition(" ")[2])) is not None:
+        store = make_store(folder, world)
+    else:
+        port = 0 if number == 0 else int(rank.flags.wait("port"))
+        store = TCPStore("127.0.0.1", port, world, is_master=number == 0, wait_for_workers=False)
+        if number == 0:
+            rank.flags.show("port", str(store.port))
+    dist.init_process_group("gloo", store=store, rank=number, world_size=world, timeout=timedelta(seconds=LIMIT_S))
+    try:
+        scenario(rank)
+    except BaseException as error:
+        rank.told["error"] = f"{type(error).__name__}: {error}"
+        if name in ENDINGS:
+            raise
+    finally:
+        rank.tell()
+    if name not in ENDINGS:
+        atexit._run_exitfuncs()
+        os._exit(0)
+
+
+def run_lost(folder: Path, names: list[str]) -> None:
+    """Run scenarios, each with ranks of its own, some at a time."""
+    names = names[::-1]
+    running: dict[str, dict[int, int]] = {}
+    codes: dict[str, dict[int, int]] = {}
+    while names or running:
+        while names and len(running) < AT_ONCE:
+            name = names.pop()
+            (folder / name).mkdir()
+            codes[name], running[name] = {}, {}
+            for number in range(LOST[name][0]):
+                with (folder / name / f"{number}.stderr").open("wb") as output:
+                    if (pid := os.fork()) == 0:
+                        # What ends a rank goes up from here as it does in any script, so nothing may stop it.
+                        be(folder / name, name, number, output.fileno())
+                        return
+                running[name][pid] = number
+        time.sleep(0.02)
+        for name, ranks in list(running.items()):
+            for pid in list(ranks):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    codes[name][ranks.pop(pid)] = os.waitstatus_to_exitcode(status)
+            if all(map(is_stopped, ranks)):
+                for pid in ranks:
+                    os.kill(pid, signal.SIGKILL)
+            if not ranks:
+                del running[name]
+                Flags(folder / name).show("codes.json", json.dumps(codes[name]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["together", "restarted", "lost"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*")
+    chosen = parser.parse_args()
+    if chosen.what == "lost":
+        run_lost(chosen.folder, chosen.names or list(LOST))
+        return
+    if chosen.what == "restarted":
+        tidy_up(Flags(chosen.folder))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    told = {"together": together, "restarted": restarted}[chosen.what](chosen.folder, rank, world)
+    Flags(chosen.folder).show(f"{rank}.json", json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
