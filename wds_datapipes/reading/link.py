@@ -81,7 +81,7 @@ class Link:
         self._inlet.begin(epoch)
 
     def items(self) -> Iterator[Any]:
-        """Return an iterator over the items of the epoch that has begun by now, also if it is used when another has.
+        """Return an iterator over the items of the present epoch. It ends early when another one begins.
 
         Raises:
             WorkerDied: the process has ended.
@@ -122,6 +122,7 @@ class Link:
 
     def report(self) -> WorkerReport:
         """Return what the process has done so far."""
+        self._look()
         items, size, making_s, waiting_s = (0, 0, 0.0, 0.0) if self._inlet.page is None else self._inlet.page.read()
         return WorkerReport(
             self.name, self._pid, items, size, making_s, waiting_s, self.waited_s, self.shard, self.skipped
