@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import atexit
 import ctypes
+import gc
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -124,6 +127,7 @@ def together(folder: Path, rank: int, world: int) -> dict[str, Any]:
         seen[f"one shard {workers}"] = read(load(samples(shards[:1]), workers), 2)
         service = SequentialReadingService(DistributedReadingService(), ShardReadingService(workers))
         seen[f"sequential {workers}"] = read(DataLoader2(samples(shards), reading_service=service), 2, seeds[0])
+        gc.collect()  # torchdata's FullSync is in a cycle, and blocks for ever when a starting thread collects it
         if workers in (0, 2):
             seen[f"no waiting {workers}"] = no_waiting(flags, rank, world, workers)
 
@@ -411,6 +415,14 @@ def alone(rank: Rank) -> None:
     rank.told["keys"] = {"grown": grown, "left": store.num_keys() - before}
 
 
+def garbage(rank: Rank) -> None:
+    """The loader is found to be garbage while the threading module starts a thread, and holds a lock."""
+    loader = rank.load(timeout_s=NOT_LOST_S)
+    rank.read(loader, 1)
+    with getattr(threading, "_shutdown_locks_lock", nullcontext()):  # Python 3.13 has none
+        loader.shutdown()
+
+
 LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "killed": (3, partial(killed, who=1)),
     "killed without workers": (2, partial(killed, who=1, workers=0)),
@@ -430,6 +442,7 @@ LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "without shutdown": (2, without_shutdown),
     "host in a hurry": (3, host_in_a_hurry),
     "silent store": (3, silent_store),
+    "garbage": (2, garbage),
     "interrupted": (3, interrupted),
     "file store": (2, file_store),
     "alone, TCPStore": (1, alone),
@@ -451,9 +464,13 @@ STORES: dict[str, Callable[[Path, int], Any]] = {
 ENDINGS = ("exits", "exits with the store", "fails", "killed with the store", "silent store", "without shutdown")
 
 
+def end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def be(folder: Path, name: str, number: int, output: int) -> None:
     """Be a rank of a scenario, in a process of its own, until that ends as any other does."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when its parent ends
+    end_with_parent()
     os.dup2(output, 2)
     world, scenario = LOST[name]
     rank = Rank(folder, number, world)
@@ -518,6 +535,7 @@ def main() -> None:
     if chosen.what == "lost":
         run_lost(chosen.folder, chosen.names or list(LOST))
         return
+    end_with_parent()
     if chosen.what == "restarted":
         tidy_up(Flags(chosen.folder))
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))

@@ -321,6 +321,10 @@ def test_the_store_stays_until_all_ranks_have_begun_the_last_epoch(lost: Path) -
     assert outcome.codes == [0, 0, 0]
 
 
+def test_a_loader_may_be_found_to_be_garbage_while_a_thread_starts(lost: Path) -> None:
+    Outcome(lost / "garbage").check_whole()
+
+
 def test_a_rank_can_be_interrupted_while_it_waits_and_come_again(lost: Path) -> None:
     outcome = Outcome(lost / "interrupted")
     assert outcome.told[1]["interrupted"]

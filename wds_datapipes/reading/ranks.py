@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import json
 import os
@@ -237,14 +238,14 @@ class Ranks:
             except Exception as error:  # noqa: BLE001 - the other thread raises it
                 answer.set_exception(error)
 
-        # A daemon, because an interpreter waits for other threads before it ends.
-        thread = threading.Thread(target=act, name="wds_datapipes ranks", daemon=True)
-        thread.start()
+        # A loader may be found to be garbage in the middle of the start of any thread of the program, and while the
+        # threading module holds a lock for that, it can neither start another one nor join one.
+        _thread.start_new_thread(act, ())
         try:
             return answer.result(limit_s)
         finally:
             patience.end()
-            thread.join(JOIN_S)
+            futures.wait([answer], JOIN_S)
 
     def _gate(self, epoch: int) -> str:
         return self._place(epoch, "gate")
