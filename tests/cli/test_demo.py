@@ -93,7 +93,7 @@ def test_digits(tmp_path: Path) -> None:
     assert "1,437 samples in 12 shards to train on, 360 in 3 shards held out, 10 classes\n" in output
     assert len(re.findall(r"^Epoch +\d+/10 .* samples/s$", output, flags=re.MULTILINE)) == 10
     # 12 batches of 64 or less from each worker, whichever 6 of the 12 shards it gets.
-    assert "\nLoading up to epoch 10: 240 items, " in output
+    assert "\nLoading, 10 epochs: 240 items, " in output
     assert "\x1b" not in output
     assert max(map(len, output.splitlines())) <= 80
 
@@ -153,7 +153,7 @@ def test_any_number_of_workers_serves(folder: Path, workers: str, batches: int) 
     code, output = run_demo("--shards", "{a,b,c}.tar", "--epochs", "1", "--workers", workers)
     assert code == 0
     # Of 140 samples in two shards. Each worker with a shard ends with a smaller batch; of three, one has none.
-    assert f"\nLoading up to epoch 1: {batches} items, " in output
+    assert f"\nLoading, 1 epoch: {batches} items, " in output
     assert "passed over: 0\n" in output
 
 

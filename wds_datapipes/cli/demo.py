@@ -92,7 +92,7 @@ def demo(
     images = ImageFormat(side, channels)
     describe_dataset(console, data)
     network, history, loading = run(console, data, images, epochs=epochs, workers=workers, seed=seed)
-    console.print("\nLoading up to " + str(loading).replace("; ", "\n  "))
+    console.print("\nLoading, " + str(loading).replace("; ", "\n  "))
     draw_curves(output / "curves.png", history)
     draw_sheet(output / "samples.png", [held_out_section(network, data, images), training_section(data, images)])
     console.print(

@@ -83,7 +83,7 @@ class LoadingReport:
         skipped = ", ".join(f"{count} x {what}" for what, count in sorted(self.skipped.counts.items()))
         makers = f"{len(self.workers)} workers" if len(self.workers) != 1 else _within(self.workers[0].name)
         return (
-            f"epoch {self.epoch}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s "
+            f"{self.epoch} epoch{'s' * (self.epoch != 1)}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s "
             f"for them, and they waited {waiting:.1f} s for the loop; passed over: {skipped or 0}"
         )
 
@@ -94,9 +94,9 @@ class LoadingReport:
 
         table = Table(title=Text(str(self)), title_justify="left", title_style="")
         table.add_column("worker")
-        for heading in ("pid", "items", "size", "making", "waiting for the loop", "waited for", "passed over"):
+        for heading in ("pid", "items", "size", "making", "waiting", "waited for", "passed over"):
             table.add_column(heading, justify="right")
-        table.add_column("last shard", overflow="fold")
+        table.add_column("shard", overflow="fold")
         for worker in self._processes:
             seconds = (f"{value:.1f} s" for value in (worker.making_s, worker.waiting_s, worker.waited_s))
             total = str(worker.skipped.total)
