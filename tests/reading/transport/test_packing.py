@@ -207,7 +207,9 @@ def filled(dtype: np.dtype[Any], count: int) -> Array:
     if dtype.kind in "bU" or dtype.char in "gG":
         numbers: Array = (np.arange(count) % (2 if dtype.kind == "b" else 97)).astype(dtype)
         return numbers
-    return np.frombuffer(random.Random(count).randbytes(count * dtype.itemsize), dtype).copy()  # NaN and NaT, too
+    raw = random.Random(count).randbytes(count * dtype.itemsize)  # NaN and NaT, too
+    noise: Array = np.frombuffer(raw, dtype).copy()
+    return noise
 
 
 def shaped(dtype: np.dtype[Any], shape: tuple[int, ...], layout: str) -> Array:
@@ -219,13 +221,13 @@ def shaped(dtype: np.dtype[Any], shape: tuple[int, ...], layout: str) -> Array:
     if shape and steps != 1:
         wide = (shape[0] * abs(steps), *shape[1:])
         return filled(dtype, int(np.prod(wide))).reshape(wide)[::steps]
-    array = filled(dtype, int(np.prod(shape))).reshape(shape)
+    array: Array = filled(dtype, int(np.prod(shape))).reshape(shape)
     if layout == "F":
-        return np.asfortranarray(array)
+        array = np.asfortranarray(array)
     if layout == "reversed axes":
-        return np.ascontiguousarray(array.T).T
+        array = np.ascontiguousarray(array.T).T
     if layout == "permuted":
-        return np.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1) if len(shape) > 2 else array
+        array = np.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1) if len(shape) > 2 else array
     return array
 
 
