@@ -53,7 +53,8 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
             ``"forkserver"``.
         worker_prefetch_cnt: how many messages a worker makes ahead. A message is an item, or as many small ones as are
             made in a millisecond or fit in 64 KiB. With 0, each is one item, and a worker makes one item ahead.
-        main_prefetch_cnt: how many messages more all workers together make ahead.
+        main_prefetch_cnt: how many messages more all workers together make ahead. Whatever the counts, a worker stops
+            once it has made 64 MiB ahead, unless that is less than two messages.
         worker_init_fn: called in each worker with the pipeline and torchdata's ``WorkerInfo`` when it starts; it
             returns the pipeline.
         worker_reset_fn: called in each worker with the pipeline, the ``WorkerInfo`` and the worker's ``SeedGenerator``
