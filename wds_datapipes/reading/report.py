@@ -89,19 +89,20 @@ class LoadingReport:
 
     def __rich__(self) -> Table:
         require("rich", extra="cli", purpose="show a report as a table")
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(str(self)), title_justify="left", title_style="")
-        table.add_column("worker")
-        for heading in ("pid", "items", "size", "making", "waiting", "waited for", "passed over"):
-            table.add_column(heading, justify="right")
-        table.add_column("shard", overflow="fold")
+        table = Table(title=Text(str(self)), title_justify="left", title_style="", box=SIMPLE_HEAD, padding=0)
+        table.add_column("worker", no_wrap=True)
+        for heading in ("pid", "items", "size", "making", "waiting", "waited\nfor", "passed\nover"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("shard", no_wrap=True)
         for worker in self._processes:
             seconds = (f"{value:.1f} s" for value in (worker.making_s, worker.waiting_s, worker.waited_s))
             total = str(worker.skipped.total)
             row = (worker.name, str(worker.pid), f"{worker.items:,}", _size(worker.bytes), *seconds, total)
-            table.add_row(*row, Text(worker.shard))  # no markup, whatever brackets it has
+            table.add_row(*row, Text(worker.shard.rpartition("/")[2]))  # no markup, whatever brackets it has
         return table
 
 
