@@ -82,9 +82,10 @@ class LoadingReport:
         waiting = sum(worker.waiting_s for worker in self.workers)
         skipped = ", ".join(f"{count} x {what}" for what, count in sorted(self.skipped.counts.items()))
         makers = f"{len(self.workers)} workers" if len(self.workers) != 1 else _within(self.workers[0].name)
+        epochs = f"{self.epoch} epoch{'s' * (self.epoch != 1)}"
         return (
-            f"{self.epoch} epoch{'s' * (self.epoch != 1)}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s "
-            f"for them, and they waited {waiting:.1f} s for the loop; passed over: {skipped or 0}"
+            f"{epochs}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s for them, and "
+            f"they waited {waiting:.1f} s for the loop; passed over: {skipped or 0}"
         )
 
     def __rich__(self) -> Table:
