@@ -84,8 +84,8 @@ class LoadingReport:
         makers = f"{len(self.workers)} workers" if len(self.workers) != 1 else _within(self.workers[0].name)
         epochs = f"{self.epoch} epoch{'s' * (self.epoch != 1)}"
         return (
-            f"{epochs}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s for them, and "
-            f"they waited {waiting:.1f} s for the loop; passed over: {skipped or 0}"
+            f"{epochs}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s for them, "
+            f"and they waited {waiting:.1f} s for the loop; passed over: {skipped or 0}"
         )
 
     def __rich__(self) -> Table:
