@@ -68,9 +68,7 @@ class Crew:
         self._owner_pid = os.getpid()
         self._closed = False
         if multiprocessing.current_process().daemon:
-            raise RuntimeError(
-                "A daemonic process, as a worker is, may not start processes: use num_workers=0 in it."
-            )
+            raise RuntimeError("A daemonic process, as a worker is, may not start processes: use num_workers=0 in it.")
         ends: list[socket] = []
         try:
             if dispatching is not None:
@@ -175,7 +173,8 @@ class Crew:
         near, far = new_channel()
         self._channels.append(near)
         unwanted = [*self._channels, *others] if self._context.get_start_method() == "fork" else []
-        process = self._context.Process(target=bind, args=(run, job, far, argument, unwanted), daemon=True)  # type: ignore[attr-defined]  # every context has it
+        parcelled = job.parcelled()
+        process = self._context.Process(target=bind, args=(run, parcelled, far, argument, unwanted), daemon=True)  # type: ignore[attr-defined]  # every context has it
         self._processes.append(process)
         _processes.add(process)
         try:
@@ -184,6 +183,7 @@ class Crew:
             raise OSError(error.errno, f"{name} cannot be started: {error.strerror}") from error
         finally:
             far.close()
+            parcelled.pipe.close()
         return Link(name, Inlet(near, window=job.window), self._timeout_s)
 
 

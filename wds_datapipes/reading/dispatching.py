@@ -31,7 +31,8 @@ def run_dispatcher(
     """
     with reporting("the dispatching process", channel, job, inherited) as outlet:
         outlets = [Outlet(target, window=DISPATCH_WINDOW, together=job.together) for target in targets]
-        Dispatcher(job.pipeline(), job, outlet, outlets).run()
+        job = job.opened()
+        Dispatcher(job.pipe, job, outlet, outlets).run()
 
 
 class Last(NamedTuple):

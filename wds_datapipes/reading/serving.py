@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_di
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.errors import WorkerDied
 from wds_datapipes.reading.link import Link
+from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.seeding import reset_pipeline, returned
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
@@ -40,7 +39,7 @@ class Job:
     """What a process is to do.
 
     Attributes:
-        pipe: the pipeline, in the wrapper that pickles it.
+        pipe: the pipeline, in the wrapper that pickles it; or, on the way, a parcel with all that is the user's.
         info: torchdata's ``WorkerInfo``.
         window: how many messages it may be ahead.
         together: how many items may share a message.
@@ -55,12 +54,18 @@ class Job:
     init_fn: Callable[[Any, Any], Any] | None = None
     reset_fn: Callable[[Any, Any, Any], Any] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pipe": bytes(ForkingPickler.dumps(self.pipe))}
+    def parcelled(self) -> Job:
+        """Return the job as it is given to another process."""
+        return replace(self, pipe=Parcel((self.pipe, self.init_fn, self.reset_fn)), init_fn=None, reset_fn=None)
 
-    def pipeline(self) -> Any:
-        """Return the pipeline; what is raised when it is unpickled is raised here, where it can be told."""
-        return extract_wrapper(pickle.loads(self.pipe) if isinstance(self.pipe, bytes) else self.pipe)  # noqa: S301  by the main process
+    def opened(self) -> Job:
+        """Return the job as the other process does it, with the pipeline itself.
+
+        Raises:
+            Exception: whatever unpickling raises.
+        """
+        pipe, init_fn, reset_fn = self.pipe.open()
+        return replace(self, pipe=extract_wrapper(pipe), init_fn=init_fn, reset_fn=reset_fn)
 
 
 def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, inherited: Sequence[Any]) -> None:
@@ -73,8 +78,9 @@ def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, i
         inherited: what a fork has left open here, and only others need.
     """
     with reporting(f"worker process {job.info.worker_id}", channel, job, inherited) as outlet:
+        job = job.opened()
         dispatched = None if source is None else DispatchedItems(source)
-        pipe = split(job.pipeline(), job.info, dispatched)
+        pipe = split(job.pipe, job.info, dispatched)
         if job.init_fn is not None:
             pipe = returned("worker_init_fn", job.init_fn(pipe, job.info))
         Worker(pipe, job, outlet, dispatched).run()
