@@ -54,6 +54,7 @@ class Link:
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
         self._turn = threading.Lock()
+        self._asked = self._answered = 0
         self._closed = False
         self._pid = 0
         self._watched: list[tuple[Link, BaseProcess]] = []
@@ -101,18 +102,31 @@ class Link:
     def tell(self, command: Command, payload: object) -> None:
         """Tell the process what to do. It answers once it has, which `await_answer` waits for."""
         with self._turn:
+            self._asked += 1
             self._inlet.tell(command, payload)
 
     def await_answer(self) -> None:
         """Wait until the process has done what it was told; what it sends before that is kept.
 
+        Another thread may go on to take items: not every stage of the main process that is paused waits for its own.
+
         Raises:
             WorkerDied: as `items`; so are the others that tell of the process, and not of its items.
         """
-        kept: deque[Message] = deque()
-        while (message := self._next(self.epoch, raising=False)) is not None and message.header.kind != Kind.DONE:
-            kept.append(message)
-        self._backlog.extendleft(reversed(kept))
+        begin = time.monotonic()
+        woken = False
+        while True:
+            with self._turn:
+                self._check()
+                while self._answered < self._asked and (message := self._receive(look_around=woken)) is not None:
+                    if _says_that_it_cannot_begin(message):
+                        self._inlet.body(message).reraise()
+                    if not self._note(message):
+                        self._backlog.append(message)
+                if self._answered >= self._asked:
+                    return
+                self._inlet.credit()
+            woken = self._wait(begin)
 
     def drain(self) -> None:
         """Take note of what a process says that sends its items to somebody else."""
@@ -143,29 +157,20 @@ class Link:
         self._closed = True
         self._inlet.cut()
 
-    def _next(self, epoch: int, raising: bool = True) -> Message | None:
-        """Return the next message of an epoch, or None if that is no longer the one that is wanted.
-
-        Args:
-            epoch: its number.
-            raising: raise an error that comes instead of an item, which is a message otherwise.
-        """
+    def _next(self, epoch: int) -> Message | None:
+        """Return the next message of an epoch, or None if that is no longer the one that is wanted."""
         begin = time.monotonic()
         woken = False
         while True:
             with self._turn:
-                if self._closed:
-                    raise RuntimeError(self._farewell())
-                # At its end, the interpreter first waits for threads, and ends the processes after that.
-                if not threading.main_thread().is_alive() and threading.current_thread() is not threading.main_thread():
-                    raise RuntimeError(f"The program has ended while {self.name} was waited for.")
+                self._check()
                 if epoch != self.epoch or given_up():
                     return None
                 message = self._sift(epoch, look_around=woken)
                 if message is not None:
                     if message.header.epoch != epoch:
                         return None
-                    if raising and message.header.kind == Kind.ERROR:
+                    if message.header.kind == Kind.ERROR:
                         self._inlet.body(message).reraise()
                     return message
                 self._inlet.credit()
@@ -174,11 +179,10 @@ class Link:
     def _sift(self, epoch: int, look_around: bool) -> Message | None:
         """Return the next message that is an epoch's, or of a later one, if there is one; deal with all others."""
         while (message := self._backlog.popleft() if self._backlog else self._receive(look_around)) is not None:
-            kind = message.header.kind
-            if kind == Kind.ERROR and not message.header.epoch:  # it cannot even begin
+            if _says_that_it_cannot_begin(message):
                 self._inlet.body(message).reraise()
-            elif kind == Kind.LEDGER:
-                self.skipped = self._inlet.body(message)
+            elif self._note(message):
+                continue
             elif message.header.epoch < epoch:
                 self._inlet.drop(message)
             else:
@@ -186,6 +190,24 @@ class Link:
                     self._backlog.appendleft(message)
                 return message
         return None
+
+    def _note(self, message: Message) -> bool:
+        """Take note of a message that belongs to no place among the items; return whether it is one."""
+        if message.header.kind == Kind.LEDGER:
+            self.skipped = self._inlet.body(message)
+        elif message.header.kind == Kind.DONE:
+            self._answered += 1
+        else:
+            return False
+        return True
+
+    def _check(self) -> None:
+        """Raise if there is nothing to wait for any more."""
+        if self._closed:
+            raise RuntimeError(self._farewell())
+        # At its end, the interpreter first waits for threads, and ends the processes after that.
+        if not threading.main_thread().is_alive() and threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(f"The program has ended while {self.name} was waited for.")
 
     def _receive(self, look_around: bool) -> Message | None:
         try:
@@ -236,7 +258,7 @@ class Link:
             try:
                 with suppress(OSError, EOFError):
                     message = self._inlet.receive()
-                    if message is not None:
+                    if message is not None and not self._note(message):
                         self._backlog.append(message)
             finally:
                 self._turn.release()
@@ -261,6 +283,10 @@ class Link:
 
     def _name_and_pid(self) -> str:
         return f"{self.name} (pid {self._pid})" if self._pid else self.name
+
+
+def _says_that_it_cannot_begin(message: Message) -> bool:
+    return message.header.kind == Kind.ERROR and not message.header.epoch
 
 
 def _obituary(link: Link, process: BaseProcess) -> str:
