@@ -265,6 +265,19 @@ def break_and_iterate_again() -> set[int]:
         return lengths
 
 
+# pauses
+
+
+def paused_at_the_end() -> str:
+    for _ in range(20):
+        with DataLoader2(IterableWrapper(range(3)).prefetch(), reading_service=InProcessReadingService()) as dl:
+            next(iter(dl))
+            for _ in range(3):
+                dl._pause()
+                dl._resume()
+    return "resumed"
+
+
 # the end of the main process
 
 
@@ -379,6 +392,7 @@ HANGING: dict[str, Callable[[], object]] = {
     "iter raises": iter_fails,
     "shutdown in a long item": shutdown_in_a_long_item,
     "50 loaders": shutdown_often,
+    "paused at the end": paused_at_the_end,
     "dispatched epochs": dispatched_epochs,
 }
 

@@ -51,6 +51,7 @@ OUTCOMES = {
     "shutdown in a long item": ("hang", "shut down"),
     "50 loaders": ("hang", "shut down"),
     "dispatched epochs": ("hang", "700"),
+    "paused at the end": ("hang", "resumed"),
     "main killed": ("2 left of 3", "0 left of 3"),
     "main terminated": ("2 left of 3", "0 left of 3"),
     "Ctrl-C": ("[1-3] left of 3", "0 left of 3"),
@@ -120,6 +121,7 @@ def test_repairs_lists_every_repair_with_its_fault() -> None:
         "lost_errors",
         "orphans",
         "shutdown",
+        "stuck_pause",
         "repeated_order",
         "unseeded_service",
     ]
@@ -177,7 +179,7 @@ print(json.dumps([repair[3:] for repair in repairs.repairs()]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     states = json.loads(done.stdout)
-    assert len(states) == 7
+    assert len(states) == 8
     assert all(not applied and reason in why for applied, why in states)
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 from wds_datapipes.errors import WorkerDied
 
-__all__ = ["Reader", "given_up", "guarded", "work_for"]
+__all__ = ["Reader", "given_up", "guarded", "pause", "work_for"]
+
+#: How often a prefetcher's thread that is to pause is looked at, in seconds.
+PAUSE_CHECK_S = 1e-3
 
 #: ``_filling.data`` is, in a thread that fills a buffer, the state it shares with the buffer's reader.
 _filling = threading.local()
@@ -43,6 +46,16 @@ def guarded(fill: Callable[..., None]) -> Callable[..., None]:
             _filling.data = None
 
     return thread_worker
+
+
+def pause(prefetcher: Any) -> None:
+    """Pause one of torchdata's prefetchers: wait until its thread makes nothing any more, or has ended."""
+    if prefetcher.thread is not None:
+        data = prefetcher.prefetch_data
+        data.run_prefetcher = False
+        data.paused = False  # it may be left from another pause; the thread says it again and again
+        while not data.paused and prefetcher.thread.is_alive():
+            prefetcher.thread.join(PAUSE_CHECK_S)
 
 
 def given_up() -> bool:

@@ -75,8 +75,11 @@ def repairs() -> list[Repair]:
 
     Examples:
         >>> from wds_datapipes import repairs
-        >>> [repair.name for repair in repairs()]
-        ['uneven_workers', 'dead_workers', 'lost_errors', 'orphans', 'shutdown', 'repeated_order', 'unseeded_service']
+        >>> names = [repair.name for repair in repairs()]
+        >>> names[:5]
+        ['uneven_workers', 'dead_workers', 'lost_errors', 'orphans', 'shutdown']
+        >>> names[5:]
+        ['stuck_pause', 'repeated_order', 'unseeded_service']
     """
     return list(_done)
 
@@ -261,6 +264,21 @@ def shutdown() -> None:
 
     _replace(MultiProcessingReadingService, "initialize", initialize_or_finalize)
     _replace(MultiProcessingReadingService, "finalize", finalize)
+
+
+@_repair(issue=None)
+def stuck_pause() -> None:
+    """Pausing waits for ever for a prefetch thread that has just come to its end.
+
+    The thread says a last time that it has paused, and ends a millisecond later. Pausing again in between waits for it
+    to say so again. The wait is for the end of the thread, too. What the thread has said of an earlier pause no longer
+    counts: it could be taken for this one while the thread goes on.
+    """
+    from torchdata.datapipes.iter import Prefetcher
+
+    from wds_datapipes.reading.prefetching import pause
+
+    _replace(Prefetcher, "pause", pause)
 
 
 @_repair(issue=None)
