@@ -190,15 +190,16 @@ def no_waiting(flags: Flags, rank: int, world: int, workers: int) -> int:
 
 def restarted(folder: Path, rank: int, world: int) -> dict[str, Any]:
     """Fail at first, in the middle of an epoch, and work when torchrun has restarted all ranks."""
-    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     loader = load(numbers(world * SHARE), 1)
-    epochs: Seen = [list(loader), []]
-    for item in loader:
-        if is_first and rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        epochs[1].append(item)
-    if is_first:
-        time.sleep(LIMIT_S)  # until torchrun ends this
+    epochs: Seen = []
+    for _ in range(3):
+        epochs.append([])
+        for item in loader:
+            epochs[-1].append(item)
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                if rank == 1:
+                    raise LookupError("no such label")
+                time.sleep(LIMIT_S)  # until torchrun ends this
     loader.shutdown()
     return {"epochs": epochs, "found": Flags(folder).wait("found").split()}
 
@@ -277,13 +278,12 @@ def bad_sample(rank: Rank, workers: int) -> None:
     rank.read(load(pipe.map(refuse) if rank.rank == 1 else pipe, workers, LOST_S))
 
 
-def cannot_start(rank: Rank) -> None:
-    def start(pipe: Any, info: Any) -> Any:
-        if rank.rank == 1:
-            raise OSError("no such disk")
-        return pipe
+def find_no_disk(pipe: Any, info: Any) -> Any:
+    raise OSError("no such disk")
 
-    rank.read(rank.load(0, worker_init_fn=start))
+
+def cannot_start(rank: Rank) -> None:
+    rank.read(rank.load(0, worker_init_fn=find_no_disk if rank.rank == 1 else None))
 
 
 def breaks_off(rank: Rank) -> None:
@@ -376,24 +376,26 @@ def is_stopped(pid: int) -> bool:
 
 
 def interrupted(rank: Rank) -> None:
-    """Somebody presses Ctrl-C on rank 1 while it waits for rank 0, and tries again."""
+    """Somebody presses Ctrl-C on rank 1 while it waits for rank 2, and tries again."""
     loader = rank.load(timeout_s=NOT_LOST_S)
     rank.read(loader, 1)
-    if rank.rank == 0:
-        pid = int(rank.flags.wait(*rank.others("waits"), "1 waits"))
+    if rank.rank == 2:
+        pid = int(rank.flags.wait("1 waits"))
         time.sleep(1)
         os.kill(pid, signal.SIGINT)
-        rank.flags.wait("1 interrupted")
+        rank.flags.wait("1 is interrupted")
+        time.sleep(1)
+        rank.flags.show("2 comes")
     elif rank.rank == 1:
         rank.flags.show("1 waits", str(os.getpid()))
         try:
             iter(loader)
         except KeyboardInterrupt:
-            rank.told["interrupted"] = True
-            rank.flags.show("1 interrupted")
-    else:
-        rank.flags.show(f"{rank.rank} waits")
-    rank.read(loader, 2)
+            rank.flags.show("1 is interrupted")
+    iterator = iter(loader)
+    rank.told["all have come"] = (rank.folder / "2 comes").exists()
+    rank.told["epochs"].append(list(iterator))
+    rank.read(loader, 1)
     loader.shutdown()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import itertools
 import json
 import os
@@ -238,9 +237,9 @@ class Ranks:
             except Exception as error:  # noqa: BLE001 - the other thread raises it
                 answer.set_exception(error)
 
-        # A loader may be found to be garbage in the middle of the start of any thread of the program, and while the
-        # threading module holds a lock for that, it can neither start another one nor join one.
-        _thread.start_new_thread(act, ())
+        # A daemon, because an interpreter waits for other threads before it ends; and a loader may be found to be
+        # garbage while the threading module holds a lock that it takes for others only.
+        threading.Thread(target=act, name="wds_datapipes ranks", daemon=True).start()
         try:
             return answer.result(limit_s)
         finally:
