@@ -83,6 +83,12 @@ class Dispatcher(Worker):
         self.is_over = False
         super().begin(epoch, seed_generator, iter_reset_fn)
 
+    def name_maker(self) -> None:
+        """Tell which stage is to blame for an item that cannot be sent."""
+        super().name_maker()
+        for each in self.outlets:
+            each.maker = self.outlet.maker
+
     def work(self, iterator: Iterator[Any]) -> None:
         """Deal items until something comes in between."""
         while not self.outlet.orders:

@@ -231,7 +231,12 @@ class Worker:
             worker_reset_fn=self.job.reset_fn,
             shared=self.shared,
         )
+        self.name_maker()
         self.iterator = iter(self.pipe)
+
+    def name_maker(self) -> None:
+        """Tell which stage is to blame for an item that cannot be sent."""
+        self.outlet.maker = f"The pipeline, whose last stage here is {type(self.pipe).__name__},"
 
     def tell_ledger(self) -> None:
         """Send what was passed over, if anything was since the last time."""

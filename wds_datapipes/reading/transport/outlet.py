@@ -66,6 +66,7 @@ class Outlet:
         page: what the other side sees of this process at any time.
         epoch: the epoch that is sent.
         orders: what is to be done next.
+        maker: what messages call whoever makes the items.
     """
 
     def __init__(self, channel: socket.socket, *, window: int, together: int) -> None:
@@ -84,6 +85,7 @@ class Outlet:
         self._making_s = self._waiting_s = 0.0
         self.epoch = 0
         self.orders: deque[Order] = deque()
+        self.maker = "The pipeline"
         self.page = StatusPage()
         self._send(Header(Kind.STATUS), descriptor=self.page.pass_on())
 
@@ -115,7 +117,7 @@ class Outlet:
             packed = self._packer.pack(item)
         except Exception as error:  # pickling runs anybody's code
             raise pickle.PicklingError(
-                f"The pipeline made {describe(item, self._packer.pack)}, which cannot be sent to another process "
+                f"{self.maker} made {describe(item, self._packer.pack)}, which cannot be sent to another process "
                 f"({type(error).__name__}: {error}). Let it be turned into plain data, such as bytes, arrays or "
                 "tensors, before it leaves the worker."
             ) from error

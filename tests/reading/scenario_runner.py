@@ -1,0 +1,203 @@
+"""Runs scenarios, each in a process of its own, and tells what came of each and what it left behind.
+
+What has not come back in time is a "hang".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import selectors
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+import psutil
+
+__all__ = ["Become", "Main", "Scenario", "group", "has_own_shm", "in_another_main", "run", "tell"]
+
+#: How many scenarios run at a time. Most of them wait.
+TOGETHER = 5
+
+#: How long a main program may take to end, and its workers after it, in seconds.
+END_S = 30.0
+
+Scenario = Callable[[], object]
+#: A main program. It calls its argument when it is ready to be acted on.
+Main = Callable[[Callable[[], object]], object]
+
+
+def tell(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def run(scenarios: Mapping[str, Scenario], limit_s: float) -> dict[str, dict[str, Any]]:
+    """Run some scenarios at a time.
+
+    Returns:
+        Of each, its ``outcome``, what is ``left`` of it, what it wrote to standard error (``noise``), and how many
+        seconds it took.
+    """
+    selector = selectors.DefaultSelector()
+    waiting = list(scenarios.items())
+    results: dict[str, dict[str, Any]] = {}
+    while waiting or selector.get_map():
+        while waiting and len(selector.get_map()) < TOGETHER:
+            name, scenario = waiting.pop(0)
+            pid, reader, errors = start(scenario)
+            selector.register(reader, selectors.EVENT_READ, (name, pid, errors, time.monotonic(), bytearray()))
+        selector.select(0.5)
+        for key in list(selector.get_map().values()):
+            name, pid, errors, begin, answer = key.data
+            is_over = time.monotonic() - begin > limit_s
+            if not is_over:
+                if not select.select([key.fd], [], [], 0)[0]:
+                    continue
+                if data := os.read(key.fd, 1 << 20):
+                    answer += data
+                    continue
+            selector.unregister(key.fd)
+            os.close(key.fd)
+            results[name] = {
+                **({"outcome": "hang", "left": []} if is_over or not answer else json.loads(answer)),
+                "noise": ending(pid, errors),
+                "took_s": round(time.monotonic() - begin, 2),
+            }
+    return results
+
+
+def start(scenario: Scenario) -> tuple[int, int, Any]:
+    """Run a scenario in a process and a group of its own; return its pid, what it answers through, and its errors."""
+    reader, writer = os.pipe()
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the scenario has ended
+    pid = os.fork()
+    if not pid:
+        os.setpgid(0, 0)
+        os.close(reader)
+        os.dup2(errors.fileno(), 2)
+        answer = json.dumps(come_of(scenario)).encode()
+        while answer:
+            answer = answer[os.write(writer, answer) :]
+        os._exit(0)
+    os.close(writer)
+    return pid, reader, errors
+
+
+def ending(pid: int, errors: Any) -> str:
+    """End what is left of a scenario, and return what it wrote to standard error."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with errors:
+        errors.seek(0)
+        noise: bytes = errors.read(100_000)
+    return noise.decode(errors="replace")
+
+
+def come_of(scenario: Scenario) -> dict[str, Any]:
+    """Run a scenario; say what it returned or raised, and what it left behind."""
+    before = surroundings()
+    try:
+        outcome = str(scenario())
+    except Exception as error:
+        outcome = tell(error)
+    if len(outcome) > 20_000:
+        outcome = f"{outcome[:10_000]} ... {outcome[-10_000:]}"
+    after = surroundings()
+    left = [f"{kind}: {sorted(map(str, after[kind] - before[kind]))}" for kind in after if after[kind] - before[kind]]
+    return {"outcome": outcome, "left": left}
+
+
+def surroundings() -> dict[str, set[Any]]:
+    """Return what there is besides this thread: children, threads, descriptors, and what is in ``/dev/shm``."""
+    # Nothing waits for a thread that has nothing more to say, so it may still be ending.
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    for thread in others:
+        thread.join(2)
+    # What multiprocessing itself starts, once in a program.
+    tracker, server = vars(resource_tracker._resource_tracker), vars(forkserver._forkserver)
+    own_pids = {tracker["_pid"], server["_forkserver_pid"]}
+    own_descriptors = {tracker["_fd"], server["_forkserver_alive_fd"]}
+    descriptors = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in own_descriptors:
+            with suppress(OSError):  # it was the listing's
+                descriptors[number] = os.readlink(f"/proc/self/fd/{number}")
+    return {
+        "processes": {child.pid for child in psutil.Process().children()} - own_pids,
+        "threads": {thread for thread in others if thread.is_alive()},
+        "descriptors": set(descriptors.items()),
+        "files": set(os.listdir("/dev/shm")),
+    }
+
+
+class Become(BaseException):
+    """Raised in a forked process: it is to run a function as a main program of its own, and to end as one.
+
+    The script catches it where nothing else is left to do, since what ends an interpreter is the end of its script.
+    """
+
+    def __init__(self, main: Callable[[], object]) -> None:
+        self.main = main
+
+
+def in_another_main(main: Main, act: Callable[[int], object] | None = None) -> str:
+    """Run a main program in a group of its own; act on it when it is ready; tell how it ends, and what it leaves."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.setpgid(0, 0)
+        os.close(reader)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        raise Become(partial(main, partial(os.write, writer, b"!")))
+    os.close(writer)
+    os.read(reader, 1)
+    os.close(reader)
+    if act is not None:
+        act(pid)
+    if has_ended(pid, END_S):
+        outcome = f"ended with {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}"
+        deadline = time.monotonic() + END_S
+        while (left := group(pid)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    else:
+        outcome, left = "does not end", group(pid)
+    for process in left:
+        process.kill()
+    return f"{outcome}, {len(left)} left"
+
+
+def has_ended(pid: int, limit_s: float) -> bool:
+    """Wait for a process."""
+    descriptor = os.pidfd_open(pid)
+    has_ended = bool(select.select([descriptor], [], [], limit_s)[0])
+    os.close(descriptor)
+    return has_ended
+
+
+def group(number: int) -> list[psutil.Process]:
+    """Return the processes of a group that still run."""
+    running = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == number and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(process)
+    return running
+
+
+def has_own_shm(size: str) -> bool:
+    """Give this process and its children a ``/dev/shm`` of their own, if that is allowed; return whether it is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_mounts, new_user, private = 0x20000, 0x10000000, (1 << 18) | (1 << 14)
+    if libc.unshare(new_mounts) and libc.unshare(new_user | new_mounts):
+        return False
+    libc.mount(b"none", b"/", None, private, None)
+    return not libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, f"size={size}".encode())

@@ -1,0 +1,820 @@
+"""Faults of a `ShardReadingService`; run as a script, it prints what came of those whose names match, as JSON.
+
+The arguments are how long each may take, in seconds, and a pattern for the names.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import importlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+import psutil
+from faulty_pipelines import (
+    BUSY,
+    ENDS,
+    ERRORS,
+    SHARDS,
+    TOPS,
+    UNRECEIVABLE,
+    UNSENDABLE,
+    Act,
+    Bulky,
+    Eager,
+    Fragile,
+    Frail,
+    Large,
+    Numb,
+    Refusing,
+    Slow,
+    acting,
+    build_shards,
+    dispatched,
+    expected,
+    fork_sleeper,
+    init_fails,
+    init_leaves,
+    init_stops,
+    leave,
+    loader,
+    lock,
+    nap,
+    ones,
+    open_too_many,
+    pids,
+    plain,
+    read,
+    refuse,
+    reset_fails,
+    reset_naps,
+    samples,
+    take,
+)
+from scenario_runner import Become, Main, Scenario, group, has_own_shm, in_another_main, run, tell
+from torch.utils.data import IterDataPipe
+from torchdata.dataloader2 import DataLoader2
+
+#: How many workers each of the scenarios with random moments kills.
+KILLS = int(os.environ.get("SCENARIOS_KILLS", "10"))
+
+
+# the beginning
+
+
+def cannot_fork(after: int, pipe: IterDataPipe[Any]) -> str:
+    """Have ``os.fork`` fail after so many calls, as it does where there may be no more processes."""
+    fork, calls = os.fork, itertools.count()
+
+    def limited() -> int:
+        if next(calls) >= after:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    with mock.patch("os.fork", limited):
+        return read(pipe)
+
+
+def too_many_processes() -> str:
+    importlib.import_module("multiprocessing.popen_fork")  # which another user may not read
+    if not os.getuid():
+        os.setuid(65534)  # root is not limited
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    return read(plain())
+
+
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """Allow this process only so many descriptors more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fillers = [os.dup(0)]
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    while fillers[-1] < highest:
+        fillers.append(os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 1 + left, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in fillers:
+            os.close(each)
+
+
+def too_many_files(left: int) -> str:
+    with few_descriptors(left):
+        return read(plain())
+
+
+def too_many_files_later() -> str:
+    """Keep large items when no descriptor is left to receive another with."""
+    kept: list[Any] = []
+    with loader(plain(Large)) as dl:
+        items = iter(dl)
+        kept.append(next(items))
+        try:
+            with few_descriptors(0):
+                kept.extend(items)
+        except OSError as error:
+            assert all((array == array[0]).all() for array in kept)
+            return tell(error)
+    return "no error"
+
+
+def too_many_files_in_a_worker() -> str:
+    """Say which items come before an error, with which descriptors are freed that they need."""
+    taken: list[str] = []
+    with loader(Bulky(samples(), open_too_many, ""), 1) as dl:
+        try:
+            taken.extend(item[0] for item in dl)
+        except OSError as error:
+            return f"{taken}; {tell(error)}"
+    return "no error"
+
+
+def killed_at_import() -> str:
+    """Have a spawned worker die while it is still sent more than a pipe holds."""
+    pipe = plain()
+    vars(pipe)["ballast"] = b"x" * 1_000_000
+    with mock.patch.dict(os.environ, SCENARIOS_WORKER="dies"):
+        return read(pipe, 1, method="spawn")
+
+
+def refuse_memory(*_: Any) -> NoReturn:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def without_memory(pipe: Any, info: Any) -> Any:
+    mock.patch("os.memfd_create", refuse_memory).start()
+    return pipe
+
+
+def without_memory_once(pipe: Any, info: Any) -> Any:
+    create, calls = os.memfd_create, itertools.count()
+    mock.patch("os.memfd_create", lambda *rest: create(*rest) if next(calls) else refuse_memory()).start()
+    return pipe
+
+
+def no_memory_for_the_page() -> str:
+    with mock.patch("os.memfd_create", refuse_memory):
+        return read(plain())
+
+
+def no_memory_for_a_moment() -> str:
+    """Have memory run out in the thread that sends items which wait for others."""
+    with loader(Bulky(samples(), lambda: time.sleep(0.5), ""), 1, worker_init_fn=without_memory_once) as dl:
+        items = iter(dl)
+        first = next(items)
+        time.sleep(1)  # as long as nothing is taken, the others are sent together
+        return f"{[first, *(item[0] for item in items)]}"
+
+
+# the end of a worker
+
+
+def killed(moment: str, workers: int = 2, prefetch: int = 10, top: str = "bare", method: str | None = None) -> str:
+    """Kill the last worker at a moment of its life; say what comes of the epoch, or of the next one."""
+    last = workers - 1
+    pipe = {"sending": plain(Large), "waited for": acting(nap, f"{SHARDS[last]}5")}.get(moment, plain())
+    options: dict[str, Any] = {"worker_reset_fn": reset_naps} if moment == "in reset" else {}
+    with loader(pipe, workers, prefetch, top, method, **options) as dl:
+        items: Any = iter(dl)
+        victim = pids(dl)[last]
+        if moment == "sending":
+            items = itertools.chain([next(items) for _ in range(3)], items)
+        elif moment == "waited for":
+            next(items)
+            threading.Timer(0.4, os.kill, [victim, signal.SIGKILL]).start()
+            # The first item was taken.
+            return take(dl, workers, itertools.chain(expected(workers)[:1], items))
+        elif moment == "between epochs":
+            assert take(dl, workers, items) == "60; end"
+        elif moment in ("at rest", "paused", "in shutdown"):
+            next(items)
+            if moment == "at rest":
+                time.sleep(0.4)
+            elif moment == "paused":
+                items._pause()
+            else:
+                return killed_while(dl, victim)
+        elif moment == "in reset":
+            time.sleep(0.2)
+        os.kill(victim, signal.SIGKILL)
+        if moment == "paused":
+            try:
+                items.resume()
+            except Exception as error:
+                return f"0; {tell(error)}"
+        return take(dl, workers, items if moment in ("at once", "in reset", "sending") else None)
+
+
+def killed_while(dl: DataLoader2[Any], victim: int) -> str:
+    killer = threading.Thread(target=kill_soon, args=(victim,))
+    killer.start()
+    dl.shutdown()
+    killer.join()
+    return "shut down"
+
+
+def kill_soon(pid: int) -> None:
+    time.sleep(0.001)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+#: "At rest", the worker has made all that it may be ahead, or all there is.
+MOMENTS = ["at once", "sending", "waited for", "between epochs", "at rest", "paused", "in reset", "in shutdown"]
+
+
+def killed_with_grandchild(*rest: Any) -> str:
+    try:
+        return read(acting(fork_sleeper), 2, *rest)
+    finally:
+        for process in group(os.getpgid(0)):
+            if process.pid != os.getpid():
+                process.kill()
+
+
+def another_killed() -> str:
+    """Kill a worker while the loop waits for another, which is slow."""
+    with loader(acting(nap, "a5")) as dl:
+        items = iter(dl)
+        threading.Timer(0.5, os.kill, [pids(dl)[1], signal.SIGKILL]).start()
+        return take(dl, 2, items)
+
+
+def killed_unseen() -> str:
+    """Kill a worker of a program that lets the system forget how its children end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    return another_killed()
+
+
+def killed_with_broken_pipes() -> str:
+    """Lose a worker in a program that dies of writing to a closed pipe, as one may that is meant for ``| head``."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    return killed("between epochs")
+
+
+def without_count(outcome: str) -> str:
+    """Return an outcome without how many items came: behind a dispatching process, the order is another one."""
+    return re.sub(r"^\d+( OUT OF ORDER \[.*?\])?; ", "", outcome)
+
+
+def dispatcher_killed(*rest: Any) -> str:
+    with loader(dispatched(acting(nap)), 2, *rest) as dl:
+        items = iter(dl)
+        next(items)
+        threading.Timer(0.4, os.kill, [pids(dl)[-1], signal.SIGKILL]).start()
+        return without_count(take(dl, 2, items))
+
+
+def dispatching(act: Act) -> str:
+    return without_count(read(dispatched(acting(act))))
+
+
+def error_of_the_dispatched() -> str:
+    """Say which items come before an error in the dispatching process."""
+    with loader(dispatched(acting(refuse))) as dl:
+        return take(dl, 1)
+
+
+def after_an_error(*steps: str) -> str:
+    """Do more with a loader whose worker has failed; say what comes of the last step."""
+    outcome = ""
+    with loader(acting(refuse, "b0")) as dl:
+        items = iter(dl)
+        time.sleep(0.3)
+        for step in steps:
+            outcome = after_a_step(step, dl, items)
+    return outcome
+
+
+def after_a_step(step: str, dl: DataLoader2[Any], items: Any) -> str:
+    try:
+        if step == "pause":
+            dl._pause()
+        elif step == "resume":
+            dl._resume()
+        elif step == "limit":
+            dl.reading_service._limit(3, lambda pipe, count: pipe)
+        else:
+            return take(dl, 2, items if step == "read" else None)
+    except Exception as error:
+        return tell(error)
+    return "no error"
+
+
+# random moments
+
+
+def random_kills(seed: int, draws: int) -> str:
+    generator = random.Random(seed)
+    outcomes = {"died": 0, "shut down": 0}
+    for draw in range(draws):
+        outcome = random_kill(generator)
+        if outcome not in outcomes:
+            return f"draw {draw} of seed {seed}: {outcome}"
+        outcomes[outcome] += 1
+        if children := psutil.Process().children():
+            return f"draw {draw} of seed {seed} left {children}"
+    return f"{draws} killed, {outcomes['died'] > 0}"
+
+
+def random_kill(generator: random.Random) -> str:
+    """Kill a worker after a while, whatever the loader is at; say what came of it."""
+    workers, prefetch, top = generator.randint(1, 3), generator.choice((0, 1, 10)), generator.choice(sorted(TOPS))
+    is_large = generator.random() < 0.5
+    with loader(plain(Large) if is_large else plain(), workers, prefetch, top) as dl:
+        items: Any = iter(dl)
+        victim = generator.choice(pids(dl))
+        delay_s = generator.choice((0.0, generator.uniform(0, 0.02), generator.uniform(0, 0.2)))
+        killer = threading.Timer(delay_s, kill_soon, [victim])
+        killer.start()
+        try:
+            while True:
+                wrong = wander(generator, items, None if is_large else expected(workers), workers)
+                if wrong:
+                    return wrong
+                if not killer.is_alive() and generator.random() < 0.2:
+                    return "shut down"
+                items = iter(dl)
+        except Exception as error:
+            name = rf"Worker [0-2] \(pid {victim}\) was killed by signal 9 \(SIGKILL\)"
+            return "died" if re.match(f"WorkerDied: {name}", tell(error)) else tell(error)
+        finally:
+            killer.join()
+
+
+def wander(generator: random.Random, items: Any, keys: list[str] | None, workers: int) -> str:
+    """Go some way into an epoch, and say what was wrong."""
+    pauses = generator.random() < 0.3
+    for number, item in enumerate(itertools.islice(items, generator.choice((0, 1, 7, None)))):
+        if (item != number // workers).any() if keys is None else item != keys[number]:
+            return f"item {number} is {item}"
+        if pauses and number == 3:
+            items._pause()
+            items.resume()
+    return ""
+
+
+# shutdown
+
+
+def shutdown_twice() -> str:
+    dl = loader(acting(nap))
+    next(iter(dl))
+    dl.shutdown()
+    dl.shutdown()
+    dl.reading_service.finalize()
+    return "shut down"
+
+
+def shutdown_before_the_beginning() -> str:
+    loader(acting(nap)).shutdown()
+    return "shut down"
+
+
+def shutdown_by_another_thread(top: str) -> str:
+    with loader(acting(nap), top=top) as dl:
+        items = iter(dl)
+        threading.Timer(0.5, dl.shutdown).start()
+        return take(dl, 2, items)
+
+
+def shutdown_by_a_signal(top: str) -> str:
+    with loader(acting(nap), top=top) as dl:
+        signal.signal(signal.SIGALRM, lambda *_: dl.shutdown())
+        items = iter(dl)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        return take(dl, 2, items)
+
+
+def forgotten(how: str, top: str) -> str:
+    dl = loader(acting(nap), top=top)
+    items = iter(dl)
+    for _ in range(3):
+        next(items)
+    if how == "cycle":
+        cycle: list[Any] = [dl, items]
+        cycle.append(cycle)
+        del cycle
+    del dl, items
+    gc.collect()
+    return "gone"
+
+
+def ended_in_a_fork(how: str) -> str:
+    """Have a forked process shut a loader down, or just end, and read on."""
+    with loader(plain()) as dl:
+        items: Any = iter(dl)
+        next(items)
+        if how == "multiprocessing":
+            process = multiprocessing.get_context("fork").Process(target=dl.shutdown)
+            process.start()
+            process.join()
+            code = process.exitcode
+        else:
+            pid = os.fork()
+            if not pid:
+                if how == "shutdown":
+                    dl.shutdown()
+                    os._exit(0)
+                raise Become(gc.collect)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return f"{code}, {list(items) == expected(2)[1:]}, {list(dl) == expected(2)}"
+
+
+def shutdown_of_stopped() -> str:
+    """Shut down while a worker is stopped, as a debugger does it."""
+    with loader(plain()) as dl:
+        next(iter(dl))
+        os.kill(pids(dl)[1], signal.SIGSTOP)
+    return "shut down"
+
+
+def shutdown_of(act: Act, top: str) -> str:
+    """Shut down while a worker is busy."""
+    with loader(acting(act), top=top) as dl:
+        next(iter(dl))
+        time.sleep(0.4)
+    return "shut down"
+
+
+def two_at_once() -> str:
+    with loader(plain()) as one, loader(plain(), 3) as other:
+        both = list(zip(one, other, strict=True))
+    return f"{[item for item, _ in both] == expected(2)}, {[item for _, item in both] == expected(3)}"
+
+
+def in_threads() -> str:
+    """Read in two threads at a time. The graphs of pipelines are walked one after the other, as torch needs it."""
+    outcomes: list[str] = []
+    loaders = [loader(acting(refuse)) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda dl, items: outcomes.append(take(dl, 2, items)), args=(dl, iter(dl)))
+        for dl in loaders
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return f"{outcomes[0].splitlines()[0]}; {outcomes[0] == outcomes[1]}"
+
+
+def begun_in_a_thread() -> str:
+    """Begin in a thread that ends, and go on without it."""
+    begun: list[Any] = []
+
+    def begin() -> None:
+        dl = loader(plain())
+        items = iter(dl)
+        begun.extend((dl, items, next(items)))
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    dl, items, first = begun
+    begun.clear()
+    with dl:
+        time.sleep(1.5)  # a worker looks every second whether its parent is still the same
+        return str([first, *items] == expected(2))
+
+
+def init_loads(pipe: Any, info: Any) -> Any:
+    with loader(samples()) as dl:
+        list(dl)
+
+
+def init_loads_in_process(pipe: Any, info: Any) -> Any:
+    with loader(plain(), 0) as dl:
+        assert list(dl) == expected(1)
+    return pipe
+
+
+def handled_signals() -> str:
+    """Signal all processes of a program that saves its state when it is to end."""
+    seen: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, lambda *_: seen.append(os.getpid()))
+    with loader(plain(Slow)) as dl:
+        items = iter(dl)
+        next(items)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            for pid in (os.getpid(), *pids(dl)):
+                os.kill(pid, number)
+        rest = list(items)
+    return f"{rest == expected(2)[1:]}, {seen == [os.getpid()] * 3}"
+
+
+# timeouts
+
+
+def timed_out(pipe: IterDataPipe[Any], **options: Any) -> str:
+    with loader(pipe, timeout_s=1.5, **options) as dl:
+        items = iter(dl)
+        names = {f"(pid {pid})": f"(pid of {number})" for number, pid in enumerate(pids(dl))}
+        return re.sub(r"\(pid \d+\)", lambda found: names[found[0]], take(dl, 2, items))
+
+
+def timed_out_in_pause() -> str:
+    with loader(acting(nap, "b1"), timeout_s=1.5) as dl:
+        items: Any = iter(dl)
+        next(items)
+        time.sleep(0.3)
+        try:
+            items._pause()
+        except Exception as error:
+            return tell(error)
+    return "paused"
+
+
+def timed_out_stopped() -> str:
+    with loader(plain(Large), timeout_s=1.5) as dl:
+        items = iter(dl)
+        next(items)
+        os.kill(pids(dl)[0], signal.SIGSTOP)
+        return without_count(take(dl, 2, items))
+
+
+# rest
+
+
+def switches(processes: Iterable[int]) -> int:
+    """Return how often the threads of processes have gone to sleep so far."""
+    return sum(
+        int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text(), re.MULTILINE)[0])
+        for pid in processes
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    )
+
+
+def cpu_s(processes: Iterable[int]) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in processes)
+
+
+def rest(state: str, top: str = "bare") -> str:
+    """Say whether a loader and its workers rest while nothing is to be done."""
+    with loader(acting(nap) if state == "waiting" else plain(), top=top) as dl:
+        items: Any = iter(dl)
+        reader = threading.Thread(target=take, args=(dl, 2, items))
+        if state == "waiting":
+            reader.start()
+        elif state == "between epochs":
+            list(items)
+        else:
+            next(items)
+            if state == "paused":
+                items._pause()
+        processes = [os.getpid(), *pids(dl)]
+        time.sleep(1.5)
+        before = switches(processes), cpu_s(processes)
+        time.sleep(4)
+        woken, used_s = switches(processes) - before[0], cpu_s(processes) - before[1]
+        dl.shutdown()
+        if reader.ident is not None:
+            reader.join()
+    # Each thread may look around once a second.
+    return "rests" if woken < 40 and used_s < 0.2 else f"woke {woken} times, and used {used_s} s"
+
+
+def without_shm() -> str:
+    """Keep 160 MB of views where ``/dev/shm`` holds 64 KB, or holds nothing new at least."""
+    before = set(os.listdir("/dev/shm"))
+    if has_own_shm("64k"):
+        assert shutil.disk_usage("/dev/shm").total == 65536
+        before = set()
+    with loader(plain(Large)) as dl:
+        kept = list(dl)
+        assert set(os.listdir("/dev/shm")) <= before
+    return f"{len(kept)} {all((item == number // 2).all() for number, item in enumerate(kept))}"
+
+
+# the end of the main process
+
+KEPT: list[Any] = []
+
+
+def leaving(how: str, act: Act, top: str, ready: Any) -> None:
+    """Be a main program that ends while a worker is busy."""
+    dl = loader(acting(act), top=top)
+    items = iter(dl)
+    next(items)
+    time.sleep(0.4)
+    ready()
+    if how == "with a loader in a module":
+        KEPT.extend((dl, items))
+    elif how == "with a loader in a cycle":
+        cycle: list[Any] = [dl, items]
+        cycle.append(cycle)
+    elif how == "in a loop":
+        for _ in items:
+            sys.exit(6)
+    elif how == "with an error":
+        KEPT.extend((dl, items))
+        raise LookupError("the loop fails")
+    elif how == "with an error in the block":
+        with dl:
+            raise LookupError("the loop fails")
+    elif how == "with sys.exit":
+        KEPT.extend((dl, items))
+        sys.exit(6)
+    elif how == "with os._exit":
+        os._exit(6)
+    elif how == "with a thread that reads":
+        KEPT.append(dl)
+        threading.Thread(target=take, args=(dl, 2, items), daemon=True).start()
+        time.sleep(0.2)
+    elif how == "after multiprocessing":
+        KEPT.extend((dl, items))
+        # In a program that has made a temporary folder before it imports multiprocessing, this is called first.
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # typeshed has left it out
+
+
+HOWS = [
+    "with a loader in a module",
+    "with a loader in a cycle",
+    "with a local loader",
+    "in a loop",
+    "with an error",
+    "with an error in the block",
+    "with sys.exit",
+    "with os._exit",
+    "with a thread that reads",
+    "after multiprocessing",
+]
+
+
+def reading(act: Act, top: str, ready: Any) -> None:
+    """Be a main program that waits for a worker."""
+    with loader(acting(act), top=top) as dl:
+        items = iter(dl)
+        next(items)
+        threading.Timer(0.5, ready).start()
+        list(items)
+
+
+def idling(top: str, ready: Any) -> None:
+    """Be a main program that does something else."""
+    with loader(plain(), top=top) as dl:
+        next(iter(dl))
+        time.sleep(0.3)
+        threading.Timer(0.1, ready).start()
+        time.sleep(600)
+
+
+def signalled(number: int, whom: str, main: Main) -> str:
+    act = {"main": os.kill, "group": os.killpg}[whom]
+    return in_another_main(main, lambda pid: act(pid, number))
+
+
+# all of them
+
+#: What one scenario of many runs with: workers, prefetch, top. And the same for the ends of main programs.
+TURNS = itertools.cycle([(2, 10, "bare"), (1, 0, "pinned"), (3, 10, "prefetched"), (2, 0, "bare"), (3, 10, "pinned")])
+MAIN_TURNS = itertools.cycle(itertools.product(BUSY, TOPS))
+
+
+def in_turn(names: Iterable[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    return zip(names, TURNS, strict=False)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    **{
+        f"error, {turn[0]} workers, {turn[1]}, {turn[2]}": partial(read, acting(refuse), *turn)
+        for turn in itertools.product((0, 1, 2, 3), (0, 10), TOPS)
+    },
+    **{
+        f"error: {name}, {turn[0]} workers": partial(read, acting(ERRORS[name]), *turn)
+        for name, turn in in_turn(ERRORS)
+    },
+    **{f"end: {name}, {turn[0]} workers": partial(read, acting(ENDS[name]), *turn) for name, turn in in_turn(ENDS)},
+    **{
+        f"unsendable: {name}, {turn[0]} workers": partial(read, acting(UNSENDABLE[name]), *turn)
+        for name, turn in in_turn(UNSENDABLE)
+    },
+    **{
+        f"unreceivable: {name}, {top}": partial(read, acting(UNRECEIVABLE[name]), 2, 10, top)
+        for name, top in itertools.product(UNRECEIVABLE, TOPS)
+    },
+    "start: apply_sharding": partial(read, plain(Refusing)),
+    "start: iter raises": partial(read, plain(Eager), 3, 0, "pinned"),
+    "start: iter returns a number": partial(read, plain(Numb), 1),
+    "start: worker_init_fn": partial(read, plain(), 3, 0, worker_init_fn=init_fails),
+    "start: worker_init_fn exits": partial(read, plain(), worker_init_fn=init_leaves),
+    "start: worker_init_fn stops": partial(read, plain(), worker_init_fn=init_stops),
+    "start: worker_reset_fn": partial(read, plain(), worker_reset_fn=reset_fails),
+    **{f"start: {after} forks": partial(cannot_fork, after, plain()) for after in range(2)},
+    **{f"start: {after} forks, dispatched": partial(cannot_fork, after, dispatched(plain())) for after in range(3)},
+    "start: too many processes": too_many_processes,
+    **{f"start: {left} descriptors": partial(too_many_files, left) for left in range(1, 12)},
+    "start: no memory": no_memory_for_the_page,
+    "spawn: error": partial(read, acting(refuse), 1, method="spawn"),
+    "forkserver: error": partial(read, acting(refuse), 1, method="forkserver"),
+    "spawn: unpickling fails": partial(read, plain(Fragile), 1, method="spawn"),
+    "spawn: killed": partial(read, plain(Frail), 1, method="spawn"),
+    "spawn: killed at import": killed_at_import,
+    "too many files later": too_many_files_later,
+    "too many files in a worker": too_many_files_in_a_worker,
+    "no memory for an item": partial(read, acting(ones), worker_init_fn=without_memory),
+    "no memory for a moment": no_memory_for_a_moment,
+    **{
+        f"killed {moment}, {turn[0]} workers, {turn[1]}, {turn[2]}": partial(killed, moment, *turn)
+        for moment in MOMENTS
+        for turn in [(1, 0, "bare"), (2, 10, "pinned"), (3, 10, "prefetched"), (2, 0, "bare"), (3, 10, "bare")]
+    },
+    "killed with a grandchild, bare": killed_with_grandchild,
+    "killed with a grandchild, pinned": partial(killed_with_grandchild, 0, "pinned"),
+    "another is killed": another_killed,
+    "killed unseen": killed_unseen,
+    "killed with broken pipes": killed_with_broken_pipes,
+    **{
+        f"dispatcher: killed, {prefetch}, {top}": partial(dispatcher_killed, prefetch, top)
+        for prefetch, top in itertools.product((0, 10), TOPS)
+    },
+    "dispatcher: error": error_of_the_dispatched,
+    "dispatcher: sys.exit(3)": partial(dispatching, partial(leave, 3)),
+    "dispatcher: lock": partial(dispatching, lock),
+    "dispatcher: worker_reset_fn": partial(read, dispatched(plain()), worker_reset_fn=reset_fails),
+    **{
+        f"after an error: {', '.join(steps)}": partial(after_an_error, *steps)
+        for steps in [("pause", "resume", "read"), ("limit", "read"), ("pause", "resume", "again"), ("read", "again")]
+    },
+    **{f"random kills {seed}": partial(random_kills, seed, KILLS) for seed in range(4)},
+    "shutdown twice": shutdown_twice,
+    "shutdown before the beginning": shutdown_before_the_beginning,
+    **{f"shutdown by another thread, {top}": partial(shutdown_by_another_thread, top) for top in TOPS},
+    **{f"shutdown by a signal, {top}": partial(shutdown_by_a_signal, top) for top in TOPS},
+    **{
+        f"shutdown, {name}, {top}": partial(shutdown_of, BUSY[name], top) for name, top in itertools.product(BUSY, TOPS)
+    },
+    "shutdown, stopped": shutdown_of_stopped,
+    **{
+        f"forgotten in a {how}, {top}": partial(forgotten, how, top)
+        for how, top in itertools.product(("function", "cycle"), TOPS)
+    },
+    **{f"fork: {how}": partial(ended_in_a_fork, how) for how in ("shutdown", "end", "multiprocessing")},
+    "two at once": two_at_once,
+    "in threads": in_threads,
+    "begun in a thread": begun_in_a_thread,
+    "in a worker": partial(read, samples(), worker_init_fn=init_loads),
+    "in a worker, without workers": partial(read, plain(), worker_init_fn=init_loads_in_process),
+    "handled signals": handled_signals,
+    **{f"timeout, {top}": partial(timed_out, acting(nap), top=top) for top in TOPS},
+    "timeout, not reached": partial(timed_out, plain(Slow)),
+    "timeout in reset": partial(timed_out, plain(), worker_reset_fn=reset_naps),
+    "timeout in pause": timed_out_in_pause,
+    "timeout, stopped": timed_out_stopped,
+    "timeout, dispatched": lambda: without_count(timed_out(dispatched(acting(nap)))),
+    **{f"rest: {state}": partial(rest, state) for state in ("at work", "waiting", "between epochs", "paused")},
+    "rest: waiting, pinned": partial(rest, "waiting", "pinned"),
+    "no room in /dev/shm": without_shm,
+    **{
+        f"exit {how}, {name}, {top}": partial(in_another_main, partial(leaving, how, BUSY[name], top))
+        for how, (name, top) in zip([*HOWS, *HOWS], MAIN_TURNS, strict=False)
+    },
+    **{
+        f"{number.name} of {whom}, {name}, {top}": partial(signalled, number, whom, partial(reading, BUSY[name], top))
+        for (number, whom, top), (name, _) in zip(
+            itertools.product((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), ("main", "group"), TOPS),
+            MAIN_TURNS,
+            strict=False,
+        )
+    },
+    **{
+        f"{number.name} of {whom}, idle, {top}": partial(signalled, number, whom, partial(idling, top))
+        for (number, whom), top in zip(
+            itertools.product((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), ("main", "group")),
+            itertools.cycle(TOPS),
+            strict=False,
+        )
+    },
+}
+
+
+if __name__ == "__main__":
+    main_program = None
+    try:
+        build_shards()
+        has_own_shm("1m")  # what other programs put there is not for a scenario to find
+        chosen = {name: scenario for name, scenario in SCENARIOS.items() if re.search(sys.argv[2], name)}
+        print(json.dumps(run(chosen, float(sys.argv[1]))))
+    except Become as become:
+        main_program = become.main
+    if main_program is not None:
+        main_program()

@@ -1,0 +1,155 @@
+"""Starts, breaks off and shuts down many loaders, or reads many epochs; run as a script, it prints what it has seen.
+
+The arguments are "cycles" or "epochs", how many, and the seed that they are drawn with.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import itertools
+import json
+import os
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from faulty_pipelines import TOPS, Acting, Large, acting, build_shards, expected, loader, nap, pids, plain
+from torchdata.dataloader2 import DataLoader2
+
+#: A cycle or an epoch that takes so long, in seconds, hangs: the stacks of all threads are shown, and that is the end.
+HANG_S = 60.0
+
+#: How often a worker is stuck in an item. It is not waited for, but its end is forced, which takes half a second.
+STUCK = 0.03
+
+
+class Few(Large):
+    """Yields a few large arrays."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(6):
+            yield np.full(5000, number)
+
+
+def cycles(count: int, generator: random.Random) -> dict[str, Any]:
+    """Start, break off and shut down loaders, and look for what is left of each."""
+    descriptors = len(os.listdir("/proc/self/fd"))
+    hows: set[str] = set()
+    early = 0
+    gc.freeze()  # what is here already is not looked through each time
+    for number in range(count):
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        hows.add(cycle(generator))
+        gc.collect()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread():
+                thread.join(2)  # nobody waits for the last words of a thread
+        assert threading.active_count() == 1, threading.enumerate()
+        assert not has_children()
+        assert len(os.listdir("/proc/self/fd")) == descriptors, os.listdir("/proc/self/fd")
+        if number == count // 3:
+            early = own_bytes([os.getpid()])
+    faulthandler.cancel_dump_traceback_later()
+    return {"cycles": count, "hows": sorted(hows), "growth": own_bytes([os.getpid()]) - early}
+
+
+def cycle(generator: random.Random) -> str:
+    """Use a loader a little, and end it somehow; return how."""
+    workers = generator.randint(1, 2)
+    is_stuck = generator.random() < STUCK
+    is_large = not is_stuck and generator.random() < 0.3
+    pipe = acting(nap, "a3") if is_stuck else plain(Few if is_large else Acting)
+    dl = loader(pipe, workers, generator.choice((0, 10)), generator.choice(("bare", "bare", *TOPS)))
+    items = iter(dl)
+    # A second epoch would have to wait for a worker that is stuck.
+    for epoch in range(1 if is_stuck else generator.randint(1, 3)):
+        items = iter(dl) if epoch else items
+        length = generator.choice((0, 1, 3) if is_stuck else (0, 1, 3, 10, None))
+        taken = list(itertools.islice(items, length))
+        if is_large:
+            assert all((item == turn // workers).all() for turn, item in enumerate(taken))
+        else:
+            assert taken == expected(workers)[:length]
+    return end(dl, items, "shutdown" if is_stuck else generator.choice(HOWS))
+
+
+HOWS = ["shutdown", "two shutdowns", "with", "error", "another thread", "pause", "limit", "forget", "cycle"]
+
+
+def end(dl: DataLoader2[Any], items: Any, how: str) -> str:
+    """Do with a loader what people do who want no more of it. The caller has it still, and forgets it next."""
+    if how == "with":
+        with dl:
+            next(iter(dl))
+    elif how == "error":
+        with suppress(LookupError), dl:
+            raise LookupError
+    elif how == "another thread":
+        thread = threading.Thread(target=dl.shutdown)
+        thread.start()
+        thread.join()
+    elif how == "cycle":
+        things = [dl, items]
+        things.append(things)
+    elif how != "forget":
+        if how == "pause":
+            items._pause()
+        elif how == "limit":
+            items.limit(2)
+        dl.shutdown()
+        if how == "two shutdowns":
+            dl.shutdown()
+    return how
+
+
+def epochs(count: int, generator: random.Random) -> dict[str, Any]:
+    """Read many epochs, and break many off, of small and of large items; say how the processes have grown."""
+    growth = {}
+    for stage in (Acting, Large):
+        with loader(plain(stage)) as dl:
+            early = 0
+            for epoch in range(count):
+                faulthandler.dump_traceback_later(HANG_S, exit=True)
+                items: Any = iter(dl)
+                kept = list(itertools.islice(items, generator.choice((0, 1, 5, 30, None))))
+                if generator.random() < 0.2:
+                    items._pause()
+                    items.resume()
+                del kept, items
+                if epoch == count // 3:
+                    early = own_bytes([os.getpid(), *pids(dl)])
+            growth[stage.__name__] = own_bytes([os.getpid(), *pids(dl)]) - early
+    faulthandler.cancel_dump_traceback_later()
+    return {"epochs": count, "growth": max(growth.values())}
+
+
+def own_bytes(processes: list[int]) -> int:
+    """Return how much memory processes have for themselves, and their parts of what they share."""
+    gc.collect()
+    return sum(
+        1024 * int(line.split()[1])
+        for pid in processes
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        if line.startswith("Pss:")
+    )
+
+
+def has_children() -> bool:
+    """Whether this process has any, if only one that has ended and was not waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    build_shards()
+    soak = {"cycles": cycles, "epochs": epochs}[sys.argv[1]]
+    print(json.dumps(soak(int(sys.argv[2]), random.Random(sys.argv[3]))))

@@ -1,0 +1,351 @@
+"""Faults of a `ShardReadingService`: the right error in its place, nothing left behind, and never a hang."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Result = dict[str, Any]
+
+#: How long a scenario may take, in seconds. It takes so long only if it hangs, or spawns on a busy machine.
+LIMIT_S = 90
+TOPS = ("bare", "pinned", "prefetched")
+
+# All scenarios of a group run in one fixture, and have limits of their own.
+pytestmark = pytest.mark.timeout(1200)
+
+#: In a pipeline with so many workers, the one that meets the fault, and how many items come before it.
+PLACES = {0: (0, 15), 1: (0, 15), 2: (1, 11), 3: (1, 16)}
+SHARD = r"\S+/b\.tar"
+ITER = r"\nThis exception is thrown by __iter__ of CrewItems\(\)"
+ANY_ITER = rf"({ITER})?"
+
+ADVICE = {
+    "SIGKILL": "The kernel does this when memory runs out: .*",
+    "SIGABRT": "Native code crashed: .*",
+    "SIGSEGV": "Native code crashed: .*",
+    "SIGTERM": "Something outside this program sent it.",
+}
+NUMBERS = {"SIGABRT": 6, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15}
+
+
+def raised(kind: str, worker: int, text: str, shard: str = f", whose last shard was {SHARD}") -> str:
+    """What an error of a worker looks like: its own class, the worker, the shard, and the traceback to its origin."""
+    return rf"{kind} in worker process {worker}{shard}\.\nOriginal Traceback \(most recent call last\):\n.*{text}.*"
+
+
+def died(name: str, how: str, shard: str = r"The shard that it opened last is \S+/\w\.tar\.") -> str:
+    return rf"WorkerDied: {name} \(pid \d+\) {how} while its data was still needed\. .* {shard}{ANY_ITER}"
+
+
+def killed(name: str, signal: str = "SIGKILL", shard: str = r"The shard that it opened last is \S+/\w\.tar\.") -> str:
+    return died(name, rf"was killed by signal {NUMBERS[signal]} \({signal}\)", shard)
+
+
+#: Whether it has come to that.
+PERHAPS_A_SHARD = r"(The shard that it opened last is \S+/\w\.tar|It has opened no shard yet)\."
+
+OWN = {
+    "LookupError": ("LookupError: Caught LookupError", "in refuse\n.*LookupError: no such sample"),
+    "MemoryError": ("MemoryError: Caught MemoryError", "in run_out\n.*MemoryError: no room"),
+    "RecursionError": ("RecursionError: Caught RecursionError", "in recurse\n.*Previous line repeated"),
+    "RecursionError of two functions": (
+        "RecursionError: Caught RecursionError",
+        "in recurse_there\n.*in recurse_here\n",
+    ),
+    "StopIteration": ("RuntimeError: Caught RuntimeError", "in stop\n.*generator raised StopIteration"),
+    "two arguments": ("RuntimeError: Caught TwoArguments", "in fail_twofold\n"),
+    "unpicklable": (
+        "RuntimeError: Caught RuntimeError",
+        r"in fail_stubbornly\n.*nowhere\.Stubborn: cannot be imported",
+    ),
+    "choosy": ("RuntimeError: Caught Choosy", "in fail_choosily\n"),
+    "long": ("LookupError: Caught LookupError", "in fail_at_length\n"),
+}
+LEFT_AT_ONCE = {
+    "BaseException": "ended with exit code 1",
+    "KeyboardInterrupt": "ended with exit code 1",
+    "sys.exit(0)": "ended with exit code 0",
+    "sys.exit(3)": "ended with exit code 3",
+    "sys.exit(text)": "ended with exit code 1",
+    "os._exit(0)": "ended with exit code 0",
+    "os._exit(5)": "ended with exit code 5",
+}
+
+
+def of_a_fault(name: str) -> str:
+    """What comes of a pipeline in which one worker of so many meets a fault."""
+    kind, fault, workers = re.fullmatch(r"(\w+)(?:: (.*))?, (\d) workers.*", name, re.DOTALL).groups()  # type: ignore[union-attr]  # the names are below
+    worker, before = PLACES[int(workers)]
+    if workers == "0":
+        return rf"{before}; LookupError: no such sample\n.*__iter__ of Acting\(.*"
+    if kind == "error":
+        error, text = OWN[fault or "LookupError"]
+        return rf"{before}; {raised(error, worker, text)}__iter__ of Acting\(act=.*"
+    if kind == "unsendable":
+        what = "a dict whose part 'meta' is a list whose part 1 is " if fault.startswith("nested") else ""
+        text = rf"whose last stage here is Acting, made {what}an object of type _thread\.lock, which cannot be sent"
+        return rf"{before}; {raised('PicklingError: Caught PicklingError', worker, text)}"
+    if fault in NUMBERS:
+        return rf"\d+; {killed(f'Worker {worker}', fault)}"
+    # What was made before the end counts, where Python has a chance to send it.
+    count = r"\d+" if fault.startswith("os._exit") else str(before)
+    return rf"{count}; {died(f'Worker {worker}', LEFT_AT_ONCE[fault])}"
+
+
+TURNS = [2, 1, 3, 2, 3]
+
+
+def in_turn(kind: str, names: list[str], first: int) -> list[str]:
+    return [f"{kind}: {name}, {TURNS[(first + number) % 5]} workers" for number, name in enumerate(names)]
+
+
+FAULTS = [
+    *(f"error, {workers} workers, {ahead}, {top}" for workers in range(4) for ahead in (0, 10) for top in TOPS),
+    *in_turn("error", list(OWN), 0),
+    *in_turn("end", [*LEFT_AT_ONCE, "SIGABRT", "SIGSEGV", "SIGKILL", "SIGTERM"], len(OWN)),
+    *in_turn("unsendable", ["lock", "nested lock"], len(OWN) + len(LEFT_AT_ONCE) + 4),
+]
+EARLY = ""  # no shard is open yet
+CANNOT = r"cannot be started: Resource temporarily unavailable"
+TOO_MANY = "cannot be started: Too many open files"
+LOST = r"0; BlockingIOError: \[Errno 11\]"
+LOOKUP = "LookupError: Caught LookupError"
+
+OUTCOMES: dict[str, str] = {
+    **{name: of_a_fault(name) for name in FAULTS},
+    **{
+        f"unreceivable: {size}, {top}": rf"11; LookupError: sealed{ITER}" for size in ("small", "large") for top in TOPS
+    },
+    "start: apply_sharding": "0; " + raised(LOOKUP, 0, "no shard for worker 0", EARLY),
+    "start: iter raises": "0; " + raised(LOOKUP, 0, "raised by iter", EARLY),
+    "start: iter returns a number": "0; " + raised("TypeError: Caught TypeError", 0, "'int' object is not an", EARLY),
+    "start: worker_init_fn": "0; " + raised(LOOKUP, 0, "no such disk in worker 0", EARLY),
+    "start: worker_init_fn exits": "0; " + died("Worker 0", "ended with exit code 4", r"It has opened no shard yet\."),
+    "start: worker_init_fn stops": "0; " + raised("RuntimeError: Caught StopIteration", 0, "init_stops", EARLY),
+    "start: worker_reset_fn": "0; " + raised(LOOKUP, 0, "no such seed in worker 0", EARLY),
+    "start: 0 forks": f"{LOST} Worker 0 {CANNOT}",
+    "start: 1 forks": f"{LOST} Worker 1 {CANNOT}",
+    "start: 0 forks, dispatched": f"{LOST} The dispatching process {CANNOT}",
+    "start: 1 forks, dispatched": f"{LOST} Worker 0 {CANNOT}",
+    "start: 2 forks, dispatched": f"{LOST} Worker 1 {CANNOT}",
+    "start: too many processes": f"{LOST} Worker 0 {CANNOT}",
+    "start: 1 descriptors": r"0; OSError: \[Errno 24\] Too many open files",
+    **{
+        f"start: {left} descriptors": rf"0; OSError: \[Errno 24\] Worker [01] {TOO_MANY}|60; end"
+        for left in range(2, 12)
+    },
+    "start: no memory": "0; " + died("Worker 0", "ended with exit code 1", r"It has opened no shard yet\."),
+    "spawn: error": "15; " + raised(LOOKUP, 0, "in refuse\n"),
+    "forkserver: error": "15; " + raised(LOOKUP, 0, "in refuse\n"),
+    "spawn: unpickling fails": "0; " + raised(LOOKUP, 0, "not in a worker", EARLY),
+    "spawn: killed": "0; " + killed("Worker 0", shard=r"It has opened no shard yet\."),
+    "spawn: killed at import": "0; " + killed("Worker 0", shard=r"It has opened no shard yet\."),
+    "too many files later": r"OSError: this process has too many open files to take a segment .* `ulimit -n`" + ITER,
+    "too many files in a worker": r"\['f', '0', '1', '2', '3', '4', '5'\]; "
+    + raised("OSError: Caught OSError", 0, "in open_too_many\n.*Errno 24", EARLY),
+    "no memory for an item": "11; " + raised("OSError: Caught OSError", 1, "Cannot allocate memory"),
+    "no memory for a moment": re.escape("['first', '0', '1', '2', '3', '4', '5']"),
+    **{
+        f"killed {moment}, {workers} workers, {ahead}, {top}": rf"\d+; {killed(f'Worker {workers - 1}', shard=shard)}"
+        for moment, shard in {
+            "at once": PERHAPS_A_SHARD,
+            "sending": r"It has opened no shard yet\.",
+            "waited for": r"The shard that it opened last is \S+/[abc]\.tar\.",
+            "between epochs": r"The shard that it opened last is \S+/[def]\.tar\.",
+            "at rest": r"The shard that it opened last is \S+/\w\.tar\.",
+            "paused": r"The shard that it opened last is \S+/\w\.tar\.",
+            "in reset": r"It has opened no shard yet\.",
+        }.items()
+        for workers, ahead, top in [
+            (1, 0, "bare"),
+            (2, 10, "pinned"),
+            (3, 10, "prefetched"),
+            (2, 0, "bare"),
+            (3, 10, "bare"),
+        ]
+    },
+    **{
+        f"killed in shutdown, {workers} workers, {rest}": "shut down"
+        for workers, rest in [(1, "0, bare"), (2, "10, pinned"), (3, "10, prefetched"), (2, "0, bare"), (3, "10, bare")]
+    },
+    **{f"killed with a grandchild, {top}": rf"\d+; {killed('Worker 1')}" for top in ("bare", "pinned")},
+    "another is killed": "10; " + killed("Worker 1", shard=r"The shard that it opened last is \S+/f\.tar\."),
+    "killed unseen": "10; " + died("Worker 1", "ended in a way that nobody knows"),
+    "killed with broken pipes": r"\d; " + killed("Worker 1"),
+    **{
+        f"dispatcher: killed, {ahead}, {top}": killed("The dispatching process", shard=rf"The .* last is {SHARD}\.")
+        for ahead in (0, 10)
+        for top in TOPS
+    },
+    "dispatcher: error": "15; "
+    + raised(
+        LOOKUP, 1, rf"LookupError in the dispatching process, whose last shard was {SHARD}\.\n.*in refuse\n", EARLY
+    ),
+    "dispatcher: sys.exit(3)": died("The dispatching process", "ended with exit code 3"),
+    "dispatcher: lock": raised(
+        "PicklingError: Caught PicklingError", 1, r"in the dispatching process, .* of type _thread\.lock, which", EARLY
+    ),
+    "dispatcher: worker_reset_fn": "0; " + raised(LOOKUP, 0, "no such seed in worker 0", EARLY),
+    **{
+        f"after an error: {steps}": "1; " + raised(LOOKUP, 1, "in refuse\n")
+        for steps in ("pause, resume, read", "limit, read", "pause, resume, again")
+    },
+    "after an error: read, again": "0; RuntimeError: .* already been shut down",
+    **{f"random kills {seed}": r"\d+ killed, True" for seed in range(4)},
+    "shutdown twice": "shut down",
+    "shutdown before the beginning": "shut down",
+    **{
+        f"shutdown by {whom}, {top}": rf"11; RuntimeError: The connection to Worker 1 was shut down .*{ITER}"
+        for whom in ("another thread", "a signal")
+        for top in TOPS
+    },
+    **{f"shutdown, {how}, {top}": "shut down" for how in ("asleep", "in C code", "deaf to SIGTERM") for top in TOPS},
+    "shutdown, stopped": "shut down",
+    **{f"forgotten in a {where}, {top}": "gone" for where in ("function", "cycle") for top in TOPS},
+    **{f"fork: {how}": "0, True, True" for how in ("shutdown", "end", "multiprocessing")},
+    "two at once": "True, True",
+    "in threads": rf"11; LookupError: Caught LookupError in worker process 1, whose last shard was {SHARD}\.; True",
+    "begun in a thread": "True",
+    "in a worker": "0; " + raised("RuntimeError: Caught RuntimeError", 0, "use num_workers=0 in it", EARLY),
+    "in a worker, without workers": "60; end",
+    "handled signals": "True, True",
+    **{
+        f"timeout, {top}": r"11; WorkerTimeout: Worker 1 \(pid of 1\) has sent nothing for timeout_s=1\.5 s\. "
+        rf"The shard that it opened last is {SHARD}\. .*{ITER}"
+        for top in TOPS
+    },
+    "timeout, not reached": "60; end",
+    "timeout in reset": r"0; WorkerTimeout: Worker 0 \(pid of 0\) has sent nothing .*It has opened no shard yet\..*",
+    "timeout in pause": rf"WorkerTimeout: Worker 1 \(pid \d+\) has sent nothing .* last is {SHARD}\..*",
+    "timeout, stopped": r"WorkerTimeout: Worker 0 \(pid \d+\) has sent nothing .*",
+    "timeout, dispatched": r"WorkerTimeout: Worker ([01]) \(pid of \1\) has sent nothing .* It takes the items of the "
+    rf"dispatching process \(pid of 2\), which opened {SHARD} last\..*",
+    **{f"rest: {state}": "rests" for state in ("at work", "waiting", "waiting, pinned", "between epochs", "paused")},
+    "no room in /dev/shm": "100 True",
+}
+
+HOWS = {
+    "with a loader in a module": 0,
+    "with a loader in a cycle": 0,
+    "with a local loader": 0,
+    "in a loop": 6,
+    "with an error": 1,
+    "with an error in the block": 1,
+    "with sys.exit": 6,
+    "with os._exit": 6,
+    "with a thread that reads": 0,
+    "after multiprocessing": 0,
+}
+BUSY_AND_TOPS = [(how, top) for how in ("asleep", "in C code", "deaf to SIGTERM") for top in TOPS]
+SIGNALS = {"SIGINT": -2, "SIGTERM": -15, "SIGKILL": -9}
+SIGNALLED = [(signal, whom) for signal in SIGNALS for whom in ("main", "group")]
+
+#: The ends of main programs: their exit codes.
+ENDS: dict[str, int] = {
+    **{f"exit {how}, {', '.join(BUSY_AND_TOPS[number % 9])}": HOWS[how] for number, how in enumerate([*HOWS, *HOWS])},
+    **{
+        f"{signal} of {whom}, {BUSY_AND_TOPS[(2 * len(HOWS) + number) % 9][0]}, {top}": SIGNALS[signal]
+        for number, (signal, whom, top) in enumerate((*each, top) for each in SIGNALLED for top in TOPS)
+    },
+    **{
+        f"{signal} of {whom}, idle, {TOPS[number % 3]}": SIGNALS[signal]
+        for number, (signal, whom) in enumerate(SIGNALLED)
+    },
+}
+
+#: What belongs on standard error: the traceback of a worker that ends by it, and what `sys.exit` was given.
+NOISES = {
+    "end: BaseException, 3 workers": r"Process \S+:\nTraceback .*Aside: no exception\n",
+    "end: KeyboardInterrupt, 2 workers": r"Process \S+:\nTraceback .*KeyboardInterrupt\n",
+    "end: sys.exit(text), 2 workers": "good bye\n",
+    "start: no memory": r"(Process \S+:\nTraceback .*?Cannot allocate memory\n){1,2}",
+}
+#: CPython leaves its pipes to a process open where ``os.fork``, or its second call of ``os.pipe``, fails; and where
+#: the system forgets how a process has ended.
+LEAVES_PIPES = re.compile(r"start: (\d forks.*|too many processes|\d+ descriptors)|killed unseen")
+LEFT_PIPES = r"descriptors: \[(\"\(\d+, 'pipe:\[\d+\]'\)\"(, )?){2,4}\]"
+
+TRACEBACKS = {
+    "SIGINT": r"Traceback .*\nKeyboardInterrupt\n",
+    "exit with an error": r"Traceback .*\nLookupError: the loop fails\n",
+}
+
+GROUPS = {
+    "faults": "^(error|end|unsendable|unreceivable)",
+    "beginnings": "^(start|spawn|forkserver|too many|no memory)",
+    "deaths": "^(killed|another|dispatcher|after an error)",
+    "random": "^random",
+    "ends": "^(shutdown|forgotten|fork:|two|in |begun|handled|timeout|rest|no room)",
+    "mains": "^(exit|SIG)",
+}
+
+
+def run_scenarios(folder: Path, pattern: str) -> dict[str, Result]:
+    script = Path(__file__).with_name("service_scenarios.py")
+    done = subprocess.run(
+        [sys.executable, script, str(LIMIT_S), pattern],
+        env={**os.environ, "SCENARIOS_FOLDER": str(folder)},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Result] = json.loads(done.stdout)
+    return results
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Result]]:
+    """Return what comes of the scenarios of a group, which all run when the first is asked for."""
+    done: dict[str, dict[str, Result]] = {}
+
+    def results_of(group: str) -> dict[str, Result]:
+        if group not in done:
+            done[group] = run_scenarios(tmp_path_factory.mktemp(group), GROUPS[group])
+        return done[group]
+
+    return results_of
+
+
+def group_of(name: str) -> str:
+    (group,) = (group for group, pattern in GROUPS.items() if re.search(pattern, name))
+    return group
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_a_fault_is_told_and_leaves_nothing(name: str, results: Callable[[str], dict[str, Result]]) -> None:
+    result = results(group_of(name))[name]
+    assert re.fullmatch(OUTCOMES[name], result["outcome"], re.DOTALL), result["outcome"]
+    assert re.fullmatch(NOISES.get(name, ""), result["noise"], re.DOTALL), result["noise"]
+    if LEAVES_PIPES.match(name):
+        assert all(re.fullmatch(LEFT_PIPES, each) for each in result["left"]), result["left"]
+    else:
+        assert result["left"] == []
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_program_ends_with_its_workers(name: str, results: Callable[[str], dict[str, Result]]) -> None:
+    result = results(group_of(name))[name]
+    assert result["outcome"] == f"ended with {ENDS[name]}, 0 left"
+    assert result["left"] == []
+    # Its own traceback is all that it shows.
+    own = next((text for begin, text in TRACEBACKS.items() if name.startswith(begin)), "")
+    assert re.fullmatch(own, result["noise"], re.DOTALL), result["noise"]
+    assert result["noise"].count("Traceback") == bool(own)
+
+
+def test_the_number_of_descriptors_makes_the_difference(results: Callable[[str], dict[str, Result]]) -> None:
+    ends = [results("beginnings")[f"start: {left} descriptors"]["outcome"] for left in range(1, 12)]
+    assert ends[0] != ends[-1] == "60; end"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_scenario_is_judged(group: str, results: Callable[[str], dict[str, Result]]) -> None:
+    assert set(results(group)) == {name for name in [*OUTCOMES, *ENDS] if group_of(name) == group}

@@ -1,0 +1,49 @@
+"""A thousand loaders that are started, broken off and shut down, and many epochs: no hang, and nothing stays behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: How many loaders there are, and how many epochs of each kind.
+CYCLES = int(os.environ.get("SOAK_CYCLES", "1000"))
+EPOCHS = int(os.environ.get("SOAK_EPOCHS", "100"))
+PARTS = 2
+
+#: What a process may grow by in two thirds of its run, in bytes: as much as its memory varies by itself.
+GROWTH = 8_000_000
+
+# The script itself ends where one loader hangs.
+pytestmark = pytest.mark.timeout(3600)
+
+
+def soak(folder: Path, *arguments: list[str]) -> list[dict[str, Any]]:
+    """Run the script with some lists of arguments at the same time."""
+    script = Path(__file__).with_name("service_soak.py")
+    environment = {**os.environ, "SCENARIOS_FOLDER": str(folder)}
+    running = [
+        subprocess.Popen(
+            [sys.executable, script, *each], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for each in arguments
+    ]
+    told = [process.communicate() for process in running]
+    assert [process.returncode for process in running] == [0] * len(running), told
+    assert [errors for _, errors in told] == [""] * len(running)
+    return [json.loads(answer) for answer, _ in told]
+
+
+def test_no_loader_of_a_thousand_hangs_or_leaves_anything(tmp_path: Path) -> None:
+    parts = soak(tmp_path, *(["cycles", str(CYCLES // PARTS), str(seed)] for seed in range(PARTS)))
+    assert sum(part["cycles"] for part in parts) == CYCLES
+    assert all(len(part["hows"]) == 9 for part in parts)
+    assert all(part["growth"] < GROWTH for part in parts), parts
+
+
+def test_no_process_grows_over_many_epochs_and_broken_off_ones(tmp_path: Path) -> None:
+    (whole,) = soak(tmp_path, ["epochs", str(EPOCHS), "0"])
+    assert whole["growth"] < GROWTH
