@@ -43,11 +43,12 @@ class Stuck(IterDataPipe[int]):
 
 
 def left_alone(folder: Path) -> None:
-    """Begin an epoch on the one rank of a run, after another has left."""
+    """Begin an epoch in a run whose one rank has left."""
     init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         ranks = Ranks(timeout_s=10)
-        ranks.leave("has gone home")
+        ranks.gather()
+        ranks.leave(LookupError("no such label"))
         ranks.meet(0)
     finally:
         destroy_process_group()
@@ -139,7 +140,7 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: list(DataLoader2(Stuck(), reading_service=ShardReadingService(1, timeout_s=0.2))),
         r"Worker 0 \(pid \d+\) has sent nothing for timeout_s=0\.2 s",
     ),
-    "RankLost": (left_alone, r"rank 0 has gone home"),
+    "RankLost": (left_alone, r"rank 0 has ended its service after LookupError: no such label"),
 }
 #: What groups the others, and is raised by nothing.
 GROUPS = {"WdsError", "ShardError", "SampleError"}
