@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import multiprocessing
 import os
 import pickle
 import re
@@ -10,11 +11,11 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch._C._distributed_c10d import HashStore
 from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -42,16 +43,30 @@ class Stuck(IterDataPipe[int]):
         threading.Event().wait()
 
 
-def left_alone(folder: Path) -> None:
-    """Begin an epoch in a run whose one rank has left."""
-    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+@contextmanager
+def rank(folder: Path, number: int) -> Iterator[Ranks]:
+    """Be one of the two ranks of a run."""
+    init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=number, world_size=2)
     try:
-        ranks = Ranks(timeout_s=10)
+        ranks = Ranks(timeout_s=60)
         ranks.gather()
-        ranks.leave(LookupError("no such label"))
-        ranks.meet(0)
+        yield ranks
     finally:
         destroy_process_group()
+
+
+def leave_as_rank_1(folder: Path) -> None:
+    with rank(folder, 1) as ranks:
+        ranks.leave(LookupError("no such label"))
+
+
+def left_alone(folder: Path) -> None:
+    """Begin an epoch after the other rank has left."""
+    other = multiprocessing.get_context("fork").Process(target=leave_as_rank_1, args=(folder,))
+    other.start()
+    with rank(folder, 0) as ranks:
+        other.join()
+        ranks.meet(0)
 
 
 def shard(folder: Path, *samples: dict[str, bytes | str]) -> str:
@@ -140,7 +155,7 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: list(DataLoader2(Stuck(), reading_service=ShardReadingService(1, timeout_s=0.2))),
         r"Worker 0 \(pid \d+\) has sent nothing for timeout_s=0\.2 s",
     ),
-    "RankLost": (left_alone, r"rank 0 has ended its service after LookupError: no such label"),
+    "RankLost": (left_alone, r"rank 1 has ended its service after LookupError: no such label"),
 }
 #: What groups the others, and is raised by nothing.
 GROUPS = {"WdsError", "ShardError", "SampleError"}
