@@ -20,18 +20,22 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
 import psutil
+import torch.distributed as dist
 from faulty_pipelines import (
     BUSY,
     ENDS,
     ERRORS,
+    FOLDER,
     SHARDS,
     TOPS,
     UNRECEIVABLE,
@@ -66,11 +70,14 @@ from faulty_pipelines import (
     reset_fails,
     reset_naps,
     samples,
+    send,
     take,
 )
 from scenario_runner import Become, Main, Scenario, group, has_own_shm, in_another_main, run, tell
 from torch.utils.data import IterDataPipe
-from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
+
+from wds_datapipes import ShardReadingService
 
 #: How many workers each of the scenarios with random moments kills.
 KILLS = int(os.environ.get("SCENARIOS_KILLS", "10"))
@@ -678,6 +685,36 @@ def idling(top: str, ready: Any) -> None:
         time.sleep(600)
 
 
+def synchronized(how: str, act: Act, ready: Any) -> None:
+    """Be the main programs of two ranks that wait for each other at each item, in a thread, as torchdata has it."""
+    store = FOLDER / f"store of {os.getpid()}"
+    rank = 1 if os.fork() else 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dist.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank, timeout=timedelta(seconds=60))
+    # Rank 1 has the shard in whose middle its worker is busy; the other then waits for this rank.
+    service = SequentialReadingService(DistributedReadingService(), ShardReadingService(2))
+    dl = DataLoader2(acting(act), reading_service=service)
+    items = iter(dl)
+    next(items)
+    if rank == 1:
+        threading.Timer(1, ready).start()
+    if how == "waiting":
+        with dl:
+            list(items)
+    elif how == "leaving":
+        KEPT.extend((dl, items))
+        time.sleep(1)
+    else:
+        taken = 1
+        try:
+            for _ in items:
+                taken += 1
+        except Exception as error:
+            print(f"rank {rank}: {taken} {tell(error)}", file=sys.stderr)
+        dl.shutdown()
+
+
 def signalled(number: int, whom: str, main: Main) -> str:
     act = {"main": os.kill, "group": os.killpg}[whom]
     return in_another_main(main, lambda pid: act(pid, number))
@@ -788,6 +825,10 @@ SCENARIOS: dict[str, Scenario] = {
         f"exit {how}, {name}, {top}": partial(in_another_main, partial(leaving, how, BUSY[name], top))
         for how, (name, top) in zip([*HOWS, *HOWS], MAIN_TURNS, strict=False)
     },
+    "synchronized: exit": partial(in_another_main, partial(synchronized, "leaving", nap)),
+    "synchronized: SIGINT": partial(signalled, signal.SIGINT, "group", partial(synchronized, "waiting", nap)),
+    "synchronized: SIGTERM": partial(signalled, signal.SIGTERM, "group", partial(synchronized, "waiting", nap)),
+    "synchronized: killed": partial(in_another_main, partial(synchronized, "reading", partial(send, signal.SIGKILL))),
     **{
         f"{number.name} of {whom}, {name}, {top}": partial(signalled, number, whom, partial(reading, BUSY[name], top))
         for (number, whom, top), (name, _) in zip(

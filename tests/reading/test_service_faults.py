@@ -227,6 +227,10 @@ OUTCOMES: dict[str, str] = {
     "timeout, stopped": r"WorkerTimeout: Worker 0 \(pid \d+\) has sent nothing .*",
     "timeout, dispatched": r"WorkerTimeout: Worker ([01]) \(pid of \1\) has sent nothing .* It takes the items of the "
     rf"dispatching process \(pid of 2\), which opened {SHARD} last\..*",
+    "synchronized: exit": "ended with 0, 0 left",
+    "synchronized: SIGINT": "ended with -2, 0 left",
+    "synchronized: SIGTERM": "ended with -15, 0 left",
+    "synchronized: killed": "ended with 0, 0 left",
     **{f"rest: {state}": "rests" for state in ("at work", "waiting", "waiting, pinned", "between epochs", "paused")},
     "no room in /dev/shm": "100 True",
 }
@@ -265,6 +269,10 @@ NOISES = {
     "end: BaseException, 3 workers": r"Process \S+:\nTraceback .*Aside: no exception\n",
     "end: KeyboardInterrupt, 2 workers": r"Process \S+:\nTraceback .*KeyboardInterrupt\n",
     "end: sys.exit(text), 2 workers": "good bye\n",
+    # torchdata's DistributedReadingService finds its module empty when it is collected at the end of the interpreter.
+    "synchronized: exit": r"(Exception ignored in: .*TypeError: 'NoneType' object is not callable\n)?",
+    "synchronized: SIGINT": r"(\[rank[01]\]: [^\n]*\n)+",
+    "synchronized: killed": rf"rank [01]: \d+ {killed('Worker [01]')}\n",
     "start: no memory": r"(Process \S+:\nTraceback .*?Cannot allocate memory\n){1,2}",
 }
 #: CPython leaves its pipes to a process open where ``os.fork``, or its second call of ``os.pipe``, fails; and where
@@ -282,7 +290,7 @@ GROUPS = {
     "beginnings": "^(start|spawn|forkserver|too many|no memory)",
     "deaths": "^(killed|another|dispatcher|after an error)",
     "random": "^random",
-    "ends": "^(shutdown|forgotten|fork:|two|in |begun|handled|timeout|rest|no room)",
+    "ends": "^(shutdown|forgotten|fork:|two|in |begun|handled|timeout|synchronized|rest|no room)",
     "mains": "^(exit|SIG)",
 }
 
@@ -344,6 +352,28 @@ def test_a_program_ends_with_its_workers(name: str, results: Callable[[str], dic
 def test_the_number_of_descriptors_makes_the_difference(results: Callable[[str], dict[str, Result]]) -> None:
     ends = [results("beginnings")[f"start: {left} descriptors"]["outcome"] for left in range(1, 12)]
     assert ends[0] != ends[-1] == "60; end"
+
+
+UNGUARDED = """
+import warnings
+warnings.simplefilter("ignore")
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.dataloader2 import DataLoader2
+from wds_datapipes import ShardReadingService
+pipe = IterableWrapper([f"{number:06}.tar" for number in range(100_000)]).sharding_filter()
+with DataLoader2(pipe, reading_service=ShardReadingService(1, "spawn")) as loader:
+    list(loader)
+"""
+
+
+def test_a_program_that_workers_cannot_import_ends(tmp_path: Path) -> None:
+    # It lacks `if __name__ == "__main__"`, and its pipeline is more than a pipe holds.
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, script], capture_output=True, check=False, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1
+    assert "before the current process has finished its bootstrapping phase" in " ".join(done.stderr.split())
+    assert re.search(died("Worker 0", "ended with exit code 1", r"It has opened no shard yet\."), done.stderr)
 
 
 @pytest.mark.parametrize("group", GROUPS)
