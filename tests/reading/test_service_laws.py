@@ -1,0 +1,396 @@
+"""What the loop sees of a `ShardReadingService` follows from what the workers make, and from nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2.utils import WorkerInfo
+from torchdata.datapipes.iter import IterableWrapper
+
+from wds_datapipes import ShardReadingService
+
+# items of all kinds and sizes
+
+
+@dataclass
+class Example:
+    """An item with a class of its own."""
+
+    key: str
+    picture: Any
+    label: int
+
+
+def noise(size: int, seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def square(size: int, seed: int) -> Any:
+    side = max(int((size / 4) ** 0.5), 1)
+    return noise(4 * side * side, seed).view(np.int32).reshape(side, side)
+
+
+def frozen(size: int, seed: int) -> Any:
+    array = noise(size, seed)
+    array.flags.writeable = False
+    return array
+
+
+def planes(size: int, seed: int) -> Any:
+    side = max(int((size / 3) ** 0.5), 1)
+    return torch.from_numpy(noise(3 * side * side, seed).reshape(1, 3, side, side))
+
+
+def image(size: int, seed: int) -> Any:
+    side = max(int(size**0.5), 1)
+    return Image.frombytes("L", (side, side), noise(side * side, seed).tobytes())
+
+
+MAKERS: dict[str, Callable[[int, int], Any]] = {
+    "number": lambda size, seed: seed,
+    "none": lambda size, seed: None,
+    "bytes": lambda size, seed: noise(size, seed).tobytes(),
+    "bytearray": lambda size, seed: bytearray(noise(size, seed)),
+    "text": lambda size, seed: noise(size, seed).tobytes().decode("latin1"),
+    "array": noise,
+    "array by columns": lambda size, seed: np.asfortranarray(square(size, seed)),
+    "every second number of an array": lambda size, seed: noise(2 * size, seed)[::2],
+    "read-only array": frozen,
+    "array of objects": lambda size, seed: np.array([{"size": size}, None, seed], object),
+    "tensor": lambda size, seed: torch.from_numpy(noise(size, seed)),
+    "transposed tensor": lambda size, seed: torch.from_numpy(square(size, seed)).T,
+    "tensor by pixels": lambda size, seed: planes(size, seed).to(memory_format=torch.channels_last),
+    "half precision": lambda size, seed: torch.from_numpy(square(size, seed)).to(torch.bfloat16),
+    "image": image,
+    "sample": lambda size, seed: {"__key__": f"{seed}", "jpg": noise(size, seed).tobytes(), "cls": seed % 10},
+    "nested": lambda size, seed: {"x": [noise(size, seed), (planes(size, seed), {"y": b"y" * size})], "n": None},
+    "dataclass": lambda size, seed: Example(f"{seed}", [image(size, seed), square(size, seed)], seed),
+}
+
+#: Around where items share messages, where arrays are kept apart and where messages need shared memory; and far beyond.
+SIZES = (1, 100, 5_000, 16_300, 16_384, 16_500, 65_000, 66_000, 300_000, 1_000_000)
+
+#: How many items a worker makes in an epoch, and the seed of what they are.
+Share = tuple[int, int]
+
+
+def make(worker: int, share: Share) -> Iterator[Any]:
+    count, seed = share
+    rng = random.Random(f"{worker} {seed}")
+    for _ in range(count):
+        size = rng.choice(SIZES if count < 12 else SIZES[:3])
+        yield MAKERS[rng.choice(list(MAKERS))](size, rng.getrandbits(32))
+
+
+def digest(data: Any) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def seen(item: Any) -> Any:
+    """Return all that a user can see of an item, as something small that can be compared."""
+    name = type(item).__name__
+    if isinstance(item, (list, tuple)):
+        return name, [seen(part) for part in item]
+    if isinstance(item, dict):
+        return name, [(key, seen(part)) for key, part in item.items()]
+    if is_dataclass(item):
+        return name, [seen(getattr(item, field.name)) for field in fields(item)]
+    if isinstance(item, np.ndarray):
+        data = repr(item) if item.dtype.hasobject else digest(item.tobytes())
+        return name, item.dtype.str, item.shape, item.flags.writeable, data
+    if isinstance(item, torch.Tensor):
+        return name, str(item.dtype), tuple(item.shape), digest(item.contiguous().view(torch.uint8).numpy().tobytes())
+    if isinstance(item, Image.Image):
+        return "Image", item.mode, item.size, digest(item.tobytes())
+    if isinstance(item, (bytes, bytearray)):
+        return name, len(item), digest(item)
+    return name, item
+
+
+def spoil(item: Any) -> None:
+    """Change everything in an item that can be changed."""
+    if isinstance(item, (list, tuple)):
+        for part in item:
+            spoil(part)
+    elif isinstance(item, dict):
+        for part in item.values():
+            spoil(part)
+        item.clear()
+    elif is_dataclass(item):
+        for field in fields(item):
+            spoil(getattr(item, field.name))
+    elif isinstance(item, np.ndarray) and item.flags.writeable:
+        item.fill(item.flat[-1])
+    elif isinstance(item, torch.Tensor):
+        item.fill_(7)
+    elif isinstance(item, bytearray):
+        item[:] = b"\7" * len(item)
+
+
+# pipelines
+
+
+class Planned(IterDataPipe[Any]):
+    """Makes, in each epoch and each worker, what is planned for it.
+
+    Args:
+        epochs: for each epoch and each worker, its share.
+        delays: a seed for how long each item takes, or None if it takes no time.
+    """
+
+    def __init__(self, epochs: Sequence[Sequence[Share]], delays: int | None = None) -> None:
+        self.epochs = epochs
+        self.delays = None if delays is None else random.Random(delays)
+        self.epoch = -1
+        self.worker = 0
+
+    def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: object = None) -> None:
+        self.worker = instance_id
+        if self.delays is not None:
+            self.delays.seed(self.delays.random() + instance_id)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in make(self.worker, self.epochs[self.epoch][self.worker]):
+            if self.delays is not None:
+                time.sleep(self.delays.choice((0, 0, 0, 0.0005, 0.003)))
+            yield item
+
+
+def next_epoch(pipe: Any, info: Any, seeds: Any) -> Any:
+    pipe.epoch += 1
+    return pipe
+
+
+def round_robin(lines: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return one from each line in turn; one that has no more leaves the round."""
+    return [line[turn] for turn in range(max(map(len, lines), default=0)) for line in lines if turn < len(line)]
+
+
+def expected(epoch: Sequence[Share]) -> list[Any]:
+    return round_robin([[seen(item) for item in make(worker, share)] for worker, share in enumerate(epoch)])
+
+
+Prefetches = tuple[int, int]
+
+
+def load(pipe: IterDataPipe[Any], workers: int, prefetches: Prefetches, method: str = "fork") -> DataLoader2[Any]:
+    reset_fn = next_epoch if isinstance(pipe, Planned) else None
+    service = ShardReadingService(workers, method, *prefetches, worker_reset_fn=reset_fn)
+    return DataLoader2(pipe, reading_service=service)
+
+
+# what is drawn
+
+WORKERS = st.integers(0, 4)
+#: In each worker, and in all together.
+PREFETCHES = st.tuples(st.sampled_from((0, 1, 3, 10)), st.sampled_from((0, 1, 10)))
+COUNTS = st.one_of(st.integers(0, 6), st.sampled_from((0, 11, 40, 700)))
+SHARES = st.tuples(COUNTS, st.integers(0, 10**6))
+
+
+class Plan(NamedTuple):
+    """How many workers there are, and for each epoch and each worker its share."""
+
+    workers: int
+    epochs: list[list[Share]]
+
+
+def epochs_of(workers: int) -> st.SearchStrategy[list[list[Share]]]:
+    lines = max(workers, 1)
+    return st.lists(st.lists(SHARES, min_size=lines, max_size=lines), min_size=1, max_size=3)
+
+
+PLANS = WORKERS.flatmap(lambda workers: st.builds(Plan, st.just(workers), epochs_of(workers)))
+
+
+@settings(deadline=None, max_examples=25)
+@given(PLANS, PREFETCHES)
+@example(Plan(3, [[(0, 1), (0, 2), (0, 3)], [(0, 1), (700, 2), (1, 3)], [(11, 1), (0, 2), (40, 3)]]), (10, 10))
+def test_the_loop_takes_from_each_live_worker_in_turn(plan: Plan, prefetches: Prefetches) -> None:
+    kept: list[list[Any]] = []
+    wanted = list(map(expected, plan.epochs))
+    with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
+        for items in wanted:
+            kept.append(list(loader))
+            assert list(map(seen, kept[-1])) == items
+    # Nothing that came later was written over what is kept.
+    assert [list(map(seen, items)) for items in kept] == wanted
+
+
+@settings(deadline=None, max_examples=25)
+@given(PLANS, PREFETCHES, st.data())
+def test_breaking_off_anywhere_disturbs_no_other_epoch(plan: Plan, prefetches: Prefetches, data: st.DataObject) -> None:
+    kept = []
+    with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
+        for epoch in plan.epochs:
+            items = expected(epoch)
+            taken = data.draw(st.integers(1, len(items) + 1), label="taken")
+            kept.append((list(islice(loader, taken)), items[:taken]))
+            assert list(map(seen, kept[-1][0])) == kept[-1][1]
+    assert all(list(map(seen, items)) == wanted for items, wanted in kept)
+
+
+@settings(deadline=None, max_examples=20)
+@given(PLANS, PREFETCHES, st.randoms(use_true_random=False))
+def test_items_can_be_changed_where_they_are(plan: Plan, prefetches: Prefetches, rng: random.Random) -> None:
+    with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
+        for epoch in plan.epochs:
+            untouched = []
+            for item, wanted in zip(loader, expected(epoch), strict=True):
+                assert seen(item) == wanted
+                if rng.random() < 0.5:
+                    spoil(item)
+                else:
+                    untouched.append((item, wanted))
+            assert all(seen(item) == wanted for item, wanted in untouched)
+
+
+@settings(deadline=None, max_examples=12)
+@given(PLANS, st.tuples(PREFETCHES, PREFETCHES), st.integers(0, 10**6))
+def test_neither_prefetching_nor_delays_are_seen(
+    plan: Plan, prefetches: tuple[Prefetches, Prefetches], delays: int
+) -> None:
+    rng = random.Random(delays)
+    for settings_of_run in prefetches:
+        with load(Planned(plan.epochs, delays), plan.workers, settings_of_run) as loader:
+            for epoch in plan.epochs:
+                items = []
+                for item in loader:
+                    items.append(seen(item))
+                    time.sleep(rng.choice((0, 0, 0, 0.001)))
+                assert items == expected(epoch)
+
+
+@settings(deadline=None, max_examples=12)
+@given(PLANS, PREFETCHES, st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1), st.integers(0, 10**6))
+def test_pauses_lose_nothing(plan: Plan, prefetches: Prefetches, limits: list[int | None], delays: int) -> None:
+    with load(Planned(plan.epochs, delays), plan.workers, prefetches) as loader:
+        for epoch in plan.epochs:
+            assert paused(loader, limits) == expected(epoch)
+
+
+def paused(loader: DataLoader2[Any], limits: Sequence[int | None]) -> list[Any]:
+    """Take an epoch in parts, with a pause after each."""
+    items: list[Any] = []
+    iterator = iter(loader)
+    for limit in [*limits, None]:
+        iterator.limit(limit)
+        part = [seen(item) for item in iterator]
+        items += part
+        if limit is None or len(part) < limit:
+            break
+        assert len(part) == limit
+        iterator.resume()
+    return items
+
+
+# what is dispatched
+
+
+class Kept(IterDataPipe[Any]):
+    """Passes on what is in ``kept``, in its own time.
+
+    Args:
+        source: where the items come from.
+        kept: which are passed on.
+        delays: a seed for how long each item takes, or None if it takes no time.
+    """
+
+    def __init__(self, source: IterDataPipe[Any], kept: frozenset[int], delays: int | None) -> None:
+        self.source = source
+        self.kept = kept
+        self.delays = random.Random(delays) if delays is not None else None
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in self.source:
+            if self.delays is not None:
+                time.sleep(self.delays.choice((0, 0, 0, 0.0005, 0.003)))
+            if number in self.kept:
+                yield number
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.integers(1, 4),
+    st.sampled_from((0, 1, 2, 10, 101, 900)).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, count))),
+    PREFETCHES,
+    st.one_of(st.none(), st.integers(0, 10**6)),
+    st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1),
+    st.randoms(use_true_random=False),
+)
+def test_dispatched_items_go_round_the_workers(
+    workers: int,
+    counts: tuple[int, int],
+    prefetches: Prefetches,
+    delays: int | None,
+    limits: list[int | None],
+    rng: random.Random,
+) -> None:
+    numbers, left = range(counts[0]), counts[1]
+    kept = frozenset(rng.sample(numbers, left))
+    pipe = IterableWrapper(numbers).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    wanted = round_robin([[number for number in numbers[line::workers] if number in kept] for line in range(workers)])
+    with load(Kept(pipe, kept, delays), workers, prefetches) as loader:
+        assert list(loader) == wanted
+        for _ in range(2):
+            taken = rng.randint(1, left + 1)
+            assert list(islice(loader, taken)) == wanted[:taken]
+        assert paused(loader, limits) == [seen(number) for number in wanted]
+        assert list(loader) == wanted
+
+
+@pytest.mark.parametrize("prefetches", [(0, 0), (10, 10)])
+def test_a_worker_that_drops_nearly_all_holds_up_no_other(prefetches: Prefetches) -> None:
+    pipe = IterableWrapper(range(6_000)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    kept = frozenset([*range(0, 6_000, 3), 1, 5_998])
+    with load(Kept(pipe, kept, None), 3, prefetches) as loader:
+        assert list(loader) == [0, 1, 3, 5_998, *range(6, 6_000, 3)]
+
+
+# how workers are started
+
+#: Of classes that a new interpreter can import, and this module is none of those.
+SENDABLE = [
+    maker(size, seed) if name != "dataclass" else WorkerInfo(size, seed)
+    for seed, (name, maker) in enumerate(MAKERS.items())
+    if name != "read-only array"  # which it is no more when Python has sent it to a worker
+    for size in (1, 5_000, 66_000, 300_000)
+]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_other_ways_of_starting_workers(method: str) -> None:
+    numbers = range(len(SENDABLE))
+    wanted = round_robin([[seen(SENDABLE[number]) for number in numbers[line::2] if number < 50] for line in range(2)])
+    pipe = IterableWrapper(numbers).sharding_filter().filter(partial(operator.gt, 50))
+    with load(pipe.map(partial(operator.getitem, SENDABLE)), 2, (10, 10), method) as loader:
+        kept = list(loader)
+        assert list(map(seen, kept)) == wanted
+        for taken in (1, 7, 30):
+            assert [seen(item) for item in islice(loader, taken)] == wanted[:taken]
+        assert list(map(seen, kept)) == wanted
+        assert paused(loader, [5, 1, None]) == wanted
+
+
+def test_more_arrays_can_be_kept_than_there_are_segments() -> None:
+    epochs = [[(11, seed), (11, seed + 1)] for seed in range(20)]
+    with load(Planned(epochs), 2, (10, 10)) as loader:
+        kept = [item for _ in epochs for item in loader]
+    assert list(map(seen, kept)) == [item for epoch in epochs for item in expected(epoch)]
