@@ -256,6 +256,18 @@ def killed(rank: Rank, who: int, workers: int = 2) -> None:
     rank.read(rank.load(workers), pause=lambda: os.kill(os.getpid(), signal.SIGKILL) if rank.rank == who else None)
 
 
+def killed_at_the_gate(rank: Rank) -> None:
+    """Rank 1 comes last to an epoch, and dies before it has opened the gate."""
+    loader = rank.load()
+    rank.read(loader, 1)
+    if rank.rank == 1:
+        rank.flags.wait(*rank.others("comes"))
+        time.sleep(1)
+        loader.reading_service._ranks._open = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    rank.flags.show(f"{rank.rank} comes")
+    rank.read(loader, 1)
+
+
 def exits(rank: Rank, who: int) -> None:
     rank.read(rank.load(), pause=lambda: sys.exit(3) if rank.rank == who else None)
 
@@ -428,6 +440,7 @@ def garbage(rank: Rank) -> None:
 LOST: dict[str, tuple[int, Callable[[Rank], None]]] = {
     "killed": (3, partial(killed, who=1)),
     "killed without workers": (2, partial(killed, who=1, workers=0)),
+    "killed at the gate": (3, killed_at_the_gate),
     "killed with the store": (3, partial(killed, who=0)),
     "exits": (3, partial(exits, who=1)),
     "exits with the store": (3, partial(exits, who=0)),

@@ -228,7 +228,9 @@ ENDED = r"rank {} has ended its service\."
 FAILED = r"rank {} has ended its service after {}\."
 
 
-@pytest.mark.parametrize(("scenario", "workers"), [("killed", 2), ("killed without workers", 0)])
+@pytest.mark.parametrize(
+    ("scenario", "workers"), [("killed", 2), ("killed without workers", 0), ("killed at the gate", 2)]
+)
 def test_a_killed_rank_is_named(lost: Path, scenario: str, workers: int) -> None:
     outcome = Outcome(lost / scenario)
     outcome.check_survivors(1, WAITED.format(1), workers)

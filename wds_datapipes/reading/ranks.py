@@ -41,6 +41,9 @@ GIST_LENGTH = 500
 
 T = TypeVar("T")
 
+#: What is at the place of a rank that has come; with less, it has not come all the way.
+COME = 2
+
 _numbers = itertools.count()
 
 
@@ -126,7 +129,7 @@ class Ranks:
     def _call(self, patience: Patience) -> None:
         """As rank 0: give the run its name, and tell it every rank that asks."""
         self._run = secrets.token_hex(8)
-        self._store.set(self._place(0, 0), "")
+        self._store.add(self._place(0, 0), COME)
         told: dict[int, str] = {}
         missing = list(range(self.size))
         while missing := [rank for rank in missing if not self._has(self._place(0, rank))]:
@@ -154,7 +157,7 @@ class Ranks:
             if not run and not patience.pause():
                 raise RankLost(_complaint(0, f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for rank 0"))
         self._run, self._came = run, 0
-        self._store.set(self._place(0, self.rank), "")
+        self._store.add(self._place(0, self.rank), COME)
         self._pass(patience, 0)
         for name in own:
             self._store.delete_key(name)
@@ -166,12 +169,13 @@ class Ranks:
             self._came = epoch
             if self.rank == 0:
                 self._store.set(self._place(epoch, "seed"), json.dumps(seed))
-            self._store.set(self._place(epoch, self.rank), "")
+            self._store.add(self._place(epoch, self.rank), 1)
             if self._store.add(self._place(epoch, "present"), 1) == self.size:
                 self._open(epoch, json.loads(self._get(self._place(epoch, "seed"))))
                 # Nobody needs these any more.
                 for name in (self._place(epoch, "seed"), self._place(epoch, "present"), self._gate(epoch - 1)):
                     self._store.delete_key(name)
+            self._store.add(self._place(epoch, self.rank), 1)  # so that whoever dies in between is known
         return self._pass(patience, epoch)
 
     def _pass(self, patience: Patience, epoch: int) -> int:
@@ -192,10 +196,8 @@ class Ranks:
 
     def _shut(self, epoch: int) -> None:
         """Shut a gate where this rank has waited for too long, unless it is open."""
-        missing = [
-            str(rank) for rank in range(self.size) if rank != self.rank and not self._has(self._place(epoch, rank))
-        ]
-        whom = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}" if missing else "the rank that came last"
+        missing = [str(rank) for rank in range(self.size) if not self._has_come(epoch, rank)]
+        whom = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
         why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {whom}, dead or busy with something else"
         self._store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
 
@@ -254,6 +256,10 @@ class Ranks:
 
     def _has(self, name: str) -> bool:
         return bool(self._store.check([name]))
+
+    def _has_come(self, epoch: int, rank: int) -> bool:
+        place = self._place(epoch, rank)
+        return self._has(place) and int(self._store.add(place, 0)) == COME
 
     def _get(self, name: str) -> str:
         """Return what the store has under a name that is there; for another one it would wait."""
