@@ -202,7 +202,8 @@ WORKERS = st.integers(0, 4)
 #: In each worker, and in all together.
 PREFETCHES = st.tuples(st.sampled_from((0, 1, 3, 10)), st.sampled_from((0, 1, 10)))
 COUNTS = st.one_of(st.integers(0, 6), st.sampled_from((0, 11, 40, 700)))
-SHARES = st.tuples(COUNTS, st.integers(0, 10**6))
+#: Where items take their time.
+FEW_COUNTS = st.one_of(st.integers(0, 6), st.sampled_from((0, 11, 40)))
 
 
 class Plan(NamedTuple):
@@ -212,16 +213,17 @@ class Plan(NamedTuple):
     epochs: list[list[Share]]
 
 
-def epochs_of(workers: int) -> st.SearchStrategy[list[list[Share]]]:
-    lines = max(workers, 1)
-    return st.lists(st.lists(SHARES, min_size=lines, max_size=lines), min_size=1, max_size=3)
+def plans(counts: st.SearchStrategy[int]) -> st.SearchStrategy[Plan]:
+    def plan(workers: int) -> st.SearchStrategy[Plan]:
+        lines = max(workers, 1)
+        epoch = st.lists(st.tuples(counts, st.integers(0, 10**6)), min_size=lines, max_size=lines)
+        return st.builds(Plan, st.just(workers), st.lists(epoch, min_size=1, max_size=3))
 
-
-PLANS = WORKERS.flatmap(lambda workers: st.builds(Plan, st.just(workers), epochs_of(workers)))
+    return WORKERS.flatmap(plan)
 
 
 @settings(deadline=None, max_examples=25)
-@given(PLANS, PREFETCHES)
+@given(plans(COUNTS), PREFETCHES)
 @example(Plan(3, [[(0, 1), (0, 2), (0, 3)], [(0, 1), (700, 2), (1, 3)], [(11, 1), (0, 2), (40, 3)]]), (10, 10))
 def test_the_loop_takes_from_each_live_worker_in_turn(plan: Plan, prefetches: Prefetches) -> None:
     kept: list[list[Any]] = []
@@ -235,7 +237,7 @@ def test_the_loop_takes_from_each_live_worker_in_turn(plan: Plan, prefetches: Pr
 
 
 @settings(deadline=None, max_examples=25)
-@given(PLANS, PREFETCHES, st.data())
+@given(plans(COUNTS), PREFETCHES, st.data())
 def test_breaking_off_anywhere_disturbs_no_other_epoch(plan: Plan, prefetches: Prefetches, data: st.DataObject) -> None:
     kept = []
     with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
@@ -248,7 +250,7 @@ def test_breaking_off_anywhere_disturbs_no_other_epoch(plan: Plan, prefetches: P
 
 
 @settings(deadline=None, max_examples=20)
-@given(PLANS, PREFETCHES, st.randoms(use_true_random=False))
+@given(plans(COUNTS), PREFETCHES, st.randoms(use_true_random=False))
 def test_items_can_be_changed_where_they_are(plan: Plan, prefetches: Prefetches, rng: random.Random) -> None:
     with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
         for epoch in plan.epochs:
@@ -263,7 +265,7 @@ def test_items_can_be_changed_where_they_are(plan: Plan, prefetches: Prefetches,
 
 
 @settings(deadline=None, max_examples=12)
-@given(PLANS, st.tuples(PREFETCHES, PREFETCHES), st.integers(0, 10**6))
+@given(plans(FEW_COUNTS), st.tuples(PREFETCHES, PREFETCHES), st.integers(0, 10**6))
 def test_neither_prefetching_nor_delays_are_seen(
     plan: Plan, prefetches: tuple[Prefetches, Prefetches], delays: int
 ) -> None:
@@ -279,7 +281,9 @@ def test_neither_prefetching_nor_delays_are_seen(
 
 
 @settings(deadline=None, max_examples=12)
-@given(PLANS, PREFETCHES, st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1), st.integers(0, 10**6))
+@given(
+    plans(FEW_COUNTS), PREFETCHES, st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1), st.integers(0, 10**6)
+)
 def test_pauses_lose_nothing(plan: Plan, prefetches: Prefetches, limits: list[int | None], delays: int) -> None:
     with load(Planned(plan.epochs, delays), plan.workers, prefetches) as loader:
         for epoch in plan.epochs:
