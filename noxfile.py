@@ -15,13 +15,18 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 CONSTRAINTS = "constraints.txt"
 #: What `tests` leaves to `doctest`.
 DOCUMENTATION = "tests/test_documentation.py"
-#: What `minimal` runs: tests that import no extra, of each floor, and the repairs of the older torchdata.
+#: What `minimal` runs: tests that import no extra, of each floor, and what depends on the release of torchdata.
 MINIMAL_TESTS = [
     "tests/core/test_fields.py",
     "tests/core/test_naming.py",
     "tests/pipes/test_stage_contract.py",
     "tests/properties/test_tar_laws.py",
-    "tests/reading",
+    "tests/reading/test_inbox.py",
+    "tests/reading/test_prefetching.py",
+    "tests/reading/test_repaired_service.py",
+    "tests/reading/test_repairs.py",
+    "tests/reading/test_rounds.py",
+    "tests/reading/test_service.py",
     "tests/test_layers.py",
     "tests/test_optional_packages.py",
 ]
