@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -25,6 +25,9 @@ from PIL import Image
 from wds_datapipes.reading.transport.messages import INLINE
 from wds_datapipes.reading.transport.outlet import TOGETHER_BYTES
 from wds_datapipes.reading.transport.packing import APART, Packer, describe, takes, unpack
+
+#: The machine may be busy with something else.
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 EDGES = sorted({edge + more for edge in (APART, INLINE, TOGETHER_BYTES) for more in (-200, -1, 0, 1)})
 
@@ -143,13 +146,13 @@ Item = st.recursive(Leaf, containers, max_leaves=8)
 
 
 @given(Item)
-@settings(deadline=None, max_examples=60)
+@settings(BUSY, max_examples=60)
 def test_plain_and_nested_values(item: Any) -> None:
     assert_same(carried(item), item)
 
 
 @given(st.lists(Item, max_size=4))
-@settings(deadline=None, max_examples=30)
+@settings(BUSY, max_examples=30)
 def test_one_packer_packs_items_one_by_one_and_renewed(items: list[Any]) -> None:
     packer = Packer()
     for item in items:
@@ -284,7 +287,7 @@ def test_a_large_view_that_may_not_be_written_stays_so() -> None:
     st.lists(st.integers(0, 12), max_size=4).map(tuple),
     st.data(),
 )
-@settings(deadline=None, max_examples=200)
+@settings(BUSY, max_examples=200)
 def test_arrays_seen_through_any_slices(dtype: np.dtype[Any], shape: tuple[int, ...], data: st.DataObject) -> None:
     array = filled(dtype, int(np.prod(shape))).reshape(shape)
     array = array.transpose(data.draw(st.permutations(range(len(shape)))))
@@ -393,7 +396,7 @@ def test_memory_formats_are_kept(side: int, channels: int) -> None:
 
 
 @given(st.sampled_from([1, 200]), st.permutations(range(4)), st.data())
-@settings(deadline=None, max_examples=200)
+@settings(BUSY, max_examples=200)
 def test_tensors_seen_through_any_order_and_steps(side: int, order: list[int], data: st.DataObject) -> None:
     tensor = torch.arange(2 * 3 * 4 * 5 * side, dtype=torch.int64).reshape(2, 3, 4, 5 * side).permute(order)
     for dim in range(4):
@@ -624,7 +627,7 @@ class Refusing:
 
 
 @given(st.lists(st.tuples(st.booleans(), Item), max_size=6))
-@settings(deadline=None, max_examples=30)
+@settings(BUSY, max_examples=30)
 def test_an_item_that_fails_does_not_disturb_the_next(items: list[tuple[bool, Any]]) -> None:
     packer = Packer()
     for fails, item in items:

@@ -276,6 +276,7 @@ class Outlet:
         return size
 
     def _send(self, header: Header, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
+        self._publish()  # what has arrived is counted
         begin = time.perf_counter()
         message = b"".join((HEADER.pack(*header), *body))
         try:
@@ -289,7 +290,6 @@ class Outlet:
             if descriptor is not None:
                 os.close(descriptor)
         self._waiting_s += time.perf_counter() - begin
-        self._publish()
 
     def _publish(self) -> None:
         self.page.write(self._items, self._bytes, self._making_s, self._waiting_s)

@@ -1,0 +1,73 @@
+"""The table that rich makes of a loading report."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardReadingService
+from wds_datapipes.core.ledger import Skipped
+from wds_datapipes.pipes.shards import ShardList
+from wds_datapipes.reading.report import LoadingReport, WorkerReport
+from wds_datapipes.testing import build_shard
+
+
+def worker_report(number: int = 0, **changes: Any) -> WorkerReport:
+    facts: dict[str, Any] = {
+        "name": f"Worker {number}",
+        "pid": 4000 + number,
+        "items": 12_345,
+        "bytes": 6_780_000,
+        "making_s": 1.2,
+        "waiting_s": 2.5,
+        "waited_s": 3.8,
+        "shard": f"s3://bucket/train-{number:03}.tar",
+        "skipped": Skipped({"wds_decode: DecodeError": 3, "group_samples: DuplicateField": 1}),
+    }
+    return WorkerReport(**{**facts, **changes})
+
+
+def shown(report: LoadingReport, width: int = 140) -> list[str]:
+    console = Console(record=True, width=width, file=io.StringIO(), color_system=None)
+    console.print(report)
+    return console.export_text().splitlines()
+
+
+def test_the_table_tells_the_facts() -> None:
+    dispatcher = worker_report(2, name="The dispatching process")
+    lines = shown(LoadingReport(2, [worker_report(0), worker_report(1, skipped=Skipped())], dispatcher))
+    assert lines[0].startswith("2 epochs: 24,690 items, 13.6 MB, from 2 workers")
+    for number, name in enumerate(("Worker 0", "Worker 1", "The dispatching process")):
+        (row,) = [line for line in lines if name in line]
+        for fact in (str(4000 + number), "12,345", "6.78 MB", "1.2 s", "2.5 s", "3.8 s", f"train-{number:03}.tar"):
+            assert fact in row
+        assert row.split()[-2] == ("0" if number == 1 else "4")
+
+
+def test_the_table_of_a_real_loader(tmp_path: Path) -> None:
+    names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": "0", "cls": name}]) for name in "abcd"]
+    pipe = ShardList(names).sharding_filter().load_wds_shards().group_samples().wds_decode(on_error="skip")
+    with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
+        assert list(loader) == []
+        report = loader.reading_service.report()
+    lines = shown(report, width=80)
+    assert max(map(len, lines)) <= 80
+    assert "4 x wds_decode: DecodeError" in " ".join(line.strip() for line in lines)
+    for worker, shard in zip(report.workers, ("c.tar", "d.tar"), strict=True):
+        (row,) = [line for line in lines if worker.name in line]
+        assert str(worker.pid) in row
+        assert row.split()[-2:] == ["2", shard]
+
+
+@pytest.mark.parametrize("name", ["[red]a.tar", "a[bold]b.tar", ":smile:.tar", "[link=x]"])
+def test_a_shard_is_no_markup(name: str) -> None:
+    assert any(name in line for line in shown(LoadingReport(1, [worker_report(shard=f"data/{name}")])))
+
+
+def test_a_report_without_workers() -> None:
+    assert shown(ShardReadingService(2).report())[0].startswith("0 epochs: 0 items, 0 B, from 0 workers")
