@@ -22,6 +22,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -289,6 +290,17 @@ def dispatcher_killed(*rest: Any) -> str:
         next(items)
         threading.Timer(0.4, os.kill, [pids(dl)[-1], signal.SIGKILL]).start()
         return without_count(take(dl, 2, items))
+
+
+def dispatcher_killed_unseen() -> str:
+    """Kill the dispatching process while only its workers take notice."""
+    with loader(dispatched(acting(nap))) as dl:
+        items = iter(dl)
+        first = next(items)
+        time.sleep(0.4)
+        os.kill(pids(dl)[-1], signal.SIGKILL)
+        time.sleep(0.4)
+        return take(dl, 1, itertools.chain([first], items))
 
 
 def dispatching(act: Act) -> str:
@@ -685,6 +697,20 @@ def idling(top: str, ready: Any) -> None:
         time.sleep(600)
 
 
+def outlived(by: str, ready: Any) -> None:
+    """Be a main program whose main thread ends before another one that reads."""
+    ready()
+
+    def read_all() -> None:
+        time.sleep(1.5)
+        print(read(plain(Slow)), file=sys.stderr)
+
+    if by == "a thread":
+        threading.Thread(target=read_all).start()
+    else:
+        ThreadPoolExecutor(1).submit(read_all)
+
+
 def synchronized(how: str, act: Act, ready: Any) -> None:
     """Be the main programs of two ranks that wait for each other at each item, in a thread, as torchdata has it."""
     store = FOLDER / f"store of {os.getpid()}"
@@ -692,11 +718,12 @@ def synchronized(how: str, act: Act, ready: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dist.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank, timeout=timedelta(seconds=60))
-    # Rank 1 has the shard in whose middle its worker is busy; the other then waits for this rank.
     service = SequentialReadingService(DistributedReadingService(), ShardReadingService(2))
-    dl = DataLoader2(acting(act), reading_service=service)
+    dl = DataLoader2(acting(act, "b5" if how == "reading" else "b1"), reading_service=service)
     items = iter(dl)
-    next(items)
+    # By then, one rank waits for its worker, and the other waits for that rank.
+    begun = [next(items) for _ in range(3)]
+    assert begun in (["a0", "b0", "a1"], ["c0", "d0", "c1"])
     if rank == 1:
         threading.Timer(1, ready).start()
     if how == "waiting":
@@ -706,12 +733,10 @@ def synchronized(how: str, act: Act, ready: Any) -> None:
         KEPT.extend((dl, items))
         time.sleep(1)
     else:
-        taken = 1
         try:
-            for _ in items:
-                taken += 1
+            begun += items
         except Exception as error:
-            print(f"rank {rank}: {taken} {tell(error)}", file=sys.stderr)
+            print(f"rank {rank}: {begun} {tell(error)}", file=sys.stderr)
         dl.shutdown()
 
 
@@ -784,6 +809,7 @@ SCENARIOS: dict[str, Scenario] = {
         f"dispatcher: killed, {prefetch}, {top}": partial(dispatcher_killed, prefetch, top)
         for prefetch, top in itertools.product((0, 10), TOPS)
     },
+    "dispatcher: killed unseen": dispatcher_killed_unseen,
     "dispatcher: error": error_of_the_dispatched,
     "dispatcher: sys.exit(3)": partial(dispatching, partial(leave, 3)),
     "dispatcher: lock": partial(dispatching, lock),
@@ -825,6 +851,7 @@ SCENARIOS: dict[str, Scenario] = {
         f"exit {how}, {name}, {top}": partial(in_another_main, partial(leaving, how, BUSY[name], top))
         for how, (name, top) in zip([*HOWS, *HOWS], MAIN_TURNS, strict=False)
     },
+    **{f"outlived by {who}": partial(in_another_main, partial(outlived, who)) for who in ("a thread", "an executor")},
     "synchronized: exit": partial(in_another_main, partial(synchronized, "leaving", nap)),
     "synchronized: SIGINT": partial(signalled, signal.SIGINT, "group", partial(synchronized, "waiting", nap)),
     "synchronized: SIGTERM": partial(signalled, signal.SIGTERM, "group", partial(synchronized, "waiting", nap)),

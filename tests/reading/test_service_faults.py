@@ -184,6 +184,7 @@ OUTCOMES: dict[str, str] = {
         for ahead in (0, 10)
         for top in TOPS
     },
+    "dispatcher: killed unseen": r"\d+; " + killed("The dispatching process", shard=rf"The .* last is {SHARD}\."),
     "dispatcher: error": "15; "
     + raised(
         LOOKUP, 1, rf"LookupError in the dispatching process, whose last shard was {SHARD}\.\n.*in refuse\n", EARLY
@@ -227,6 +228,7 @@ OUTCOMES: dict[str, str] = {
     "timeout, stopped": r"WorkerTimeout: Worker 0 \(pid \d+\) has sent nothing .*",
     "timeout, dispatched": r"WorkerTimeout: Worker ([01]) \(pid of \1\) has sent nothing .* It takes the items of the "
     rf"dispatching process \(pid of 2\), which opened {SHARD} last\..*",
+    **{f"outlived by {who}": "ended with 0, 0 left" for who in ("a thread", "an executor")},
     "synchronized: exit": "ended with 0, 0 left",
     "synchronized: SIGINT": "ended with -2, 0 left",
     "synchronized: SIGTERM": "ended with -15, 0 left",
@@ -269,10 +271,11 @@ NOISES = {
     "end: BaseException, 3 workers": r"Process \S+:\nTraceback .*Aside: no exception\n",
     "end: KeyboardInterrupt, 2 workers": r"Process \S+:\nTraceback .*KeyboardInterrupt\n",
     "end: sys.exit(text), 2 workers": "good bye\n",
+    **{f"outlived by {who}": "60; end\n" for who in ("a thread", "an executor")},
     # torchdata's DistributedReadingService finds its module empty when it is collected at the end of the interpreter.
     "synchronized: exit": r"(Exception ignored in: .*TypeError: 'NoneType' object is not callable\n)?",
     "synchronized: SIGINT": r"(\[rank[01]\]: [^\n]*\n)+",
-    "synchronized: killed": rf"rank [01]: \d+ {killed('Worker [01]')}\n",
+    "synchronized: killed": rf"rank \d: \['a0', 'b0', .*\] {killed('Worker 1')}\n",
     "start: no memory": r"(Process \S+:\nTraceback .*?Cannot allocate memory\n){1,2}",
 }
 #: CPython leaves its pipes to a process open where ``os.fork``, or its second call of ``os.pipe``, fails; and where
@@ -290,7 +293,7 @@ GROUPS = {
     "beginnings": "^(start|spawn|forkserver|too many|no memory)",
     "deaths": "^(killed|another|dispatcher|after an error)",
     "random": "^random",
-    "ends": "^(shutdown|forgotten|fork:|two|in |begun|handled|timeout|synchronized|rest|no room)",
+    "ends": "^(shutdown|forgotten|fork:|two|in |begun|handled|timeout|outlived|synchronized|rest|no room)",
     "mains": "^(exit|SIG)",
 }
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import thread as executors
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -56,6 +57,7 @@ class Link:
         self._turn = threading.Lock()
         self._asked = self._answered = 0
         self._closed = False
+        self._reader = threading.current_thread()
         self._pid = 0
         self._watched: list[tuple[Link, BaseProcess]] = []
 
@@ -73,6 +75,7 @@ class Link:
         """Have the process begin an epoch; what is still on its way belongs to the one before."""
         with self._turn:
             self.epoch = epoch
+            self._reader = threading.current_thread()
             self._inlet.begin(epoch)
             self._inlet.tell(Command.RESET, payload)
 
@@ -205,8 +208,7 @@ class Link:
         """Raise if there is nothing to wait for any more."""
         if self._closed:
             raise RuntimeError(self._farewell())
-        # At its end, the interpreter first waits for threads, and ends the processes after that.
-        if not threading.main_thread().is_alive() and threading.current_thread() is not threading.main_thread():
+        if self._is_pointless():
             raise RuntimeError(f"The program has ended while {self.name} was waited for.")
 
     def _receive(self, look_around: bool) -> Message | None:
@@ -250,6 +252,14 @@ class Link:
     def _dead(self) -> tuple[Link, BaseProcess] | None:
         """Return the first process that has ended."""
         return next((each for each in self._watched if not is_running(each[1])), None)
+
+    def _is_pointless(self) -> bool:
+        """Whether the program has ended, and this thread fetches items for another one, as torchdata's FullSync does.
+
+        The interpreter waits for the threads of executors before it ends the processes that they may wait for.
+        """
+        thread = threading.current_thread()
+        return executors._shutdown and thread in executors._threads_queues and thread is not self._reader
 
     def _look(self) -> None:
         """See what the process was at, if it said so and nothing was received yet."""
