@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset.tariterators import tarfile_to_samples
 
-import wds_datapipes  # noqa: F401  registers the stages, and repairs torchdata
+from wds_datapipes import ShardReadingService  # which registers the stages, and repairs torchdata, too
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchdata's banner, which says that it is no longer developed
@@ -65,6 +65,12 @@ def our_pipe(urls: list[str], together: int) -> Any:
     return samples.batch(together, wrapper_class=list) if together > 1 else samples
 
 
+def ours(urls: list[str], together: int, workers: int) -> Iterable[Any]:
+    service = ShardReadingService(num_workers=workers)
+    loader: Iterable[Any] = DataLoader2(our_pipe(urls, together), reading_service=service)
+    return loader
+
+
 def dataloader2(urls: list[str], together: int, workers: int) -> Iterable[Any]:
     service = MultiProcessingReadingService(num_workers=workers)
     loader: Iterable[Any] = DataLoader2(our_pipe(urls, together), reading_service=service)
@@ -88,6 +94,7 @@ def webloader(urls: list[str], together: int, workers: int) -> Iterable[Any]:
 
 
 LOADERS: dict[str, tuple[Callable[[list[str], int, int], Iterable[Any]], str]] = {
+    "ShardReadingService (ours)": (ours, "1"),
     "DataLoader2, repaired (ours)": (dataloader2, "1"),
     "DataLoader2, unrepaired": (dataloader2, "0"),
     "DataLoader (ours inside)": (dataloader, "1"),
