@@ -16,9 +16,9 @@ over some time after the first third of a second. The time to the first item is 
 is what the loader adds to all processes together (PSS, so shared memory counts once), while everything that may be
 ahead is ahead.
 
-Measured, times WebLoader with one and two workers, on a machine that had other work to do: SMALL 25 and 27, BATCHES 6.2
-and 4.3, ARRAY 9.0 and 4.4, IMG 2.7 and 2.4. The main process spends 4.5 us on a sample of SMALL, where WebLoader's spends
-140, and 6.6 us on one of BATCHES, where it is 79.
+Measured, times WebLoader with one and two workers, on a machine that had other work to do: SMALL 25 and 27, BATCHES
+6.2 and 4.3, ARRAY 9.0 and 4.4, IMG 2.7 and 2.4. The main process spends 4.5 us on a sample of SMALL, where WebLoader's
+spends 140, and 6.6 us on one of BATCHES, where it is 79.
 """
 
 from __future__ import annotations
