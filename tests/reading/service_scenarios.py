@@ -186,7 +186,7 @@ def no_memory_for_the_page() -> str:
 
 def no_memory_for_a_moment() -> str:
     """Have memory run out in the thread that sends items which wait for others."""
-    with loader(Bulky(samples(), lambda: time.sleep(0.5), ""), 1, worker_init_fn=without_memory_once) as dl:
+    with loader(Bulky(samples(), partial(time.sleep, 0.5), ""), 1, worker_init_fn=without_memory_once) as dl:
         items = iter(dl)
         first = next(items)
         time.sleep(1)  # as long as nothing is taken, the others are sent together

@@ -381,12 +381,14 @@ def test_without_rich_the_line_is_there_and_the_table_says_what_is_missing() -> 
 def test_time_in_the_loop_is_not_that_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
 
-    def take_two_seconds(number: int) -> int:
-        now[0] += 2
-        return number
+    class TwoSecondsEach(IterDataPipe[int]):
+        def __iter__(self) -> Iterator[int]:
+            for number in range(5):
+                now[0] += 2
+                yield number
 
     monkeypatch.setattr(local, "perf_counter", lambda: now[0])
-    items = local.LocalItems(IterableWrapper(range(5)).map(take_two_seconds))
+    items = local.LocalItems(TwoSecondsEach())
     for _ in items:
         now[0] += 50
     found = items.report()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import IterDataPipe
-from torchdata.datapipes.utils import pin_memory_fn
+from torch.utils.data._utils import pin_memory as torch_pinning
 
 from wds_datapipes.reading.prefetching import Reader, work_for
 
@@ -103,4 +103,10 @@ def pinned(source: IterDataPipe[Any]) -> IterDataPipe[Any]:
     if not torch.cuda.is_available():
         warnings.warn("pin_memory=True has no effect, since CUDA is not available.", stacklevel=2)
         return source
-    return MemoryPinner(source, partial(pin_memory_fn, device=torch.cuda.current_device()))
+    return MemoryPinner(source, partial(_pin, torch.cuda.current_device()))
+
+
+def _pin(device: int, item: Any) -> Any:
+    torch.cuda.set_device(device)  # a new thread would begin with the first one, and take memory there
+    pin: Callable[[Any], Any] = torch_pinning.pin_memory
+    return pin(item)
