@@ -7,7 +7,6 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from socket import socket
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.reading.dispatching import run_dispatcher
-from wds_datapipes.reading.ending import end_processes
+from wds_datapipes.reading.ending import close_process, end_processes
 from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.report import LoadingReport
 from wds_datapipes.reading.serving import Job, run_worker
@@ -161,8 +160,7 @@ class Crew:
         for channel in self._channels:  # also of a process that could not be started
             channel.close()
         for process in self._processes:
-            with suppress(ValueError):  # not even SIGKILL has ended it yet
-                process.close()
+            close_process(process)
 
     def _links(self) -> list[Link]:
         """Return a link to each process, in the order in which they were started."""

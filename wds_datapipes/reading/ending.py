@@ -12,13 +12,16 @@ from typing import Any
 
 from wds_datapipes.reading.inbox import Inbox
 
-__all__ = ["GRACE_S", "end_processes", "end_service", "is_running"]
+__all__ = ["GRACE_S", "close_process", "end_processes", "end_service", "is_running"]
 
 #: How long a process may take to end by itself, in seconds. Nobody needs the item that it may be making.
 GRACE_S = 2.0
 
 #: How long a signal may take to end a process, in seconds.
 SIGNAL_S = 1.0
+
+#: Stands for the exit code of a process that nobody got to know.
+UNKNOWN = 255
 
 
 def end_processes(processes: Iterable[BaseProcess], inboxes: Sequence[Inbox] = (), *, grace_s: float = GRACE_S) -> None:
@@ -56,6 +59,15 @@ def is_running(process: BaseProcess) -> bool:
     return process.is_alive()
 
 
+def close_process(process: BaseProcess) -> None:
+    """Give back the descriptors of a process that has ended, also where nobody knows how."""
+    with suppress(ValueError):  # it is closed, or not even SIGKILL has ended it yet
+        if not is_running(process) and (popen := process._popen) is not None:  # type: ignore[attr-defined]  # not public
+            # Another thread has been told how it ended, and has not noted it yet; or the program ignores SIGCHLD.
+            popen.returncode = UNKNOWN if popen.returncode is None else popen.returncode
+        process.close()
+
+
 def end_service(service: Any) -> None:
     """End the processes of a ``MultiProcessingReadingService``, however far it got, and give back its descriptors."""
     from torchdata.dataloader2.communication.messages import TerminateRequest
@@ -86,7 +98,6 @@ def end_service(service: Any) -> None:
     for queue in requests:
         queue.close()
     for process in processes:
-        with suppress(ValueError):  # not even SIGKILL has ended it yet
-            process.close()
+        close_process(process)
     service._worker_processes = []
     service._dispatch_process = None
