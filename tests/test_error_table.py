@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-from wds_datapipes import ShardList, ShardReadingService, errors
+from wds_datapipes import ErrorBudget, ShardList, ShardReadingService, errors
 from wds_datapipes.core.optional import require
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.testing import build_shard
@@ -146,6 +146,14 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "UnsafeCodec": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "pyd": pickle.dumps(1)})).wds_decode()),
         r"unsafe=True",
+    ),
+    "ErrorBudgetExceeded": (
+        lambda folder: list(
+            samples(shard(folder, {"__key__": "a", "json": "{"})).wds_decode(
+                on_error=ErrorBudget(max_errors=0, warn=False)
+            )
+        ),
+        r"wds_decode had to pass over 1 of 1 items \(1 x DecodeError\)",
     ),
     "WorkerDied": (
         lambda folder: list(DataLoader2(Deadly(), reading_service=MultiProcessingReadingService(num_workers=1))),

@@ -11,9 +11,10 @@ from wds_datapipes.core.codecs.images import ImageDecoder
 from wds_datapipes.core.codecs.matching import handle_extension
 from wds_datapipes.core.naming import first_dot, last_dot
 from wds_datapipes.core.openers import register_opener
+from wds_datapipes.core.policy import ErrorBudget
 from wds_datapipes.core.types import Member, Sample
 from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
-from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, TupleMaker, TupleMapper
+from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.shards import ShardList
@@ -26,6 +27,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "DictMapper",
+    "ErrorBudget",
     "FieldRenamer",
     "ImageDecoder",
     "LoadingReport",
@@ -33,6 +35,7 @@ __all__ = [
     "Sample",
     "SampleDecoder",
     "SampleGrouper",
+    "SampleMapper",
     "SampleShuffler",
     "ShardList",
     "ShardLoader",

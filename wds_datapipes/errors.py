@@ -17,6 +17,7 @@
     │   ├── MissingField (ValueError)       a field that was asked for is not there
     │   └── DecodeError (ValueError)        a field's bytes are not what its name says
     │       └── UnsafeCodec                 the field's codec can run code, and that was not allowed
+    ├── ErrorBudgetExceeded (RuntimeError)  a stage had to pass over more than it was allowed to
     ├── WorkerDied (RuntimeError)           a worker process ended without a word
     ├── WorkerTimeout (TimeoutError)        a worker process has sent nothing for too long
     └── RankLost (RuntimeError)             another rank of a distributed run has failed, left, or is silent
@@ -30,6 +31,7 @@ __all__ = [
     "CorruptShard",
     "DecodeError",
     "DuplicateField",
+    "ErrorBudgetExceeded",
     "MissingDependency",
     "MissingField",
     "PatternError",
@@ -115,6 +117,10 @@ class DecodeError(SampleError, ValueError):
 
 class UnsafeCodec(DecodeError):
     """Decoding the field can run code, and that was not allowed."""
+
+
+class ErrorBudgetExceeded(WdsError, RuntimeError):
+    """A stage had to pass over more items than its `ErrorBudget` allows."""
 
 
 class WorkerDied(WdsError, RuntimeError):

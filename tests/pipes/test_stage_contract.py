@@ -40,6 +40,10 @@ def halve(value: int) -> int:
     return value // 2
 
 
+def halve_sample(sample: dict[str, int]) -> dict[str, int]:
+    return {"n": halve(sample["n"])}
+
+
 #: Every stage that has a functional name. A new one gets its row here.
 TABLE = {
     "group_samples": Stage(
@@ -47,6 +51,7 @@ TABLE = {
     ),
     "load_wds_shards": Stage(["a.tar", "b.tar.gz"], (), {}, ["c.tar"], ShardNotOpened, "c.tar"),
     "map_dict": Stage([{"n": 2}, {"n": 4}], (), {"n": halve}, [{"n": 3}], ValueError, "3 is odd"),
+    "map_samples": Stage([{"n": 2}, {"n": 4}], (halve_sample,), {}, [{"n": 3}], ValueError, "3 is odd"),
     "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
     "rename": Stage(SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingField, "'class;cls' was asked for"),
     "shuffle_samples": Stage(SAMPLES, (3,), {}, [], ValueError, "3 is odd"),

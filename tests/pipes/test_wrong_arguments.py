@@ -13,7 +13,12 @@ from torch.utils.data.datapipes.iter import IterableWrapper
     ("stage", "arguments", "options", "message"),
     [
         ("load_wds_shards", (), {"end_marker": "none"}, 'end_marker is "required" or "optional", not'),
-        ("load_wds_shards", (), {"on_error": "ignore"}, 'on_error is "raise", "warn", "skip" or a function'),
+        (
+            "load_wds_shards",
+            (),
+            {"on_error": "ignore"},
+            'on_error is "raise", "warn", "skip", an ErrorBudget or a function',
+        ),
         ("load_wds_shards", (), {"select_files": "*.txt"}, r"select_files is a function .* not '\*\.txt'"),
         ("load_wds_shards", (), {"rename_files": {"a": "b"}}, "rename_files is a function .* not {'a': 'b'}"),
         ("group_samples", (), {"key_rule": "last_dot"}, "key_rule is first_dot, last_dot or another .* not 'last_dot'"),

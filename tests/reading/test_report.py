@@ -20,7 +20,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
-from wds_datapipes.core.ledger import LATEST, LEDGER, Skipped
+from wds_datapipes.core.ledger import LATEST, LEDGER, Skipped, SkippedItem
 from wds_datapipes.core.openers import schemes
 from wds_datapipes.errors import WorkerDied
 from wds_datapipes.pipes.shards import ShardList
@@ -33,6 +33,8 @@ pytestmark = pytest.mark.usefixtures("own_ledger", "nothing_left")
 WORKERS = [0, 1, 2]
 
 NAP_S = 0.3
+
+LAST = SkippedItem("wds_decode", "DecodeError", "a.tar", "1", "cls", "the last one")
 
 
 @pytest.fixture
@@ -212,7 +214,8 @@ def test_no_credentials_are_told(workers: int, tmp_path: Path, monkeypatch: pyte
         assert len(list(loader)) == max(workers, 1)
         found = report(loader)
         assert [worker.shard for worker in found.workers] == ["test://***@host/good.tar?token=***"] * max(workers, 1)
-        assert "test://***@host/bad.tar?token=***" in found.skipped.latest[0]
+        assert found.skipped.latest[0].url == "test://***@host/bad.tar?token=***"
+        assert found.skipped.latest[0].url in found.skipped.latest[0].reason
         assert "secret" not in repr(found)
 
 
@@ -260,7 +263,7 @@ def test_what_was_passed_over_is_counted(workers: int, on_error: Any, shards: li
             assert found.counts == {what: epoch * count for what, count in EXPECTED.items()}
             assert found.total == epoch * 4
             assert len(found.latest) == epoch * 4
-            assert sum("TruncatedShard" in error for error in found.latest) == epoch * 2
+            assert sum(each.error == "TruncatedShard" for each in found.latest) == epoch * 2
         if workers == 2:
             each = [dict(worker.skipped.counts) for worker in report(loader).workers]
             assert each == [{"wds_decode: DecodeError": 4}, {"load_wds_shards: TruncatedShard": 4}]
@@ -319,7 +322,7 @@ def worker_report(number: int = 0, **changes: Any) -> WorkerReport:
         "waiting_s": 2.5,
         "waited_s": 3.75,
         "shard": f"s3://bucket/train-{number:03}.tar",
-        "skipped": Skipped({"wds_decode: DecodeError": 3, "group_samples: DuplicateField": 1}, ("the last one",)),
+        "skipped": Skipped({"wds_decode: DecodeError": 3, "group_samples: DuplicateField": 1}, (LAST,)),
     }
     return WorkerReport(**{**facts, **changes})
 
@@ -330,7 +333,7 @@ def test_the_line_tells_the_facts() -> None:
         "3 epochs: 24,690 items, 13.6 MB, from 2 workers; the loop waited 7.5 s for them, and they waited 5.0 s for "
         "the loop; passed over: 2 x group_samples: DuplicateField, 6 x wds_decode: DecodeError"
     )
-    assert found.skipped.latest == ("the last one", "the last one")
+    assert found.skipped.latest == (LAST, LAST)
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -143,7 +143,7 @@ def decode_samples(source: Iterable[Sample], chain: DecoderChain, on_error: OnEr
     """Decode samples by a chain, and pass over those with a field that fails, if the policy says so."""
     policy = ErrorPolicy(on_error, "wds_decode")
     plans: dict[str, _Plan | None] = {}
-    for sample in source:
+    for sample in policy.counted(source):
         if not isinstance(sample, dict):
             raise no_sample("wds_decode", sample)
         decoded = {}
@@ -157,7 +157,7 @@ def decode_samples(source: Iterable[Sample], chain: DecoderChain, on_error: OnEr
                     plan = plans[field] = chain.plan(field)
                 decoded[field] = value if plan is None else _decode_field(sample, field, plan, chain.partial)
         except DecodeError as error:
-            if policy.goes_on(error):
+            if policy.goes_on(error, sample, field=field):
                 continue
             break
         yield decoded

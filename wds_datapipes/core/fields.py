@@ -10,7 +10,7 @@ from wds_datapipes.core.policy import ErrorPolicy, OnError, note
 from wds_datapipes.core.types import Sample
 from wds_datapipes.errors import MissingField
 
-__all__ = ["Missing", "map_dict", "map_tuple", "no_sample", "parse_specs", "rename", "to_tuple"]
+__all__ = ["Missing", "map_dict", "map_samples", "map_tuple", "no_sample", "parse_specs", "rename", "to_tuple"]
 
 Missing: TypeAlias = Literal["raise", "none"]
 Function: TypeAlias = Callable[[Any], Any]
@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 #: No field has this name, so a sample's ``get`` returns None for it.
 NO_FIELD = "\0"
+
+#: What tells where a sample is from.
+ORIGIN = ("__key__", "__url__", "__local_path__")
 
 
 def parse_specs(specs: Sequence[str]) -> list[tuple[str, ...]]:
@@ -43,7 +46,7 @@ def to_tuple(
     alternatives = parse_specs(specs)
     # Samples have the same few sets of fields again and again; which of them to take is found out once for each.
     chosen: dict[tuple[str, ...], list[str]] = {}
-    for sample in source:
+    for sample in policy.counted(source):
         if not isinstance(sample, dict):
             raise no_sample("to_tuple", sample)
         names = chosen.get(fields := tuple(sample))
@@ -51,7 +54,7 @@ def to_tuple(
             try:
                 names = [_choose(sample, options, missing) for options in alternatives]
             except MissingField as error:
-                if policy.goes_on(error):
+                if policy.goes_on(error, sample):
                     continue
                 break
             _remember(chosen, fields, names)
@@ -67,7 +70,7 @@ def rename(
     alternatives = list(zip(new, parse_specs(list(new.values())), strict=True))
     taken = frozenset(name for _, names in alternatives for name in names)
     chosen: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # as above: the new names, and the old ones
-    for sample in source:
+    for sample in policy.counted(source):
         if not isinstance(sample, dict):
             raise no_sample("rename", sample)
         names = chosen.get(fields := tuple(sample))
@@ -76,11 +79,29 @@ def rename(
             try:
                 names = [*{**kept, **{name: _choose(sample, options) for name, options in alternatives}}.items()]
             except MissingField as error:
-                if policy.goes_on(error):
+                if policy.goes_on(error, sample):
                     continue
                 break
             _remember(chosen, fields, names)
         yield {name: sample[old] for name, old in names}
+    policy.finish()
+
+
+def map_samples(source: Iterable[T], function: Callable[[T], Any], *, on_error: OnError = "raise") -> Iterator[Any]:
+    """Yield what a function makes of each item; None leaves the item out."""
+    policy = ErrorPolicy(on_error, "map_samples")
+    for item in policy.counted(source):
+        told = {name: item[name] for name in ORIGIN if name in item} if isinstance(item, dict) else {}
+        try:
+            mapped = function(item)
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
+            if told:
+                note(error, f"This happened in map_samples, at {_told(told)}")
+            if policy.goes_on(error, told):
+                continue
+            break
+        if mapped is not None:
+            yield {**told, **mapped} if told and isinstance(mapped, dict) else mapped
     policy.finish()
 
 
@@ -89,7 +110,7 @@ def map_dict(
 ) -> Iterator[Sample]:
     """Yield each sample as a new dictionary with the functions applied to their fields."""
     policy = ErrorPolicy(on_error, "map_dict")
-    for sample in source:
+    for sample in policy.counted(source):
         if not isinstance(sample, dict):
             raise no_sample("map_dict", sample)
         mapped = sample.copy()
@@ -101,7 +122,7 @@ def map_dict(
                 mapped[field] = function(mapped[field])
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
             note(error, f"This happened in map_dict, at the field {field!r} of {_told(sample)}")
-            if policy.goes_on(error):
+            if policy.goes_on(error, sample, field=field):
                 continue
             break
         yield mapped
@@ -113,7 +134,7 @@ def map_tuple(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield each sequence as a tuple with the functions applied by position; None leaves one as it is."""
     policy = ErrorPolicy(on_error, "map_tuple")
-    for values in source:
+    for values in policy.counted(source):
         if isinstance(values, Mapping):
             raise TypeError("map_tuple takes tuples, and got a sample: put it after to_tuple, or use map_dict")
         mapped = list(values)

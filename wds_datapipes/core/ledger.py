@@ -5,11 +5,35 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-__all__ = ["LEDGER", "Ledger", "Skipped"]
+__all__ = ["LEDGER", "Ledger", "Skipped", "SkippedItem"]
 
 #: How many of the latest errors are kept whole.
 LATEST = 20
+
+
+class SkippedItem(NamedTuple):
+    """An item that a stage has passed over.
+
+    Attributes:
+        stage: the stage, such as ``"wds_decode"``.
+        error: the kind of error, such as ``"DecodeError"``.
+        url: the shard, without credentials, or "".
+        key: the sample, or "".
+        field: the field, or "".
+        reason: the error's message.
+    """
+
+    stage: str
+    error: str
+    url: str
+    key: str
+    field: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.error}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -18,11 +42,11 @@ class Skipped:
 
     Attributes:
         counts: how many items, by stage and kind of error, such as ``{"group_samples: DuplicateField": 3}``.
-        latest: the last few errors, oldest first.
+        latest: the last few of them, oldest first.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    latest: tuple[str, ...] = ()
+    latest: tuple[SkippedItem, ...] = ()
 
     @property
     def total(self) -> int:
@@ -48,7 +72,7 @@ class Ledger:
         self.entries = 0
         self.on_shard: Callable[[str], object] | None = None
         self._counts: Counter[str] = Counter()
-        self._latest: deque[str] = deque(maxlen=LATEST)
+        self._latest: deque[SkippedItem] = deque(maxlen=LATEST)
 
     def opened(self, shard: str) -> None:
         """Note that a shard was opened."""
@@ -56,11 +80,11 @@ class Ledger:
         if self.on_shard is not None:
             self.on_shard(shard)
 
-    def passed_over(self, stage: str, error: Exception) -> None:
+    def passed_over(self, item: SkippedItem) -> None:
         """Note that a stage passed over an item."""
         self.entries += 1
-        self._counts[f"{stage}: {type(error).__name__}"] += 1
-        self._latest.append(f"{stage}: {type(error).__name__}: {error}")
+        self._counts[f"{item.stage}: {item.error}"] += 1
+        self._latest.append(item)
 
     def skipped(self) -> Skipped:
         """Return what was passed over so far."""

@@ -36,7 +36,7 @@ def load_wds_shards(
     not complete, and the grouping stage drops the sample that may lack a field.
     """
     policy = ErrorPolicy(on_error, "load_wds_shards")
-    for address in source:
+    for address in policy.counted(source):
         if not isinstance(address, str | os.PathLike):
             raise TypeError(
                 f"load_wds_shards reads shards by their URL, so its source has to yield str, not "
@@ -58,7 +58,7 @@ def load_wds_shards(
                 )
             url.complete = True
         except ShardError as error:
-            if not policy.goes_on(error):
+            if not policy.goes_on(error, url=path):
                 break
         finally:
             url.complete = url.complete is True

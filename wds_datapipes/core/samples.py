@@ -82,6 +82,7 @@ def group_samples(
                     if sample is not None and len(sample) > len(origin):
                         yield sample
                     key, offsets = member_key, []
+                    policy.tried += 1
                     # After a key like a meta member's, a name that goes on with it may be that of a meta member.
                     prefix = f"{key}." if by_first_dot and key[:2] != "__" else NO_NAME
                     skip = len(prefix)
@@ -92,7 +93,7 @@ def group_samples(
                             seen.add(key)
                     elif on_returning_key == "raise":
                         sample = None
-                        if not policy.goes_on(ReturningKey(_returning(url, key, offset))):
+                        if not policy.goes_on(ReturningKey(_returning(url, key, offset)), url=url, key=key):
                             break
                     elif not returning_warned:
                         returning_warned = True
@@ -111,7 +112,8 @@ def group_samples(
             elif on_duplicate == "raise":
                 first = offsets[list(sample).index(field) - len(origin)]
                 sample = None
-                if not policy.goes_on(DuplicateField(_duplicate(url, name, key, field, first, offset))):
+                twice = DuplicateField(_duplicate(url, name, key, field, first, offset))
+                if not policy.goes_on(twice, url=url, key=key or "", field=field):
                     break
     except Exception:
         # A shard that ended well may have its last sample still in hand when the next one cannot be read.

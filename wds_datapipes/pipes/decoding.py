@@ -51,7 +51,7 @@ class SampleDecoder(IterDataPipe[Sample]):
         partial: let values pass that are not bytes, such as those decoded before; they are an error otherwise.
         unsafe: allow codecs that can run any code that is in the data: ``pyd pickle pkl``, and ``pth`` with other
             objects.
-        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the whole sample.
+        on_error: ``"raise"``; or, to pass over the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         by_extension: functions ``bytes -> value``, such as ``json=parse``, before all other decoders.
 
     Raises:

@@ -7,12 +7,21 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.fields import Function, Missing, map_dict, map_tuple, parse_specs, rename, to_tuple
+from wds_datapipes.core.fields import (
+    Function,
+    Missing,
+    map_dict,
+    map_samples,
+    map_tuple,
+    parse_specs,
+    rename,
+    to_tuple,
+)
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.types import Sample
 from wds_datapipes.pipes.registration import register_stage
 
-__all__ = ["DictMapper", "FieldRenamer", "TupleMaker", "TupleMapper"]
+__all__ = ["DictMapper", "FieldRenamer", "SampleMapper", "TupleMaker", "TupleMapper"]
 
 
 @register_stage("to_tuple")
@@ -28,7 +37,7 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
             same as ``"jpg;png", "cls"``. ``__key__`` and ``__url__`` may be asked for too.
         missing: what to do when none of the alternatives is there: ``"raise"``, or put ``None`` in its place
             (``"none"``).
-        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the sample.
+        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
         MissingField: a sample has none of the alternatives.
@@ -68,7 +77,7 @@ class FieldRenamer(IterDataPipe[Sample]):
     Args:
         source: yields samples.
         keep: also keep the fields that are not mentioned.
-        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the sample.
+        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         new: the new name, and the old one or several: ``image="jpg;png"`` takes the first that is there. All old names
             that are mentioned go.
 
@@ -100,6 +109,45 @@ class FieldRenamer(IterDataPipe[Sample]):
         yield from rename(self.source, self.new, keep=self.keep, on_error=self.on_error)
 
 
+@register_stage("map_samples")
+class SampleMapper(IterDataPipe[Any]):
+    """Apply a function to whole samples (functional name: ``map_samples``).
+
+    It differs from torch's ``.map()`` in three points: a sample for which the function returns None is left out; an
+    error is told with the sample's key and shard, and may be passed over; and where the function takes a sample and
+    returns a dict, the ``__key__``, ``__url__`` and ``__local_path__`` of the sample stay, unless it has its own.
+
+    Yields:
+        Any: what the function returns.
+
+    Args:
+        source: yields samples, or anything else.
+        function: called with each item.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first pass over the
+            item.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": "a", "cls": 3}, {"__key__": "b", "cls": 4}])
+        >>> list(samples.map_samples(lambda sample: {"odd": True} if sample["cls"] % 2 else None))
+        [{'__key__': 'a', 'odd': True}]
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(self, source: IterDataPipe[Any], function: Function, *, on_error: OnError = "raise") -> None:
+        super().__init__()
+        check_on_error(on_error)
+        if not callable(function):
+            raise TypeError(f"map_samples applies a function to each sample, and {function!r} is none")
+        self.source = source
+        self.on_error = on_error
+        self._function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from map_samples(self.source, self._function, on_error=self.on_error)
+
+
 @register_stage("map_dict")
 class DictMapper(IterDataPipe[Sample]):
     """Apply functions to fields by name (functional name: ``map_dict``).
@@ -109,7 +157,7 @@ class DictMapper(IterDataPipe[Sample]):
 
     Args:
         source: yields samples.
-        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the sample.
+        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         by_field: the field, and the function that is applied to its value.
 
     Raises:
@@ -149,7 +197,7 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
     Args:
         source: yields tuples or lists.
         by_place: one function for each element, from the first; ``None`` leaves its element as it is.
-        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the tuple.
+        on_error: ``"raise"``; or, to pass over the tuple, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
         ValueError: there are more functions than elements.

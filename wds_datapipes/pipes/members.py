@@ -37,8 +37,8 @@ class ShardLoader(IterDataPipe[Member]):
         ignore_zeros: go on behind an end marker, to read archives that were concatenated.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros that end a tar archive. Such an
             archive cannot be told from one that was cut between two files.
-        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the rest of a shard that
-            cannot be read. The sample that was being read when it failed is never handed on.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first pass over the
+            rest of a shard that cannot be read. The sample that was being read when it failed is never handed on.
         storage_options: what fsspec needs to open the shards, such as credentials.
 
     Raises:

@@ -43,7 +43,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         on_returning_key: what to do when files of a sample come after those of another sample of the same shard:
             ``"warn"`` once (they make up a sample of their own), ``"raise"`` or ``"ignore"``. The first 65,536 keys
             of a shard are remembered for this.
-        on_error: ``"raise"``, ``"warn"``, ``"skip"`` or a handler; the last three pass over the whole sample.
+        on_error: ``"raise"``; or, to pass over the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
         DuplicateField: a field occurs twice in a sample.
