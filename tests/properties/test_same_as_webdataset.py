@@ -1,0 +1,394 @@
+"""The same chain of stages here and in webdataset, on the same shards, some thousand times.
+
+Each chain is drawn at random, and written twice: for webdataset 1.0.2 and for this package. Both have to yield the same
+items, or the same items up to an error in both. Where they differ on purpose, the chains keep away, and say why.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.testing import build_shard
+
+#: How many chains there are without workers, and with each number of them.
+CHAINS = 3000
+WITH_WORKERS = 50
+
+# webdataset leaves files and pipes to the garbage collection.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than there are cores
+]
+
+Items = IterDataPipe[Any]
+Kind = str  # of the items: "raw" and "decoded" samples, "tuple", or "list" of one of these
+
+
+class Step(NamedTuple):
+    """A stage, in both packages.
+
+    Attributes:
+        told: what it is, for people.
+        theirs: adds it to a pipeline of webdataset.
+        ours: adds it to one of this package.
+        kind: of the items that it yields.
+        ordered: whether the order of the items is the same in both.
+        keeps_origin: whether what says where a sample is from stays in both.
+    """
+
+    told: str
+    theirs: Callable[[Any], Any]
+    ours: Callable[[Items], Items]
+    kind: Kind
+    ordered: bool = True
+    keeps_origin: bool = True
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """Sets of shards: many small ones, an empty one, one without any sample, and single ones."""
+    folder = tmp_path_factory.mktemp("shards")
+    rng = random.Random(7)
+    made = []
+    for number, counts in enumerate([(5,), (3, 4, 2), (1, 0, 6), (0,), (2, 2, 2, 2, 2, 2, 2)]):
+        names = [folder / f"set{number}-{shard}.tar" for shard in range(len(counts))]
+        made.append([shard(name, count, rng) for name, count in zip(names, counts, strict=True)])
+    return made
+
+
+def shard(path: Path, count: int, rng: random.Random) -> str:
+    samples = []
+    for number in range(count):
+        sample: dict[str, Any] = {"__key__": f"{path.stem}/{number:03}"}
+        sample["cls"] = b"%d" % rng.randrange(10)
+        sample["txt"] = "".join(rng.choices("abc \u00e4", k=rng.randrange(6))).encode()
+        if rng.random() < 0.7:
+            sample["meta.json"] = json.dumps({"n": number, "x": [1, None]}).encode()
+        if rng.random() < 0.5:
+            sample[rng.choice(["seg.txt", "a.b.cls"])] = b"7"
+        if rng.random() < 0.5:
+            buffer = io.BytesIO()
+            np.save(buffer, np.arange(rng.randrange(1, 4)))
+            sample["npy"] = buffer.getvalue()
+        samples.append(sample)
+    return build_shard(path, samples)
+
+
+# what users write
+
+
+def length(value: Any) -> int:
+    return len(value) if isinstance(value, (bytes, str, list, dict)) else -1
+
+
+def upper(value: Any) -> Any:
+    return value.upper()
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def plus_one(value: Any) -> Any:
+    return value + 1
+
+
+def fails_on_odd(value: Any) -> Any:
+    if int(value) % 2:
+        raise LookupError(f"{value} is odd")
+    return value
+
+
+def odd_only(sample: dict[str, Any]) -> dict[str, Any] | None:
+    return sample if int(sample["cls"]) % 2 else None
+
+
+def only_class(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"cls": sample["cls"]}
+
+
+def has_json(sample: dict[str, Any]) -> bool:
+    return "meta.json" in sample
+
+
+def no_text(name: str) -> bool:
+    return not name.endswith(".txt")
+
+
+def txt_to_text(name: str) -> str:
+    return name.replace(".txt", ".text")
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "length": length, "upper": upper, "same": same, "plus_one": plus_one, "fails_on_odd": fails_on_odd,
+}  # fmt: skip
+FIELDS = ["cls", "txt", "meta.json", "npy", "seg.txt", "json"]
+
+#: The words of this package, and the handlers of webdataset that do the same.
+POLICIES = [("raise", webdataset.reraise_exception), ("skip", webdataset.ignore_and_continue)]
+
+
+def decode(rng: random.Random) -> Step:
+    only = rng.choice([None, "cls", "cls meta.json", ["txt"]])
+    word, handler = rng.choice(POLICIES)
+    return Step(
+        f"decode(only={only}, {word})",
+        lambda pipe: pipe.decode(only=only, handler=handler),
+        lambda pipe: pipe.wds_decode(only=only, on_error=word),
+        "decoded" if only is None else "raw",
+    )
+
+
+def map_samples(rng: random.Random) -> Step:
+    function = rng.choice([odd_only, only_class, same])
+    word, handler = rng.choice(POLICIES)
+    return Step(
+        f"map({function.__name__}, {word})",
+        lambda pipe: pipe.map(function, handler=handler),
+        lambda pipe: pipe.map_samples(function, on_error=word),
+        "same",
+        keeps_origin=function is not only_class,  # webdataset keeps the key only
+    )
+
+
+def map_dict(rng: random.Random) -> Step:
+    field, function = rng.choice(FIELDS[:4]), rng.choice(list(FUNCTIONS))
+    word, handler = rng.choice(POLICIES)
+    return Step(
+        f"map_dict({field}={function}, {word})",
+        lambda pipe: pipe.map_dict(handler=handler, **{field: FUNCTIONS[function]}),
+        lambda pipe: pipe.map_dict(on_error=word, **{field: FUNCTIONS[function]}),
+        "same",
+    )
+
+
+def rename(rng: random.Random) -> Step:
+    new = {name: ";".join(rng.sample(FIELDS, rng.randrange(1, 3))) for name in rng.sample(["x", "y", "cls"], 2)}
+    keep = rng.random() < 0.8
+    word, handler = rng.choice(POLICIES)
+    return Step(
+        f"rename({new}, keep={keep}, {word})",
+        lambda pipe: pipe.rename(handler=handler, keep=keep, **new),
+        lambda pipe: pipe.rename(on_error=word, keep=keep, **new),
+        "same",
+        keeps_origin=keep,  # on purpose: without it, later errors could not say which sample it was
+    )
+
+
+def to_tuple(rng: random.Random) -> Step:
+    specs = [";".join(rng.sample(FIELDS, rng.randrange(1, 3))) for _ in range(rng.randrange(1, 4))]
+    specs = [" ".join(specs)] if rng.random() < 0.3 else specs
+    is_error = rng.random() < 0.5
+    word, handler = rng.choice(POLICIES)
+    return Step(
+        f"to_tuple({specs}, missing_is_error={is_error}, {word})",
+        lambda pipe: pipe.to_tuple(*specs, handler=handler, missing_is_error=is_error),
+        lambda pipe: pipe.to_tuple(*specs, missing="raise" if is_error else "none", on_error=word),
+        "tuple",
+    )
+
+
+def map_tuple(rng: random.Random) -> Step:
+    functions = [rng.choice([None, length, same, plus_one])]
+    word, handler = rng.choice(POLICIES)
+    return Step(
+        f"map_tuple({functions}, {word})",
+        lambda pipe: pipe.map_tuple(*functions, handler=handler),
+        lambda pipe: pipe.map_tuple(*functions, on_error=word),
+        "tuple",
+    )
+
+
+def select(rng: random.Random) -> Step:
+    return Step("select", lambda pipe: pipe.select(has_json), lambda pipe: pipe.filter(has_json), "same")
+
+
+def shuffle(rng: random.Random) -> Step:
+    size = rng.randrange(2, 6)
+    return Step(
+        f"shuffle({size})",
+        lambda pipe: pipe.shuffle(size, initial=size),
+        lambda pipe: pipe.shuffle_samples(size),
+        "same",
+        ordered=False,
+    )
+
+
+def listed(rng: random.Random) -> Step:
+    size, partial_too = rng.randrange(1, 4), rng.random() < 0.7
+    return Step(
+        f"batched({size}, None, {partial_too})",
+        lambda pipe: pipe.batched(size, collation_fn=None, partial=partial_too),
+        lambda pipe: pipe.batch(size, drop_last=not partial_too),
+        "list",
+    )
+
+
+def unlisted(rng: random.Random) -> Step:
+    return Step("unlisted", lambda pipe: pipe.unlisted(), lambda pipe: pipe.unbatch(), "items")
+
+
+def repeat(rng: random.Random) -> Step:
+    """webdataset repeats the whole pipeline, wherever this is written; so it comes last here."""
+    count = rng.randrange(1, 4)
+    return Step(f"repeat({count})", lambda pipe: pipe.repeat(count), lambda pipe: pipe.cycle(count), "same")
+
+
+#: What may follow items of a kind.
+MENU: dict[Kind, list[Callable[[random.Random], Step]]] = {
+    "raw": [decode, decode, map_samples, map_dict, rename, to_tuple, select, shuffle, listed],
+    "decoded": [map_samples, map_dict, rename, to_tuple, to_tuple, select, shuffle, listed],
+    "tuple": [map_tuple, shuffle, listed],
+    "list": [unlisted],
+}
+
+
+class Chain(NamedTuple):
+    """A source, and the stages behind it."""
+
+    source: dict[str, Any]
+    steps: list[Step]
+
+    def __str__(self) -> str:
+        return " | ".join([f"source{sorted(self.source)}", *(step.told for step in self.steps)])
+
+    @property
+    def ordered(self) -> bool:
+        return all(step.ordered for step in self.steps)
+
+
+def draw(rng: random.Random) -> Chain:
+    source: dict[str, Any] = {}
+    if rng.random() < 0.2:
+        source["select_files"] = no_text
+    if rng.random() < 0.2:
+        source["rename_files"] = txt_to_text
+    steps: list[Step] = []
+    kinds: list[Kind] = ["raw"]
+    for _ in range(rng.randrange(1, 7)):
+        step = rng.choice(MENU[kinds[-1]])(rng)
+        # What comes after a shuffle must not depend on the order: lists of other items could not be compared.
+        if step.kind == "list" and not all(earlier.ordered for earlier in steps):
+            continue
+        steps.append(step)
+        if step.kind == "list":
+            kinds.append("list")
+        elif step.kind == "items":
+            kinds.pop()
+        elif step.kind != "same":
+            kinds[-1] = step.kind
+    if rng.random() < 0.1:
+        steps.append(repeat(rng))
+    return Chain(source, steps)
+
+
+def theirs(chain: Chain, urls: Sequence[str]) -> Any:
+    pipe = webdataset.WebDataset(list(urls), shardshuffle=False, empty_check=False, **chain.source)
+    for step in chain.steps:
+        pipe = step.theirs(pipe)
+    return pipe
+
+
+def ours(chain: Chain, urls: Sequence[str]) -> Items:
+    pipe: Items = ShardList(urls).sharding_filter().load_wds_shards(**chain.source).group_samples()
+    for step in chain.steps:
+        pipe = step.ours(pipe)
+    return pipe
+
+
+class Outcome(NamedTuple):
+    """What came of a chain: its items, and whether an error ended it."""
+
+    items: list[Any]
+    failed: bool
+
+
+def outcome(items: Iterable[Any], chain: Chain) -> tuple[Outcome, Exception | None]:
+    got: list[Any] = []
+    origin = all(step.keeps_origin for step in chain.steps)
+    try:
+        got.extend(plain(item, origin) for item in items)
+    except Exception as error:
+        return Outcome(got, failed=True), error
+    return Outcome(got, failed=False), None
+
+
+def plain(item: Any, origin: bool) -> Any:
+    """Return an item as something that can be compared, with or without what says where a sample is from."""
+    if isinstance(item, dict):
+        return {name: plain(item[name], origin) for name in sorted(item) if origin or not name.startswith("__")}
+    if isinstance(item, tuple):
+        return tuple(plain(each, origin) for each in item)
+    if isinstance(item, list):
+        return [plain(each, origin) for each in item]
+    if isinstance(item, np.ndarray | torch.Tensor):
+        return ("array", np.asarray(item).tolist())
+    return item
+
+
+def in_any_order(items: Iterable[Any]) -> list[str]:
+    return sorted(map(repr, items))
+
+
+def assert_same(chain: Chain, urls: Sequence[str], their_items: Iterable[Any], our_items: Iterable[Any]) -> None:
+    (their, their_error), (our, our_error) = outcome(their_items, chain), outcome(our_items, chain)
+    told = f"{chain} on {[Path(url).name for url in urls]}: theirs {their_error!r}, ours {our_error!r}"
+    assert their.failed == our.failed, told
+    if chain.ordered and their.failed:
+        # Its batches leave when the item after them is there; so an error may overtake one.
+        assert their.items == our.items[: len(their.items)], told
+    elif chain.ordered:
+        assert their.items == our.items, told
+    elif not their.failed:  # else chance decides what came before the error
+        assert in_any_order(their.items) == in_any_order(our.items), told
+
+
+def chains(block: int, count: int) -> Iterator[Chain]:
+    rng = random.Random(block)
+    for _ in range(count):
+        yield draw(rng)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_a_chain_yields_the_same(block: int, sets: list[list[str]]) -> None:
+    rng = random.Random(block)
+    for chain in chains(block, CHAINS // 10):
+        urls = rng.choice(sets)
+        assert_same(chain, urls, theirs(chain, urls), ours(chain, urls))
+
+
+def loaded(pipe: Any, workers: int) -> Iterator[Any]:
+    yield from DataLoader(pipe, batch_size=None, num_workers=workers, collate_fn=same)
+
+
+def served(pipe: Items, workers: int) -> Iterator[Any]:
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
+        yield from loader
+
+
+@pytest.mark.parametrize("load", [loaded, served])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_chain_yields_the_same_in_workers(
+    workers: int, load: Callable[[Items, int], Iterator[Any]], sets: list[list[str]]
+) -> None:
+    rng = random.Random(workers)
+    for chain in chains(100 + workers, WITH_WORKERS):
+        # torch's DataLoader goes on with the other workers after the error of one, and webdataset's order with it.
+        urls = rng.choice(sets)
+        if outcome(theirs(chain, urls), chain)[0].failed:
+            continue
+        assert_same(chain, urls, loaded(theirs(chain, urls), workers), load(ours(chain, urls), workers))
