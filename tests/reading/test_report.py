@@ -309,6 +309,33 @@ def test_a_new_process_begins_with_an_empty_book(shards: list[str]) -> None:
         assert (worker.skipped, worker.shard) == (Skipped(), "")
 
 
+# a line for each epoch
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_one_line_tells_at_the_end_of_an_epoch_what_was_passed_over_in_it(
+    workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = ShardList([*shards, *shards, *shards]).sharding_filter().load_wds_shards(on_error="skip").group_samples()
+    with load(pipe.wds_decode(on_error="skip"), workers) as loader:
+        for epoch in (1, 2):
+            caplog.clear()
+            list(loader)
+            counts = {what: 3 * count for what, count in EXPECTED.items()}
+            told = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))
+            assert caplog.messages == [f"epoch {epoch}: passed over 12 items: {told}"]
+            assert caplog.records[0].name == "wds_datapipes"
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_epoch_without_errors_says_nothing(
+    workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with load(ShardList(shards[2]).sharding_filter().load_wds_shards(on_error="skip"), workers) as loader:
+        list(loader)
+    assert caplog.messages == []
+
+
 # a report for humans
 
 

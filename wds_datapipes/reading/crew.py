@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from socket import socket
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.reading.dispatching import run_dispatcher
 from wds_datapipes.reading.ending import close_process, end_processes
 from wds_datapipes.reading.link import Link
-from wds_datapipes.reading.report import LoadingReport
+from wds_datapipes.reading.report import LoadingReport, log_skipped
 from wds_datapipes.reading.serving import Job, run_worker
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, new_channel
@@ -192,6 +192,9 @@ class CrewItems(IterDataPipe[Any]):
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew  # torch would print an attribute of the parameter's name in each error
+        self._told: Mapping[str, int] = {}
 
     def __iter__(self) -> Iterator[Any]:
+        epoch = self._crew.workers[0].epoch
         yield from self._crew.items()
+        self._told = log_skipped(epoch, self._crew.report(epoch).skipped, self._told)

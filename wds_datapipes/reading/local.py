@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe
 from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.core.ledger import LEDGER
-from wds_datapipes.reading.report import WorkerReport
+from wds_datapipes.reading.report import WorkerReport, log_skipped
 from wds_datapipes.reading.seeding import returned
 
 __all__ = ["LocalItems"]
@@ -30,6 +30,8 @@ class LocalItems(IterDataPipe[Any]):
         self.source = source
         self._items = 0
         self._making_s = 0.0
+        self._epoch = 0
+        self._told: Mapping[str, int] = LEDGER.skipped().counts
 
     def __iter__(self) -> Iterator[Any]:
         begin = perf_counter()
@@ -38,6 +40,7 @@ class LocalItems(IterDataPipe[Any]):
             self._items += 1
             yield item
             begin = perf_counter()
+        self._told = log_skipped(self._epoch, LEDGER.skipped(), self._told)
 
     def reset_with(
         self,
@@ -46,6 +49,7 @@ class LocalItems(IterDataPipe[Any]):
         seed_generator: Any,
     ) -> None:
         """Call what is to be called at the beginning of an epoch."""
+        self._epoch += 1
         if iter_reset_fn is not None:
             self.source = returned("iter_reset_fn", iter_reset_fn(self.source))
         if worker_reset_fn is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from wds_datapipes.core.optional import require
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["LoadingReport", "WorkerReport"]
+__all__ = ["LoadingReport", "WorkerReport", "log_skipped"]
+
+LOGGER = logging.getLogger("wds_datapipes")
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,21 @@ class LoadingReport:
             row = (worker.name, str(worker.pid), f"{worker.items:,}", _size(worker.bytes), *seconds, total)
             table.add_row(*row, Text(worker.shard.rpartition("/")[2]))  # no markup, whatever brackets it has
         return table
+
+
+def log_skipped(epoch: int, skipped: Skipped, told: Mapping[str, int]) -> Mapping[str, int]:
+    """Log one line about what was passed over, if anything was that was not told of yet; return what was told by now.
+
+    Args:
+        epoch: the number of the epoch that has ended.
+        skipped: what was passed over in all epochs.
+        told: what this has returned last, or nothing.
+    """
+    new = {what: count - told.get(what, 0) for what, count in skipped.counts.items() if count > told.get(what, 0)}
+    if new:
+        counts = ", ".join(f"{count} x {what}" for what, count in sorted(new.items()))
+        LOGGER.warning("epoch %d: passed over %d items: %s", epoch, sum(new.values()), counts)
+    return skipped.counts
 
 
 def _within(name: str) -> str:
