@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-from wds_datapipes import ErrorBudget, ShardList, ShardReadingService, errors
+from wds_datapipes import DatasetSpec, ErrorBudget, ShardList, ShardReadingService, errors
 from wds_datapipes.core.optional import require
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.testing import build_shard
@@ -111,6 +111,10 @@ def read_failing(folder: Path) -> None:
 #: A situation that raises each error, and what its text says.
 TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "PatternError": (lambda folder: ShardList(f"{folder}/none-*.tar"), r"none-\*\.tar"),
+    "SpecError": (
+        lambda folder: DatasetSpec({"datasets": [{"shards": "a.tar", "scale": 2}]}),
+        r"datasets\[0\] has the unknown keys 'scale'",
+    ),
     "UnknownScheme": (lambda folder: members("nowhere://x.tar"), r"scheme 'nowhere'.*register_opener"),
     "MissingDependency": (
         lambda folder: require("no_such_module", extra="zst", purpose="read"),
@@ -146,6 +150,10 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "UnsafeCodec": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "pyd": pickle.dumps(1)})).wds_decode()),
         r"unsafe=True",
+    ),
+    "EmptySource": (
+        lambda folder: list(IterableWrapper([]).with_epoch(3)),
+        r"with_epoch has to yield 3 more items, and its source has ended without any",
     ),
     "ErrorBudgetExceeded": (
         lambda folder: list(

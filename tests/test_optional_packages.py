@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import wds_datapipes
-from wds_datapipes import ShardList
+from wds_datapipes import DatasetSpec, ShardList
 from wds_datapipes.core.openers.filesystems import EXTRAS
 from wds_datapipes.errors import MissingDependency
 
@@ -36,6 +36,11 @@ def load_zst(folder: Path) -> object:
     return list(ShardList(str(shard)).load_wds_shards())
 
 
+def read_yaml(folder: Path) -> object:
+    (folder / "spec.yaml").write_text("datasets: [{shards: a.tar}]")
+    return DatasetSpec(folder / "spec.yaml")
+
+
 #: What needs a package: the package, the extra that installs it, and something that needs it.
 NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("aiohttp", "http", load("http://127.0.0.1:9/a.tar")),
@@ -46,11 +51,12 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("msgpack", "msgpack", decode("mp")),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("s3fs", "s3", load("s3a://bucket/a.tar")),
+    ("yaml", "yaml", read_yaml),
     ("zstandard", "zst", load_zst),
 ]
 
 #: Where a package is not installed by its own name.
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def required() -> set[tuple[str, str]]:

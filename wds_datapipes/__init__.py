@@ -14,10 +14,16 @@ from wds_datapipes.core.openers import register_opener
 from wds_datapipes.core.policy import ErrorBudget
 from wds_datapipes.core.types import Member, Sample
 from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
+from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
 from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
 from wds_datapipes.pipes.members import ShardLoader
+from wds_datapipes.pipes.mock import MockSamples
+from wds_datapipes.pipes.mixing import SampleMixer
+from wds_datapipes.pipes.resampling import ShardResampler
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
-from wds_datapipes.pipes.shards import ShardList
+from wds_datapipes.pipes.selection import FieldSelector, KeyExtractor, KeyRenamer
+from wds_datapipes.pipes.shards import DatasetSpec, ShardList
+from wds_datapipes.pipes.streams import StreamComposer
 from wds_datapipes.reading.repairs import apply as _apply_repairs
 from wds_datapipes.reading.repairs import repairs
 
@@ -26,20 +32,30 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.reading.service import ShardReadingService
 
 __all__ = [
+    "DatasetSpec",
     "DictMapper",
+    "EpochCutter",
     "ErrorBudget",
     "FieldRenamer",
+    "FieldSelector",
     "ImageDecoder",
+    "KeyExtractor",
+    "KeyRenamer",
+    "LengthDeclarer",
     "LoadingReport",
     "Member",
+    "MockSamples",
     "Sample",
     "SampleDecoder",
     "SampleGrouper",
     "SampleMapper",
+    "SampleMixer",
     "SampleShuffler",
     "ShardList",
     "ShardLoader",
     "ShardReadingService",
+    "ShardResampler",
+    "StreamComposer",
     "TupleMaker",
     "TupleMapper",
     "WorkerReport",

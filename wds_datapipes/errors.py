@@ -2,6 +2,7 @@
 
     WdsError
     ├── PatternError (ValueError)           a shard pattern that cannot be expanded, or matches nothing
+    ├── SpecError (ValueError)              a dataset specification that is wrong
     ├── UnknownScheme (ValueError)          a URL scheme that no opener and no file system answers for
     ├── MissingDependency (ImportError)     an optional package is not installed
     ├── ShardError                          one shard cannot be read to its end
@@ -17,6 +18,7 @@
     │   ├── MissingField (ValueError)       a field that was asked for is not there
     │   └── DecodeError (ValueError)        a field's bytes are not what its name says
     │       └── UnsafeCodec                 the field's codec can run code, and that was not allowed
+    ├── EmptySource (ValueError)            a stage needs an item of its source, which yields none
     ├── ErrorBudgetExceeded (RuntimeError)  a stage had to pass over more than it was allowed to
     ├── WorkerDied (RuntimeError)           a worker process ended without a word
     ├── WorkerTimeout (TimeoutError)        a worker process has sent nothing for too long
@@ -31,6 +33,7 @@ __all__ = [
     "CorruptShard",
     "DecodeError",
     "DuplicateField",
+    "EmptySource",
     "ErrorBudgetExceeded",
     "MissingDependency",
     "MissingField",
@@ -41,6 +44,7 @@ __all__ = [
     "SampleError",
     "ShardError",
     "ShardNotOpened",
+    "SpecError",
     "TruncatedShard",
     "UnknownScheme",
     "UnsafeCodec",
@@ -57,6 +61,10 @@ class WdsError(Exception):
 
 class PatternError(WdsError, ValueError):
     """A shard pattern cannot be expanded, or nothing matches it."""
+
+
+class SpecError(WdsError, ValueError):
+    """A dataset specification cannot be read, or says what makes no sense."""
 
 
 class UnknownScheme(WdsError, ValueError):
@@ -117,6 +125,10 @@ class DecodeError(SampleError, ValueError):
 
 class UnsafeCodec(DecodeError):
     """Decoding the field can run code, and that was not allowed."""
+
+
+class EmptySource(WdsError, ValueError):
+    """A stage needs an item of its source, and the source yields none."""
 
 
 class ErrorBudgetExceeded(WdsError, RuntimeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,11 +16,13 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_random_seed
 
-from wds_datapipes import Member, ShardList
+from wds_datapipes import DatasetSpec, Member, MockSamples, ShardList
 from wds_datapipes.errors import DecodeError, DuplicateField, MissingField, ShardNotOpened, WdsError
 from wds_datapipes.testing import build_shard, check_stage
 
 SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": "text"} for key in range(5)]
+#: Stages that have no functional name, since they begin a pipeline.
+SOURCES = [ShardList, DatasetSpec, MockSamples]
 MEMBERS = [Member("a.tar", f"{key}.cls", b"1", key * 1024) for key in range(3)]
 
 
@@ -40,12 +43,24 @@ def halve(value: int) -> int:
     return value // 2
 
 
+def both(numbers: Iterator[int]) -> Iterator[int]:
+    for number in numbers:
+        yield number
+        yield -number
+
+
+def every_second(numbers: Iterator[int]) -> Iterator[int]:
+    return itertools.islice(numbers, 0, None, 2)
+
+
 def halve_sample(sample: dict[str, int]) -> dict[str, int]:
     return {"n": halve(sample["n"])}
 
 
 #: Every stage that has a functional name. A new one gets its row here.
 TABLE = {
+    "extract_keys": Stage(SAMPLES, ("c?s", ["txt"]), {}, [{"__key__": "x"}], MissingField, "a field like 'c.s'"),
+    "compose": Stage([2, 4], (both, every_second), {}, [], ValueError, "3 is odd"),
     "group_samples": Stage(
         MEMBERS, (), {}, [MEMBERS[0], MEMBERS[0]._replace(offset=512)], DuplicateField, "a.tar holds the field 'cls'"
     ),
@@ -53,12 +68,21 @@ TABLE = {
     "map_dict": Stage([{"n": 2}, {"n": 4}], (), {"n": halve}, [{"n": 3}], ValueError, "3 is odd"),
     "map_samples": Stage([{"n": 2}, {"n": 4}], (halve_sample,), {}, [{"n": 3}], ValueError, "3 is odd"),
     "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
+    "mix_samples": Stage(SAMPLES[:3], (IterableWrapper(SAMPLES[3:]),), {"stop": "all"}, [], ValueError, "3 is odd"),
     "rename": Stage(SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingField, "'class;cls' was asked for"),
+    "resample_wds_shards": Stage(["a.tar", "b.tar"], (4,), {}, [], ValueError, "3 is odd"),
+    "rename_keys": Stage(
+        SAMPLES, (("label", "c?s"),), {"text": "*.txt"}, [{"__key__": "x"}], MissingField, "to be called 'label'"
+    ),
+    "select_fields": Stage(SAMPLES, ("c?s",), {}, [{"__key__": "x"}], MissingField, "a field like 'c.s'"),
     "shuffle_samples": Stage(SAMPLES, (3,), {}, [], ValueError, "3 is odd"),
     "to_tuple": Stage(SAMPLES, ("cls", "txt"), {}, [{"__key__": "x"}], MissingField, "'cls' was asked for"),
     "wds_decode": Stage(
         SAMPLES, (), {"only": "cls"}, [{"__key__": "x", "cls": b"seven"}], DecodeError, "cls.*sample 'x'|'x'.*cls"
     ),
+    # It goes on where it stopped, so another iteration has the same items only if all are alike.
+    "with_epoch": Stage([1, 1, 1, 1], (3,), {}, [], ValueError, "3 is odd"),
+    "with_length": Stage(SAMPLES, (5,), {}, [], ValueError, "3 is odd"),
 }
 
 
@@ -120,6 +144,8 @@ def test_a_stage_keeps_the_contract(name: str) -> None:
 
 def test_the_source_keeps_the_contract() -> None:
     check_stage(lambda: ShardList("train-{00..03}.tar"))
+    check_stage(lambda: MockSamples({"__key__": "a", "cls": 1}, 3))
+    check_stage(lambda: DatasetSpec({"datasets": [{"shards": "a-{0..9}.tar", "resample": 5}, {"shards": "b.tar"}]}))
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -139,13 +165,13 @@ def test_an_error_arrives_with_its_type_and_text(name: str, workers: int) -> Non
     assert re.search(TABLE[name].text, str(error))
 
 
-@pytest.mark.parametrize("kind", [ShardList, *registered().values()])
+@pytest.mark.parametrize("kind", [*SOURCES, *registered().values()])
 def test_no_parameter_is_called_like_an_attribute_of_every_datapipe(kind: type[IterDataPipe[Any]]) -> None:
     """torch prints such attributes in the text of every error; ``functions`` would be its list of all stages."""
     assert not set(inspect.signature(kind).parameters) & set(dir(IterDataPipe))
 
 
-@pytest.mark.parametrize("kind", [ShardList, *registered().values()])
+@pytest.mark.parametrize("kind", [*SOURCES, *registered().values()])
 def test_a_stage_says_that_it_is_no_child(kind: type[IterDataPipe[Any]]) -> None:
     assert vars(kind)["_is_child_datapipe"] is False
 

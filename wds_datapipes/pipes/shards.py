@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from random import Random
 from typing import Any
 
+import torch
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.shards import expand_urls
+from wds_datapipes.core.specification import read_mixture
 
-__all__ = ["ShardList"]
+__all__ = ["DatasetSpec", "ShardList"]
 
 
 class ShardList(IterDataPipe[str]):
@@ -57,6 +60,83 @@ class ShardList(IterDataPipe[str]):
 
     def __len__(self) -> int:
         return len(self._listed.urls)
+
+
+class DatasetSpec(IterDataPipe[str]):
+    """List the shards of several datasets that are mixed in proportions, as a YAML or JSON file tells them.
+
+    The file holds the keys that webdataset's specifications have::
+
+        prefix: "s3://"                # before each URL; may be left out
+        buckets: ["training-data"]     # for datasets that name none; may be left out
+        datasets:
+          - name: books                # for messages
+            shards: ["books-{000..099}.tar"]
+            choose: 10                 # 10 of its 100 shards in each epoch
+          - buckets: web
+            shards: "crawl-{0000..0999}.tar"
+            resample: 0.5              # 500 draws in each epoch, with replacement
+
+    A URL is the prefix, the bucket and a slash, and the shard. It is expanded as by `ShardList`; a ``~`` at the
+    beginning of a bucket or a shard is the home directory. With ``choose``, an epoch has so many shards of the dataset,
+    each once; with ``resample``, so many draws with replacement; with neither, all shards. A whole number (``1``) is a
+    number of shards, and one with a point (``1.0``) a share of all, rounded, and at least one shard. ``scaleprob`` is
+    a share as well: ``scaleprob: 0.3`` means ``choose: 0.3``.
+
+    The shards come in the order of the file; put ``.shuffle()`` behind. Which are drawn changes with each epoch, and is
+    the same in all ranks and workers, since the loader gives the seed: the place for ``.sharding_filter()`` is behind.
+
+    Yields:
+        str: the URL of each shard of the epoch. ``len()`` tells how many there are.
+
+    Args:
+        spec: the path of a ``.yaml``, ``.yml`` or ``.json`` file, or what such a file holds. YAML needs the extra
+            ``yaml``.
+        storage_options: what fsspec needs to list a store, as in ``{"anon": True}``.
+
+    Raises:
+        SpecError: the specification has an unknown key, lacks one, or has a value that makes no sense.
+        PatternError: a pattern in it cannot be expanded, or matches nothing.
+        MissingDependency: PyYAML is not installed.
+
+    Examples:
+        >>> spec = DatasetSpec({"datasets": [{"shards": "a-{0..2}.tar"}, {"shards": "b-{0..9}.tar", "choose": 1}]})
+        >>> len(spec)
+        4
+        >>> list(spec)[:3]
+        ['a-0.tar', 'a-1.tar', 'a-2.tar']
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self, spec: str | os.PathLike[str] | Mapping[str, Any], *, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self._mixture = read_mixture(
+            spec, lambda pattern: expand_urls(pattern, variables=os.environ, storage_options=storage_options)
+        )
+        self._seed: int | None = None
+        self._rng = Random()
+
+    def set_seed(self, seed: int) -> DatasetSpec:
+        """Give the seed of the next epoch; loaders call this."""
+        self._seed = seed
+        return self
+
+    def reset(self) -> None:
+        """Begin an epoch, with the seed that was set for it or one from torch's generator."""
+        if self._mixture.is_random:
+            if self._seed is None:
+                self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            self._rng.seed(self._seed)
+        self._seed = None
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._mixture.draw(self._rng)
+
+    def __len__(self) -> int:
+        return len(self._mixture)
 
 
 class _Listed:

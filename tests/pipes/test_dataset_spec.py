@@ -1,0 +1,198 @@
+"""Mixtures of shard collections, read from files and dealt out by real loaders."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torch.utils.data.graph_settings import apply_random_seed
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import DatasetSpec, ShardReadingService
+from wds_datapipes.errors import PatternError, SpecError
+
+MIXTURE = {
+    "prefix": "s3://",
+    "buckets": ["main"],
+    "datasets": [
+        {"name": "books", "shards": ["a-{0..1}.tar::b.tar", "c.tar"]},
+        {"buckets": "web", "shards": "crawl-{00..19}.tar", "choose": 5},
+        {"shards": "rare-{0..2}.tar", "resample": 2.0},
+        {"shards": "seed-{0..9}.tar", "scaleprob": 0.3},
+    ],
+}
+BOOKS = [f"s3://main/{name}.tar" for name in ("a-0", "a-1", "b", "c")]
+
+
+def epoch(pipe: DatasetSpec, seed: int) -> list[str]:
+    apply_random_seed(pipe, torch.Generator().manual_seed(seed))
+    return list(pipe)
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
+def test_a_file_means_what_the_same_dict_means(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"spec.{suffix}"
+    path.write_text(json.dumps(MIXTURE) if suffix == "json" else yaml.safe_dump(MIXTURE))
+    for spec in (path, str(path)):
+        assert epoch(DatasetSpec(spec), 3) == epoch(DatasetSpec(MIXTURE), 3)
+
+
+def test_an_epoch_has_the_asked_numbers_in_the_order_of_the_file() -> None:
+    found = epoch(DatasetSpec(MIXTURE), 0)
+    assert len(found) == len(DatasetSpec(MIXTURE)) == 4 + 5 + 6 + 3
+    assert found[:4] == BOOKS
+    for part, prefix in (
+        (found[4:9], "s3://web/crawl-"),
+        (found[9:15], "s3://main/rare-"),
+        (found[15:], "s3://main/s"),
+    ):
+        assert part == sorted(part)
+        assert all(url.startswith(prefix) for url in part)
+    assert len(set(found[4:9])) == 5
+    assert len(set(found[15:])) == 3
+
+
+def test_each_seed_draws_anew_and_every_shard_gets_its_turn() -> None:
+    pipe = DatasetSpec(MIXTURE)
+    assert epoch(pipe, 1) == epoch(pipe, 1) == epoch(pickle.loads(pickle.dumps(pipe)), 1)
+    drawn = Counter(url for seed in range(100) for url in epoch(pipe, seed))
+    assert len(drawn) == 4 + 20 + 3 + 10
+    assert max(Counter(epoch(pipe, 5)[9:15]).values()) > 1
+
+
+def test_without_a_loader_the_seed_is_torchs() -> None:
+    pipe = DatasetSpec(MIXTURE)
+    torch.manual_seed(1)
+    first = list(pipe), list(pipe)
+    torch.manual_seed(1)
+    assert (list(pipe), list(pipe)) == first
+    assert first[0] != first[1]
+
+
+def test_what_draws_nothing_leaves_torchs_generator_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    assert list(DatasetSpec({"datasets": [{"shards": "{a,b}.tar"}]})) == ["a.tar", "b.tar"]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@given(st.integers(1, 60), st.sampled_from(["choose", "resample", "scaleprob"]), st.floats(0.001, 1))
+def test_a_share_is_rounded_and_never_nothing(shards: int, key: str, share: float) -> None:
+    pipe = DatasetSpec({"datasets": [{"shards": f"{{1..{shards}}}.tar", key: share}]})
+    found = list(pipe)
+    assert len(found) == len(pipe)
+    assert abs(len(pipe) - share * shards) <= 0.5 or len(pipe) == 1
+    if key != "resample":
+        assert len(set(found)) == len(found)
+
+
+def test_a_point_makes_a_share() -> None:
+    assert len(DatasetSpec({"datasets": [{"shards": "{1..9}.tar", "choose": 1}]})) == 1
+    assert len(DatasetSpec({"datasets": [{"shards": "{1..9}.tar", "choose": 1.0}]})) == 9
+    assert len(DatasetSpec({"dataset": [{"shards": "{1..9}.tar", "scaleprob": 1}]})) == 9
+    assert len(DatasetSpec({"datasets": [{"shards": "{1..9}.tar", "resample": 20}]})) == 20
+
+
+def test_home_variables_commands_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WDS_SET", "x-{0..1}")
+    for name in ("a.tar", "b.tar"):
+        (tmp_path / name).touch()
+    assert list(DatasetSpec({"buckets": "~", "datasets": [{"shards": "*.tar"}]})) == [
+        f"{tmp_path}/a.tar",
+        f"{tmp_path}/b.tar",
+    ]
+    assert list(DatasetSpec({"buckets": "s3://b", "datasets": [{"shards": "~/a.tar"}]})) == [f"{tmp_path}/a.tar"]
+    command = {"prefix": "pipe:gsutil cat ", "buckets": ["gs://b"], "datasets": [{"shards": "${SET}.tar"}]}
+    assert list(DatasetSpec(command)) == ["pipe:gsutil cat gs://b/x-0.tar", "pipe:gsutil cat gs://b/x-1.tar"]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_workers_deal_out_one_draw_and_the_next_epoch_has_another(workers: int) -> None:
+    spec = {"datasets": [{"shards": "a-{00..39}.tar", "choose": 15}, {"shards": "b-{0..4}.tar"}]}
+    loader = DataLoader2(DatasetSpec(spec).shuffle().sharding_filter(), reading_service=ShardReadingService(workers))
+    loader.seed(1)
+    epochs = [list(loader) for _ in range(3)]
+    loader.shutdown()
+    for found in epochs:
+        assert len(set(found)) == len(found) == 20
+    assert len({frozenset(found) for found in epochs}) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_persistent_workers_of_torch_deal_out_one_draw(workers: int) -> None:
+    pipe = DatasetSpec({"datasets": [{"shards": "a-{00..39}.tar", "choose": 15}]}).sharding_filter()
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    epochs = [sorted(loader) for _ in range(3)]
+    assert [len(set(found)) for found in epochs] == [15, 15, 15]
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ({"shards": "a.tar", "chose": 1}, r"datasets\[1\] has the unknown keys 'chose'; known are buckets, name"),
+        ({"shards": "a.tar", "choose": 1, "resample": 1}, r"datasets\[1\] \(web\) has resample and choose, and may"),
+        ({"shards": "{1..3}.tar", "choose": 4}, r"\(web\): choose is 4, and there are 3 shards"),
+        ({"shards": "{1..3}.tar", "choose": 1.5}, r"choose is 1\.5, and there are 3 shards"),
+        ({"shards": "{1..3}.tar", "scaleprob": 2}, r"scaleprob is 2\.0, and there are 3 shards"),
+        ({"shards": "a.tar", "resample": 0}, "resample is a number above 0, not 0"),
+        ({"shards": "a.tar", "resample": -1}, "resample is a number above 0, not -1"),
+        ({"shards": "a.tar", "choose": True}, "choose is a number above 0, not True"),
+        ({"shards": "a.tar", "choose": "3"}, "choose is a number above 0, not '3'"),
+        ({"shards": "a.tar", "resample": float("nan")}, "resample is a number above 0, not nan"),
+        ({}, r"datasets\[1\] \(web\) needs its shards .* has None"),
+        ({"shards": []}, r"needs its shards as a string or a list of strings, and has \[\]"),
+        ({"shards": [1]}, r"datasets\[1\] \(web\): shards is a string, not 1"),
+        ({"shards": "a.tar", "name": 1}, "name is a string, not 1"),
+        ({"shards": "a.tar", "buckets": ["a", "b"]}, "buckets is a string, or a list of one string"),
+        ({"shards": "{a.tar"}, r"datasets\[1\] \(web\): The braces in the shard pattern"),
+        ({"shards": ""}, r"datasets\[1\] \(web\): The shard pattern '' is empty"),
+    ],
+)
+def test_a_wrong_dataset_is_named_with_its_file(dataset: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    named = {"name": "web", **dataset}
+    path.write_text(yaml.safe_dump({"datasets": [{"shards": "x.tar"}, named]}))
+    with pytest.raises((SpecError, PatternError), match=rf"spec\.yaml, .*{message}"):
+        DatasetSpec(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("spec.yaml", "", "spec.yaml has to be a mapping .* not None"),
+        ("spec.yaml", "- a.tar", r"has to be a mapping .* not \['a.tar'\]"),
+        ("spec.yaml", "datasets: []", r"needs a list of at least one dataset .* has \[\]"),
+        ("spec.yaml", "datasets: [a.tar]", r"datasets\[0\] has to be a mapping .* not 'a.tar'"),
+        ("spec.yaml", "{datasets: [{shards: a}], dataset: [{shards: a}]}", "has both 'datasets' and 'dataset'"),
+        ("spec.yaml", "bucket: x", "has the unknown keys 'bucket'; known are prefix"),
+        ("spec.yaml", "prefix: 3\ndatasets: [{shards: a}]", "prefix is a string, not 3"),
+        ("spec.yaml", "a: [", "is no YAML of plain values"),
+        ("spec.yaml", "datasets: !!python/object/apply:os.getcwd []", "is no YAML of plain values"),
+        ("spec.json", "{", "spec.json is no JSON"),
+        ("spec.json", "\udcff", "spec.json is no text in UTF-8"),
+        ("spec.toml", "", r"ends in .yaml, .yml, .json, and '.*spec.toml' does not"),
+    ],
+)
+def test_a_wrong_file_is_named(name: str, text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(SpecError, match=message):
+        DatasetSpec(path)
+
+
+def test_what_is_no_file_is_said() -> None:
+    with pytest.raises(SpecError, match=r"none\.yaml cannot be read: No such file"):
+        DatasetSpec("none.yaml")
+    with pytest.raises(SpecError, match=r"the path of a .* file or a dict, not 3"):
+        DatasetSpec(3)  # type: ignore[arg-type]  # that is what is tested

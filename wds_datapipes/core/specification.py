@@ -1,0 +1,183 @@
+"""A mixture of shard collections, as a specification in a YAML or JSON file tells it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from wds_datapipes.core.optional import require
+from wds_datapipes.core.shards import split_patterns
+from wds_datapipes.errors import PatternError, SpecError
+
+__all__ = ["Collection", "Mixture", "read_mixture"]
+
+#: webdataset's documentation has called the last one by either name.
+TOP_KEYS = ("prefix", "buckets", "datasets", "dataset")
+DATASET_KEYS = ("buckets", "name", "shards", "resample", "choose", "scaleprob")
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class Collection(NamedTuple):
+    """Some shards, and how many of them an epoch has."""
+
+    name: str
+    urls: list[str]
+    taken: int
+    #: Whether ``taken`` are drawn with replacement; otherwise without.
+    again: bool
+
+
+class Mixture:
+    """All collections of a specification. It is no list, since torch looks into each of those for every epoch."""
+
+    def __init__(self, collections: list[Collection]) -> None:
+        self.collections = collections
+
+    def __len__(self) -> int:
+        return sum(collection.taken for collection in self.collections)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether anything is drawn."""
+        return any(some.again or some.taken < len(some.urls) for some in self.collections)
+
+    def draw(self, rng: Random) -> Iterator[str]:
+        """Yield the shards of an epoch, in the order of the specification."""
+        for _, urls, taken, again in self.collections:
+            if again:
+                yield from map(urls.__getitem__, sorted(rng.choices(range(len(urls)), k=taken)))
+            elif taken < len(urls):
+                yield from map(urls.__getitem__, sorted(rng.sample(range(len(urls)), taken)))
+            else:
+                yield from urls
+
+
+def read_mixture(spec: object, expand: Callable[[str], list[str]]) -> Mixture:
+    """Read a specification.
+
+    Args:
+        spec: the path of a file, or what such a file holds.
+        expand: makes the URLs of shards from a pattern.
+
+    Raises:
+        SpecError: the specification is wrong.
+        PatternError: a pattern in it cannot be expanded, or matches nothing.
+        MissingDependency: it is a YAML file, and PyYAML is not installed.
+    """
+    if isinstance(spec, Mapping):
+        where: str = "the given specification"
+        content: object = spec
+    elif isinstance(spec, str | os.PathLike):
+        where = os.fspath(spec)
+        content = _loaded(where)
+    else:
+        raise SpecError(f"A specification is the path of a {', '.join(SUFFIXES)} file or a dict, not {spec!r}")
+    top = _mapping(content, where, TOP_KEYS)
+    if "datasets" in top and "dataset" in top:
+        raise SpecError(f"{where} has both 'datasets' and 'dataset'. Put all into the first")
+    datasets = top.get("datasets", top.get("dataset"))
+    if not isinstance(datasets, list) or not datasets:
+        raise SpecError(f"{where} needs a list of at least one dataset under 'datasets', and has {datasets!r}")
+    prefix = _text(top.get("prefix", ""), where, "prefix")
+    return Mixture(
+        [
+            _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), expand)
+            for number, dataset in enumerate(datasets)
+        ]
+    )
+
+
+def _loaded(path: str) -> object:
+    """Return what a file holds."""
+    if not path.endswith(SUFFIXES):
+        raise SpecError(f"A specification is a file that ends in {', '.join(SUFFIXES)}, and {path!r} does not")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"The specification {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"The specification {path} is no text in UTF-8: {error}") from error
+    if path.endswith(".json"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise SpecError(f"The specification {path} is no JSON: {error}") from error
+    yaml = require("yaml", extra="yaml", purpose=f"read the specification {path}")
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(f"The specification {path} is no YAML of plain values: {error}") from error
+
+
+def _collection(
+    dataset: object, where: str, prefix: str, buckets: object, expand: Callable[[str], list[str]]
+) -> Collection:
+    found = _mapping(dataset, where, DATASET_KEYS)
+    bucket = _bucket(found.get("buckets", buckets), where)
+    name = _text(found.get("name", f"@{bucket}"), where, "name")
+    where = f"{where} ({name})"
+    shards = found.get("shards")
+    patterns = [shards] if isinstance(shards, str) else shards
+    if not isinstance(patterns, list) or not patterns:
+        raise SpecError(f"{where} needs its shards as a string or a list of strings, and has {shards!r}")
+    urls: list[str] = []
+    try:
+        for text in patterns:
+            for part in split_patterns(_text(text, where, "shards")):
+                urls += expand(prefix + os.path.join(_home(bucket), _home(part)))  # noqa: PTH118  URLs are no paths
+    except PatternError as error:
+        raise PatternError(f"{where}: {error}") from error
+    given = [key for key in ("resample", "choose", "scaleprob") if key in found]
+    if len(given) > 1:
+        raise SpecError(f"{where} has {' and '.join(given)}, and may have one of them")
+    if not given:
+        return Collection(name, urls, len(urls), again=False)
+    key = given[0]
+    return Collection(name, urls, _count(key, found[key], len(urls), where), again=key == "resample")
+
+
+def _count(key: str, value: object, shards: int, where: str) -> int:
+    """Return how many shards an epoch has, where it is given as a number or as a share of all."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise SpecError(f"{where}: {key} is a number above 0, not {value!r}")
+    if key == "scaleprob":
+        value = float(value)
+    if key != "resample" and value > (shards if isinstance(value, int) else 1):
+        raise SpecError(
+            f"{where}: {key} is {value!r}, and there are {shards} shards, each of which it takes once at most. "
+            f"Use resample to take some of them more than once"
+        )
+    return value if isinstance(value, int) else max(1, math.floor(value * shards + 0.5))
+
+
+def _bucket(buckets: object, where: str) -> str:
+    """Return the one bucket of a dataset, or nothing if it has none."""
+    several = [buckets] if isinstance(buckets, str) else buckets
+    if not isinstance(several, list) or len(several) > 1:
+        raise SpecError(f"{where}: buckets is a string, or a list of one string, not {buckets!r}")
+    return _text(several[0], where, "buckets") if several else ""
+
+
+def _mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return a mapping that has none but these keys."""
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{where} has to be a mapping with some of the keys {', '.join(keys)}, not {value!r}")
+    unknown = [key for key in value if key not in keys]
+    if unknown:
+        raise SpecError(f"{where} has the unknown keys {', '.join(map(repr, unknown))}; known are {', '.join(keys)}")
+    return value
+
+
+def _text(value: object, where: str, key: str) -> str:
+    if not isinstance(value, str):
+        raise SpecError(f"{where}: {key} is a string, not {value!r}")
+    return value
+
+
+def _home(path: str) -> str:
+    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111  a Path would change the text
