@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -157,3 +158,12 @@ def test_one_seed_gives_new_epochs_and_the_same_run_again(pattern: str, workers:
     assert first[0] != first[1] != first[2] != first[0]
     assert run(1) == first
     assert run(2) != first
+
+
+@pytest.mark.filterwarnings("ignore:Local function is not supported by pickle")
+def test_lambdas_reach_forked_workers_of_torch() -> None:
+    """torch pickles the collections in a stage's attributes, and would fail on those that hold a lambda."""
+    pipe = IterableWrapper([{"n": 1}, {"n": 2}]).sharding_filter().compose(lambda samples: list(samples))
+    pipe = pipe.map_dict(n=lambda n: 10 * n).map_samples(lambda sample: sample).to_tuple("n").map_tuple(lambda n: n + 1)
+    loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert [tuple(item) for item in loader] == [(11,), (21,)]

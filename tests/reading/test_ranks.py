@@ -31,6 +31,12 @@ WORKERS = (0, 1, 2, 3)
 #: How many numbers each rank has of the scenarios'.
 SHARE = 20
 
+#: How long all scenarios together may take before they count as a hang, in seconds: some minutes on a busy machine.
+LIMIT_S = 400
+
+# The fixtures run many of them at once.
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
+
 Told = list[dict[str, Any]]
 Sample = list[Any]  # its key, and the seed of a stage behind the split
 
@@ -38,7 +44,7 @@ Sample = list[Any]  # its key, and the seed of a stage behind the split
 def torchrun(ranks: int, *arguments: str | Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
-    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=115)
+    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
 
 
@@ -56,7 +62,7 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the ranks of all scenarios have left what they tell."""
     folder = tmp_path_factory.mktemp("lost")
-    subprocess.run([sys.executable, SCRIPT, "lost", folder], check=True, timeout=115)
+    subprocess.run([sys.executable, SCRIPT, "lost", folder], check=True, timeout=LIMIT_S)
     return folder
 
 

@@ -19,7 +19,7 @@ from wds_datapipes.core.fields import (
 )
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.types import Sample
-from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.registration import Hidden, register_stage
 
 __all__ = ["DictMapper", "FieldRenamer", "SampleMapper", "TupleMaker", "TupleMapper"]
 
@@ -181,10 +181,10 @@ class DictMapper(IterDataPipe[Sample]):
                 raise TypeError(f"map_dict applies a function to the field {field!r}, and {function!r} is none")
         self.source = source
         self.on_error = on_error
-        self._functions = by_field
+        self._functions = Hidden(by_field)
 
     def __iter__(self) -> Iterator[Sample]:
-        yield from map_dict(self.source, self._functions, on_error=self.on_error)
+        yield from map_dict(self.source, self._functions.value, on_error=self.on_error)
 
 
 @register_stage("map_tuple")
@@ -219,8 +219,8 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
             if function is not None and not callable(function):
                 raise TypeError(f"map_tuple applies functions, or None to leave an element as it is, not {function!r}")
         self.source = source
-        self._functions = by_place
+        self._functions = Hidden(by_place)
         self.on_error = on_error
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        yield from map_tuple(self.source, self._functions, on_error=self.on_error)
+        yield from map_tuple(self.source, self._functions.value, on_error=self.on_error)

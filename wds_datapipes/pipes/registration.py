@@ -1,15 +1,16 @@
-"""Gives a datapipe class its functional name."""
+"""What every stage needs: its functional name, and a place for what torch must not look into."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch.utils.data import IterDataPipe
 
-__all__ = ["register_stage"]
+__all__ = ["Hidden", "register_stage"]
 
+T = TypeVar("T")
 C = TypeVar("C", bound=type[IterDataPipe[Any]])
 
 
@@ -36,3 +37,17 @@ def register_stage(name: str) -> Callable[[C], C]:
         return stage
 
     return register
+
+
+class Hidden(Generic[T]):
+    """Holds a collection out of sight of torch.
+
+    torch pickles every collection in an attribute to look for datapipes in it, again for each epoch. That takes long
+    with a million URLs, and is an error with a lambda.
+
+    Attributes:
+        value: what is held.
+    """
+
+    def __init__(self, value: T) -> None:
+        self.value = value
