@@ -10,7 +10,18 @@ from wds_datapipes.core.policy import ErrorPolicy, OnError, note
 from wds_datapipes.core.types import Sample
 from wds_datapipes.errors import MissingField
 
-__all__ = ["Missing", "map_dict", "map_samples", "map_tuple", "no_sample", "parse_specs", "rename", "to_tuple"]
+__all__ = [
+    "Missing",
+    "map_dict",
+    "map_samples",
+    "map_tuple",
+    "no_sample",
+    "parse_specs",
+    "remember",
+    "rename",
+    "to_tuple",
+    "told",
+]
 
 Missing: TypeAlias = Literal["raise", "none"]
 Function: TypeAlias = Callable[[Any], Any]
@@ -57,7 +68,7 @@ def to_tuple(
                 if policy.goes_on(error, sample):
                     continue
                 break
-            _remember(chosen, fields, names)
+            remember(chosen, fields, names)
         yield tuple(map(sample.get, names))
     policy.finish()
 
@@ -82,7 +93,7 @@ def rename(
                 if policy.goes_on(error, sample):
                     continue
                 break
-            _remember(chosen, fields, names)
+            remember(chosen, fields, names)
         yield {name: sample[old] for name, old in names}
     policy.finish()
 
@@ -91,17 +102,17 @@ def map_samples(source: Iterable[T], function: Callable[[T], Any], *, on_error: 
     """Yield what a function makes of each item; None leaves the item out."""
     policy = ErrorPolicy(on_error, "map_samples")
     for item in policy.counted(source):
-        told = {name: item[name] for name in ORIGIN if name in item} if isinstance(item, dict) else {}
+        origin = {name: item[name] for name in ORIGIN if name in item} if isinstance(item, dict) else {}
         try:
             mapped = function(item)
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
-            if told:
-                note(error, f"This happened in map_samples, at {_told(told)}")
-            if policy.goes_on(error, told):
+            if origin:
+                note(error, f"This happened in map_samples, at {told(origin)}")
+            if policy.goes_on(error, origin):
                 continue
             break
         if mapped is not None:
-            yield {**told, **mapped} if told and isinstance(mapped, dict) else mapped
+            yield {**origin, **mapped} if origin and isinstance(mapped, dict) else mapped
     policy.finish()
 
 
@@ -121,7 +132,7 @@ def map_dict(
                     _choose(sample, (field,))
                 mapped[field] = function(mapped[field])
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
-            note(error, f"This happened in map_dict, at the field {field!r} of {_told(sample)}")
+            note(error, f"This happened in map_dict, at the field {field!r} of {told(sample)}")
             if policy.goes_on(error, sample, field=field):
                 continue
             break
@@ -173,14 +184,16 @@ def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") 
     if missing == "none":
         return NO_FIELD
     fields = [name for name in sample if name[:2] != "__"]
-    raise MissingField(f"the field {';'.join(names)!r} was asked for, and {_told(sample)} has {fields}")
+    raise MissingField(f"the field {';'.join(names)!r} was asked for, and {told(sample)} has {fields}")
 
 
-def _remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:
+def remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:
+    """Keep what was found for samples that have these fields, but not for ever more of them."""
     if len(chosen) > 1000:  # samples whose fields are never the same again
         chosen.clear()
     chosen[fields] = names
 
 
-def _told(sample: Sample) -> str:
+def told(sample: Sample) -> str:
+    """Say which sample it is, for a message."""
     return f"the sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__', 'an unknown shard')))}"
