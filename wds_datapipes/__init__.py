@@ -13,17 +13,20 @@ from wds_datapipes.core.naming import first_dot, last_dot
 from wds_datapipes.core.openers import register_opener
 from wds_datapipes.core.policy import ErrorBudget
 from wds_datapipes.core.types import Member, Sample
+from wds_datapipes.pipes.batches import SampleUnbatcher
+from wds_datapipes.pipes.caching import CachedSamples
 from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
 from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
 from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
 from wds_datapipes.pipes.members import ShardLoader
-from wds_datapipes.pipes.mock import MockSamples
 from wds_datapipes.pipes.mixing import SampleMixer
+from wds_datapipes.pipes.mock import MockSamples
 from wds_datapipes.pipes.resampling import ShardResampler
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.selection import FieldSelector, KeyExtractor, KeyRenamer
 from wds_datapipes.pipes.shards import DatasetSpec, ShardList
 from wds_datapipes.pipes.streams import StreamComposer
+from wds_datapipes.pipes.subsets import EmptinessChecker, SampleSlicer, SampleThinner
 from wds_datapipes.reading.repairs import apply as _apply_repairs
 from wds_datapipes.reading.repairs import repairs
 
@@ -32,8 +35,10 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.reading.service import ShardReadingService
 
 __all__ = [
+    "CachedSamples",
     "DatasetSpec",
     "DictMapper",
+    "EmptinessChecker",
     "EpochCutter",
     "ErrorBudget",
     "FieldRenamer",
@@ -51,6 +56,9 @@ __all__ = [
     "SampleMapper",
     "SampleMixer",
     "SampleShuffler",
+    "SampleSlicer",
+    "SampleThinner",
+    "SampleUnbatcher",
     "ShardList",
     "ShardLoader",
     "ShardReadingService",

@@ -69,14 +69,20 @@ TABLE = {
     "map_samples": Stage([{"n": 2}, {"n": 4}], (halve_sample,), {}, [{"n": 3}], ValueError, "3 is odd"),
     "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
     "mix_samples": Stage(SAMPLES[:3], (IterableWrapper(SAMPLES[3:]),), {"stop": "all"}, [], ValueError, "3 is odd"),
+    "non_empty": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
     "rename": Stage(SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingField, "'class;cls' was asked for"),
     "resample_wds_shards": Stage(["a.tar", "b.tar"], (4,), {}, [], ValueError, "3 is odd"),
     "rename_keys": Stage(
         SAMPLES, (("label", "c?s"),), {"text": "*.txt"}, [{"__key__": "x"}], MissingField, "to be called 'label'"
     ),
+    "rsample": Stage(SAMPLES, (1,), {}, [], ValueError, "3 is odd"),
     "select_fields": Stage(SAMPLES, ("c?s",), {}, [{"__key__": "x"}], MissingField, "a field like 'c.s'"),
     "shuffle_samples": Stage(SAMPLES, (3,), {}, [], ValueError, "3 is odd"),
+    "slice_samples": Stage(SAMPLES, (0, None, 2), {}, [], ValueError, "3 is odd"),
     "to_tuple": Stage(SAMPLES, ("cls", "txt"), {}, [{"__key__": "x"}], MissingField, "'cls' was asked for"),
+    "unbatch_samples": Stage(
+        [{"n": [1, 2], "m": [3, 4]}], (), {}, [{"n": [1, 2], "m": [3]}], ValueError, r"2 in batch\['n'\] and 1 in batch"
+    ),
     "wds_decode": Stage(
         SAMPLES, (), {"only": "cls"}, [{"__key__": "x", "cls": b"seven"}], DecodeError, "cls.*sample 'x'|'x'.*cls"
     ),

@@ -1,0 +1,105 @@
+"""From batches back to single samples."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["unbatch_samples"]
+
+#: What a batch may be made of.
+KINDS = "tensors, arrays and lists"
+
+
+def unbatch_samples(source: Iterable[Any], *, nested_lists: bool = False, copy: bool = False) -> Iterator[Any]:
+    """Yield the samples of each batch, which are as the batch is: a dict of columns is taken apart into dicts."""
+    for batch in source:
+        columns = list(_columns(batch, (), nested_lists))
+        if not columns:
+            raise ValueError(
+                f"unbatch_samples takes batches, which are made of columns ({KINDS}), and got a "
+                f"{type(batch).__name__} without any"
+            )
+        path, count = columns[0]
+        for other, length in columns:
+            if length != count:
+                lists = "" if nested_lists else ". A list in a batch is one column, unless nested_lists=True is passed"
+                raise ValueError(
+                    f"unbatch_samples takes batches whose columns have one length, and got one with {count} in "
+                    f"{_place(path)} and {length} in {_place(other)}{lists}"
+                )
+        yield from _rows(batch, (), nested_lists, copy)
+
+
+def _columns(value: Any, path: tuple[Any, ...], nested_lists: bool) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield where each column of a batch is, and its length."""
+    parts = _parts(value, path, nested_lists)
+    if parts is None:
+        yield path, len(value)
+    else:
+        for name, part in parts:
+            yield from _columns(part, (*path, name), nested_lists)
+
+
+def _rows(value: Any, path: tuple[Any, ...], nested_lists: bool, copy: bool) -> Iterator[Any]:
+    """Yield the samples of a batch, or of a part of one."""
+    parts = _parts(value, path, nested_lists)
+    if parts is None:
+        return _elements(value, copy)
+    names = [name for name, _ in parts]
+    rows: Iterator[tuple[Any, ...]] = itertools.repeat(())  # of a group without columns; the lengths are compared above
+    if parts:
+        rows = zip(*(_rows(part, (*path, name), nested_lists, copy) for name, part in parts), strict=False)
+    if isinstance(value, Mapping):
+        return (dict(zip(names, row, strict=True)) for row in rows)
+    if isinstance(value, list):
+        return map(list, rows)
+    return map(value._make, rows) if hasattr(value, "_make") else rows
+
+
+def _parts(value: Any, path: tuple[Any, ...], nested_lists: bool) -> list[tuple[Any, Any]] | None:
+    """Return the parts of a group of columns with their names, or None for a column.
+
+    A list or tuple of nothing that could be a column, such as one of strings, is a column whatever it stands in: torch
+    puts the strings of a batch into a list in one case, and into a tuple in another.
+    """
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        grouping = isinstance(value, tuple) or nested_lists or not path
+        return list(enumerate(value)) if grouping and any(map(_may_be_column, value)) else None
+    if not _may_be_column(value):
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise TypeError(
+            f"unbatch_samples takes batches, which are made of columns ({KINDS}), and got a {type(value).__name__}"
+            f"{shape} in {_place(path)}. A list of samples is taken apart by torch's .unbatch()"
+        )
+    return None
+
+
+def _may_be_column(value: Any) -> bool:
+    if isinstance(value, np.ndarray) or _is_tensor(value):
+        return bool(value.ndim)
+    return isinstance(value, list | tuple | Mapping)
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # without it, there is no tensor
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _elements(column: Any, copy: bool) -> Iterator[Any]:
+    if _is_tensor(column):
+        rows = iter(column.unbind(0))
+        return (row.clone() for row in rows) if copy else rows
+    if copy and isinstance(column, np.ndarray) and column.ndim > 1:
+        return (row.copy() for row in column)
+    return iter(column)
+
+
+def _place(path: tuple[Any, ...]) -> str:
+    return "batch" + "".join(f"[{name!r}]" for name in path)
