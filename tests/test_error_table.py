@@ -163,6 +163,10 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         r"wds_decode had to pass over 1 of 1 items \(1 x DecodeError\)",
     ),
+    "CacheError": (
+        lambda folder: list(IterableWrapper([threading.Lock()], deepcopy=False).cache_samples()),
+        r"cache_samples cannot keep an item of type lock, as it cannot be pickled: TypeError",
+    ),
     "WorkerDied": (
         lambda folder: list(DataLoader2(Deadly(), reading_service=MultiProcessingReadingService(num_workers=1))),
         r"SIGKILL",

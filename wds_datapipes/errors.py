@@ -20,6 +20,7 @@
     │       └── UnsafeCodec                 the field's codec can run code, and that was not allowed
     ├── EmptySource (ValueError)            a stage needs an item of its source, which yields none
     ├── ErrorBudgetExceeded (RuntimeError)  a stage had to pass over more than it was allowed to
+    ├── CacheError (RuntimeError)           a cache cannot be written, is damaged, or belongs to another pipeline
     ├── WorkerDied (RuntimeError)           a worker process ended without a word
     ├── WorkerTimeout (TimeoutError)        a worker process has sent nothing for too long
     └── RankLost (RuntimeError)             another rank of a distributed run has failed, left, or is silent
@@ -29,6 +30,7 @@ boundary from its message alone, and an error class with more arguments arrives 
 """
 
 __all__ = [
+    "CacheError",
     "CommandFailed",
     "CorruptShard",
     "DecodeError",
@@ -133,6 +135,10 @@ class EmptySource(WdsError, ValueError):
 
 class ErrorBudgetExceeded(WdsError, RuntimeError):
     """A stage had to pass over more items than its `ErrorBudget` allows."""
+
+
+class CacheError(WdsError, RuntimeError):
+    """A cache of samples cannot be written, is damaged, or belongs to another pipeline."""
 
 
 class WorkerDied(WdsError, RuntimeError):

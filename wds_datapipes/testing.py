@@ -99,7 +99,8 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
     received = list(loader)
     assert len(received) == len(expected), f"{name} yields {len(received)} items in a worker, not {len(expected)}"
 
-    sources = [value for value in vars(pipe).values() if isinstance(value, IterDataPipe)]
+    values = [each for value in vars(pipe).values() for each in (value if isinstance(value, tuple) else (value,))]
+    sources = [value for value in values if isinstance(value, IterDataPipe)]
     found = {id(child) for child, _ in next(iter(traverse_dps(pipe).values()))[1].values()}
     assert found == {id(source) for source in sources}, f"torch does not find the sources of {name} in its graph"
 

@@ -59,6 +59,7 @@ def halve_sample(sample: dict[str, int]) -> dict[str, int]:
 
 #: Every stage that has a functional name. A new one gets its row here.
 TABLE = {
+    "cache_samples": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
     "extract_keys": Stage(SAMPLES, ("c?s", ["txt"]), {}, [{"__key__": "x"}], MissingField, "a field like 'c.s'"),
     "compose": Stage([2, 4], (both, every_second), {}, [], ValueError, "3 is odd"),
     "group_samples": Stage(

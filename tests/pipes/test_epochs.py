@@ -1,0 +1,444 @@
+"""Epochs that go on where the last one stopped, declared lengths, and shards drawn with replacement, under loaders."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.errors import EmptySource
+from wds_datapipes.testing import build_shard
+
+#: torch warns of more workers than processors.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+Pipe = IterDataPipe[Any]
+WORKERS = (0, 1, 2, 3)
+
+
+def numbers(count: int) -> Pipe:
+    pipe: Pipe = IterableWrapper(range(count))
+    return pipe
+
+
+def read2(pipe: Pipe, workers: int, epochs: int, seed: int | None = 7, service: Any = None) -> list[list[Any]]:
+    """Read some epochs with DataLoader2."""
+    service = ShardReadingService(workers, "fork") if service is None else service(workers, "fork")
+    with DataLoader2(pipe, reading_service=service) as loader:
+        if seed is not None:
+            loader.seed(seed)
+        return [list(loader) for _ in range(epochs)]
+
+
+def read(pipe: Pipe, workers: int, epochs: int, seed: int | None = 7, persistent: bool = True) -> list[list[Any]]:
+    """Read some epochs with torch's DataLoader."""
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    loader = DataLoader(
+        pipe,
+        batch_size=None,
+        num_workers=workers,
+        persistent_workers=persistent and workers > 0,
+        generator=generator,
+    )
+    return [list(loader) for _ in range(epochs)]
+
+
+READERS = {"DataLoader2": read2, "DataLoader": read}
+Reader = Callable[..., list[list[Any]]]
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest) -> Reader:
+    return READERS[request.param]
+
+
+class Noted(IterDataPipe[int]):
+    """Yields numbers, and tells what becomes of its iterators."""
+
+    def __init__(self, count: int, noted: list[str]) -> None:
+        self.count = count
+        self.noted = noted
+
+    def __iter__(self) -> Iterator[int]:
+        self.noted.append("begun")
+        try:
+            yield from range(self.count)
+        finally:
+            self.noted.append("ended")
+
+
+class Failing(IterDataPipe[int]):
+    """Yields one number in the first pass, and then fails."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        yield self.passes
+        if self.passes == 1:
+            raise OSError("no such disk")
+
+
+# with_epoch
+
+
+@given(st.integers(1, 7), st.integers(1, 20), st.integers(1, 5))
+def test_epochs_are_a_stream_that_is_cut(size: int, n: int, epochs: int) -> None:
+    pipe = numbers(size).with_epoch(n)
+    stream = itertools.cycle(range(size))
+    for _ in range(epochs):
+        assert list(pipe) == list(itertools.islice(stream, n))
+
+
+@given(st.integers(1, 7), st.lists(st.integers(0, 10), max_size=5))
+def test_an_epoch_that_is_broken_off_goes_on_in_the_next(size: int, taken: list[int]) -> None:
+    pipe = numbers(size).with_epoch(10)
+    stream = itertools.cycle(range(size))
+    for count in taken:
+        assert list(itertools.islice(pipe, count)) == list(itertools.islice(stream, count))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 12))
+def test_the_workers_of_a_rank_share_an_epoch(n: int, workers: int, size: int) -> None:
+    """Each worker goes on with its own part; those without a part yield nothing."""
+    parts = []
+    for worker in range(workers):
+        pipe = numbers(size).sharding_filter().with_epoch(n)
+        apply_sharding(pipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+        part = list(range(size))[worker::workers]
+        wanted = n // workers + (worker < n % workers) if part else 0
+        assert list(pipe) == list(itertools.islice(itertools.cycle(part), wanted))
+        parts.append(wanted)
+    assert sum(parts) == n or size < workers
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_stream_goes_on_under_a_loader(reader: Reader, workers: int) -> None:
+    epochs = reader(numbers(12).sharding_filter().with_epoch(6), workers, 4)
+    assert [len(epoch) for epoch in epochs] == [6] * 4
+    assert Counter(itertools.chain(*epochs)) == dict.fromkeys(range(12), 2)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_passes_have_one_order_for_all_workers_and_each_another(reader: Reader, workers: int) -> None:
+    """Workers come to a pass in different epochs, or to several in one; torch would shuffle it for each on its own."""
+    pipe = numbers(12).shuffle().enumerate().sharding_filter().with_epoch(30)
+    items = list(itertools.chain(*reader(pipe, workers, 6)))
+    assert len(items) == 180
+    # The numbers of a pass are told by which of its places they had: each worker has the same places in each pass.
+    seen: dict[int, list[int]] = {}
+    for place, number in items:
+        seen.setdefault(place, []).append(number)
+    assert {place: len(numbers) for place, numbers in seen.items()} == dict.fromkeys(range(12), 15)
+    passes = list(zip(*(seen[place] for place in range(12)), strict=True))
+    assert all(sorted(each) == list(range(12)) for each in passes)
+    assert len(set(passes)) == 15
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_stream_follows_from_the_seed(reader: Reader, workers: int) -> None:
+    def run(seed: int | None) -> list[list[Any]]:
+        pipe = numbers(8).shuffle().sharding_filter().shuffle_samples(4).with_epoch(11)
+        return reader(pipe, workers, 4, seed)
+
+    runs = [run(seed) for seed in (7, 7, 8, None, None)]
+    assert runs[0] == runs[1]
+    assert len({str(each) for each in runs}) == 4
+
+
+def test_the_seeds_of_later_epochs_do_not_disturb_a_pass() -> None:
+    pipe = numbers(100).shuffle().with_epoch(10)
+    seen = []
+    for epoch in range(10):
+        apply_random_seed(pipe, torch.Generator().manual_seed(epoch))
+        seen += list(pipe)
+    assert sorted(seen) == list(range(100))
+
+
+def test_all_ranks_shuffle_a_later_pass_alike() -> None:
+    passes = []
+    for rank in range(2):
+        pipe = numbers(10).shuffle().sharding_filter().with_epoch(5)
+        apply_sharding(pipe, 2, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        apply_random_seed(pipe, torch.Generator().manual_seed(3))
+        passes.append([list(pipe) for _ in range(4)])
+    assert [sorted(one + other) for one, other in zip(*passes, strict=True)] == [list(range(10))] * 4
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_without_a_shard_yield_nothing(reader: Reader, workers: int) -> None:
+    epochs = reader(numbers(1).sharding_filter().with_epoch(6), workers, 2)
+    assert epochs == [[0] * (6 // workers)] * 2
+
+
+def test_each_worker_counts_for_itself_where_nothing_is_split() -> None:
+    assert [sorted(epoch) for epoch in read2(numbers(4).with_epoch(3), 2, 2)] == [
+        [0, 0, 1, 1, 2, 2],
+        [0, 0, 1, 1, 3, 3],
+    ]
+
+
+def test_workers_that_end_with_each_epoch_begin_again() -> None:
+    pipe = numbers(12).sharding_filter().with_epoch(4)
+    assert read(pipe, 2, 3, persistent=False) == [[0, 1, 2, 3]] * 3
+    assert read(pipe, 2, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_torchdatas_own_service_goes_on_too() -> None:
+    pipe = numbers(12).sharding_filter().with_epoch(4)
+    epochs = read2(pipe, 2, 3, service=MultiProcessingReadingService)
+    assert epochs == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_broken_off_under_a_loader(workers: int) -> None:
+    pipe = numbers(10_000).sharding_filter().with_epoch(1000)
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
+        first = list(itertools.islice(loader, 10))
+        second = list(loader)
+    assert first == list(range(10))
+    assert len(second) == 1000
+    assert min(second) > 9  # nothing comes twice
+    assert workers or second == list(range(10, 1010))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_source_that_is_empty_is_an_error(workers: int) -> None:
+    for pipe in (numbers(0), numbers(0).shuffle().sharding_filter(), numbers(3).filter(is_none).sharding_filter()):
+        with pytest.raises(EmptySource, match=r"with_epoch has to yield \d more items, and its source has ended"):
+            read2(pipe.with_epoch(5), workers, 1)
+
+
+def is_none(_: int) -> bool:
+    return False
+
+
+def test_shards_without_a_sample_are_an_error_though_they_were_dealt() -> None:
+    pipe = numbers(4).sharding_filter().filter(is_none).with_epoch(5)
+    with pytest.raises(EmptySource, match="Are its shards empty"):
+        read2(pipe, 2, 1)
+
+
+def test_an_error_ends_the_pass_and_the_next_epoch_begins_another() -> None:
+    pipe = Failing().with_epoch(2)
+    with pytest.raises(OSError, match="no such disk"):
+        list(pipe)
+    assert list(pipe) == [2, 3]
+
+
+def test_a_stream_is_closed_with_its_pipeline() -> None:
+    noted: list[str] = []
+    pipe = Noted(10, noted).with_epoch(3)
+    gc.disable()
+    try:
+        assert list(pipe) == [0, 1, 2]
+        assert noted == ["begun"]
+        del pipe
+        assert noted == ["begun", "ended"]
+    finally:
+        gc.enable()
+
+
+def test_a_copy_of_a_stream_begins_at_the_beginning() -> None:
+    pipe = numbers(10).with_epoch(3)
+    list(pipe)
+    assert list(pickle.loads(pickle.dumps(pipe))) == [0, 1, 2]
+    assert list(pipe) == [3, 4, 5]
+
+
+def test_forked_workers_leave_the_stream_of_the_main_process_alone(tmp_path: Path) -> None:
+    """They would read on from the same place in the same open file."""
+    build_shard(tmp_path / "a.tar", [{"__key__": str(number), "bin": bytes(5000)} for number in range(100)])
+    pipe = ShardList(str(tmp_path / "a.tar")).sharding_filter().load_wds_shards().group_samples().to_tuple("__key__")
+    pipe = pipe.with_epoch(10)
+    keys = [key for (key,) in pipe]
+    forked = [key for (key,) in itertools.chain(*read(pipe, 1, 2))]
+    keys += [key for (key,) in pipe]
+    assert forked == keys == list(map(str, range(20)))
+
+
+def test_a_stream_of_shards_leaves_no_file_open(tmp_path: Path) -> None:
+    build_shard(tmp_path / "a.tar", [{"__key__": str(number), "bin": bytes(5000)} for number in range(100)])
+    before = len(os.listdir("/proc/self/fd"))
+    pipe = ShardList(str(tmp_path / "a.tar")).load_wds_shards().group_samples().with_epoch(3)
+    list(pipe)
+    assert len(os.listdir("/proc/self/fd")) > before
+    del pipe
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_epoch_has_a_length(workers: int) -> None:
+    pipe = numbers(3).sharding_filter().with_epoch(10)
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers)
+    assert len(pipe) == len(loader) == len(list(loader)) == 10
+
+
+# with_length
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_declared_length_under_a_loader(workers: int) -> None:
+    pipe = numbers(20).filter(is_even).sharding_filter().with_length(10)
+    with pytest.raises(TypeError):
+        len(numbers(20).filter(is_even))
+    assert len(pipe) == 10
+    assert len(pipe.batch(4)) == 3
+    assert [len(DataLoader(pipe, batch_size=size)) for size in (None, 4)] == [10, 3]
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers)
+    assert len(loader) == len(list(loader)) == 10
+
+
+def is_even(number: int) -> bool:
+    return number % 2 == 0
+
+
+def test_a_declared_length_changes_nothing_else() -> None:
+    assert list(numbers(5).with_length(2)) == [0, 1, 2, 3, 4]
+    loader = DataLoader(numbers(5).with_length(2), batch_size=None)
+    assert len(loader) == 2  # torch checks it from now on
+    with pytest.warns(UserWarning, match="was reported to be 2"):
+        list(loader)
+
+
+def test_a_declared_length_reaches_a_spawned_worker() -> None:
+    pipe = numbers(5).with_length(5)
+    loader = DataLoader(pipe, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert len(loader) == 5
+    assert list(loader) == [0, 1, 2, 3, 4]
+
+
+# resample_wds_shards
+
+
+def drawn(
+    size: int = 10,
+    count: int = 50,
+    *,
+    seed: int = 0,
+    loader_seed: int | None = 3,
+    groups: tuple[tuple[int, int, SHARDING_PRIORITIES], ...] = (),
+) -> list[Any]:
+    pipe = numbers(size).resample_wds_shards(seed=seed)
+    for group in groups:
+        apply_sharding(pipe, *group)
+    if loader_seed is not None:
+        apply_random_seed(pipe, torch.Generator().manual_seed(loader_seed))
+    return list(itertools.islice(pipe, count))
+
+
+RANKS, OF_A_RANK = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
+
+
+def test_what_is_drawn_follows_from_seeds_rank_and_worker() -> None:
+    variants: list[dict[str, Any]] = [
+        {},
+        {"seed": 1},
+        {"loader_seed": 4},
+        {"groups": ((2, 1, RANKS),)},
+        {"groups": ((2, 1, OF_A_RANK),)},
+        {"groups": ((2, 1, RANKS), (2, 1, OF_A_RANK))},
+        {"loader_seed": None},
+        {"loader_seed": None},
+    ]
+    lists = [drawn(**variant) for variant in variants]
+    assert [drawn(**variant) for variant in variants[:-2]] == lists[:-2]
+    assert len(set(map(tuple, lists))) == len(variants)
+
+
+def test_what_is_drawn_stays_the_same_in_later_releases() -> None:
+    assert drawn(10, 12) == [8, 0, 7, 2, 2, 7, 4, 1, 0, 5, 3, 7]
+
+
+@given(st.integers(1, 20), st.integers(1, 200), st.integers(0, 2**40))
+def test_all_shards_are_drawn_alike(size: int, count: int, seed: int) -> None:
+    assert set(drawn(size, count, loader_seed=seed)) <= set(range(size))
+
+
+def test_draws_are_uniform() -> None:
+    counts = Counter(drawn(10, 20_000))
+    assert all(1800 < counts[number] < 2200 for number in range(10))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_workers_draw_their_own_in_each_epoch(reader: Reader, workers: int) -> None:
+    pipe = numbers(1000).resample_wds_shards(30)
+    runs = [reader(pipe, workers, 3, seed) for seed in (7, 7, 8, None, None)]
+    assert runs[0] == runs[1]
+    assert all(len(epoch) == 30 for run in runs for epoch in run)
+    instances = max(workers, 1)
+    streams = [tuple(epoch[worker::instances]) for run in runs[1:] for epoch in run for worker in range(instances)]
+    assert len(set(streams)) == 4 * 3 * instances
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_count_is_shared_among_workers(reader: Reader, workers: int) -> None:
+    pipe = numbers(4).resample_wds_shards(5)
+    assert len(pipe) == 5
+    assert [len(epoch) for epoch in reader(pipe, workers, 2)] == [5, 5]
+
+
+def test_a_count_is_that_of_a_rank() -> None:
+    for rank in range(2):
+        pipe = numbers(4).resample_wds_shards(5)
+        apply_sharding(pipe, 2, rank, RANKS)
+        apply_sharding(pipe, 2, 1, OF_A_RANK)
+        assert len(pipe) == len(list(pipe)) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resampling_cannot_be_split_again(workers: int) -> None:
+    with pytest.raises(RuntimeError, match="Sharding twice"):
+        read2(numbers(4).resample_wds_shards(5).sharding_filter(), workers, 1)
+    with pytest.raises(RuntimeError, match="Sharding twice"):
+        read2(numbers(4).sharding_filter().resample_wds_shards(5), workers, 1)
+
+
+def test_sharding_groups_are_kept_as_torch_keeps_them() -> None:
+    pipe = numbers(4).resample_wds_shards()
+    ours, theirs = pipe, numbers(4).sharding_filter()
+    for stage in (ours, theirs):
+        stage.apply_sharding(3, 2, RANKS)
+        stage.apply_sharding(2, 1, OF_A_RANK)
+        with pytest.raises(RuntimeError, match="cannot mix DEFAULT and"):
+            stage.apply_sharding(2, 1)
+        with pytest.raises(ValueError, match=r"2.*2"):
+            stage.apply_sharding(2, 2, RANKS)
+    assert ours.groups == theirs.groups
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_there_has_to_be_a_shard_to_draw(workers: int) -> None:
+    with pytest.raises(EmptySource, match="resample_wds_shards was given no shard to draw"):
+        read2(numbers(0).resample_wds_shards(), workers, 1)
+
+
+def test_a_stream_without_end_has_no_length() -> None:
+    with pytest.raises(TypeError, match="for ever"):
+        len(numbers(4).resample_wds_shards())
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_epochs_of_an_endless_stream_are_exact(reader: Reader, workers: int) -> None:
+    pipe = numbers(3).shuffle().resample_wds_shards().batch(4).with_epoch(10)
+    epochs = reader(pipe, workers, 3)
+    assert [[len(batch) for batch in epoch] for epoch in epochs] == [[4] * 10] * 3
+    assert len({str(epoch) for epoch in epochs}) == 3

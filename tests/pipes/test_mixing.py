@@ -1,0 +1,221 @@
+"""Several sources as one: in turn, by weight, by size, and what happens where one ends."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import webdataset.mix
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph import traverse_dps
+from torch.utils.data.graph_settings import apply_random_seed
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import SampleMixer, ShardReadingService
+from wds_datapipes.errors import EmptySource
+
+#: torch warns of more workers than processors.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+Pipe = IterDataPipe[Any]
+WORKERS = (0, 1, 2, 3)
+#: Sources by their sizes; each item tells its source and its place.
+SIZES = st.lists(st.integers(0, 8), min_size=1, max_size=4)
+
+
+def sources(*sizes: int) -> list[Pipe]:
+    return [IterableWrapper([(source, place) for place in range(size)]) for source, size in enumerate(sizes)]
+
+
+def mixed(*pipes: Pipe, **options: Any) -> Pipe:
+    return SampleMixer(*pipes, **options)
+
+
+def seeded(pipe: Pipe, seed: int = 0) -> Pipe:
+    apply_random_seed(pipe, torch.Generator().manual_seed(seed))
+    return pipe
+
+
+@given(SIZES, st.booleans())
+def test_taken_in_turn_as_in_webdataset(sizes: list[int], longest: bool) -> None:
+    theirs = webdataset.mix.RoundRobin([list(source) for source in sources(*sizes)], longest=longest)
+    assert list(mixed(*sources(*sizes), stop="all" if longest else "first")) == list(theirs)
+
+
+@given(SIZES, st.integers(0, 100), st.sampled_from([None, "weights"]))
+def test_all_is_every_item_once_in_the_order_of_its_source(sizes: list[int], seed: int, how: str | None) -> None:
+    weights = None if how is None else [1 + 3 * number for number in range(len(sizes))]
+    items = list(seeded(mixed(*sources(*sizes), stop="all", weights=weights), seed))
+    for source, size in enumerate(sizes):
+        assert [item for item in items if item[0] == source] == [(source, place) for place in range(size)]
+
+
+@given(SIZES, st.integers(0, 100))
+def test_first_ends_with_a_source_that_has_no_more(sizes: list[int], seed: int) -> None:
+    counts = Counter(source for source, _ in seeded(mixed(*sources(*sizes), weights=[1] * len(sizes)), seed))
+    assert any(counts[source] == size for source, size in enumerate(sizes))
+    assert all(counts[source] <= size for source, size in enumerate(sizes))
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.integers(0, 100))
+def test_never_begins_each_source_again(sizes: list[int], seed: int) -> None:
+    pipe = seeded(mixed(*sources(*sizes), weights=[1] * len(sizes), stop="never"), seed)
+    items = list(itertools.islice(pipe, 100))
+    assert len(items) == 100
+    for source, size in enumerate(sizes):
+        places = [place for number, place in items if number == source]
+        assert places == [place % size for place in range(len(places))]
+
+
+@pytest.mark.parametrize("weights", [(1, 3), (0.25, 0.75), (100, 300.0)])
+def test_weights_are_proportions(weights: tuple[float, float]) -> None:
+    pipe = seeded(mixed(*sources(5, 5), weights=weights, stop="never"))
+    counts = Counter(source for source, _ in itertools.islice(pipe, 20_000))
+    assert 0.24 < counts[0] / 20_000 < 0.26
+
+
+def test_sizes_are_weights() -> None:
+    small, large = sources(100, 300)
+    pipe = seeded(mixed(small, large.filter(callable).with_length(5), weights="sizes", stop="all"))
+    assert Counter(source for source, _ in pipe) == {0: 100}
+    small, large = sources(100, 300)
+    pipe = seeded(mixed(small, large, weights="sizes", stop="never"))
+    counts = Counter(source for source, _ in itertools.islice(pipe, 20_000))
+    assert 0.24 < counts[0] / 20_000 < 0.26
+    with pytest.raises(TypeError, match=r"needs a len\(\) of each source, and source 1 \(Filter.*\.with_length\(n\)"):
+        mixed(small, large.filter(callable), weights="sizes")
+    with pytest.raises(ValueError, match="of which one at least is above 0"):
+        mixed(*sources(0, 0), weights="sizes")
+
+
+@pytest.mark.parametrize("stop", ["first", "all", "never"])
+def test_a_source_of_weight_0_is_not_read(stop: str) -> None:
+    pipe = mixed(*sources(3, 0), Unreadable(), weights=[1, 0, 0], stop=stop)
+    assert list(itertools.islice(pipe, 3)) == [(0, 0), (0, 1), (0, 2)]
+    assert len(list(itertools.islice(pipe, 6))) == (6 if stop == "never" else 3)
+
+
+class Unreadable(IterDataPipe[Any]):
+    """Cannot be read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from ()
+        raise OSError("no such disk")
+
+
+@pytest.mark.parametrize(
+    "weights", [[-1, 2], [0, 0], [math.nan, 1], [1, math.inf], [1], [1, 2, 3], ["1", "2"], [True, 1], "size"]
+)
+def test_weights_that_make_no_sense(weights: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"weight"):
+        mixed(*sources(1, 1), weights=weights)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_empty_source_cannot_begin_again(workers: int) -> None:
+    for empty in (sources(0)[0], sources(0)[0].sharding_filter(), sources(9)[0].sharding_filter().filter(is_none)):
+        pipe = mixed(sources(9)[0].sharding_filter(), empty, stop="never").with_epoch(5)
+        with pytest.raises(EmptySource, match=r"has to begin source 1 \(of 0 to 1\) again, and it yields nothing"):
+            load(pipe, workers)
+
+
+def is_none(_: object) -> bool:
+    return False
+
+
+def load(pipe: Pipe, workers: int, epochs: int = 1, seed: int | None = 7) -> list[list[Any]]:
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers, "fork")) as loader:
+        if seed is not None:
+            loader.seed(seed)
+        return [list(loader) for _ in range(epochs)]
+
+
+def load_by_torch(pipe: Pipe, workers: int, epochs: int = 1, seed: int | None = 7) -> list[list[Any]]:
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=workers > 0, generator=generator)
+    return [[tuple(item) for item in loader] for _ in range(epochs)]  # torch makes lists of tuples
+
+
+Loader = Callable[..., list[list[Any]]]
+
+
+@pytest.fixture(params=[load, load_by_torch])
+def loader(request: pytest.FixtureRequest) -> Loader:
+    chosen: Loader = request.param
+    return chosen
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_all_sources_are_split_and_seeded(loader: Loader, workers: int) -> None:
+    def run(seed: int | None) -> list[list[Any]]:
+        one, other = (source.shuffle().sharding_filter() for source in sources(30, 20))
+        return loader(mixed(one, other, weights=[3, 2], stop="all"), workers, 3, seed)
+
+    runs = [run(seed) for seed in (7, 7, 8, None, None)]
+    assert runs[0] == runs[1]
+    assert len({str(epoch) for each in runs for epoch in each}) == 4 * 3
+    every = sorted((source, place) for source, size in enumerate((30, 20)) for place in range(size))
+    assert all(sorted(epoch) == every for each in runs for epoch in each)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_source_that_begins_again_is_shuffled_alike_in_all_workers(loader: Loader, workers: int) -> None:
+    one, other = (source.shuffle().enumerate().sharding_filter() for source in sources(6, 12))
+    for items in loader(mixed(one, other, stop="never").with_epoch(48), workers, 2):
+        # 24 items of each source: 4 passes over the one, 2 over the other
+        for source, size in enumerate((6, 12)):
+            seen: dict[int, list[int]] = {}
+            for index, (number, place) in items:
+                if number == source:
+                    seen.setdefault(index, []).append(place)
+            passes = list(zip(*(seen[index] for index in range(size)), strict=True))
+            assert len(passes) == 24 // size
+            assert [sorted(each) for each in passes] == [list(range(size))] * len(passes)
+            assert len(set(passes)) == len(passes)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_source_of_which_a_worker_has_nothing_is_left_out_there(workers: int) -> None:
+    def pipe(stop: str) -> Pipe:
+        return mixed(*(source.sharding_filter() for source in sources(1, 12)), stop=stop)
+
+    (every,) = load(pipe("all"), workers)
+    assert Counter(source for source, _ in every) == {0: 1, 1: 12}
+    (endless,) = load(pipe("never").with_epoch(6 * workers), workers)
+    assert Counter(source for source, _ in endless) == {0: 3, 1: 6 * workers - 3}
+    (first,) = load(pipe("first"), workers)
+    assert first == [(0, 0), (1, 0)]
+
+
+def test_torch_finds_all_sources() -> None:
+    pipes = sources(1, 1, 1)
+    pipe = mixed(*pipes)
+    ((_, found),) = traverse_dps(pipe).values()
+    assert found.keys() == {id(each) for each in pipes}
+
+
+def test_a_source_that_is_dispatched_is_put_in_its_place() -> None:
+    """torchdata replaces it in the tuple of the others."""
+    one, other = sources(4, 4)
+    dispatched = other.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    (items,) = load(mixed(one.sharding_filter(), dispatched, stop="all"), 2)
+    assert sorted(items) == [(source, place) for source in range(2) for place in range(4)]
+
+
+def test_sources_that_share_a_stage_are_refused_by_torch() -> None:
+    (shared,) = sources(4)
+    with pytest.raises(RuntimeError, match="another iterator has been created from the same"):
+        list(mixed(shared.map(str), shared.map(repr)))
+    with pytest.raises(ValueError, match="one source twice"):
+        mixed(shared, shared)
+    one, other = sources(4)[0].fork(2)
+    assert list(mixed(one.map(str), other.map(repr))) == [str((0, place)) for place in range(4) for _ in range(2)]

@@ -1,0 +1,24 @@
+"""Shards drawn with replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import count as count_from
+from random import Random
+
+from wds_datapipes.errors import EmptySource
+
+__all__ = ["resample_wds_shards"]
+
+
+def resample_wds_shards(source: Iterable[str], *, rng: Random, count: int | None) -> Iterator[str]:
+    """Yield ``count`` URLs of ``source``, or URLs for ever, each drawn by ``rng`` from all of them.
+
+    Raises:
+        EmptySource: there is none to draw.
+    """
+    urls = list(source)
+    if not urls:
+        raise EmptySource("resample_wds_shards was given no shard to draw: its source is empty")
+    for _ in count_from() if count is None else range(count):
+        yield urls[int(rng.random() * len(urls))]

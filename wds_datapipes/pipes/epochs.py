@@ -1,0 +1,127 @@
+"""How long an epoch is, and how long a pipeline says that it is."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes.core.epochs import Stream
+from wds_datapipes.core.sharing import share
+from wds_datapipes.pipes.passes import Passes, has_no_share, place_of
+from wds_datapipes.pipes.registration import register_stage
+
+__all__ = ["EpochCutter", "LengthDeclarer"]
+
+
+@register_stage("with_epoch")
+class EpochCutter(IterDataPipe[Any]):
+    """End an epoch after ``n`` items, and go on from there in the next (functional name: ``with_epoch``).
+
+    The stream continues: the next epoch begins with the item after the last one, also where an epoch was broken off,
+    and the source begins again whenever it has ended. Workers share the ``n`` items of their rank, as
+    ``.sharding_filter()`` or ``.resample_wds_shards()`` before this stage tells them; without either, each worker
+    yields ``n``. Place it behind ``.batch()`` to count batches.
+
+    The place in the stream is kept in the process. It is lost where workers end with each epoch, as those of torch's
+    ``DataLoader`` do without ``persistent_workers=True``. Of an epoch that is broken off, items that workers have made
+    ahead are lost. A worker without a shard, as there are more workers than shards, yields nothing, and its rank lacks
+    its share.
+
+    The passes over the source follow from the seed of the first epoch, each with another order, the same on all ranks
+    and workers. The seeds that loaders set for later epochs change nothing here.
+
+    Yields:
+        Any: the items of ``source``, unchanged.
+
+    Args:
+        source: yields anything.
+        n: how many items an epoch has, for the workers of a rank together. It is also the ``len()``.
+
+    Raises:
+        EmptySource: ``source`` has nothing to yield.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(5)).with_epoch(3)
+        >>> list(pipe), list(pipe), list(pipe)
+        ([0, 1, 2], [3, 4, 0], [1, 2, 3])
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(self, source: IterDataPipe[Any], n: int) -> None:
+        super().__init__()
+        self.source = source
+        self.n = _number("n is the number of items in an epoch, from 1", n, 1)
+        self._stream: Stream[Any] = Stream()
+        self._passes = Passes(place_of(source), None)
+        self._seed: int | None = None
+
+    def set_seed(self, seed: int) -> EpochCutter:
+        """Give the seed that all passes follow from, if none has begun; loaders call this."""
+        self._seed = seed
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._stream.take(
+            share(self.n, place_of(self.source)),
+            begin=self._begin,
+            has_no_share=lambda: has_no_share(self.source),
+        )
+
+    def __len__(self) -> int:
+        return self.n
+
+    def _begin(self, number: int) -> Iterator[Any]:
+        if number == 0:
+            self._passes = Passes(place_of(self.source), self._seed)
+        return self._passes.begin(self.source, number)
+
+
+@register_stage("with_length")
+class LengthDeclarer(IterDataPipe[Any]):
+    """Declare how many items there are, and change nothing else (functional name: ``with_length``).
+
+    ``len()`` is ``n``, also behind stages that compute theirs, such as ``.batch()``, and for torch's ``DataLoader``,
+    which warns when more items come than it has told. To make an epoch as long, use ``.with_epoch()``.
+
+    Yields:
+        Any: the items of ``source``, unchanged.
+
+    Args:
+        source: yields anything.
+        n: how many items an epoch has, of all workers of a rank together.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"n": n} for n in range(10)]).filter(bool).with_length(10)
+        >>> len(samples), len(samples.batch(4))
+        (10, 3)
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(self, source: IterDataPipe[Any], n: int) -> None:
+        super().__init__()
+        self.source = source
+        self.n = _number("n is the number of items, from 0", n, 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+    def __len__(self) -> int:
+        return self.n
+
+
+def _number(what: str, value: Any, least: int) -> int:
+    """Return the number that an argument is, if it makes sense."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what}, not {value!r}") from None
+    if isinstance(value, bool) or number < least:
+        raise ValueError(f"{what}, not {value!r}")
+    return number

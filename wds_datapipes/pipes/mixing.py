@@ -1,0 +1,142 @@
+"""Several sources as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from numbers import Real
+from random import Random
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes.core.mixing import Stop, mix_samples
+from wds_datapipes.core.seeds import derived_seed
+from wds_datapipes.pipes.passes import Passes, has_no_share, place_of
+from wds_datapipes.pipes.registration import register_stage
+
+__all__ = ["SampleMixer"]
+
+
+@register_stage("mix_samples")
+class SampleMixer(IterDataPipe[Any]):
+    """Mix this source with others (functional name: ``mix_samples``).
+
+    The sources have to be pipelines of their own, up to their lists of shards: torch lets a stage be read by one other
+    only. Where two of them share a stage, use ``.fork()`` behind it. What is drawn follows from the seed of the loader.
+
+    A worker that was dealt no shard of a source has an end of that source at once. So with more workers than a source
+    has shards, do not stop at the first.
+
+    Yields:
+        Any: the items of the sources, unchanged.
+
+    Args:
+        source: yields samples, or anything else.
+        others: the other sources.
+        weights: numbers in the proportions in which the sources are drawn, with that of ``source`` first; or
+            ``"sizes"``, to draw them in proportion to their ``len()``. By default one item comes from each in turn.
+            A source of weight 0 is not read.
+        stop: an epoch ends when the ``"first"`` source that is asked has no more, or when ``"all"`` have ended, or
+            ``"never"``: a source that has ended begins again, with another seed. End it with ``.with_epoch()``.
+
+    Raises:
+        EmptySource: a source that has to begin again yields nothing.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> letters, digits = IterableWrapper("abc"), IterableWrapper("1")
+        >>> list(letters.mix_samples(digits)), list(letters.mix_samples(digits, stop="all"))
+        (['a', '1', 'b'], ['a', '1', 'b', 'c'])
+        >>> mixed = letters.mix_samples(digits, weights=[3, 1], stop="never").with_epoch(1000)
+        >>> 650 < sum(map(str.isalpha, mixed)) < 850
+        True
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self,
+        source: IterDataPipe[Any],
+        *others: IterDataPipe[Any],
+        weights: Sequence[float] | Literal["sizes"] | None = None,
+        stop: Stop = "first",
+    ) -> None:
+        super().__init__()
+        for other in others:
+            if not isinstance(other, IterDataPipe):
+                raise TypeError(f"mix_samples mixes datapipes, and {other!r} is none")
+        if len({id(each) for each in (source, *others)}) < 1 + len(others):
+            raise ValueError("mix_samples was given one source twice; make a pipeline for each, or use .fork()")
+        if stop not in ("first", "all", "never"):
+            raise ValueError(f'stop is "first", "all" or "never", not {stop!r}')
+        self.source = source
+        self.others = others
+        self.weights: tuple[float, ...] | Literal["sizes"] | None
+        if weights is None or isinstance(weights, str):
+            if weights not in (None, "sizes"):
+                raise ValueError(f'weights are numbers, "sizes" or None, not {weights!r}')
+            self.weights = weights
+        else:
+            self.weights = _checked(weights, 1 + len(others))
+        self.stop: Stop = stop
+        self._weights()  # raises where a source has no size
+        self._seed: int | None = None
+        self._rng = Random()
+
+    def set_seed(self, seed: int) -> SampleMixer:
+        """Give the seed of the next epoch; loaders call this."""
+        self._seed = seed
+        return self
+
+    def reset(self) -> None:
+        """Begin an epoch, with the seed that was set for it or one from torch's generator."""
+        if self._seed is None:
+            self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        self._rng.seed(self._seed)
+        self._own_seed, self._seed = self._seed, None
+
+    def __iter__(self) -> Iterator[Any]:
+        sources = (self.source, *self.others)
+        weights = self._weights()
+        place = place_of(self)
+        passes = [
+            Passes(place, derived_seed("mix_samples", self._own_seed, number)) for number, _ in enumerate(sources)
+        ]
+        yield from mix_samples(
+            lambda source, number: passes[source].begin(sources[source], number),
+            len(sources),
+            weights=weights,
+            stop=self.stop,
+            rng=self._rng,
+            has_no_share=lambda source: has_no_share(sources[source]),
+        )
+
+    def _weights(self) -> tuple[float, ...] | None:
+        """Return the weight of each source."""
+        if self.weights != "sizes":
+            return self.weights
+        sizes = [_size(source, number) for number, source in enumerate((self.source, *self.others))]
+        return _checked(sizes, len(sizes))
+
+
+def _size(source: IterDataPipe[Any], number: int) -> int:
+    try:
+        return len(source)
+    except TypeError:
+        raise TypeError(
+            f'mix_samples(weights="sizes") needs a len() of each source, and source {number} '
+            f"({type(source).__name__}) has none: declare it with .with_length(n)"
+        ) from None
+
+
+def _checked(weights: Sequence[float], sources: int) -> tuple[float, ...]:
+    weights = tuple(weights)
+    if len(weights) != sources:
+        raise ValueError(f"mix_samples needs a weight for each of its {sources} sources, not {len(weights)}: {weights}")
+    if not all(isinstance(weight, Real) and not isinstance(weight, bool) for weight in weights):
+        raise TypeError(f"weights are numbers, not {weights}")
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise ValueError(f"weights are numbers from 0, of which one at least is above 0, not {weights}")
+    return tuple(map(float, weights))
