@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 Pipe = IterDataPipe[Any]
 WORKERS = (0, 1, 2, 3)
+RANKS, OF_A_RANK = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 
 
 def numbers(count: int) -> Pipe:
@@ -237,6 +238,34 @@ def test_shards_without_a_sample_are_an_error_though_they_were_dealt() -> None:
         read2(pipe, 2, 1)
 
 
+class InMain(IterDataPipe[int]):
+    """Stays in the main process."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.source
+
+
+@pytest.mark.filterwarnings("ignore:The operation of `round_robin_demux`")
+@pytest.mark.parametrize("service", [ShardReadingService, MultiProcessingReadingService])
+def test_what_other_processes_send_is_no_stream(service: Any) -> None:
+    """It begins again with an epoch of the loader only, so a second pass would wait for ever."""
+    dispatched = numbers(4).sharding_round_robin_dispatch(OF_A_RANK)
+    for pipe in (dispatched, InMain(numbers(4).sharding_filter())):
+        with pytest.raises(RuntimeError, match=r"(?s)with_epoch has to read its source on.*before the one that is"):
+            read2(pipe.with_epoch(3), 2, 1, service=service)
+    for pipe in (
+        numbers(4).with_epoch(3).sharding_round_robin_dispatch(OF_A_RANK),
+        InMain(numbers(4).sharding_filter().with_epoch(3)),
+    ):
+        assert [len(epoch) for epoch in read2(pipe, 2, 2, service=service)] == [3, 3]
+
+
 def test_an_error_ends_the_pass_and_the_next_epoch_begins_another() -> None:
     pipe = Failing().with_epoch(2)
     with pytest.raises(OSError, match="no such disk"):
@@ -343,9 +372,6 @@ def drawn(
     if loader_seed is not None:
         apply_random_seed(pipe, torch.Generator().manual_seed(loader_seed))
     return list(itertools.islice(pipe, count))
-
-
-RANKS, OF_A_RANK = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 
 
 def test_what_is_drawn_follows_from_seeds_rank_and_worker() -> None:

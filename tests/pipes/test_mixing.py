@@ -211,6 +211,13 @@ def test_a_source_that_is_dispatched_is_put_in_its_place() -> None:
     assert sorted(items) == [(source, place) for source in range(2) for place in range(4)]
 
 
+def test_what_other_processes_send_cannot_begin_again() -> None:
+    one, other = sources(4, 8)
+    dispatched = one.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    with pytest.raises(RuntimeError, match=r"(?s)mix_samples.*has to read its source on, and begin it again"):
+        load(mixed(dispatched, other.sharding_filter(), stop="never"), 2)
+
+
 def test_sources_that_share_a_stage_are_refused_by_torch() -> None:
     (shared,) = sources(4)
     with pytest.raises(RuntimeError, match="another iterator has been created from the same"):

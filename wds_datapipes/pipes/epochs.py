@@ -10,7 +10,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.epochs import Stream
 from wds_datapipes.core.sharing import share
-from wds_datapipes.pipes.passes import Passes, has_no_share, place_of
+from wds_datapipes.pipes.passes import Passes, has_no_share, place_of, refuse_fed
 from wds_datapipes.pipes.registration import register_stage
 
 __all__ = ["EpochCutter", "LengthDeclarer"]
@@ -42,6 +42,7 @@ class EpochCutter(IterDataPipe[Any]):
 
     Raises:
         EmptySource: ``source`` has nothing to yield.
+        RuntimeError: ``source`` is what other processes send, which only a loader can begin again.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -66,6 +67,7 @@ class EpochCutter(IterDataPipe[Any]):
         return self
 
     def __iter__(self) -> Iterator[Any]:
+        refuse_fed(self.source, "with_epoch")
         yield from self._stream.take(
             share(self.n, place_of(self.source)),
             begin=self._begin,

@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.mixing import Stop, mix_samples
 from wds_datapipes.core.seeds import derived_seed
-from wds_datapipes.pipes.passes import Passes, has_no_share, place_of
+from wds_datapipes.pipes.passes import Passes, has_no_share, place_of, refuse_fed
 from wds_datapipes.pipes.registration import register_stage
 
 __all__ = ["SampleMixer"]
@@ -43,6 +43,7 @@ class SampleMixer(IterDataPipe[Any]):
 
     Raises:
         EmptySource: a source that has to begin again yields nothing.
+        RuntimeError: a source has to begin again, and is what other processes send.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -104,8 +105,14 @@ class SampleMixer(IterDataPipe[Any]):
         passes = [
             Passes(place, derived_seed("mix_samples", self._own_seed, number)) for number, _ in enumerate(sources)
         ]
+
+        def begin(source: int, number: int) -> Iterator[Any]:
+            if number:
+                refuse_fed(sources[source], 'mix_samples(stop="never")')
+            return passes[source].begin(sources[source], number)
+
         yield from mix_samples(
-            lambda source, number: passes[source].begin(sources[source], number),
+            begin,
             len(sources),
             weights=weights,
             stop=self.stop,

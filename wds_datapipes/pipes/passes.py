@@ -12,7 +12,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.sharing import Place
 
-__all__ = ["Groups", "Passes", "has_no_share", "place_in", "place_of"]
+__all__ = ["Groups", "Passes", "has_no_share", "place_in", "place_of", "refuse_fed"]
 
 #: What torch's ``ShardingFilter`` remembers: for each kind of splitting, among how many and which of them.
 Groups = dict[int, tuple[int, int]]
@@ -42,6 +42,25 @@ def place_of(pipe: Pipe) -> Place:
 def has_no_share(pipe: Pipe) -> bool:
     """Tell, after a pass, whether a stage before this one had something to deal, and nothing for this instance."""
     return any(not _yielded(splitter) and any(map(_yielded, _sources(splitter))) for splitter in _splitters(pipe))
+
+
+def refuse_fed(pipe: Pipe, what: str) -> None:
+    """Refuse a source that only the loader can begin again, as its items come from another process.
+
+    Args:
+        pipe: the source.
+        what: what would begin it again.
+
+    Raises:
+        RuntimeError: it is one.
+    """
+    for stage in _upstream(pipe):
+        if getattr(stage, "is_fed", False) or type(stage).__module__ == "torchdata.dataloader2.communication.iter":
+            raise RuntimeError(
+                f"{what} has to read its source on, and begin it again, at any time. Here its source is what other "
+                "processes send, which begins when the loader begins an epoch, and only then. Put the stage before "
+                "the one that is dispatched, or that stays in the main process."
+            )
 
 
 class Passes:

@@ -189,6 +189,8 @@ class CrewItems(IterDataPipe[Any]):
     """Where the items of the workers enter the pipeline of the main process."""
 
     _is_child_datapipe = False
+    #: Only the loader can begin it again; stages that begin their source again themselves ask for this.
+    is_fed = True
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew  # torch would print an attribute of the parameter's name in each error

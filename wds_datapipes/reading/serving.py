@@ -104,6 +104,8 @@ class DispatchedItems(IterDataPipe[Any]):
     """What the dispatching process sends to this worker."""
 
     _is_child_datapipe = False
+    #: Only the loader can begin it again; stages that begin their source again themselves ask for this.
+    is_fed = True
 
     def __init__(self, source: socket.socket) -> None:
         self.link = Link("The dispatching process", Inlet(source, window=DISPATCH_WINDOW))

@@ -1,0 +1,129 @@
+"""Epochs of real ranks: the order of shards, equal epochs, and every sample once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_datapipes.testing import build_shard
+
+SCRIPT = Path(__file__).with_name("epochs_scenarios.py")
+RANKS = 2
+WORKERS = (0, 1, 2, 3)
+EPOCHS = 3
+#: How many samples each shard has. Some ranks have many more than others, and some workers of three have no shard.
+SIZES = (5, 1, 9, 30, 3)
+KEYS = sorted(f"{shard}/{number}" for shard, size in enumerate(SIZES) for number in range(size))
+
+Told = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What each rank has told."""
+    folder = tmp_path_factory.mktemp("epochs")
+    for shard, size in enumerate(SIZES):
+        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}/{number}", "cls": "1"} for number in range(size)])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
+    done = subprocess.run([*command, SCRIPT, folder], env=environment, capture_output=True, text=True, timeout=115)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def epochs_of(told: Told, name: str) -> list[list[Any]]:
+    """For each epoch, all that all ranks have read."""
+    return [list(itertools.chain(*ranks)) for ranks in zip(*(rank[name] for rank in told), strict=True)]
+
+
+def orders(told: Told, name: str) -> list[list[str]]:
+    """The order of all shards in each epoch, put together from what each worker of each rank has of it.
+
+    It can be put together only if all of them have dealt out one order, which was shuffled before.
+    """
+    found = []
+    for dealt in epochs_of(told, name):
+        assert sorted(place for place, _ in dealt) == list(range(len(SIZES)))
+        found.append([Path(url).stem for _, url in sorted(dealt)])
+        assert sorted(found[-1]) == [str(shard) for shard in range(len(SIZES))]
+    return found
+
+
+def test_the_order_of_shards_follows_from_seed_and_epoch(told: Told) -> None:
+    kinds = ["order", "order again", "another order", "order of torch"]
+    found = {kind: [orders(told, f"{kind} {workers}") for workers in WORKERS] for kind in kinds}
+    for kind, of_all_numbers in found.items():
+        # Whatever the number of workers; torch draws other seeds for later epochs where there are none.
+        alike = of_all_numbers[1:] if kind == "order of torch" else of_all_numbers
+        assert all(each == alike[0] for each in alike), kind
+    assert found["order"] == found["order again"] != found["another order"]
+    for epochs in (found["order"][0] + found["another order"][0], found["order of torch"][0]):
+        assert len(set(map(tuple, epochs))) == len(epochs)
+
+
+def test_shards_travel_between_ranks(told: Told) -> None:
+    for workers in WORKERS:
+        owned = [{url for _, url in epoch} for epoch in told[0][f"order {workers}"]]
+        assert any(epoch != owned[0] for epoch in owned)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("loader", ["keys", "keys by torch"])
+def test_every_sample_comes_once_an_epoch(told: Told, loader: str, workers: int) -> None:
+    """Also for three workers, of which there are more than shards."""
+    epochs = epochs_of(told, f"{loader} {workers}")
+    assert len(epochs) == EPOCHS
+    assert [sorted(key for (key,) in epoch) for epoch in epochs] == [KEYS] * EPOCHS
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_passes_of_a_stream_have_one_order_on_all_ranks(told: Told, workers: int) -> None:
+    """Rank 0 has three shards, and rank 1 two, so they come to a pass in different epochs."""
+    dealt = epochs_of(told, f"passes {workers}")
+    assert [len(epoch) for epoch in dealt] == [6 * RANKS] * 7
+    seen: dict[int, list[str]] = {}
+    for place, url in itertools.chain(*dealt):
+        seen.setdefault(place, []).append(url)
+    assert [len(seen[place]) for place in range(5)] == [14, 21, 14, 21, 14]
+    passes = list(zip(*(seen[place] for place in range(5)), strict=False))
+    assert len(passes) == 14
+    assert all(len(set(each)) == 5 for each in passes)
+    assert len(set(passes)) > 10
+
+
+def test_workers_without_a_shard_yield_nothing_of_a_stream(told: Told) -> None:
+    """Of five shards, worker 2 of rank 1 has none."""
+    assert [[len(epoch) for epoch in rank["passes 3"]] for rank in told] == [[6] * 7, [4] * 7]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resampled_epoch_has_equally_many_whole_batches_on_all_ranks(told: Told, workers: int) -> None:
+    epochs = [rank[f"resampled {workers}"]["epochs"] for rank in told]
+    assert [[list(map(len, epoch)) for epoch in rank] for rank in epochs] == [[[4] * 13] * EPOCHS] * RANKS
+    assert len({str(epoch) for rank in epochs for epoch in rank}) == RANKS * EPOCHS
+    assert told[0][f"resampled {workers}"]["weights"] == told[1][f"resampled {workers}"]["weights"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_split_epoch_has_every_sample_once_and_unequal_numbers_of_batches(told: Told, workers: int) -> None:
+    ranks = [rank[f"split {workers}"]["epochs"] for rank in told]
+    for both in zip(*ranks, strict=True):
+        assert sorted(key for rank in both for batch in rank for key in batch) == KEYS
+        assert len(both[0]) != len(both[1])
+    assert told[0][f"split {workers}"]["weights"] == told[1][f"split {workers}"]["weights"]
+
+
+@pytest.mark.parametrize("name", ["drawn", "drawn by torch"])
+def test_every_worker_of_every_rank_draws_its_own(told: Told, name: str) -> None:
+    streams = [tuple(epoch[worker::2]) for rank in told for epoch in rank[name] for worker in range(2)]
+    assert [len(stream) for stream in streams] == [12] * (RANKS * EPOCHS * 2)
+    assert len(set(streams)) == len(streams)
+    assert len(Counter(itertools.chain(*streams))) == len(SIZES)
