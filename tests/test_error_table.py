@@ -94,6 +94,10 @@ def written(folder: Path, content: bytes) -> str:
     return str(folder / "x.tar")
 
 
+def beside(url: str) -> str:
+    return build_shard(url.replace("x.tar", "y.tar"), [{"__key__": "a", "txt": "1"}, {"__key__": "c", "txt": "2"}])
+
+
 def members(url: str) -> list[Any]:
     return list(IterableWrapper([url]).load_wds_shards())
 
@@ -142,6 +146,14 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "MissingField": (
         lambda folder: list(samples(shard(folder)).to_tuple("jpg;png")),
         r"field 'jpg;png' was asked for, and the sample 'a' of .*x\.tar has \['cls'\]",
+    ),
+    "MissingEntry": (
+        lambda folder: list(samples(shard(folder)).associate({"b": {}})),
+        r"found nothing for the sample 'a' of .*x\.tar",
+    ),
+    "MisalignedShards": (
+        lambda folder: list(samples(shard(folder)).add_columns(beside)),
+        r"y\.tar has the sample 'c' where .*x\.tar has the sample 'b'",
     ),
     "DecodeError": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "json": "{"})).wds_decode()),

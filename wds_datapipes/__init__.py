@@ -15,6 +15,7 @@ from wds_datapipes.core.policy import ErrorBudget
 from wds_datapipes.core.types import Member, Sample
 from wds_datapipes.pipes.batches import SampleUnbatcher
 from wds_datapipes.pipes.caching import CachedSamples
+from wds_datapipes.pipes.columns import Associator, ColumnAdder
 from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
 from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
 from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
@@ -35,7 +36,9 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.reading.service import ShardReadingService
 
 __all__ = [
+    "Associator",
     "CachedSamples",
+    "ColumnAdder",
     "DatasetSpec",
     "DictMapper",
     "EmptinessChecker",

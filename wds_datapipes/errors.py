@@ -16,8 +16,10 @@
     │   ├── DuplicateField (ValueError)     a field occurs twice in one sample
     │   ├── ReturningKey (ValueError)       a key comes back after other samples of its shard
     │   ├── MissingField (ValueError)       a field that was asked for is not there
+    │   ├── MissingEntry (LookupError)      a table has nothing for its key
     │   └── DecodeError (ValueError)        a field's bytes are not what its name says
     │       └── UnsafeCodec                 the field's codec can run code, and that was not allowed
+    ├── MisalignedShards (ValueError)       parallel shards do not hold the same keys in the same order
     ├── EmptySource (ValueError)            a stage needs an item of its source, which yields none
     ├── ErrorBudgetExceeded (RuntimeError)  a stage had to pass over more than it was allowed to
     ├── CacheError (RuntimeError)           a cache cannot be written, is damaged, or belongs to another pipeline
@@ -37,7 +39,9 @@ __all__ = [
     "DuplicateField",
     "EmptySource",
     "ErrorBudgetExceeded",
+    "MisalignedShards",
     "MissingDependency",
+    "MissingEntry",
     "MissingField",
     "PatternError",
     "RankLost",
@@ -121,12 +125,20 @@ class MissingField(SampleError, ValueError):
     """A field that was asked for is not in the sample."""
 
 
+class MissingEntry(SampleError, LookupError):
+    """A table has nothing for the key of a sample."""
+
+
 class DecodeError(SampleError, ValueError):
     """The bytes of a field are not what the field's name says."""
 
 
 class UnsafeCodec(DecodeError):
     """Decoding the field can run code, and that was not allowed."""
+
+
+class MisalignedShards(WdsError, ValueError):
+    """Parallel shards do not hold the same keys in the same order."""
 
 
 class EmptySource(WdsError, ValueError):

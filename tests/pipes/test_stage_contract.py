@@ -17,12 +17,21 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_random_seed
 
 from wds_datapipes import DatasetSpec, Member, MockSamples, ShardList
-from wds_datapipes.errors import DecodeError, DuplicateField, MissingField, ShardNotOpened, WdsError
+from wds_datapipes.errors import (
+    DecodeError,
+    DuplicateField,
+    MisalignedShards,
+    MissingEntry,
+    MissingField,
+    ShardNotOpened,
+    WdsError,
+)
 from wds_datapipes.testing import build_shard, check_stage
 
 SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": "text"} for key in range(5)]
 #: Stages that have no functional name, since they begin a pipeline.
 SOURCES = [ShardList, DatasetSpec, MockSamples]
+ROWS = [{"__key__": str(key), "__url__": "a.tar"} for key in range(3)]
 MEMBERS = [Member("a.tar", f"{key}.cls", b"1", key * 1024) for key in range(3)]
 
 
@@ -59,6 +68,12 @@ def halve_sample(sample: dict[str, int]) -> dict[str, int]:
 
 #: Every stage that has a functional name. A new one gets its row here.
 TABLE = {
+    "add_columns": Stage(
+        ROWS, (("a.tar", "more.tar"),), {}, [{**ROWS[0], "__key__": "x"}], MisalignedShards, "a.tar has the sample 'x'"
+    ),
+    "associate": Stage(
+        SAMPLES, ({str(key): {"n": key} for key in range(5)},), {}, [{"__key__": "x"}], MissingEntry, "the sample 'x'"
+    ),
     "cache_samples": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
     "extract_keys": Stage(SAMPLES, ("c?s", ["txt"]), {}, [{"__key__": "x"}], MissingField, "a field like 'c.s'"),
     "compose": Stage([2, 4], (both, every_second), {}, [], ValueError, "3 is odd"),
@@ -98,6 +113,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.tar", "b.tar.gz"):
         build_shard(name, [{"__key__": str(key), "txt": b"text"} for key in range(3)])
+    build_shard("more.tar", [{"__key__": str(key), "cls": b"1"} for key in range(3)])
 
 
 def error_of(loader: DataLoader[Any]) -> Exception:

@@ -46,6 +46,10 @@ class Mixture:
         """Whether anything is drawn."""
         return any(some.again or some.taken < len(some.urls) for some in self.collections)
 
+    def fingerprint(self) -> str:
+        """Return what differs if the shards do."""
+        return repr(self.collections)
+
     def draw(self, rng: Random) -> Iterator[str]:
         """Yield the shards of an epoch, in the order of the specification."""
         for _, urls, taken, again in self.collections:

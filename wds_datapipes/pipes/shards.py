@@ -144,3 +144,7 @@ class _Listed:
 
     def __init__(self, urls: list[str]) -> None:
         self.urls = urls
+
+    def fingerprint(self) -> str:
+        """Return what differs if the shards do."""
+        return repr(self.urls)

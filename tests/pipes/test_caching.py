@@ -1,0 +1,463 @@
+"""Samples kept from one epoch to the next: what comes, from where, what is left when something goes wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+from wds_datapipes import DatasetSpec, ShardList, ShardReadingService
+from wds_datapipes.errors import CacheError
+from wds_datapipes.testing import build_shard
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine of few cores
+    pytest.mark.usefixtures("nothing_left"),
+]
+PLACES = [None, "kept"]
+SCENARIOS = Path(__file__).with_name("cache_scenarios.py")
+#: Shards hold uneven numbers of samples, as real ones do.
+SAMPLES_PER_SHARD = [7, 1, 12, 3, 9, 5, 2]
+KEYS = sorted(f"{shard}-{index:02d}" for shard, count in enumerate(SAMPLES_PER_SHARD) for index in range(count))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def shards() -> None:
+    for shard, count in enumerate(SAMPLES_PER_SHARD):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{index:02d}", "txt": "text"} for index in range(count)])
+
+
+def pipeline(place: str | None) -> IterDataPipe[Any]:
+    """The pipeline that a cache is for. It names its shards without looking for them."""
+    samples = ShardList("{0..6}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+    pipe: IterDataPipe[Any] = samples.cache_samples(place).to_tuple("__key__").map(first)
+    return pipe
+
+
+def first(values: tuple[Any, ...]) -> Any:
+    return values[0]
+
+
+def invert(number: float) -> float:
+    return 1 / number
+
+
+def remove_shards() -> None:
+    for shard in range(len(SAMPLES_PER_SHARD)):
+        os.remove(f"{shard}.tar")
+
+
+class Counted(IterDataPipe[Any]):
+    """Yields items, and counts them."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+        self.reads = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            self.reads += 1
+            yield item
+
+
+class Splitter(IterDataPipe[int]):
+    """Splits, and does not tell how."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+
+    def apply_sharding(self, instances: int, instance: int, sharding_group: Any = None) -> None:
+        pass
+
+
+def part_of(pipe: IterDataPipe[Any], instances: int, instance: int) -> IterDataPipe[Any]:
+    part: IterDataPipe[Any] = copy.deepcopy(pipe)
+    apply_sharding(part, instances, instance)
+    return part
+
+
+def seeded(pipe: IterDataPipe[Any], seed: int) -> IterDataPipe[Any]:
+    apply_random_seed(pipe, torch.Generator().manual_seed(seed))
+    return pipe
+
+
+@pytest.mark.parametrize("place", PLACES)
+@given(items=st.lists(st.integers(0, 3)), stops=st.lists(st.integers(0, 12), max_size=6))
+def test_every_pass_is_the_source_and_a_complete_one_is_the_last_to_read_it(
+    place: str | None, items: list[int], stops: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = Counted(items)
+    pipe = source.cache_samples(None if place is None else tmp_path_factory.mktemp("kept"))
+    reads, complete = 0, False
+    for stop in [*stops, len(items) + 1, 3, len(items) + 1]:
+        iterator = iter(pipe)
+        assert list(islice(iterator, stop)) == items[:stop]
+        del iterator
+        reads += 0 if complete else min(stop, len(items))
+        complete |= stop > len(items)
+        assert source.reads == reads
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_changes_in_place_show_in_no_later_pass(place: str | None) -> None:
+    def spoil(sample: dict[str, Any]) -> dict[str, Any]:
+        sample["array"] += 1
+        sample["list"].append(1)
+        sample["tensor"].zero_()
+        del sample["__key__"]
+        return sample
+
+    def fresh() -> dict[str, Any]:
+        return {"__key__": "a", "array": np.zeros(3), "list": [0], "tensor": torch.ones(2)}
+
+    pipe = Counted([fresh(), fresh()]).cache_samples(place)
+    for _ in range(3):
+        for sample in pipe:
+            spoil(sample)
+            assert sample["array"].tolist() == [1, 1, 1]
+            assert sample["list"] == [0, 1]
+
+
+def test_what_is_kept_is_not_pickled_with_the_pipe() -> None:
+    pipe = Counted([]).cache_samples()
+    empty = len(pickle.dumps(pipe))
+    pipe.source.items = [bytes(100_000)]
+    assert list(pipe) == list(pipe) == [bytes(100_000)]
+    assert pipe.source.reads == 1
+    pipe.source.items = []
+    assert len(pickle.dumps(pipe)) < empty + 1000
+    assert list(pickle.loads(pickle.dumps(pipe))) == []
+    assert list(pipe) == [bytes(100_000)]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_later_epochs_need_no_shard_under_the_reading_service(workers: int, place: str | None, shards: None) -> None:
+    loader = DataLoader2(pipeline(place), reading_service=ShardReadingService(workers))
+    loader.seed(1)
+    epochs = [list(loader)]
+    remove_shards()
+    epochs += [list(loader), list(loader)]
+    loader.shutdown()
+    assert sorted(epochs[0]) == KEYS
+    assert epochs == [epochs[0]] * 3
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_later_epochs_need_no_shard_in_persistent_workers(workers: int, place: str | None, shards: None) -> None:
+    loader = DataLoader(pipeline(place), batch_size=None, num_workers=workers, persistent_workers=True)
+    epochs = [list(loader)]
+    remove_shards()
+    epochs += [list(loader), list(loader)]
+    assert sorted(epochs[0]) == KEYS
+    assert epochs == [epochs[0]] * 3
+
+
+def test_workers_that_end_with_the_epoch_read_again(shards: None) -> None:
+    loader = DataLoader(pipeline(None), batch_size=None, num_workers=2)
+    assert sorted(loader) == sorted(loader) == KEYS
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("complete", [0, 1, 2])
+def test_one_part_complete_and_others_broken_off_make_one_epoch(place: str | None, complete: int, shards: None) -> None:
+    parts = [part_of(pipeline(place), 3, instance) for instance in range(3)]
+    for instance, part in enumerate(parts):
+        iterator = iter(seeded(part, 1))
+        read = list(islice(iterator, 1000 if instance == complete else 2))
+        del iterator
+        assert len(read) > 1
+    for epoch in range(2, 5):
+        assert sorted(key for part in parts for key in seeded(part, epoch)) == KEYS
+
+
+def test_a_part_on_disk_serves_with_parts_of_another_run_and_seed(shards: None) -> None:
+    list(seeded(part_of(pipeline("kept"), 2, 1), 1))
+    assert os.listdir("kept") == ["part-00001-of-00002.samples"]
+    later = [list(seeded(part_of(pipeline("kept"), 2, instance), 99)) for instance in range(2)]
+    assert sorted(later[0] + later[1]) == KEYS
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_epochs_that_are_broken_off_anywhere_are_followed_by_whole_ones(
+    workers: int, place: str | None, shards: None
+) -> None:
+    for stop in (0, 1, 5, 20, 36):
+        where = None if place is None else f"{place}-{stop}"
+        loader = DataLoader2(pipeline(where), reading_service=ShardReadingService(workers))
+        loader.seed(stop)
+        iterator = iter(loader)
+        assert len(list(islice(iterator, stop))) == stop
+        del iterator
+        assert sorted(loader) == sorted(loader) == KEYS
+        loader.shutdown()
+
+
+def test_what_a_process_keeps_is_not_taken_for_a_part_in_its_workers(shards: None) -> None:
+    pipe = pipeline(None)
+    assert sorted(pipe) == KEYS
+    assert sorted(DataLoader(pipe, batch_size=None, num_workers=2)) == KEYS
+    loader = DataLoader2(pipe, reading_service=ShardReadingService(2))
+    assert sorted(loader) == sorted(loader) == KEYS
+    loader.shutdown()
+    remove_shards()
+    assert sorted(pipe) == KEYS
+
+
+def test_the_seed_chooses_the_order_and_the_split(shards: None) -> None:
+    def keys(seed: int) -> list[str]:
+        pipe = ShardList("{0..6}.tar").shuffle().load_wds_shards().group_samples().cache_samples(seed=seed)
+        return [sample["__key__"] for sample in seeded(pipe, 5)]
+
+    assert keys(1) == keys(1) != keys(2)
+
+
+def test_ranks_and_workers_have_a_file_each(shards: None) -> None:
+    command = [sys.executable, str(SCENARIOS), "rank"]
+    ranks = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(2)]
+    both = [json.loads(process.communicate(timeout=100)[0]) for process in ranks]
+    assert both[0][0] == both[0][1]
+    assert both[1][0] == both[1][1]
+    assert sorted(both[0][0] + both[1][0]) == KEYS
+    assert sorted(os.listdir("kept")) == [f"part-0000{instance}-of-00004.samples" for instance in range(4)]
+
+
+def test_workers_that_nothing_splits_have_a_file_each() -> None:
+    loader = DataLoader(Counted([0, 1, 2]).cache_samples("kept"), batch_size=None, num_workers=2)
+    assert sorted(loader) == sorted(loader) == [0, 0, 1, 1, 2, 2]
+    assert sorted(os.listdir("kept")) == [f"part-0000{instance}-of-00002.samples" for instance in range(2)]
+
+
+def test_another_number_of_workers_makes_another_set_of_files(shards: None) -> None:
+    for workers in (1, 2):
+        assert sorted(DataLoader(pipeline("kept"), batch_size=None, num_workers=workers)) == KEYS
+    assert len(os.listdir("kept")) == 3
+
+
+def test_another_pipeline_is_refused_and_told_apart(shards: None) -> None:
+    list(pipeline("kept"))
+
+    def refused(pipe: IterDataPipe[Any], message: str) -> None:
+        with pytest.raises(CacheError, match=rf"part-00000-of-00001\.samples was made by another pipeline: {message}"):
+            list(pipe)
+
+    def members(shards: str) -> IterDataPipe[Any]:
+        pipe: IterDataPipe[Any] = ShardList(shards).shuffle().sharding_filter().load_wds_shards()
+        return pipe
+
+    samples = members("{0..6}.tar").group_samples()
+    refused(samples.cache_samples("kept", seed=3), "it had seed 0 where this one has seed 3")
+    refused(samples.to_tuple("txt").cache_samples("kept"), r"it had SampleGrouper\(.* has TupleMaker\(specs=1 items")
+    fewer = members("{0..5}.tar").group_samples()
+    refused(fewer.cache_samples("kept"), r"it had ShardList\(_listed=.* where this one has ShardList\(_listed=")
+    refused(
+        members("{0..6}.tar").group_samples(fields=["txt"]).cache_samples("kept"),
+        r"it had SampleGrouper\(.*fields=None.* has SampleGrouper\(.*fields=1 items",
+    )
+    refused(samples.map(first).cache_samples("kept"), r".* has MapperIterDataPipe\(fn=.*first")
+    unshuffled = samples.cache_samples("kept")
+    unshuffled.source.source.source.source_datapipe.set_shuffle(False)
+    refused(unshuffled, r".*ShufflerIterDataPipe\(.*enabled=False")
+    unshuffled.source.source.source.source_datapipe.set_shuffle(True)
+    list(samples.cache_samples("kept"))
+
+
+def test_another_mixture_is_another_pipeline() -> None:
+    def choose(count: int) -> IterDataPipe[str]:
+        pipe: IterDataPipe[str] = DatasetSpec({"datasets": [{"shards": "{0..9}.tar", "choose": count}]})
+        cached: IterDataPipe[str] = pipe.cache_samples("kept")
+        return cached
+
+    chosen = list(seeded(choose(3), 1))
+    assert list(seeded(choose(3), 2)) == chosen
+    with pytest.raises(CacheError, match="another pipeline: it had DatasetSpec"):
+        list(choose(4))
+
+
+SAMPLES = [{"__key__": "a", "cls": 1}, {"cls": 2}, {"__key__": "a", "cls": 1}, 5]
+
+
+def test_a_file_cut_anywhere_is_noticed_and_made_again() -> None:
+    list(IterableWrapper(SAMPLES).cache_samples("kept"))
+    path = Path("kept/part-00000-of-00001.samples")
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.warns(UserWarning, match=r"of-00001\.samples is damaged, as it.* It is read from the source and"):
+            assert list(IterableWrapper(SAMPLES).cache_samples("kept")) == SAMPLES
+        assert path.read_bytes() == whole
+    path.write_bytes(whole + b"\0")
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert list(IterableWrapper(SAMPLES).cache_samples("kept")) == SAMPLES
+
+
+def test_a_changed_byte_is_noticed_wherever_it_is() -> None:
+    list(IterableWrapper(SAMPLES).cache_samples("kept"))
+    path = Path("kept/part-00000-of-00001.samples")
+    whole = path.read_bytes()
+    raised = 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :])
+        found = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                found.extend(IterableWrapper(SAMPLES).cache_samples("kept"))
+            except CacheError as error:
+                told = str(error)
+            else:
+                told = ""
+        if told:
+            raised += 1
+            assert "is damaged: at byte" in told
+            assert found == SAMPLES[: len(found)]
+        else:
+            assert ["is damaged, as" in str(warning.message) for warning in caught] == [True]
+            assert found == SAMPLES
+            assert path.read_bytes() == whole
+    assert 0 < raised < len(whole)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond ``size`` bytes: writing more fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [100, 3_000_000])
+def test_a_full_disk_is_an_error_that_leaves_nothing(room: int) -> None:
+    pipe = Counted([bytes(700_000)] * 8).cache_samples("kept")
+    with files_of_at_most(room), pytest.raises(CacheError, match="cannot be written: File too large, after") as caught:
+        list(pipe)
+    assert isinstance(caught.value.__cause__, OSError)
+    traceback.clear_frames(caught.tb)
+    assert os.listdir("kept") == []
+    assert list(pipe) == list(pipe) == pipe.source.items
+
+
+def test_a_directory_that_cannot_be_made_is_an_error() -> None:
+    Path("file").touch()
+    with pytest.raises(CacheError, match=r"file/kept/part-.* cannot be written: Not a directory"):
+        list(IterableWrapper([1]).cache_samples("file/kept"))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_of_the_source_keeps_nothing(place: str | None) -> None:
+    items = [1, 0]
+    pipe = Counted(items).map(invert).cache_samples(place)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            list(pipe)
+        assert place is None or os.listdir(place) == []
+    items[1] = 2
+    assert list(pipe) == list(pipe) == [1, 0.5]
+    assert pipe.source.datapipe.reads == 6
+
+
+def test_a_killed_process_leaves_nothing_that_is_taken_for_a_cache() -> None:
+    finished = subprocess.run([sys.executable, str(SCENARIOS), "killed"], check=False, capture_output=True)
+    assert finished.returncode == -9, finished.stderr
+    (left,) = os.listdir("kept")
+    assert left.endswith(".part")
+    assert os.path.getsize(f"kept/{left}") > 0
+    pipe = Counted([1, 2]).cache_samples("kept")
+    assert list(pipe) == list(pipe) == [1, 2]
+    assert os.listdir("kept") == ["part-00000-of-00001.samples"]
+    assert pipe.source.reads == 2
+
+
+def test_two_may_write_one_part_at_a_time() -> None:
+    one, other = (iter(Counted([1, 2, 3]).cache_samples("kept")) for _ in range(2))
+    assert [next(one), next(other)] == [1, 1]
+    assert len(os.listdir("kept")) == 2
+    assert [*one, *other] == [2, 3, 2, 3]
+    assert os.listdir("kept") == ["part-00000-of-00001.samples"]
+    again = Counted([1, 2, 3]).cache_samples("kept")
+    assert list(again) == [1, 2, 3]
+    assert again.source.reads == 0
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_more_than_max_bytes_is_not_kept_and_says_so_once(place: str | None) -> None:
+    pipe = Counted([bytes(1000)] * 10).cache_samples(place, max_bytes=5000)
+    with pytest.warns(UserWarning, match=r"its first 5 samples already have 5\d+ bytes, .* max_bytes=5000") as warned:
+        assert list(pipe) == pipe.source.items
+    assert len(warned) == 1
+    assert list(pipe) == pipe.source.items
+    assert pipe.source.reads == 20
+    assert place is None or os.listdir(place) == []
+    enough = Counted([bytes(1000)] * 10).cache_samples(place, max_bytes=11_000)
+    assert list(enough) == list(enough)
+    assert enough.source.reads == 10
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_cannot_be_pickled_is_named(place: str | None) -> None:
+    pipe = Counted([{"__key__": "a/b", "lock": threading.Lock()}]).cache_samples(place)
+    with pytest.raises(CacheError, match=r"cannot keep the sample 'a/b', as it cannot be pickled: TypeError: .*lock"):
+        list(pipe)
+    assert place is None or os.listdir(place) == []
+
+
+@pytest.mark.parametrize("service", [ShardReadingService, MultiProcessingReadingService])
+def test_what_another_process_deals_out_is_refused(service: Callable[..., Any]) -> None:
+    from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+    pipe = IterableWrapper(range(10)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    loader = DataLoader2(pipe.cache_samples(), reading_service=service(num_workers=2))
+    with pytest.raises(CacheError, match=r"another process deals out \(sharding_round_robin_dispatch\)") as caught:
+        list(loader)
+    traceback.clear_frames(caught.tb)
+    loader.shutdown()
+
+
+def test_a_split_that_does_not_tell_its_part_is_refused() -> None:
+    with pytest.raises(CacheError, match="which part of the data this is, and Splitter, which splits it, does not"):
+        list(Splitter().cache_samples())
+
+
+def test_sources_that_are_split_in_different_ways_are_refused() -> None:
+    split = part_of(IterableWrapper(range(4)).sharding_filter(), 2, 0)
+    with pytest.raises(CacheError, match="split in different ways"):
+        list(split.concat(IterableWrapper(range(4)).sharding_filter()).cache_samples())
+
+
+def test_the_length_is_the_sources() -> None:
+    assert len(IterableWrapper(range(3)).cache_samples()) == 3
+    with pytest.raises(TypeError, match="Counted"):
+        len(Counted([1]).cache_samples())

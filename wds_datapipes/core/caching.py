@@ -1,0 +1,156 @@
+"""Samples that are kept from the first pass for the later ones, in memory or on disk."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from wds_datapipes.core.policy import note
+from wds_datapipes.core.samplefile import DamagedFile, SampleFileWriter, open_samples, payloads
+from wds_datapipes.errors import CacheError
+
+__all__ = ["DiskCache", "MemoryCache", "Part", "SampleCache"]
+
+Begin = Callable[[], Iterable[Any]]
+"""Begins a pass over the source."""
+
+Describe = Callable[[], list[str]]
+"""Describes the stages of the source."""
+
+
+class Part(NamedTuple):
+    """Which part of the data passes through an instance of a pipeline."""
+
+    instances: int = 1
+    instance: int = 0
+
+
+class SampleCache(Protocol):
+    """Keeps the samples of a part."""
+
+    def cached(self, begin: Begin, part: Part, stages: Describe) -> Iterator[Any]:
+        """Yield the samples of a pass: those that are kept, or the source's, which are then kept.
+
+        Args:
+            begin: begins a pass over the source.
+            part: what the source yields of all data.
+            stages: describes the stages of the source.
+        """
+
+
+class MemoryCache:
+    """Keeps samples in memory, as pickled bytes, which no stage can change. A copy, as in another process, is empty.
+
+    Args:
+        max_bytes: keep nothing if it would be more.
+    """
+
+    def __init__(self, max_bytes: int | None) -> None:
+        self._max_bytes = max_bytes
+        self._kept: list[bytes] | None = None
+        self._part = Part()
+        self._is_too_large = False
+
+    def __reduce__(self) -> tuple[type[MemoryCache], tuple[int | None]]:
+        return MemoryCache, (self._max_bytes,)
+
+    def cached(self, begin: Begin, part: Part, stages: Describe) -> Iterator[Any]:  # noqa: ARG002 - of SampleCache
+        """Yield the samples of a pass: those that are kept, or the source's, which are then kept."""
+        if self._kept is not None and self._part == part:  # a forked process has what another part was
+            yield from map(_unpickled, self._kept)
+            return
+        kept: list[bytes] | None = None if self._is_too_large else []
+        size = 0
+        for sample in begin():
+            if kept is not None:
+                payload = _pickled(sample)
+                size += len(payload)
+                kept.append(payload)
+                if _exceeds(self._max_bytes, size, len(kept)):
+                    kept, self._is_too_large = None, True
+            yield sample
+        if kept is not None:
+            self._kept, self._part = kept, part
+
+
+class DiskCache:
+    """Keeps samples in a directory, each part in a file of its own.
+
+    Args:
+        folder: the directory.
+        max_bytes: keep nothing of a part if it would be more.
+    """
+
+    def __init__(self, folder: str, max_bytes: int | None) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._is_too_large = False
+
+    def cached(self, begin: Begin, part: Part, stages: Describe) -> Iterator[Any]:
+        """Yield the samples of a pass: those that are kept, or the source's, which are then kept."""
+        path = f"{self._folder}/part-{part.instance:05d}-of-{part.instances:05d}.samples"
+        facts = {"stages": stages()}
+        try:
+            stream = open_samples(path, facts)
+        except DamagedFile as damage:
+            warnings.warn(
+                f"The cache {path} is damaged, as {damage}. It is read from the source and made again", stacklevel=2
+            )
+            stream = None
+        if stream is not None:
+            with stream:
+                yield from map(_unpickled, payloads(stream, path))
+        elif self._is_too_large:
+            yield from begin()
+        else:
+            yield from self._writing(begin, path, facts)
+
+    def _writing(self, begin: Begin, path: str, facts: Mapping[str, Any]) -> Iterator[Any]:
+        samples = iter(begin())
+        writer = SampleFileWriter(path, facts)
+        try:
+            for number, sample in enumerate(samples, 1):
+                writer.write(_pickled(sample))
+                if _exceeds(self._max_bytes, writer.size, number):
+                    self._is_too_large = True
+                    writer.discard()
+                    yield sample
+                    yield from samples
+                    return
+                yield sample
+            writer.finish()
+        finally:
+            writer.discard()
+
+
+def _exceeds(max_bytes: int | None, size: int, count: int) -> bool:
+    if max_bytes is None or size <= max_bytes:
+        return False
+    warnings.warn(
+        f"cache_samples keeps nothing, since its first {count} samples already have {size} bytes, which is more than "
+        f"max_bytes={max_bytes}. Each epoch is read from the source",
+        stacklevel=3,
+    )
+    return True
+
+
+def _pickled(sample: object) -> bytes:
+    try:
+        return pickle.dumps(sample, protocol=5)
+    except Exception as error:
+        key = sample.get("__key__") if isinstance(sample, Mapping) else None
+        which = f"an item of type {type(sample).__name__}" if key is None else f"the sample {key!r}"
+        raise CacheError(
+            f"cache_samples cannot keep {which}, as it cannot be pickled: {type(error).__name__}: {error}. Put the "
+            f"cache before the stage that makes it"
+        ) from error
+
+
+def _unpickled(payload: bytes) -> Any:
+    try:
+        return pickle.loads(payload)  # noqa: S301 - the user has named this directory, and the docs tell to trust it
+    except Exception as error:
+        note(error, "cache_samples has met this when it unpickled a sample that it had kept")
+        raise

@@ -1,0 +1,192 @@
+"""Keeping samples from one epoch to the next."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
+
+from wds_datapipes.core.caching import DiskCache, MemoryCache, Part, SampleCache
+from wds_datapipes.core.seeds import derived_seed
+from wds_datapipes.errors import CacheError
+from wds_datapipes.pipes.registration import register_stage
+
+__all__ = ["CachedSamples"]
+
+#: Where the stages come from that stand for a pipeline in another process.
+REMOTE = ("torchdata.dataloader2.", "wds_datapipes.reading.")
+
+
+@register_stage("cache_samples")
+class CachedSamples(IterDataPipe[Any]):
+    """Keep the samples of the first complete pass for all later ones (functional name: ``cache_samples``).
+
+    Later passes have the same samples in the same order, duplicates included, and read nothing from the source. A pass
+    that is broken off keeps nothing. What stages behind change in place changes nothing that is kept.
+
+    Workers keep a part each: place it behind ``.sharding_filter()``. All that is random before the cache has the seed
+    of the cache, and not that of the loader. So the data is split in the same way in every epoch, and each sample comes
+    exactly once in an epoch, also if some workers have come to the end of their first pass and others have not. Shuffle
+    behind the cache, with ``.shuffle_samples()``.
+
+    The source has to end. In memory, the samples are those of one process, so workers have to live on: as in
+    `ShardReadingService`, or with ``DataLoader(persistent_workers=True)``. On disk, a file for each part is written
+    while the first pass goes on, and gets its name once it is whole. Another number of ranks or workers makes another
+    set of files; another pipeline before the cache (its stages, shards, arguments, and the names of its functions) is
+    an error.
+
+    A directory that is given here has to be trusted: samples are pickled, and unpickling runs code.
+
+    Yields:
+        Any: the items of ``source``; from the second pass on, copies of them.
+
+    Args:
+        source: yields samples, or anything else that can be pickled.
+        path: the directory to keep them in, which is made if need be; in memory by default.
+        max_bytes: the most bytes of pickled samples that are kept for a part. If there are more, nothing is kept, with
+            a warning, and every pass reads from the source.
+        seed: of all that is random before the cache.
+
+    Raises:
+        CacheError: the file cannot be written, is damaged in the middle, or was made by another pipeline; a sample
+            cannot be pickled; or a stage splits the data before the cache and does not tell how. A file that is cut off
+            is a warning, and is made again.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper([{"__key__": "a", "cls": 1}, {"__key__": "b", "cls": 2}]).cache_samples("kept")
+        >>> [sample["cls"] for _ in range(2) for sample in pipe]
+        [1, 2, 1, 2]
+        >>> import os
+        >>> os.listdir("kept")
+        ['part-00000-of-00001.samples']
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self,
+        source: IterDataPipe[Any],
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.path = None if path is None else os.fspath(path)
+        if max_bytes is not None and max_bytes < 0:
+            raise ValueError(f"max_bytes is a number of bytes, not {max_bytes!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed is a whole number, not {seed!r}")
+        self.source = source
+        self.max_bytes = max_bytes
+        self.seed = seed
+        self._cache: SampleCache = MemoryCache(max_bytes) if self.path is None else DiskCache(self.path, max_bytes)
+
+    def __iter__(self) -> Iterator[Any]:
+        stages = _upstream(self.source)
+        part = _part(stages)
+        yield from self._cache.cached(
+            lambda: self._begin(stages, part), part, lambda: [f"seed {self.seed}", *map(_description, stages)]
+        )
+
+    def _begin(self, stages: list[Any], part: Part) -> IterDataPipe[Any]:
+        """Give all stages before this one the seeds that they have in every pass, on every rank, in every run."""
+        before = {id(stage) for splitter in stages if _splits(splitter) for stage in _upstream(splitter)}
+        for position, stage in enumerate(stages):
+            if inspect.ismethod(getattr(stage, "set_seed", None)):
+                place = () if id(stage) in before else part
+                stage.set_seed(derived_seed("cache_samples", self.seed, position, *place))
+        return self.source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def _splits(stage: object) -> bool:
+    return inspect.ismethod(getattr(stage, "apply_sharding", None))
+
+
+def _part(stages: list[Any]) -> Part:
+    """Return the part of the data that comes out of the last of ``stages``, as those tell that split it."""
+    parts = set()
+    for stage in stages:
+        if type(stage).__module__.startswith(REMOTE):
+            raise CacheError(
+                "cache_samples cannot keep what another process deals out (sharding_round_robin_dispatch), since a "
+                "worker gets other items each time. Put the cache before that, or use .sharding_filter()"
+            )
+        if _splits(stage):
+            groups = getattr(stage, "groups", None)
+            if not isinstance(groups, dict):
+                raise CacheError(
+                    f"cache_samples has to know which part of the data this is, and {type(stage).__name__}, which "
+                    f"splits it, does not tell: it has no 'groups' as torch's ShardingFilter has"
+                )
+            instances, instance = 1, 0
+            for key in sorted(groups, reverse=True):  # as torch's ShardingFilter counts
+                instance += instances * groups[key][1]
+                instances *= groups[key][0]
+            parts.add(Part(instances, instance))
+    if len(parts) > 1:
+        raise CacheError(f"cache_samples has sources that are split in different ways: {sorted(parts)}")
+    info = get_worker_info()
+    # A source may split by itself what no stage splits, and asks torch for its worker then.
+    return parts.pop() if parts else Part() if info is None else Part(info.num_workers, info.id)
+
+
+def _upstream(pipe: Any) -> list[Any]:
+    """Return a stage and all before it, each once, in an order that is the same in every copy."""
+    found: list[Any] = []
+    seen, waiting = set(), [pipe]
+    while waiting:
+        stage = waiting.pop()
+        if id(stage) not in seen:
+            seen.add(id(stage))
+            found.append(stage)
+            waiting += [source for value in vars(stage).values() for source in _pipes(value)]
+    return found
+
+
+def _pipes(value: Any) -> Iterator[Any]:
+    several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+    yield from (pipe for pipe in several if isinstance(pipe, IterDataPipe | MapDataPipe))
+
+
+def _description(stage: Any) -> str:
+    """Describe a stage by its class and by its arguments, as far as they are the same in every process."""
+    arguments = inspect.signature(type(stage).__init__).parameters
+    facts = {} if _splits(stage) else {name: vars(stage)[name] for name in arguments if name in vars(stage)}
+    facts.update({name: value for name, value in vars(stage).items() if hasattr(value, "fingerprint")})
+    if getattr(stage, "_enabled", True) is False:  # as DataLoader(shuffle=False) has it
+        facts["enabled"] = False
+    told = (f"{name}={_told(value)}" for name, value in facts.items() if not isinstance(value, IterDataPipe))
+    return f"{type(stage).__name__}({', '.join(told)})"
+
+
+def _told(value: Any) -> str:
+    """Tell a value. What is within what it holds is told by its type: it may be large, and change."""
+    if hasattr(value, "fingerprint"):
+        return _digest(value.fingerprint())
+    if isinstance(value, dict):
+        value = [each for pair in value.items() for each in pair]
+    if isinstance(value, list | tuple):
+        return f"{len(value)} items {_digest(repr([_named(each) for each in value]))}"
+    return _named(value)
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, str | int | float | bool | None):
+        text = repr(value)
+        return text if len(text) <= 40 else f"{len(text)} characters {_digest(text)}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return type(value).__name__
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
