@@ -17,6 +17,7 @@ from wds_datapipes.pipes.batches import SampleUnbatcher
 from wds_datapipes.pipes.caching import CachedSamples
 from wds_datapipes.pipes.columns import Associator, ColumnAdder
 from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
+from wds_datapipes.pipes.directory import DirectoryShards
 from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
 from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
 from wds_datapipes.pipes.members import ShardLoader
@@ -41,6 +42,7 @@ __all__ = [
     "ColumnAdder",
     "DatasetSpec",
     "DictMapper",
+    "DirectoryShards",
     "EmptinessChecker",
     "EpochCutter",
     "ErrorBudget",

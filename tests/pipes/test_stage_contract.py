@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_random_seed
 
-from wds_datapipes import DatasetSpec, Member, MockSamples, ShardList
+from wds_datapipes import DatasetSpec, DirectoryShards, Member, MockSamples, ShardList
 from wds_datapipes.errors import (
     DecodeError,
     DuplicateField,
@@ -30,7 +30,7 @@ from wds_datapipes.testing import build_shard, check_stage
 
 SAMPLES = [{"__key__": str(key), "__url__": "a.tar", "cls": b"%d" % key, "txt": "text"} for key in range(5)]
 #: Stages that have no functional name, since they begin a pipeline.
-SOURCES = [ShardList, DatasetSpec, MockSamples]
+SOURCES = [ShardList, DatasetSpec, DirectoryShards, MockSamples]
 ROWS = [{"__key__": str(key), "__url__": "a.tar"} for key in range(3)]
 MEMBERS = [Member("a.tar", f"{key}.cls", b"1", key * 1024) for key in range(3)]
 

@@ -1,0 +1,356 @@
+"""Shards that are taken from a directory while others put them there and take them too."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.graph_settings import apply_sharding
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import DirectoryShards, ShardReadingService
+from wds_datapipes.core import claims
+from wds_datapipes.errors import CacheError, PatternError, TruncatedShard
+from wds_datapipes.testing import build_shard
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine of few cores
+    pytest.mark.usefixtures("nothing_left"),
+]
+
+
+@pytest.fixture(autouse=True)
+def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inbox").mkdir()
+    return tmp_path / "inbox"
+
+
+def put(*names: str) -> None:
+    """Put files there as a program has to that writes them; each is younger than the one before."""
+    for name in names:
+        number = len(list(Path("inbox").rglob("*.*")))
+        Path("inbox/.new").write_text(name)
+        os.utime("inbox/.new", (1000 + number, 1000 + number))
+        os.rename("inbox/.new", f"inbox/{name}")
+
+
+def there(folder: str = "inbox") -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+
+
+def take(**options: Any) -> Iterator[str]:
+    """An iteration that ends when nothing is left."""
+    return iter(DirectoryShards("inbox", **{"timeout_s": 0, **options}))
+
+
+def names(paths: Any) -> list[str]:
+    return [os.path.basename(path) for path in paths]
+
+
+def no_claims() -> bool:
+    return os.listdir("inbox/.claims") == []
+
+
+def test_all_kinds_of_shards_are_taken_and_nothing_else() -> None:
+    kinds = ["a.tar", "b.tgz", "c.tar.gz", "d.tar.zst", "e.tar.xz", "f.tar.bz2", "g.tzst"]
+    put(*kinds, "readme.txt", ".hidden.tar", "h.tar.part")
+    os.mkdir("inbox/folder.tar")
+    os.symlink("a.tar", "inbox/link.tar")
+    assert names(take()) == kinds
+    assert there("inbox/done") == kinds
+    assert there() == [".hidden.tar", "h.tar.part", "readme.txt"]
+    assert os.path.islink("inbox/link.tar")
+    assert no_claims()
+
+
+def test_a_pattern_chooses() -> None:
+    put("a-1.tar", "b-1.tar", "c-1.tar", "a-x.tar", "A-1.tar")
+    assert names(take(pattern="{a,b}-[0-9].tar")) == ["a-1.tar", "b-1.tar"]
+
+
+def test_the_oldest_comes_first() -> None:
+    put("c.tar", "a.tar", "b.tar")
+    assert names(take()) == ["c.tar", "a.tar", "b.tar"]
+
+
+def test_random_order_changes() -> None:
+    orders = set()
+    for _ in range(20):
+        put("a.tar", "b.tar", "c.tar", "d.tar")
+        orders.add(tuple(names(take(select="random", after="delete"))))
+    assert len(orders) > 1
+    assert {frozenset(order) for order in orders} == {frozenset({"a.tar", "b.tar", "c.tar", "d.tar"})}
+
+
+def test_what_was_read_is_deleted_if_that_is_asked() -> None:
+    put("a.tar", "b.tar")
+    taken = take(after="delete")
+    first = next(taken)
+    assert os.path.exists(first)
+    next(taken)
+    assert not os.path.exists(first)
+    assert list(taken) == []
+    assert there() == []
+    assert not os.path.exists("inbox/done")
+
+
+def test_what_was_read_comes_again_behind_the_others_if_that_is_asked() -> None:
+    put("a.tar", "b.tar", "c.tar")
+    taken = take(after="return", poll_s=1e-9)
+    assert names(islice(taken, 7)) == ["a.tar", "b.tar", "c.tar"] * 2 + ["a.tar"]
+    del taken
+    assert there() == ["a.tar", "b.tar", "c.tar"]
+    assert no_claims()
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("after", ["keep", "return"])
+def test_no_file_is_written_over(after: str, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")  # as a file system without hard links says
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    contents = []
+    taken = iter(DirectoryShards("inbox", after=after, timeout_s=0))  # type: ignore[arg-type]  # a str here
+    for text in ("one", "two", "three"):
+        Path("inbox/a.tar").write_text(text)
+        contents.append(Path(next(taken)).read_text())
+        if after == "return":
+            Path("inbox/a.tar").write_text("new")
+            assert sorted(there()) == ["a.tar"]
+            break
+    del taken
+    if after == "return":
+        assert {name: Path(f"inbox/{name}").read_text() for name in there()} == {"a.tar": "new", "2-a.tar": "one"}
+    else:
+        assert contents == ["one", "two", "three"]
+        assert {name: Path(f"inbox/done/{name}").read_text() for name in there("inbox/done")} == {
+            "a.tar": "one",
+            "2-a.tar": "two",
+        }
+        assert Path("inbox/a.tar").read_text() == "three"
+
+
+@pytest.mark.parametrize("after", ["keep", "delete", "return"])
+def test_a_broken_off_iteration_gives_its_shard_back(after: str) -> None:
+    put("a.tar", "b.tar")
+    taken = take(after=after)
+    next(taken)
+    second = next(taken)
+    del taken
+    assert "b.tar" in there()
+    assert not os.path.exists(second)
+    assert no_claims()
+
+
+def test_an_error_downstream_gives_the_shard_back() -> None:
+    put("a.tar")  # which is no archive
+    pipe = DirectoryShards("inbox", timeout_s=0).load_wds_shards()
+    with pytest.raises(TruncatedShard, match=r"\.claims/.*/a\.tar") as caught:
+        list(pipe)
+    traceback.clear_frames(caught.tb)
+    assert there() == ["a.tar"]
+
+
+def test_two_iterations_share_the_shards() -> None:
+    put(*(f"{number}.tar" for number in range(7)))
+    one, other = take(), take()
+    taken = [next(one), next(other), next(one), next(one), next(other), *one, *other]
+    assert sorted(names(taken)) == [f"{number}.tar" for number in range(7)]
+
+
+def samples(path: str) -> list[str]:
+    build_shard("new.tar", [{"__key__": f"{path}-{index}", "txt": "text"} for index in range(3)])
+    os.rename("new.tar", f"inbox/{path}.tar")
+    return [f"{path}-{index}" for index in range(3)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_workers_share_the_shards_of_each_epoch(workers: int) -> None:
+    loader = DataLoader2(
+        DirectoryShards("inbox", timeout_s=0, after="delete").load_wds_shards().group_samples().to_tuple("__key__"),
+        reading_service=ShardReadingService(workers),
+    )
+    for epoch in range(3):
+        expected = [key for number in range(20) for key in samples(f"{epoch}-{number:02d}")]
+        assert sorted(key for (key,) in loader) == expected
+        assert there() == []
+    loader.shutdown()
+    assert no_claims()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_persistent_workers_share_the_shards(workers: int) -> None:
+    pipe = DirectoryShards("inbox", timeout_s=0).load_wds_shards().group_samples().to_tuple("__key__")
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=True)
+    for epoch in range(2):
+        expected = [key for number in range(20) for key in samples(f"{epoch}-{number:02d}")]
+        assert sorted(key for (key,) in loader) == expected
+    assert len(there("inbox/done")) == 40
+
+
+def test_an_epoch_that_is_broken_off_in_workers_gives_shards_back() -> None:
+    expected = [key for number in range(10) for key in samples(f"{number:02d}")]
+    pipe = DirectoryShards("inbox", timeout_s=0).load_wds_shards().group_samples().to_tuple("__key__")
+    loader = DataLoader2(pipe, reading_service=ShardReadingService(2, worker_prefetch_cnt=1, main_prefetch_cnt=1))
+    iterator = iter(loader)
+    found = {next(iterator)[0] for _ in range(4)}
+    del iterator
+    found.update(key for (key,) in loader)
+    loader.shutdown()
+    kept = set(there("inbox/done"))
+    assert kept == {f"{number:02d}.tar" for number in range(10)}
+    assert found <= set(expected)
+
+
+def hold_and_die(claimed: Any) -> None:
+    iterator = take()
+    claimed.put(next(iterator))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_shard_of_a_killed_process_comes_again() -> None:
+    put("a.tar", "b.tar")
+    context = multiprocessing.get_context("fork")
+    claimed = context.SimpleQueue()
+    process = context.Process(target=hold_and_die, args=(claimed,))
+    process.start()
+    path = claimed.get()
+    process.join()
+    process.close()
+    claimed.close()
+    assert os.path.exists(path)
+    assert names(take()) == ["a.tar", "b.tar"]
+    assert no_claims()
+
+
+def test_a_shard_of_a_living_iteration_does_not_come_again() -> None:
+    put("a.tar", "b.tar")
+    holder = take()
+    held = next(holder)
+    assert names(take()) == ["b.tar"]
+    assert os.path.exists(held)
+    assert list(holder) == []
+    assert there("inbox/done") == ["a.tar", "b.tar"]
+
+
+def test_claims_without_a_lock_are_given_back() -> None:
+    os.makedirs("inbox/.claims/host-1-aa")
+    put(".claims/host-1-aa/a.tar")
+    assert names(take()) == ["a.tar"]
+
+
+def test_files_that_come_meanwhile_are_taken() -> None:
+    taken = take()
+    put("a.tar")
+    assert names([next(taken)]) == ["a.tar"]
+    put("b.tar")
+    put("c.tar")
+    assert names(taken) == ["b.tar", "c.tar"]
+
+
+def test_files_that_go_meanwhile_are_passed_over() -> None:
+    put("a.tar", "b.tar", "c.tar")
+    taken = take()
+    os.remove(next(taken))
+    os.remove("inbox/b.tar")
+    assert names(taken) == ["c.tar"]
+    assert there("inbox/done") == ["c.tar"]
+
+
+def test_it_waits_for_a_file() -> None:
+    taken = take(timeout_s=None, poll_s=0.01)
+    writer = threading.Timer(0.2, put, ["a.tar"])
+    writer.start()
+    assert names([next(taken)]) == ["a.tar"]
+    writer.join()
+
+
+class Clock:
+    """Time that passes only while one sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.rests: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        self.now += seconds
+        if len(self.rests) == 3:
+            put("late.tar")
+
+
+def test_it_rests_between_two_looks_and_ends_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(claims, "time", clock)
+    assert names(take(poll_s=1.0, timeout_s=4.5)) == ["late.tar"]
+    assert clock.rests == [1.0] * 3 + [1.0, 1.0, 1.0, 1.0, 0.5]
+
+
+def test_a_lost_shard_comes_although_new_ones_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(claims, "time", clock)
+    put("0.tar")
+    taken = take(poll_s=1.0)
+    found = names([next(taken)])
+    os.makedirs("inbox/.claims/host-1-aa")
+    put(".claims/host-1-aa/lost.tar")
+    for number in range(1, 5):
+        put(f"{number}.tar")
+        clock.now += 0.6
+        found += names([next(taken)])
+    assert "lost.tar" in found
+    del taken
+
+
+def test_a_sharding_filter_is_refused_which_would_lose_shards() -> None:
+    with pytest.raises(RuntimeError, match="Sharding twice"):
+        apply_sharding(DirectoryShards("inbox").sharding_filter(), 2, 0)
+
+
+def test_it_cannot_be_cached() -> None:
+    with pytest.raises(CacheError, match="DirectoryShards, which splits it, does not tell"):
+        list(DirectoryShards("inbox").cache_samples())
+
+
+def test_it_is_pickled_at_any_time() -> None:
+    put("a.tar", "b.tar")
+    pipe: IterDataPipe[str] = DirectoryShards("inbox", timeout_s=0)
+    taken = iter(pipe)
+    next(taken)
+    assert names(pickle.loads(pickle.dumps(pipe))) == ["b.tar"]
+    assert list(taken) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "nowhere"}, "needs a directory, and there is none at 'nowhere'"),
+        ({"pattern": ""}, "pattern tells the names of files"),
+        ({"pattern": "a/*.tar"}, r"pattern tells the names of files.* not 'a/\*\.tar'"),
+        ({"pattern": "{a.tar"}, "The braces in the shard pattern"),
+        ({"select": "newest"}, 'select is "oldest" or "random", not'),
+        ({"after": "unlink"}, 'after is "keep", "delete" or "return", not'),
+        ({"poll_s": 0}, "poll_s is a number of seconds above 0, not 0"),
+        ({"poll_s": float("nan")}, "poll_s is a number of seconds above 0, not nan"),
+        ({"timeout_s": -1}, "timeout_s is a number of seconds from 0, or None, not -1"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((PatternError, ValueError), match=message):
+        DirectoryShards(**{"path": "inbox", **options})
