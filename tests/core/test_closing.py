@@ -18,11 +18,11 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_datapipes  # noqa: F401  it registers the stages
 from wds_datapipes.core import members as members_module
-from wds_datapipes.core.fields import map_dict
+from wds_datapipes.core.fields import map_dict, to_tuple
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.openers import open_url
 from wds_datapipes.core.samples import group_samples
-from wds_datapipes.errors import ShardError, TruncatedShard
+from wds_datapipes.errors import MissingField, ShardError, TruncatedShard
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -153,3 +153,12 @@ def test_many_shards_leave_nothing(tmp_path: Path, opened: list[BinaryIO]) -> No
     shard = build_shard(tmp_path / "x.tar", [{"__key__": "a", "txt": "one"}])
     assert len(list(load_wds_shards([shard, f"pipe:cat {shard}"] * 20))) == 40
     assert len(opened) == 40
+
+
+def test_an_error_of_a_stage_leaves_no_shard_open(archive: bytes, tmp_path: Path) -> None:
+    """Without a garbage collection: an error must not be held by a frame that its own traceback holds."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(archive)
+    with pytest.raises(MissingField):
+        list(to_tuple(group_samples(load_wds_shards([path])), ["jpg"]))
+    assert str(path) not in {file.path for file in psutil.Process().open_files()}

@@ -135,7 +135,10 @@ class ErrorPolicy:
             ErrorBudgetExceeded: there were too many.
         """
         if self._on_error == "raise" or isinstance(error, ALWAYS_RAISED):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # this frame would hold the error, and the error its frames with all that they have open
         goes_on = not callable(self._on_error) or bool(self._on_error(error))
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))

@@ -112,8 +112,8 @@ def group_samples(
             elif on_duplicate == "raise":
                 first = offsets[list(sample).index(field) - len(origin)]
                 sample = None
-                twice = DuplicateField(_duplicate(url, name, key, field, first, offset))
-                if not policy.goes_on(twice, url=url, key=key or "", field=field):
+                twice = _duplicate(url, name, key, field, first, offset)
+                if not policy.goes_on(DuplicateField(twice), url=url, key=key or "", field=field):
                     break
     except Exception:
         # A shard that ended well may have its last sample still in hand when the next one cannot be read.

@@ -1,0 +1,158 @@
+"""Fields from elsewhere: from a table, by key, and from shards that stand beside those being read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes.core.columns import Entry, add_columns, associate, parse_url_of
+from wds_datapipes.core.naming import KeyRule, first_dot
+from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.selection import Lacking
+from wds_datapipes.core.types import Sample
+from wds_datapipes.pipes.registration import Hidden, register_stage
+
+__all__ = ["Associator", "ColumnAdder"]
+
+
+@register_stage("associate")
+class Associator(IterDataPipe[Sample]):
+    """Add the fields that a table or a function has for a sample's key (functional name: ``associate``).
+
+    What is found takes the place of fields of the same name; ``__key__``, ``__url__`` and ``__local_path__`` stay.
+
+    Yields:
+        dict: a new one, with the fields of the sample and those that were found.
+
+    Args:
+        source: yields samples.
+        table: a mapping from ``__key__`` to a dict of fields; or a function of the key that returns one, or None if
+            there is none. Each worker process has a copy of a table; for a large one, a function that looks into a
+            file or a database is better.
+        missing: what to do with a sample for which nothing is found: ``"raise"``; hand it on as it is (``"keep"``); or
+            leave it out, which is no error and is not reported (``"skip"``).
+        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+
+    Raises:
+        MissingEntry: nothing is found for a sample.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": "a", "png": b"..."}])
+        >>> list(samples.associate({"a": {"label": 3}}))
+        [{'__key__': 'a', 'png': b'...', 'label': 3}]
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self,
+        source: IterDataPipe[Sample],
+        table: Mapping[str, Mapping[str, Any]] | Callable[[str], Entry],
+        *,
+        missing: Lacking = "raise",
+        on_error: OnError = "raise",
+    ) -> None:
+        super().__init__()
+        check_on_error(on_error)
+        if missing not in ("raise", "keep", "skip"):
+            raise ValueError(f'missing is "raise", "keep" or "skip", not {missing!r}')
+        if not isinstance(table, Mapping) and not callable(table):
+            raise TypeError(f"associate takes a mapping from keys to fields, or a function of a key, not {table!r}")
+        self.source = source
+        self.missing = missing
+        self.on_error = on_error
+        self._table = Hidden(table)
+
+    def __iter__(self) -> Iterator[Sample]:
+        table = self._table.value
+        find: Callable[[str], Entry] = table.get if isinstance(table, Mapping) else table
+        yield from associate(self.source, find, missing=self.missing, on_error=self.on_error)
+
+
+@register_stage("add_columns")
+class ColumnAdder(IterDataPipe[Sample]):
+    """Add the fields that samples have in parallel shards (functional name: ``add_columns``).
+
+    Where the images are in ``images-000.tar`` and the captions, under the same keys and in the same order, in
+    ``captions-000.tar``, the first are read as ever, and this stage walks through the others in step. It stands
+    directly after ``group_samples``, before anything that leaves out, shuffles or mixes samples; shards may be shuffled
+    and split before. A sample gets all of its columns or is not handed on.
+
+    A policy that passes over errors never shifts one shard against the other, as samples are told by their keys. Where
+    a sample is missing in the parallel shard, or a part of it cannot be read, the samples concerned are passed over
+    and counted, each. Where it has up to 63 samples that the first has not, such as ones that an earlier stage has
+    passed over, these are given up, and counted once. What is left in it when the first ends is counted once too.
+
+    Yields:
+        dict: a new one, with the fields of the sample and those of the parallel shards.
+
+    Args:
+        source: yields samples with ``__url__``, as ``group_samples`` does.
+        url_of: makes the URL of the parallel shard: what to replace and by what, as in ``("images", "captions")``, or a
+            function of the URL; or a list of such, for several.
+        fields: the fields to add, which have to be there; all by default.
+        key_rule: splits the names in the parallel shards, as in ``group_samples``.
+        rename_files: gets a file's name in a parallel shard and returns the one to use, where the keys are written
+            differently.
+        on_error: ``"raise"``; or, to pass over the samples that lack columns, ``"warn"``, ``"skip"``, an `ErrorBudget`
+            or a handler.
+        storage_options: what fsspec needs to open the parallel shards.
+
+    Raises:
+        MisalignedShards: the shards do not hold the same keys in the same order.
+        DuplicateField: a field is in two of the shards.
+        MissingField: one of ``fields`` is not there.
+        ShardError: a parallel shard cannot be read.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> images = build_shard("images-0.tar", [{"__key__": "a", "jpg": b"..."}])
+        >>> captions = build_shard("captions-0.tar", [{"__key__": "a", "txt": b"A cat."}])
+        >>> samples = ShardList("images-0.tar").load_wds_shards().group_samples()
+        >>> [(sample["jpg"], sample["txt"]) for sample in samples.add_columns(("images", "captions"))]
+        [(b'...', b'A cat.')]
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self,
+        source: IterDataPipe[Sample],
+        url_of: Callable[[str], str] | tuple[str, str] | list[Callable[[str], str] | tuple[str, str]],
+        *,
+        fields: Collection[str] | None = None,
+        key_rule: KeyRule = first_dot,
+        rename_files: Callable[[str], str] | None = None,
+        on_error: OnError = "raise",
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        check_on_error(on_error)
+        if isinstance(fields, str):
+            raise TypeError(f'fields is a collection of names, as in ["txt", "cls"], not the string {fields!r}')
+        if not callable(key_rule):
+            raise TypeError(f"key_rule is first_dot, last_dot or another function of a name, not {key_rule!r}")
+        if rename_files is not None and not callable(rename_files):
+            raise TypeError(f"rename_files is a function that gets a file's name, not {rename_files!r}")
+        self.source = source
+        self.fields = fields
+        self.key_rule = key_rule
+        self.rename_files = rename_files
+        self.on_error = on_error
+        self._rules = Hidden(parse_url_of(url_of))
+        # Not under its own name, which torch would print with its value in the text of every error.
+        self._storage_options = storage_options
+
+    def __iter__(self) -> Iterator[Sample]:
+        yield from add_columns(
+            self.source,
+            self._rules.value,
+            key_rule=self.key_rule,
+            fields=self.fields,
+            rename_files=self.rename_files,
+            storage_options=self._storage_options,
+            on_error=self.on_error,
+        )
