@@ -6,12 +6,16 @@ The numbers in the names are explained in `test_contract_table`.
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import webdataset
@@ -22,7 +26,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import DatasetSpec, ShardList, ShardReadingService, ShardResampler
+from wds_datapipes import DatasetSpec, DirectoryShards, ShardList, ShardReadingService, ShardResampler
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
@@ -277,6 +281,73 @@ def test_72_repeating_a_number_of_times_of_batches_or_of_samples() -> None:
     assert len(list(IterableWrapper(source).with_epoch(10))) == len(list(webdataset.repeatedly(source, nbatches=10)))
     assert len(list(webdataset.repeatedly(source, nsamples=10))) == 5
     assert len(list(IterableWrapper(source).unbatch_samples().with_epoch(10).batch(2))) == 5
+
+
+# shards that come while one reads
+
+SHARDS = [f"file{n}.tar" for n in range(5)]
+
+
+def fill(folder: str) -> Path:
+    path = Path(folder)
+    path.mkdir()
+    for age, name in enumerate(SHARDS):
+        (path / name).write_bytes(b"")
+        os.utime(path / name, (1000 + age, 1000 + age))
+    return path
+
+
+def taken(urls: Iterable[str], folder: Path) -> Iterator[str]:
+    """The names of the shards; after the first, one is added and another taken away."""
+    for number, url in enumerate(urls):
+        if number == 0:
+            (folder / "late.tar").write_bytes(b"")
+            (folder / SHARDS[3]).unlink()
+        yield re.sub(r"\._\d+_$", "", Path(url).name)
+
+
+#: A reader that dies while it has a shard.
+CLAIM_AND_DIE = """
+import os, wds_datapipes
+shards = iter(wds_datapipes.DirectoryShards("lost"))
+next(shards)
+os._exit(3)
+"""
+
+
+def test_63_shards_are_taken_from_a_directory_by_age_and_deleted_kept_or_returned() -> None:
+    want = [*SHARDS[:3], SHARDS[4], "late.tar"]
+    after: Literal["delete", "keep"]
+    for mode, after in (("unlink", "delete"), ("keep", "keep")):
+        folder = fill(f"their-{mode}")
+        listed = webdataset.shardlists.DirectoryShardList(f"{folder}/", "*.tar", poll=None, mode=mode, select="oldest")
+        assert list(taken((item["url"] for item in listed), folder)) == want
+        assert len(list(folder.iterdir())) == len(list(folder.glob("*.tar._done_"))) == (5 if mode == "keep" else 0)
+        folder = fill(f"our-{mode}")
+        assert list(taken(DirectoryShards(folder, after=after, timeout_s=0), folder)) == want
+        assert list(folder.glob("*.tar")) == []
+        assert sorted(path.name for path in folder.glob("done/*")) == (sorted(want) if mode == "keep" else [])
+
+    folder = fill("their-return")
+    listed = webdataset.shardlists.DirectoryShardList(f"{folder}/", "*.tar", poll=None)
+    assert {Path(item["url"]).name.split("._")[0] for item in islice(listed, 100)} == set(SHARDS)
+    folder = fill("our-return")
+    oldest = DirectoryShards(folder, after="return")
+    assert [Path(url).name for url in islice(oldest, 12)] == (SHARDS * 3)[:12]
+    drawn = [[Path(url).name for url in islice(DirectoryShards(folder, select="random", after="return"), 20)]]
+    drawn += [[Path(url).name for url in islice(DirectoryShards(folder, select="random", after="return"), 20)]]
+    assert drawn[0] != drawn[1]
+    assert sorted(path.name for path in folder.glob("*.tar")) == SHARDS
+
+    folder = fill("lost")
+    assert subprocess.run([sys.executable, "-c", CLAIM_AND_DIE], check=False).returncode == 3
+    assert len(list(folder.glob("*.tar"))) == 4
+    assert [Path(url).name for url in DirectoryShards(folder, timeout_s=0)] == SHARDS
+    folder = fill("their-lost")
+    (folder / SHARDS[0]).rename(folder / f"{SHARDS[0]}._99999999_")
+    listed = webdataset.shardlists.DirectoryShardList(f"{folder}/", "*.tar", poll=None, mode="unlink")
+    assert len(list(listed)) == 4  # it deletes what the other one had not read to its end
+    assert list(folder.iterdir()) == []
 
 
 # several sources

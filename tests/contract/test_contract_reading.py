@@ -153,11 +153,11 @@ def test_measured_a_names_are_split_at_the_first_dot_of_the_last_part() -> None:
 def test_measured_b_files_that_tell_of_the_shard_are_in_no_sample() -> None:
     names = [
         "__meta__", "__x.y__", "__meta__/x.json", "d/__meta__", "./__m__", "__a__.txt", "d/__m__.txt", "__b.txt",
-        "____.txt", "__c__/d/e.txt",
+        "____.txt", "__c__/d/e.txt", "____/f.txt", "___/g.txt",
     ]  # fmt: skip
     url = archive("meta.tar", [(name, name.encode()) for name in names])
     got = ours(url)
-    assert [sample["__key__"] for sample in got] == ["__a__", "d/__m__", "__b", "____"]
+    assert [sample["__key__"] for sample in got] == ["__a__", "d/__m__", "__b", "____", "___/g"]
     assert got == theirs(url)
 
 
@@ -253,12 +253,16 @@ def test_17_a_command_that_is_cut_is_an_error_or_the_end() -> None:
 
 def test_measured_o_a_handler_that_stops_keeps_back_the_sample_that_may_lack_a_field() -> None:
     data = Path(build_shard("cut.tar", [{"__key__": f"{n}", "cls": b"1", "txt": b"x" * 2000} for n in range(3)]))
-    data.write_bytes(data.read_bytes()[: 2 * 4096 + 1500])  # in the header of the last file
+    data.write_bytes(data.read_bytes()[: 2 * 4096 + 1500])  # in the last file
     stop = webdataset.ignore_and_stop
-    assert [fields(sample) for sample in theirs("cut.tar", handler=stop)][-1] == {"cls"}
-    got = ours("cut.tar", on_error=stop)
-    assert [sample["__key__"] for sample in got] == ["0", "1"]
-    assert [fields(sample) for sample in got] == [{"cls", "txt"}] * 2
+    urls = ["cut.tar", build_shard("good.tar", [{"__key__": "2", "txt": b"1", "cls": b"2"}])]
+    # Theirs yields a part, and goes on with the next shard, although it was told to stop.
+    whole = {"cls", "txt"}
+    assert [fields(sample) for sample in theirs(urls, handler=stop)] == [whole, whole, {"cls"}, whole]
+    for handler, keys in [(stop, ["0", "1"]), (webdataset.ignore_and_continue, ["0", "1", "2"])]:
+        got = ours(urls, on_error=handler)
+        assert [sample["__key__"] for sample in got] == keys
+        assert all(fields(sample) == whole for sample in got)
 
 
 def test_measured_g_an_empty_archive_is_fine_and_what_is_none_is_an_error() -> None:

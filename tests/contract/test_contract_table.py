@@ -22,7 +22,6 @@ import wds_datapipes
 PARTS = {
     "writers": ["TarWriter", "ShardWriter", "write_wds_shards", "wds_encode", "convert_shards"],
     "cache of shards": ["cache_wds_shards"],
-    "directories that fill up": ["DirectoryShards"],
     "index and samplers": ["IndexedSamples"],
 }
 
@@ -185,7 +184,7 @@ TABLE = [
     Row(
         "63",
         "DirectoryShardList takes shards as they appear, oldest first or at random, and unlinks or keeps them",
-        part="directories that fill up",
+        "a shard in use is in a directory of its reader, which holds a lock, since numbers of processes come again",
     ),
     Row("64", "two detshuffle stages of one seed agree, and their epochs differ"),
     Row("65", "RoundRobin and RandomMix end with the shortest or the longest source"),
@@ -245,7 +244,7 @@ TABLE = [
     Row(
         "o",
         "a handler that stops in the middle of a sample yields what there is of it",
-        "a sample that may lack a field is never yielded",
+        "a sample that may lack a field is never yielded, and no further shard is read",
     ),
     Row("p", "without a split, three workers yield everything three times"),
 ]
