@@ -160,9 +160,9 @@ def test_all_sources_are_split_and_seeded(loader: Loader, workers: int) -> None:
         one, other = (source.shuffle().sharding_filter() for source in sources(30, 20))
         return loader(mixed(one, other, weights=[3, 2], stop="all"), workers, 3, seed)
 
-    runs = [run(seed) for seed in (7, 7, 8, None, None)]
+    runs = [run(seed) for seed in (7, 7, None, None)]
     assert runs[0] == runs[1]
-    assert len({str(epoch) for each in runs for epoch in each}) == 4 * 3
+    assert len({str(epoch) for each in runs for epoch in each}) == 3 * 3
     every = sorted((source, place) for source, size in enumerate((30, 20)) for place in range(size))
     assert all(sorted(epoch) == every for each in runs for epoch in each)
 
