@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import DatasetSpec, ShardList, ShardReadingService
+from wds_datapipes.core.samplefile import FRAME
 from wds_datapipes.errors import CacheError
 from wds_datapipes.testing import build_shard
 
@@ -346,6 +348,20 @@ def test_a_changed_byte_is_noticed_wherever_it_is() -> None:
             assert found == SAMPLES
             assert path.read_bytes() == whole
     assert 0 < raised < len(whole)
+
+
+def test_samples_in_another_order_are_noticed() -> None:
+    list(IterableWrapper([1, 2]).cache_samples("kept"))
+    path = Path("kept/part-00000-of-00001.samples")
+    whole = path.read_bytes()
+    frames = []
+    for number in (1, 2):
+        payload = pickle.dumps(number, protocol=5)
+        frames.append(FRAME.pack(len(payload), crc32(payload)) + payload)
+    assert frames[0] + frames[1] in whole
+    path.write_bytes(whole.replace(frames[0] + frames[1], frames[1] + frames[0]))
+    with pytest.raises(CacheError, match="it has a wrong checksum of the whole"):
+        list(IterableWrapper([1, 2]).cache_samples("kept"))
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class ShardList(IterDataPipe[str]):
 class DatasetSpec(IterDataPipe[str]):
     """List the shards of several datasets that are mixed in proportions, as a YAML or JSON file tells them.
 
-    The file holds the keys that webdataset's specifications have::
+    The file holds the keys that webdataset's specifications have:
 
         prefix: "s3://"                # before each URL; may be left out
         buckets: ["training-data"]     # for datasets that name none; may be left out
