@@ -27,6 +27,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DatasetSpec, DirectoryShards, ShardList, ShardReadingService, ShardResampler
+from wds_datapipes.errors import EmptySource
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
@@ -207,13 +208,14 @@ def test_measured_p_without_a_split_every_worker_yields_all() -> None:
     assert Counter(map(tuple, DataLoader(their_pipe, batch_size=None, num_workers=3))) == want
 
 
-def test_40_workers_without_a_shard_yield_nothing() -> None:
-    pipe = ours().wds_decode().to_tuple("cls")
+@pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
+def test_40_workers_without_a_shard_yield_nothing(workers: int) -> None:
     their_pipe = theirs(empty_check=False).decode().to_tuple("cls")
-    batches = list(DataLoader(pipe, batch_size=3, num_workers=4))
+    batches = list(DataLoader(ours().wds_decode().to_tuple("cls"), batch_size=3, num_workers=workers))
     assert len(batches) == 16
-    assert repr(batches) == repr(list(DataLoader(their_pipe, batch_size=3, num_workers=4)))
-    assert len(epochs(pipe.batch(3).collate(), 0, 1, workers=4)[0]) == 16
+    assert repr(batches) == repr(list(DataLoader(their_pipe, batch_size=3, num_workers=workers)))
+    batched = ours().wds_decode().to_tuple("cls").batch(3).collate()
+    assert repr(batches) == repr(epochs(batched, 0, 1, workers=workers)[0])
 
 
 def test_41_a_last_batch_that_is_not_full_can_be_dropped() -> None:
@@ -242,6 +244,8 @@ def test_43_more_workers_than_shards_are_no_error() -> None:
     want = [(b"%d" % n,) for n in range(COUNT)]
     assert epochs(pipe, 0, 1, workers=4) == [want]
     assert [tuple(item) for item in DataLoader(pipe, batch_size=None, num_workers=4)] == want
+    with pytest.raises(EmptySource, match="more workers or ranks than shards"):
+        epochs(ours().non_empty(), 0, 1, workers=4)
 
 
 # epochs and lengths
