@@ -34,10 +34,9 @@ from wds_datapipes.core.samplefile import FRAME
 from wds_datapipes.errors import CacheError
 from wds_datapipes.testing import build_shard
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine of few cores
-    pytest.mark.usefixtures("nothing_left"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
+#: Not for torch's DataLoader, and not for torchdata's service, which close some pipes later.
+leaves_nothing = pytest.mark.usefixtures("nothing_left")
 PLACES = [None, "kept"]
 SCENARIOS = Path(__file__).with_name("cache_scenarios.py")
 #: Shards hold uneven numbers of samples, as real ones do.
@@ -111,6 +110,7 @@ def seeded(pipe: IterDataPipe[Any], seed: int) -> IterDataPipe[Any]:
     return pipe
 
 
+@leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 @given(items=st.lists(st.integers(0, 3)), stops=st.lists(st.integers(0, 12), max_size=6))
 def test_every_pass_is_the_source_and_a_complete_one_is_the_last_to_read_it(
@@ -128,6 +128,7 @@ def test_every_pass_is_the_source_and_a_complete_one_is_the_last_to_read_it(
         assert source.reads == reads
 
 
+@leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 def test_changes_in_place_show_in_no_later_pass(place: str | None) -> None:
     def spoil(sample: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +149,7 @@ def test_changes_in_place_show_in_no_later_pass(place: str | None) -> None:
             assert sample["list"] == [0, 1]
 
 
+@leaves_nothing
 def test_what_is_kept_is_not_pickled_with_the_pipe() -> None:
     pipe = Counted([]).cache_samples()
     empty = len(pickle.dumps(pipe))
@@ -160,6 +162,7 @@ def test_what_is_kept_is_not_pickled_with_the_pipe() -> None:
     assert list(pipe) == [bytes(100_000)]
 
 
+@leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_later_epochs_need_no_shard_under_the_reading_service(workers: int, place: str | None, shards: None) -> None:
@@ -189,6 +192,7 @@ def test_workers_that_end_with_the_epoch_read_again(shards: None) -> None:
     assert sorted(loader) == sorted(loader) == KEYS
 
 
+@leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("complete", [0, 1, 2])
 def test_one_part_complete_and_others_broken_off_make_one_epoch(place: str | None, complete: int, shards: None) -> None:
@@ -202,6 +206,7 @@ def test_one_part_complete_and_others_broken_off_make_one_epoch(place: str | Non
         assert sorted(key for part in parts for key in seeded(part, epoch)) == KEYS
 
 
+@leaves_nothing
 def test_a_part_on_disk_serves_with_parts_of_another_run_and_seed(shards: None) -> None:
     list(seeded(part_of(pipeline("kept"), 2, 1), 1))
     assert os.listdir("kept") == ["part-00001-of-00002.samples"]
@@ -209,6 +214,7 @@ def test_a_part_on_disk_serves_with_parts_of_another_run_and_seed(shards: None) 
     assert sorted(later[0] + later[1]) == KEYS
 
 
+@leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_epochs_that_are_broken_off_anywhere_are_followed_by_whole_ones(
@@ -236,6 +242,7 @@ def test_what_a_process_keeps_is_not_taken_for_a_part_in_its_workers(shards: Non
     assert sorted(pipe) == KEYS
 
 
+@leaves_nothing
 def test_the_seed_chooses_the_order_and_the_split(shards: None) -> None:
     def keys(seed: int) -> list[str]:
         pipe = ShardList("{0..6}.tar").shuffle().load_wds_shards().group_samples().cache_samples(seed=seed)
@@ -244,6 +251,7 @@ def test_the_seed_chooses_the_order_and_the_split(shards: None) -> None:
     assert keys(1) == keys(1) != keys(2)
 
 
+@leaves_nothing
 def test_ranks_and_workers_have_a_file_each(shards: None) -> None:
     command = [sys.executable, str(SCENARIOS), "rank"]
     ranks = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(2)]
@@ -266,6 +274,7 @@ def test_another_number_of_workers_makes_another_set_of_files(shards: None) -> N
     assert len(os.listdir("kept")) == 3
 
 
+@leaves_nothing
 def test_another_pipeline_is_refused_and_told_apart(shards: None) -> None:
     list(pipeline("kept"))
 
@@ -294,6 +303,7 @@ def test_another_pipeline_is_refused_and_told_apart(shards: None) -> None:
     list(samples.cache_samples("kept"))
 
 
+@leaves_nothing
 def test_another_mixture_is_another_pipeline() -> None:
     def choose(count: int) -> IterDataPipe[str]:
         pipe: IterDataPipe[str] = DatasetSpec({"datasets": [{"shards": "{0..9}.tar", "choose": count}]})
@@ -309,6 +319,7 @@ def test_another_mixture_is_another_pipeline() -> None:
 SAMPLES = [{"__key__": "a", "cls": 1}, {"cls": 2}, {"__key__": "a", "cls": 1}, 5]
 
 
+@leaves_nothing
 def test_a_file_cut_anywhere_is_noticed_and_made_again() -> None:
     list(IterableWrapper(SAMPLES).cache_samples("kept"))
     path = Path("kept/part-00000-of-00001.samples")
@@ -323,6 +334,7 @@ def test_a_file_cut_anywhere_is_noticed_and_made_again() -> None:
         assert list(IterableWrapper(SAMPLES).cache_samples("kept")) == SAMPLES
 
 
+@leaves_nothing
 def test_a_changed_byte_is_noticed_wherever_it_is() -> None:
     list(IterableWrapper(SAMPLES).cache_samples("kept"))
     path = Path("kept/part-00000-of-00001.samples")
@@ -350,6 +362,7 @@ def test_a_changed_byte_is_noticed_wherever_it_is() -> None:
     assert 0 < raised < len(whole)
 
 
+@leaves_nothing
 def test_samples_in_another_order_are_noticed() -> None:
     list(IterableWrapper([1, 2]).cache_samples("kept"))
     path = Path("kept/part-00000-of-00001.samples")
@@ -386,12 +399,14 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(room: int) -> None:
     assert list(pipe) == list(pipe) == pipe.source.items
 
 
+@leaves_nothing
 def test_a_directory_that_cannot_be_made_is_an_error() -> None:
     Path("file").touch()
     with pytest.raises(CacheError, match=r"file/kept/part-.* cannot be written: Not a directory"):
         list(IterableWrapper([1]).cache_samples("file/kept"))
 
 
+@leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 def test_an_error_of_the_source_keeps_nothing(place: str | None) -> None:
     items = [1, 0]
@@ -417,6 +432,7 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_a_cache() -> None:
     assert pipe.source.reads == 2
 
 
+@leaves_nothing
 def test_two_may_write_one_part_at_a_time() -> None:
     one, other = (iter(Counted([1, 2, 3]).cache_samples("kept")) for _ in range(2))
     assert [next(one), next(other)] == [1, 1]
@@ -428,6 +444,7 @@ def test_two_may_write_one_part_at_a_time() -> None:
     assert again.source.reads == 0
 
 
+@leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 def test_more_than_max_bytes_is_not_kept_and_says_so_once(place: str | None) -> None:
     pipe = Counted([bytes(1000)] * 10).cache_samples(place, max_bytes=5000)
@@ -442,6 +459,7 @@ def test_more_than_max_bytes_is_not_kept_and_says_so_once(place: str | None) -> 
     assert enough.source.reads == 10
 
 
+@leaves_nothing
 @pytest.mark.parametrize("place", PLACES)
 def test_what_cannot_be_pickled_is_named(place: str | None) -> None:
     pipe = Counted([{"__key__": "a/b", "lock": threading.Lock()}]).cache_samples(place)
@@ -462,17 +480,20 @@ def test_what_another_process_deals_out_is_refused(service: Callable[..., Any]) 
     loader.shutdown()
 
 
+@leaves_nothing
 def test_a_split_that_does_not_tell_its_part_is_refused() -> None:
     with pytest.raises(CacheError, match="which part of the data this is, and Splitter, which splits it, does not"):
         list(Splitter().cache_samples())
 
 
+@leaves_nothing
 def test_sources_that_are_split_in_different_ways_are_refused() -> None:
     split = part_of(IterableWrapper(range(4)).sharding_filter(), 2, 0)
     with pytest.raises(CacheError, match="split in different ways"):
         list(split.concat(IterableWrapper(range(4)).sharding_filter()).cache_samples())
 
 
+@leaves_nothing
 def test_the_length_is_the_sources() -> None:
     assert len(IterableWrapper(range(3)).cache_samples()) == 3
     with pytest.raises(TypeError, match="Counted"):

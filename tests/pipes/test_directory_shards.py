@@ -23,10 +23,9 @@ from wds_datapipes.core import claims
 from wds_datapipes.errors import CacheError, PatternError, TruncatedShard
 from wds_datapipes.testing import build_shard
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a machine of few cores
-    pytest.mark.usefixtures("nothing_left"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
+#: Not for torch's DataLoader, and not for torchdata's service, which close some pipes later.
+leaves_nothing = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +61,7 @@ def no_claims() -> bool:
     return os.listdir("inbox/.claims") == []
 
 
+@leaves_nothing
 def test_all_kinds_of_shards_are_taken_and_nothing_else() -> None:
     kinds = ["a.tar", "b.tgz", "c.tar.gz", "d.tar.zst", "e.tar.xz", "f.tar.bz2", "g.tzst"]
     put(*kinds, "readme.txt", ".hidden.tar", "h.tar.part")
@@ -74,16 +74,19 @@ def test_all_kinds_of_shards_are_taken_and_nothing_else() -> None:
     assert no_claims()
 
 
+@leaves_nothing
 def test_a_pattern_chooses() -> None:
     put("a-1.tar", "b-1.tar", "c-1.tar", "a-x.tar", "A-1.tar")
     assert names(take(pattern="{a,b}-[0-9].tar")) == ["a-1.tar", "b-1.tar"]
 
 
+@leaves_nothing
 def test_the_oldest_comes_first() -> None:
     put("c.tar", "a.tar", "b.tar")
     assert names(take()) == ["c.tar", "a.tar", "b.tar"]
 
 
+@leaves_nothing
 def test_random_order_changes() -> None:
     orders = set()
     for _ in range(20):
@@ -93,6 +96,7 @@ def test_random_order_changes() -> None:
     assert {frozenset(order) for order in orders} == {frozenset({"a.tar", "b.tar", "c.tar", "d.tar"})}
 
 
+@leaves_nothing
 def test_what_was_read_is_deleted_if_that_is_asked() -> None:
     put("a.tar", "b.tar")
     taken = take(after="delete")
@@ -105,6 +109,7 @@ def test_what_was_read_is_deleted_if_that_is_asked() -> None:
     assert not os.path.exists("inbox/done")
 
 
+@leaves_nothing
 def test_what_was_read_comes_again_behind_the_others_if_that_is_asked() -> None:
     put("a.tar", "b.tar", "c.tar")
     taken = take(after="return", poll_s=1e-9)
@@ -114,6 +119,7 @@ def test_what_was_read_comes_again_behind_the_others_if_that_is_asked() -> None:
     assert no_claims()
 
 
+@leaves_nothing
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("after", ["keep", "return"])
 def test_no_file_is_written_over(after: str, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +149,7 @@ def test_no_file_is_written_over(after: str, links: bool, monkeypatch: pytest.Mo
         assert Path("inbox/a.tar").read_text() == "three"
 
 
+@leaves_nothing
 @pytest.mark.parametrize("after", ["keep", "delete", "return"])
 def test_a_broken_off_iteration_gives_its_shard_back(after: str) -> None:
     put("a.tar", "b.tar")
@@ -155,6 +162,7 @@ def test_a_broken_off_iteration_gives_its_shard_back(after: str) -> None:
     assert no_claims()
 
 
+@leaves_nothing
 def test_an_error_downstream_gives_the_shard_back() -> None:
     put("a.tar")  # which is no archive
     pipe = DirectoryShards("inbox", timeout_s=0).load_wds_shards()
@@ -164,6 +172,7 @@ def test_an_error_downstream_gives_the_shard_back() -> None:
     assert there() == ["a.tar"]
 
 
+@leaves_nothing
 def test_two_iterations_share_the_shards() -> None:
     put(*(f"{number}.tar" for number in range(7)))
     one, other = take(), take()
@@ -177,6 +186,7 @@ def samples(path: str) -> list[str]:
     return [f"{path}-{index}" for index in range(3)]
 
 
+@leaves_nothing
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_workers_share_the_shards_of_each_epoch(workers: int) -> None:
     loader = DataLoader2(
@@ -201,6 +211,7 @@ def test_persistent_workers_share_the_shards(workers: int) -> None:
     assert len(there("inbox/done")) == 40
 
 
+@leaves_nothing
 def test_an_epoch_that_is_broken_off_in_workers_gives_shards_back() -> None:
     expected = [key for number in range(10) for key in samples(f"{number:02d}")]
     pipe = DirectoryShards("inbox", timeout_s=0).load_wds_shards().group_samples().to_tuple("__key__")
@@ -221,6 +232,7 @@ def hold_and_die(claimed: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@leaves_nothing
 def test_a_shard_of_a_killed_process_comes_again() -> None:
     put("a.tar", "b.tar")
     context = multiprocessing.get_context("fork")
@@ -236,6 +248,7 @@ def test_a_shard_of_a_killed_process_comes_again() -> None:
     assert no_claims()
 
 
+@leaves_nothing
 def test_a_shard_of_a_living_iteration_does_not_come_again() -> None:
     put("a.tar", "b.tar")
     holder = take()
@@ -246,12 +259,14 @@ def test_a_shard_of_a_living_iteration_does_not_come_again() -> None:
     assert there("inbox/done") == ["a.tar", "b.tar"]
 
 
+@leaves_nothing
 def test_claims_without_a_lock_are_given_back() -> None:
     os.makedirs("inbox/.claims/host-1-aa")
     put(".claims/host-1-aa/a.tar")
     assert names(take()) == ["a.tar"]
 
 
+@leaves_nothing
 def test_files_that_come_meanwhile_are_taken() -> None:
     taken = take()
     put("a.tar")
@@ -261,6 +276,7 @@ def test_files_that_come_meanwhile_are_taken() -> None:
     assert names(taken) == ["b.tar", "c.tar"]
 
 
+@leaves_nothing
 def test_files_that_go_meanwhile_are_passed_over() -> None:
     put("a.tar", "b.tar", "c.tar")
     taken = take()
@@ -270,6 +286,7 @@ def test_files_that_go_meanwhile_are_passed_over() -> None:
     assert there("inbox/done") == ["c.tar"]
 
 
+@leaves_nothing
 def test_it_waits_for_a_file() -> None:
     taken = take(timeout_s=None, poll_s=0.01)
     writer = threading.Timer(0.2, put, ["a.tar"])
@@ -295,6 +312,7 @@ class Clock:
             put("late.tar")
 
 
+@leaves_nothing
 def test_it_rests_between_two_looks_and_ends_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(claims, "time", clock)
@@ -302,6 +320,7 @@ def test_it_rests_between_two_looks_and_ends_after_the_timeout(monkeypatch: pyte
     assert clock.rests == [1.0] * 3 + [1.0, 1.0, 1.0, 1.0, 0.5]
 
 
+@leaves_nothing
 def test_a_lost_shard_comes_although_new_ones_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(claims, "time", clock)
@@ -318,16 +337,19 @@ def test_a_lost_shard_comes_although_new_ones_do_not_end(monkeypatch: pytest.Mon
     del taken
 
 
+@leaves_nothing
 def test_a_sharding_filter_is_refused_which_would_lose_shards() -> None:
     with pytest.raises(RuntimeError, match="Sharding twice"):
         apply_sharding(DirectoryShards("inbox").sharding_filter(), 2, 0)
 
 
+@leaves_nothing
 def test_it_cannot_be_cached() -> None:
     with pytest.raises(CacheError, match="DirectoryShards, which splits it, does not tell"):
         list(DirectoryShards("inbox").cache_samples())
 
 
+@leaves_nothing
 def test_it_is_pickled_at_any_time() -> None:
     put("a.tar", "b.tar")
     pipe: IterDataPipe[str] = DirectoryShards("inbox", timeout_s=0)
@@ -337,6 +359,7 @@ def test_it_is_pickled_at_any_time() -> None:
     assert list(taken) == []
 
 
+@leaves_nothing
 @pytest.mark.parametrize(
     ("options", "message"),
     [
