@@ -20,6 +20,7 @@ from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
 from wds_datapipes.pipes.directory import DirectoryShards
 from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
 from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
+from wds_datapipes.pipes.journal import SampleLogger
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.mock import MockSamples
@@ -58,6 +59,7 @@ __all__ = [
     "Sample",
     "SampleDecoder",
     "SampleGrouper",
+    "SampleLogger",
     "SampleMapper",
     "SampleMixer",
     "SampleShuffler",

@@ -81,6 +81,7 @@ TABLE = {
         MEMBERS, (), {}, [MEMBERS[0], MEMBERS[0]._replace(offset=512)], DuplicateField, "a.tar holds the field 'cls'"
     ),
     "load_wds_shards": Stage(["a.tar", "b.tar.gz"], (), {}, ["c.tar"], ShardNotOpened, "c.tar"),
+    "log_samples": Stage(SAMPLES, (), {"first": 1}, [], ValueError, "3 is odd"),
     "map_dict": Stage([{"n": 2}, {"n": 4}], (), {"n": halve}, [{"n": 3}], ValueError, "3 is odd"),
     "map_samples": Stage([{"n": 2}, {"n": 4}], (halve_sample,), {}, [{"n": 3}], ValueError, "3 is odd"),
     "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
