@@ -1,0 +1,57 @@
+"""The page on moving from webdataset: it has every public name, and names nothing that is not there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torchdata.datapipes.iter  # noqa: F401  registers torchdata's stages
+import webdataset
+from torch.utils.data import IterDataPipe
+from webdataset.compat import FluidInterface
+
+import wds_datapipes
+
+PAGE = Path(__file__).parents[1] / "docs/how-to/move-from-webdataset.md"
+TEXT = PAGE.read_text("utf-8")
+#: All words that stand in code.
+WORDS = {word for code in re.findall(r"`([^`\n]+)`", TEXT) for word in re.findall(r"\w+", code)}
+
+#: What webdataset 0.2.86 had and 1.0.2 has no more.
+OLD = {
+    "cached_tarfile_samples", "cached_tarfile_to_samples", "cbors2_to_samples", "cbors_to_samples", "lru_cleanup",
+    "maybe_cached_tarfile_to_samples",
+}  # fmt: skip
+#: The public names of its package wids.
+WIDS = {"ShardListDataset", "ShardListSampler", "ChunkedSampler", "DistributedChunkedSampler"}
+
+NEW = {name for name in dir(webdataset) if not name.startswith("_") and not inspect.ismodule(getattr(webdataset, name))}
+FLUID = {name for name in dir(FluidInterface) if not name.startswith("_")}
+ARGUMENTS = set(inspect.signature(webdataset.WebDataset.__init__).parameters) - {"self", "urls"}
+
+
+@pytest.mark.parametrize("names", [OLD, WIDS, NEW, FLUID, ARGUMENTS], ids=len)
+def test_every_public_name_is_on_the_page(names: set[str]) -> None:
+    assert names
+    assert sorted(names - WORDS) == []
+
+
+def test_every_stage_that_the_page_advises_exists() -> None:
+    advised = {
+        stage
+        for row in re.findall(r"^\|.*\| ?(.+?) ?\|$", TEXT, re.MULTILINE)
+        for stage in re.findall(r"[`)]\.(\w+)\(", row)
+    }
+    assert len(advised) > 25
+    assert sorted(advised - set(IterDataPipe.functions)) == []
+
+
+def test_every_class_that_the_page_advises_exists() -> None:
+    columns = re.findall(r"^\|.*\| ?(.+?) ?\|$", TEXT, re.MULTILINE)
+    advised = {name for row in columns for name in re.findall(r"`([A-Z]\w+)[`(]", row)}
+    assert "ShardList" in advised
+    elsewhere = {"DataLoader2", "IterableWrapper"}
+    known = {*wds_datapipes.__all__, *wds_datapipes.errors.__all__, *elsewhere}
+    assert sorted(advised - known) == []
