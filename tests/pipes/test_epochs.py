@@ -20,6 +20,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import SampleMultiplexer
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySource
@@ -182,6 +183,22 @@ def test_all_ranks_shuffle_a_later_pass_alike() -> None:
         apply_random_seed(pipe, torch.Generator().manual_seed(3))
         passes.append([list(pipe) for _ in range(4)])
     assert [sorted(one + other) for one, other in zip(*passes, strict=True)] == [list(range(10))] * 4
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda one, other: one.concat(other),
+        lambda one, other: SampleMultiplexer({one: 1.0, other: 3.0}, seed=5),
+        lambda one, other: other.zip(one),
+        lambda one, other: one.mix_samples(other),
+    ],
+    ids=["concat", "sample_mux", "zip", "mix_samples"],
+)
+def test_workers_are_counted_wherever_the_data_is_split(join: Callable[[Pipe, Pipe], Pipe]) -> None:
+    """torch's and torchdata's stages keep several sources in tuples, lists and dictionaries."""
+    pipe = join(numbers(8), numbers(8).sharding_filter()).with_epoch(6)
+    assert [len(epoch) for epoch in read2(pipe, 2, 2)] == [6, 6]
 
 
 @pytest.mark.parametrize("workers", [2, 3])

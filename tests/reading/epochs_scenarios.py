@@ -31,7 +31,8 @@ Batches = list[list[str]]
 
 
 def shards(folder: Path) -> IterDataPipe[Any]:
-    return ShardList(str(folder / "*.tar")).shuffle()
+    pipe: IterDataPipe[Any] = ShardList(str(folder / "*.tar")).shuffle()
+    return pipe
 
 
 def read(pipe: IterDataPipe[Any], workers: int, seed: int = 7, epochs: int = EPOCHS) -> list[list[Any]]:
@@ -76,13 +77,17 @@ def train(pipe: IterDataPipe[Any], workers: int, *, joined: bool) -> dict[str, A
 
 
 def resampled(folder: Path) -> IterDataPipe[Any]:
-    samples = shards(folder).resample_wds_shards().load_wds_shards().group_samples().shuffle_samples(10)
-    return samples.wds_decode().to_tuple("__key__", "cls").batch(4).collate().with_epoch(13)
+    samples: IterDataPipe[Any] = (
+        shards(folder).resample_wds_shards().load_wds_shards().group_samples().shuffle_samples(10)
+    )
+    pipe: IterDataPipe[Any] = samples.wds_decode().to_tuple("__key__", "cls").batch(4).collate().with_epoch(13)
+    return pipe
 
 
 def split(folder: Path) -> IterDataPipe[Any]:
-    samples = shards(folder).sharding_filter().load_wds_shards().group_samples().shuffle_samples(10)
-    return samples.wds_decode().to_tuple("__key__", "cls").batch(4).collate()
+    samples: IterDataPipe[Any] = shards(folder).sharding_filter().load_wds_shards().group_samples().shuffle_samples(10)
+    pipe: IterDataPipe[Any] = samples.wds_decode().to_tuple("__key__", "cls").batch(4).collate()
+    return pipe
 
 
 def ordered(folder: Path) -> IterDataPipe[Any]:

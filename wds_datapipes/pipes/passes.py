@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ __all__ = ["Groups", "Passes", "has_no_share", "place_in", "place_of", "refuse_f
 
 #: What torch's ``ShardingFilter`` remembers: for each kind of splitting, among how many and which of them.
 Groups = dict[int, tuple[int, int]]
+
+#: How many sources a stage may have in one collection. A larger one holds data, and to look into all of it takes time.
+_MOST_SOURCES = 1000
 
 Pipe = IterDataPipe[Any]
 
@@ -123,11 +127,8 @@ def _sources(stage: Any) -> Iterator[Any]:
 def _pipes(value: Any) -> Iterator[Any]:
     if isinstance(value, IterDataPipe | MapDataPipe):
         yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _pipes(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
+    elif isinstance(value, dict | list | tuple) and len(value) <= _MOST_SOURCES:
+        for each in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
             yield from _pipes(each)
 
 
