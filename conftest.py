@@ -29,7 +29,7 @@ def nothing_left() -> Iterator[None]:
     """Make sure that a test leaves no process and no open descriptor, even before garbage is collected."""
     gc.collect()
     gc.disable()  # what only a collection would close does not count as closed
-    before = set(os.listdir("/proc/self/fd"))
+    before = opened()
     others = set(psutil.Process().children())  # such as multiprocessing's own, once a test has spawned a worker
     yield
     left = {os.readlink(f"/proc/self/fd/{number}") for number in opened() - before}

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data import IterDataPipe, get_worker_info
 
 from wds_datapipes.core.caching import DiskCache, MemoryCache, Part, SampleCache
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.errors import CacheError
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.upstream import splits, upstream
 
 __all__ = ["CachedSamples"]
 
@@ -88,7 +89,7 @@ class CachedSamples(IterDataPipe[Any]):
         self._cache: SampleCache = MemoryCache(max_bytes) if self.path is None else DiskCache(self.path, max_bytes)
 
     def __iter__(self) -> Iterator[Any]:
-        stages = _upstream(self.source)
+        stages = list(upstream(self.source))
         part = _part(stages)
         yield from self._cache.cached(
             lambda: self._begin(stages, part), part, lambda: [f"seed {self.seed}", *map(_description, stages)]
@@ -96,7 +97,7 @@ class CachedSamples(IterDataPipe[Any]):
 
     def _begin(self, stages: list[Any], part: Part) -> IterDataPipe[Any]:
         """Give all stages before this one the seeds that they have in every pass, on every rank, in every run."""
-        before = {id(stage) for splitter in stages if _splits(splitter) for stage in _upstream(splitter)}
+        before = {id(stage) for splitter in stages if splits(splitter) for stage in upstream(splitter)}
         for position, stage in enumerate(stages):
             if inspect.ismethod(getattr(stage, "set_seed", None)):
                 place = () if id(stage) in before else part
@@ -105,10 +106,6 @@ class CachedSamples(IterDataPipe[Any]):
 
     def __len__(self) -> int:
         return len(self.source)
-
-
-def _splits(stage: object) -> bool:
-    return inspect.ismethod(getattr(stage, "apply_sharding", None))
 
 
 def _part(stages: list[Any]) -> Part:
@@ -120,7 +117,7 @@ def _part(stages: list[Any]) -> Part:
                 "cache_samples cannot keep what another process deals out (sharding_round_robin_dispatch), since a "
                 "worker gets other items each time. Put the cache before that, or use .sharding_filter()"
             )
-        if _splits(stage):
+        if splits(stage):
             groups = getattr(stage, "groups", None)
             if not isinstance(groups, dict):
                 raise CacheError(
@@ -139,28 +136,10 @@ def _part(stages: list[Any]) -> Part:
     return parts.pop() if parts else Part() if info is None else Part(info.num_workers, info.id)
 
 
-def _upstream(pipe: Any) -> list[Any]:
-    """Return a stage and all before it, each once, in an order that is the same in every copy."""
-    found: list[Any] = []
-    seen, waiting = set(), [pipe]
-    while waiting:
-        stage = waiting.pop()
-        if id(stage) not in seen:
-            seen.add(id(stage))
-            found.append(stage)
-            waiting += [source for value in vars(stage).values() for source in _pipes(value)]
-    return found
-
-
-def _pipes(value: Any) -> Iterator[Any]:
-    several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-    yield from (pipe for pipe in several if isinstance(pipe, IterDataPipe | MapDataPipe))
-
-
 def _description(stage: Any) -> str:
     """Describe a stage by its class and by its arguments, as far as they are the same in every process."""
     arguments = inspect.signature(type(stage).__init__).parameters
-    facts = {} if _splits(stage) else {name: vars(stage)[name] for name in arguments if name in vars(stage)}
+    facts = {} if splits(stage) else {name: vars(stage)[name] for name in arguments if name in vars(stage)}
     facts.update({name: value for name, value in vars(stage).items() if hasattr(value, "fingerprint")})
     if getattr(stage, "_enabled", True) is False:  # as DataLoader(shuffle=False) has it
         facts["enabled"] = False

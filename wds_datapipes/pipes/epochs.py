@@ -10,8 +10,9 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.epochs import Stream
 from wds_datapipes.core.sharing import share
-from wds_datapipes.pipes.passes import Passes, has_no_share, place_of, refuse_fed
+from wds_datapipes.pipes.passes import Passes
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.upstream import has_no_share, place_of, refuse_fed
 
 __all__ = ["EpochCutter", "LengthDeclarer"]
 

@@ -12,8 +12,8 @@ from torch import distributed
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from wds_datapipes.core.journal import Journal, log_samples
-from wds_datapipes.pipes.passes import place_of
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.upstream import place_of
 
 __all__ = ["SampleLogger"]
 

@@ -13,8 +13,8 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from wds_datapipes.core.resampling import resample_wds_shards
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.sharing import share
-from wds_datapipes.pipes.passes import Groups, place_in
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.upstream import Groups, place_in
 
 __all__ = ["ShardResampler"]
 

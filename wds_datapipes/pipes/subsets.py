@@ -11,8 +11,8 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.subsets import non_empty, parse_slice, rsample, slice_samples
-from wds_datapipes.pipes.passes import place_of
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.upstream import place_of
 
 __all__ = ["EmptinessChecker", "SampleSlicer", "SampleThinner"]
 

@@ -1,0 +1,108 @@
+"""The stages before a stage, and where the data is split there."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+from wds_datapipes.core.sharing import Place
+
+__all__ = ["Groups", "has_no_share", "place_in", "place_of", "refuse_fed", "splits", "splitters", "upstream"]
+
+#: What torch's ``ShardingFilter`` remembers: for each kind of splitting, among how many and which of them.
+Groups = dict[int, tuple[int, int]]
+
+#: How many sources a stage may have in one collection. A larger one holds data, and to look into all of it takes time.
+_MOST_SOURCES = 1000
+
+Pipe = IterDataPipe[Any]
+
+
+def place_in(groups: Groups) -> Place:
+    """Return the place that a loader has told to a stage that splits the data."""
+    if SHARDING_PRIORITIES.DEFAULT in groups:
+        # torch's DataLoader counts all workers of all ranks in one group, first those of the same number.
+        instances, instance = groups[SHARDING_PRIORITIES.DEFAULT]
+        info = get_worker_info()
+        if info is None:
+            return Place(rank=instance)
+        return Place(instance % max(instances // info.num_workers, 1), info.num_workers, info.id)
+    _, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
+    return Place(rank, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
+
+
+def place_of(pipe: Pipe) -> Place:
+    """Return the place of a stage, as a stage before it knows it that splits the data."""
+    found = (getattr(splitter, "groups", None) for splitter in splitters(pipe))
+    return next((place_in(groups) for groups in found if groups), Place())
+
+
+def has_no_share(pipe: Pipe) -> bool:
+    """Tell, after a pass, whether a stage before this one had something to deal, and nothing for this instance."""
+    return any(not _yielded(splitter) and any(map(_yielded, _sources(splitter))) for splitter in splitters(pipe))
+
+
+def refuse_fed(pipe: Pipe, what: str) -> None:
+    """Refuse a source that only the loader can begin again, as its items come from another process.
+
+    Args:
+        pipe: the source.
+        what: what would begin it again.
+
+    Raises:
+        RuntimeError: it is one.
+    """
+    for stage in upstream(pipe):
+        if getattr(stage, "is_fed", False) or type(stage).__module__ == "torchdata.dataloader2.communication.iter":
+            raise RuntimeError(
+                f"{what} has to read its source on, and begin it again, at any time. Here its source is what other "
+                "processes send, which begins when the loader begins an epoch, and only then. Put the stage before "
+                "the one that is dispatched, or that stays in the main process."
+            )
+
+
+def splits(stage: object) -> bool:
+    """Whether a stage splits the data between ranks and workers."""
+    return inspect.ismethod(getattr(stage, "apply_sharding", None))
+
+
+def splitters(pipe: Pipe) -> Iterator[Any]:
+    """Yield the stages that split the data, at a stage or before it."""
+    return filter(splits, upstream(pipe))
+
+
+def upstream(pipe: Any) -> Iterator[Any]:
+    """Yield a stage and all that are before it, each once, in an order that is the same in every copy."""
+    seen, found = set(), [pipe]
+    while found:
+        stage = found.pop()
+        if id(stage) not in seen:
+            seen.add(id(stage))
+            yield stage
+            found += reversed(list(_sources(stage)))
+
+
+def _sources(stage: Any) -> Iterator[Any]:
+    """Yield the stages that a stage reads from.
+
+    torch's own way to find them pickles all their collections, in which there may be functions.
+    """
+    return (source for value in vars(stage).values() for source in _pipes(value))
+
+
+def _pipes(value: Any) -> Iterator[Any]:
+    if isinstance(value, IterDataPipe | MapDataPipe):
+        yield value
+    elif isinstance(value, dict | list | tuple) and len(value) <= _MOST_SOURCES:
+        for each in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
+            yield from _pipes(each)
+
+
+def _yielded(stage: Any) -> bool:
+    """Whether a stage has ever yielded anything. torch counts that for the datapipes that are iterated."""
+    return getattr(stage, "_number_of_samples_yielded", 1) > 0
