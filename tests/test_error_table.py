@@ -24,6 +24,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from wds_datapipes import DatasetSpec, ErrorBudget, ShardList, ShardReadingService, errors
 from wds_datapipes.core.optional import require
 from wds_datapipes.reading.ranks import Ranks
+from wds_datapipes.reading.state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
 
@@ -113,6 +114,17 @@ def read_failing(folder: Path) -> None:
 
 
 #: A situation that raises each error, and what its text says.
+def resumed_elsewhere(folder: Path) -> list[Any]:
+    """Load a state with a shard that holds other samples by now."""
+    kept: list[dict[str, bytes | str]] = [{"__key__": str(number), "cls": "1"} for number in range(5)]
+    pipe = samples(shard(folder, *kept)).shuffle_samples(3)
+    next(iter(pipe))
+    state = save_state(pipe)
+    shard(folder, *kept[:1])
+    load_state(pipe, state)
+    return list(pipe)
+
+
 TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "PatternError": (lambda folder: ShardList(f"{folder}/none-*.tar"), r"none-\*\.tar"),
     "SpecError": (
@@ -130,6 +142,11 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "TruncatedShard": (lambda folder: members(cut(folder)), r"x\.tar ends inside a header, at byte 1100"),
     "CorruptShard": (lambda folder: members(written(folder, b"<html>" * 100)), r"x\.tar is no tar archive.*<html>"),
     "UnsupportedMember": (lambda folder: members(sparse(folder)), r"x\.tar holds the member 'a\.cls'.*sparse"),
+    "ChangedShard": (resumed_elsewhere, r"1 samples that waited in a shuffle buffer are no longer where they were"),
+    "StateError": (
+        lambda folder: save_state(samples(shard(folder)).unbatch_samples()),
+        r"SampleUnbatcher may hold samples back, and cannot tell which",
+    ),
     "DuplicateField": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "cls": "1", "CLS": "2"}))),
         r"x\.tar holds the field 'cls' of the sample 'a' twice, at bytes 0 and 1024",

@@ -11,7 +11,8 @@
     │   ├── ReadFailed (OSError)            its disk, store or network failed in the middle
     │   ├── TruncatedShard (EOFError)       it ends too early
     │   ├── CorruptShard (ValueError)       it holds bytes that are not a tar archive
-    │   └── UnsupportedMember (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
+    │   ├── UnsupportedMember (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
+    │   └── ChangedShard (ValueError)       it is not what it was when a state was saved
     ├── SampleError                         one sample cannot be used
     │   ├── DuplicateField (ValueError)     a field occurs twice in one sample
     │   ├── ReturningKey (ValueError)       a key comes back after other samples of its shard
@@ -21,6 +22,7 @@
     │       └── UnsafeCodec                 the field's codec can run code, and that was not allowed
     ├── MisalignedShards (ValueError)       parallel shards do not hold the same keys in the same order
     ├── EmptySource (ValueError)            a stage needs an item of its source, which yields none
+    ├── StateError (ValueError)             a state cannot be saved or loaded
     ├── ErrorBudgetExceeded (RuntimeError)  a stage had to pass over more than it was allowed to
     ├── CacheError (RuntimeError)           a cache cannot be written, is damaged, or belongs to another pipeline
     ├── WorkerDied (RuntimeError)           a worker process ended without a word
@@ -33,6 +35,7 @@ boundary from its message alone, and an error class with more arguments arrives 
 
 __all__ = [
     "CacheError",
+    "ChangedShard",
     "CommandFailed",
     "CorruptShard",
     "DecodeError",
@@ -51,6 +54,7 @@ __all__ = [
     "ShardError",
     "ShardNotOpened",
     "SpecError",
+    "StateError",
     "TruncatedShard",
     "UnknownScheme",
     "UnsafeCodec",
@@ -109,6 +113,10 @@ class UnsupportedMember(ShardError, ValueError):
     """A shard holds a member that cannot be read faithfully."""
 
 
+class ChangedShard(ShardError, ValueError):
+    """A shard is not what it was when a state was saved."""
+
+
 class SampleError(WdsError):
     """A sample cannot be used."""
 
@@ -143,6 +151,10 @@ class MisalignedShards(WdsError, ValueError):
 
 class EmptySource(WdsError, ValueError):
     """A stage needs an item of its source, and the source yields none."""
+
+
+class StateError(WdsError, ValueError):
+    """The state of a pipeline cannot be saved, or cannot be loaded into this one."""
 
 
 class ErrorBudgetExceeded(WdsError, RuntimeError):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from wds_datapipes.core.shuffling import nbytes, shuffle_samples
+from wds_datapipes.core.shuffling import ShuffleState, nbytes, shuffle_samples
 
 
 def shuffled(
@@ -26,7 +26,7 @@ def shuffled(
             items,
             rng=Random(seed),
             buffer_size=buffer_size,
-            initial=buffer_size if initial is None else initial,
+            state=ShuffleState(buffer_size if initial is None else initial),
             max_bytes=max_bytes,
         )
     )
@@ -58,7 +58,8 @@ def followed(buffer_size: int, initial: int, max_bytes: int | None, sizes: list[
             held.append(item)
             yield item
 
-    for item in shuffle_samples(source(), rng=Random(1), buffer_size=buffer_size, initial=initial, max_bytes=max_bytes):
+    state = ShuffleState(initial)
+    for item in shuffle_samples(source(), rng=Random(1), buffer_size=buffer_size, state=state, max_bytes=max_bytes):
         held.remove(item)
     assert held == []
     yield from states
@@ -98,7 +99,10 @@ def test_the_order_of_a_seed_is_the_same_for_ever() -> None:
 
 def test_seeds_and_passes_differ() -> None:
     rng = Random(0)
-    passes = [list(shuffle_samples(range(100), rng=rng, buffer_size=50, initial=50, max_bytes=None)) for _ in range(2)]
+    passes = [
+        list(shuffle_samples(range(100), rng=rng, buffer_size=50, state=ShuffleState(50), max_bytes=None))
+        for _ in range(2)
+    ]
     assert passes[0] != passes[1] != shuffled(range(100), 50, seed=1)
     assert passes[0] == shuffled(range(100), 50, seed=0)
 
@@ -121,7 +125,7 @@ def test_what_has_left_is_not_kept_alive() -> None:
         return item
 
     source = (make() for _ in range(100))
-    for item in shuffle_samples(source, rng=Random(0), buffer_size=4, initial=4, max_bytes=None):
+    for item in shuffle_samples(source, rng=Random(0), buffer_size=4, state=ShuffleState(4), max_bytes=None):
         del item
         assert sum(item() is not None for item in alive) <= 3
     assert len(alive) == 100

@@ -27,7 +27,7 @@ from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
 from torchdata.datapipes.map import SequenceWrapper
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.reading.seeding import advance, reset_pipeline, seed_stages
+from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stages
 from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
@@ -215,16 +215,78 @@ def test_an_epoch_begins_with_the_functions_of_others_and_of_the_user() -> None:
             reset_pipeline(stage, info, generator, iter_reset_fn=functions[0], worker_reset_fn=functions[1])
 
 
-def test_all_ranks_advance_alike() -> None:
-    ranks = [SeedGenerator(3).spawn(rank) for rank in range(3)]
-    shared, own = [], []
-    for _ in range(5):
-        for rank in ranks:
-            advance(rank)
-        shared.append([rank.generate_shared_seed() for rank in ranks])
-        own.append([rank.generate_seed() for rank in ranks])
-    assert len({seed for seeds in shared for seed in seeds}) == 5
-    assert all(len(set(seeds)) == 1 for seeds in shared + own)  # they are told apart when an epoch begins
+class Run:
+    """The epochs of a loader: their seeds, and what is drawn in each."""
+
+    def __init__(self, seed: int) -> None:
+        self.seeds = EpochSeeds()
+        self.generator = SeedGenerator(seed)
+
+    def epoch(self) -> tuple[int, int]:
+        self.seeds.begin(self.generator)
+        found = self.seeds.seed, self.generator.generate_shared_seed()
+        self.seeds.end(self.generator)
+        return found
+
+
+def test_epochs_differ_and_follow_from_the_seed() -> None:
+    runs = [Run(3), Run(3), Run(4)]
+    epochs = [[run.epoch() for _ in range(5)] for run in runs]
+    assert epochs[0] == epochs[1]
+    assert len({epoch for run in epochs[1:] for epoch in run}) == 10
+    assert [run.seeds.epoch for run in runs] == [4, 4, 4]
+
+
+def test_a_seed_that_is_set_again_begins_anew() -> None:
+    run, other = Run(3), Run(5)
+    first = [run.epoch() for _ in range(3)]
+    run.generator.seed(3)
+    assert run.epoch() == first[0]
+    run.generator.seed(5)
+    assert [run.epoch(), run.epoch()] == [other.epoch(), other.epoch()]
+
+
+def test_an_epoch_that_is_begun_again_is_the_same_and_so_is_the_next() -> None:
+    run = Run(3)
+    expected = [run.epoch() for _ in range(5)]
+    for number, (seed, _) in enumerate(expected[:-1]):
+        again = Run(99)
+        again.seeds.resume(again.generator, seed, number)
+        assert (again.seeds.seed, again.generator.generate_shared_seed()) == expected[number]
+        again.seeds.end(again.generator)
+        assert (again.epoch(), again.seeds.epoch) == (expected[number + 1], number + 1)
+
+
+def test_an_epoch_that_is_chosen_follows_from_its_number() -> None:
+    def chosen(*epochs: int) -> list[tuple[int, int]]:
+        run = Run(3)
+        found = []
+        for epoch in epochs:
+            run.seeds.set_epoch(epoch)
+            found.append(run.epoch())
+        return found
+
+    assert chosen(0, 1, 7) == [*chosen(0), *chosen(1), *chosen(7)]
+    assert len(set(chosen(*range(20)))) == 20
+
+
+def test_all_ranks_have_the_seed_of_the_first() -> None:
+    runs = [Run(rank) for rank in range(3)]
+    for _ in range(3):
+        drawn = runs[0].generator._shared_rng.clone().generate()
+        for run in runs:
+            run.seeds.begin(run.generator, lambda _, drawn=drawn: drawn)  # type: ignore[misc]  # mypy infers no such type
+        assert {run.seeds.seed for run in runs} == {drawn}
+        for run in runs:
+            run.seeds.end(run.generator)
+
+
+def test_the_seeds_of_epochs_are_these() -> None:
+    """They have to be the same in every release: states and runs that are repeated rely on it."""
+    run = Run(7)
+    assert [run.epoch()[0] for _ in range(3)] == [7, 17669291110527860587, 13981942416885084589]
+    run.seeds.set_epoch(1000)
+    assert run.epoch()[0] == 3970937754943617931
 
 
 # whole runs

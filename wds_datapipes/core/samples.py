@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from wds_datapipes.core.naming import KeyRule, first_dot, is_meta
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError
+from wds_datapipes.core.progress import Address, Progress
 from wds_datapipes.core.types import MemberTuple, Sample, ShardURL
 from wds_datapipes.errors import DuplicateField, ReturningKey
 
@@ -34,8 +35,12 @@ def group_samples(
     on_duplicate: OnDuplicate = "raise",
     on_returning_key: OnReturningKey = "warn",
     on_error: OnError = "raise",
+    progress: Progress | None = None,
 ) -> Iterator[Sample]:
-    """Gather neighbouring members with one key into a sample; a shard's end always ends a sample."""
+    """Gather neighbouring members with one key into a sample; a shard's end always ends a sample.
+
+    Where each sample is, and where the next one begins, is told to ``progress`` before it is yielded.
+    """
     policy = ErrorPolicy(on_error, "group_samples")
     names = _FieldNames(lowercase)
     wanted = None if fields is None else frozenset(field.lower() if lowercase else field for field in fields)
@@ -45,6 +50,8 @@ def group_samples(
 
     # The shard being read: its URL, what its samples say of it, the offset reached, the keys met.
     url, origin, reached, seen = "", Sample(), -1, set[str]()
+    told = Progress() if progress is None else progress
+    number, start = -1, 0  # of the shard, and where the sample begins in it
     # The sample being gathered (None: there is none, or it was refused), its key, and the offsets of its members.
     sample: Sample | None = None
     key, prefix, skip, offsets = None, NO_NAME, len(NO_NAME), list[int]()
@@ -57,12 +64,17 @@ def group_samples(
                     f"group_samples gathers the members (url, name, data, offset) that load_wds_shards yields, and got "
                     f"{type(member).__name__}: {reprlib.repr(member)}"
                 ) from None
-            if offset < reached or (member_url is not url and (offset == reached or member_url != url)):
-                # Another shard, or the same one read again.
+            if offset < reached or (
+                member_url is not url
+                and (offset == reached or member_url != url or getattr(member_url, "number", -1) >= 0)
+            ):
+                # Another shard, or the same one read again, or on.
                 if isinstance(url, ShardURL) and (url.complete is None or member_url is url):
                     sample = None
                     raise ValueError(_mixed(url, reached, member_url, offset))
+                before, number = number, getattr(member_url, "number", -1)
                 if sample is not None and len(sample) > len(origin) and _ended_well(url):
+                    told.at, told.next = Address(before, start, -1), (number, offset)
                     yield sample
                 url, origin = member_url, _origin(member_url)
                 sample, key, prefix, skip = None, None, NO_NAME, len(NO_NAME)
@@ -80,8 +92,9 @@ def group_samples(
                     field = names[raw_field]
                 if member_key != key:
                     if sample is not None and len(sample) > len(origin):
+                        told.at, told.next = Address(number, start, offset), (number, offset)
                         yield sample
-                    key, offsets = member_key, []
+                    key, offsets, start = member_key, [], offset
                     policy.tried += 1
                     # After a key like a meta member's, a name that goes on with it may be that of a meta member.
                     prefix = f"{key}." if by_first_dot and key[:2] != "__" else NO_NAME
@@ -119,9 +132,12 @@ def group_samples(
         # A shard that ended well may have its last sample still in hand when the next one cannot be read.
         known = isinstance(url, ShardURL) and not url.copied
         if sample is not None and len(sample) > len(origin) and known and _ended_well(url):
+            told.at, told.next = Address(number, start, -1), (number + 1, 0)
             yield sample
         raise
+    told.next = (number + 1, 0)
     if sample is not None and len(sample) > len(origin) and _ended_well(url):
+        told.at = Address(number, start, -1)
         yield sample
     policy.finish()
 

@@ -3,40 +3,121 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from random import Random
-from typing import TypeVar
+from typing import TypeVar, cast
 
-__all__ = ["nbytes", "shuffle_samples"]
+from wds_datapipes.core.progress import Address
+from wds_datapipes.errors import ChangedShard
+
+__all__ = ["ShuffleState", "nbytes", "shuffle_samples"]
 
 T = TypeVar("T")
 
+_END = object()
+
+
+class ShuffleState:
+    """What a shuffle has to know to go on where it was.
+
+    Attributes:
+        at: where the item is that it has yielded last.
+        waiting: where the items are that wait in its buffer, in their order there.
+        passing: what of its source a later stage waits for, which is handed on at once when it is read again.
+        draws: how many numbers were drawn.
+        room: how many items may wait.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.at = Address(-1, 0, 0)
+        self.waiting: list[Address] = []
+        self.passing: set[Address] = set()
+        self.draws = 0
+        self.room = room
+
 
 def shuffle_samples(
-    source: Iterable[T], *, rng: Random, buffer_size: int, initial: int, max_bytes: int | None
+    source: Iterable[T],
+    *,
+    rng: Random,
+    buffer_size: int,
+    state: ShuffleState,
+    max_bytes: int | None,
+    address: Callable[[], Address] | None = None,
 ) -> Iterator[T]:
     """Yield each item of ``source`` once, in an order drawn by ``rng``.
 
-    The first item leaves when ``initial`` are there. From then on two come for each that leaves, until ``buffer_size``
-    are there, and then one for one. Items also leave while those in the buffer hold more than ``max_bytes``.
+    The first item leaves when as many are there as have room. From then on two come for each that leaves, until
+    ``buffer_size`` are there, and then one for one. Items also leave while those in the buffer hold more than
+    ``max_bytes``.
+
+    Args:
+        source: the items; at first those that wait according to ``state``, in any order, if there are any.
+        rng: draws.
+        buffer_size: how many items wait in the end.
+        state: where to begin; it is kept up to date.
+        max_bytes: how large the items may be that wait.
+        address: tells where the item is that ``source`` has yielded last, if that is known.
     """
+    items = iter(source)
     buffer: list[T] = []
-    sizes: list[int] = []  # of what is in the buffer, in bytes; all 0 if there is no bound
-    held = 0
-    room = initial
-    for item in source:
+    if state.draws or state.waiting:
+        buffer = yield from _refilled(items, state, address)
+        for _ in range(state.draws):
+            rng.random()
+    waiting = state.waiting
+    sizes = [0 if max_bytes is None else nbytes(item) for item in buffer]  # in bytes; all 0 if there is no bound
+    held = sum(sizes)
+    while True:
+        while len(buffer) >= state.room or (buffer and max_bytes is not None and held > max_bytes):
+            state.room = min(state.room + 1, buffer_size)
+            index = int(rng.random() * len(buffer))
+            state.draws += 1
+            held -= _take(sizes, index)
+            if address is not None:
+                state.at = _take(waiting, index)
+            yield _take(buffer, index)
+        item = next(cast(Iterator[object], items), _END)
+        if item is _END:
+            break
         size = 0 if max_bytes is None else nbytes(item)
-        buffer.append(item)
+        buffer.append(cast(T, item))
         sizes.append(size)
         held += size
+        if address is not None:
+            waiting.append(address())
         del item  # so that what leaves is not kept alive by this name
-        while len(buffer) >= room or (max_bytes is not None and held > max_bytes):
-            room = min(room + 1, buffer_size)
-            index = int(rng.random() * len(buffer))
-            held -= _take(sizes, index)
-            yield _take(buffer, index)
     while buffer:
-        yield _take(buffer, int(rng.random() * len(buffer)))
+        index = int(rng.random() * len(buffer))
+        state.draws += 1
+        if address is not None:
+            state.at = _take(waiting, index)
+        yield _take(buffer, index)
+
+
+def _refilled(
+    items: Iterator[T], state: ShuffleState, address: Callable[[], Address] | None
+) -> Generator[T, None, list[T]]:
+    """Return the items that wait, once they were read again; yield those that a later stage waits for."""
+    missing = {place[:2]: slot for slot, place in enumerate(state.waiting)}
+    passing = {place[:2] for place in state.passing}
+    buffer: list[T | None] = [None] * len(missing)
+    while missing or passing:
+        item = next(cast(Iterator[object], items), _END)
+        if item is _END:
+            raise ChangedShard(
+                f"{len(missing) + len(passing)} samples that waited in a shuffle buffer are no longer where they were. "
+                "A state can be loaded only with the very shards that it was saved with"
+            )
+        place = address() if address is not None else Address(-1, 0, 0)
+        slot = missing.pop(place[:2], None)
+        if slot is not None:
+            buffer[slot] = cast(T, item)
+        elif place[:2] in passing:
+            passing.discard(place[:2])
+            state.at = place
+            yield cast(T, item)
+    return cast("list[T]", buffer)
 
 
 def _take(items: list[T], index: int) -> T:

@@ -50,6 +50,7 @@ def read_members(
     rename_files: Callable[[str], str] | None = None,
     ignore_zeros: bool = False,
     end_marker: EndMarker = "required",
+    start: int = 0,
 ) -> Iterator[MemberTuple]:
     """Yield the regular files of a tar archive, and read the stream to its end.
 
@@ -61,6 +62,8 @@ def read_members(
         rename_files: gets a member's name and returns the one to use, before ``select_files`` sees it.
         ignore_zeros: go on after an end marker, to read archives that were concatenated.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        start: where to begin, in bytes: the ``offset`` of a member. What is before it is passed over, by a seek where
+            the stream can.
 
     Raises:
         TruncatedShard: the archive ends inside a member or without its end marker.
@@ -74,7 +77,9 @@ def read_members(
     small = 0  # how many small members came in a row
     # What stands between the data of two large members, in blocks: small members and headers, the same ones again and
     # again. It is read at once, but not more of the next large member, which would have to be copied together.
-    between, data_end = 1, 0
+    between, data_end = 1, start
+    if start and not ahead.skip(start):
+        raise TruncatedShard(f"{archive} ends before byte {start}, where it was to be read on. {AGAIN}")
     while True:
         entry = None
         if headers.plain:

@@ -28,6 +28,8 @@ class ShardURL(str):
     #: Whether it is a copy, as from another process, which is not told how the reading ends. It counts as complete,
     #: since the other way would drop samples.
     copied: bool
+    #: Its number among the shards that were opened, from 0; -1 if it is a copy.
+    number: int = -1
 
     def __new__(
         cls, url: str, local_path: str | None = None, complete: bool | None = None, copied: bool = False

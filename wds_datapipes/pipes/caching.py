@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator
-from hashlib import sha256
 from typing import Any
 
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -13,6 +12,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from wds_datapipes.core.caching import DiskCache, MemoryCache, Part, SampleCache
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.errors import CacheError
+from wds_datapipes.pipes.description import description
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.upstream import splits, upstream
 
@@ -92,7 +92,7 @@ class CachedSamples(IterDataPipe[Any]):
         stages = list(upstream(self.source))
         part = _part(stages)
         yield from self._cache.cached(
-            lambda: self._begin(stages, part), part, lambda: [f"seed {self.seed}", *map(_description, stages)]
+            lambda: self._begin(stages, part), part, lambda: [f"seed {self.seed}", *map(description, stages)]
         )
 
     def _begin(self, stages: list[Any], part: Part) -> IterDataPipe[Any]:
@@ -134,38 +134,3 @@ def _part(stages: list[Any]) -> Part:
     info = get_worker_info()
     # A source may split by itself what no stage splits, and asks torch for its worker then.
     return parts.pop() if parts else Part() if info is None else Part(info.num_workers, info.id)
-
-
-def _description(stage: Any) -> str:
-    """Describe a stage by its class and by its arguments, as far as they are the same in every process."""
-    arguments = inspect.signature(type(stage).__init__).parameters
-    facts = {} if splits(stage) else {name: vars(stage)[name] for name in arguments if name in vars(stage)}
-    facts.update({name: value for name, value in vars(stage).items() if hasattr(value, "fingerprint")})
-    if getattr(stage, "_enabled", True) is False:  # as DataLoader(shuffle=False) has it
-        facts["enabled"] = False
-    told = (f"{name}={_told(value)}" for name, value in facts.items() if not isinstance(value, IterDataPipe))
-    return f"{type(stage).__name__}({', '.join(told)})"
-
-
-def _told(value: Any) -> str:
-    """Tell a value. What is within what it holds is told by its type: it may be large, and change."""
-    if hasattr(value, "fingerprint"):
-        return _digest(value.fingerprint())
-    if isinstance(value, dict):
-        value = [each for pair in value.items() for each in pair]
-    if isinstance(value, list | tuple):
-        return f"{len(value)} items {_digest(repr([_named(each) for each in value]))}"
-    return _named(value)
-
-
-def _named(value: Any) -> str:
-    if isinstance(value, str | int | float | bool | None):
-        text = repr(value)
-        return text if len(text) <= 40 else f"{len(text)} characters {_digest(text)}"
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return type(value).__name__
-
-
-def _digest(text: str) -> str:
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -46,6 +46,7 @@ class Associator(IterDataPipe[Sample]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(
         self,

@@ -70,6 +70,7 @@ class SampleDecoder(IterDataPipe[Sample]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     #: In a subclass: the extensions it decodes, as for `handle_extension`.
     extensions: str | Iterable[str] = ()

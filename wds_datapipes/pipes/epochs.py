@@ -106,6 +106,7 @@ class LengthDeclarer(IterDataPipe[Any]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         super().__init__()

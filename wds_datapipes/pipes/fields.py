@@ -49,6 +49,7 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(
         self, source: IterDataPipe[Sample], *specs: str, missing: Missing = "raise", on_error: OnError = "raise"
@@ -91,6 +92,7 @@ class FieldRenamer(IterDataPipe[Sample]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(
         self, source: IterDataPipe[Sample], /, *, keep: bool = True, on_error: OnError = "raise", **new: str
@@ -134,6 +136,7 @@ class SampleMapper(IterDataPipe[Any]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(self, source: IterDataPipe[Any], function: Function, *, on_error: OnError = "raise") -> None:
         super().__init__()
@@ -170,6 +173,7 @@ class DictMapper(IterDataPipe[Sample]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(self, source: IterDataPipe[Sample], /, *, on_error: OnError = "raise", **by_field: Function) -> None:
         super().__init__()
@@ -209,6 +213,7 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(
         self, source: IterDataPipe[Sequence[Any]], *by_place: Function | None, on_error: OnError = "raise"

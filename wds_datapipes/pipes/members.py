@@ -10,6 +10,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.progress import Resume
 from wds_datapipes.core.types import Member, MemberTuple
 from wds_datapipes.pipes.registration import register_stage
 
@@ -88,8 +89,12 @@ class ShardLoader(IterDataPipe[Member]):
     def __iter__(self) -> Iterator[Member]:
         yield from map(Member._make, self.members())
 
-    def members(self) -> Iterator[MemberTuple]:
-        """Yield what iterating does, as plain tuples and without torch's hook around each; grouping takes these."""
+    def members(self, resume: Resume | None = None) -> Iterator[MemberTuple]:
+        """Yield what iterating does, as plain tuples and without torch's hook around each; grouping takes these.
+
+        Args:
+            resume: what is left to read, if not all.
+        """
         return load_wds_shards(
             self.source,
             select_files=self.select_files,
@@ -98,4 +103,5 @@ class ShardLoader(IterDataPipe[Member]):
             end_marker=self.end_marker,
             on_error=self.on_error,
             storage_options=self._storage_options,
+            resume=resume,
         )

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from random import Random
+from typing import Any, cast
 
 import torch
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.progress import Address, Progress, Resume
 from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, group_samples
-from wds_datapipes.core.shuffling import shuffle_samples
+from wds_datapipes.core.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.core.types import Member, Sample
+from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.upstream import sources_of
 
 __all__ = ["SampleGrouper", "SampleShuffler"]
 
@@ -86,10 +91,46 @@ class SampleGrouper(IterDataPipe[Sample]):
         self.on_duplicate = on_duplicate
         self.on_returning_key = on_returning_key
         self.on_error = on_error
+        self._progress = Progress()
+        self._resume: Resume | None = None
+
+    def address(self) -> Address:
+        """Return where the sample is that was yielded last."""
+        return self._progress.at
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the next sample begins: the number of its shard among those of this instance, and the byte.
+
+        Raises:
+            StateError: the members do not come straight from ``load_wds_shards``.
+        """
+        if type(self.source) is not ShardLoader:
+            raise StateError(
+                f"group_samples can tell its place only directly behind load_wds_shards, and here it is behind "
+                f"{type(self.source).__name__}"
+            )
+        return {"next": list(max(self._progress.next, self._progress.floor))}
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+        """Go on from a state when it is iterated next.
+
+        Args:
+            state: what `state_dict` has returned.
+            again: samples before that place, which are yielded first.
+        """
+        shard, offset = state["next"]
+        places = defaultdict[int, list[tuple[int, int]]](list)
+        for address in again:
+            places[address.shard].append((address.start, address.end))
+        self._resume = Resume({shard: offset} if offset else {}, shard + (offset > 0), places)
 
     def __iter__(self) -> Iterator[Sample]:
+        resume, self._resume = self._resume, None
+        progress = self._progress = Progress()
+        if resume is not None:
+            progress.floor = progress.next = resume.begin
         # torch's hook around each member, of which a sample has several, would cost a tenth of the time of a small one.
-        members = self.source.members() if type(self.source) is ShardLoader else self.source
+        members = self.source.members(resume) if type(self.source) is ShardLoader else self.source
         yield from group_samples(
             members,
             key_rule=self.key_rule,
@@ -98,6 +139,7 @@ class SampleGrouper(IterDataPipe[Sample]):
             on_duplicate=self.on_duplicate,
             on_returning_key=self.on_returning_key,
             on_error=self.on_error,
+            progress=progress,
         )
 
 
@@ -150,6 +192,31 @@ class SampleShuffler(IterDataPipe[Sample]):
         self._enabled = True
         self._seed: int | None = None
         self._rng = Random()
+        self._state = ShuffleState(self.initial)
+        self._loaded: ShuffleState | None = None
+
+    def address(self) -> Address:
+        """Return where the sample is that was yielded last."""
+        before = None if self._enabled else _address_of(self.source)
+        return self._state.at if before is None else before()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the samples are that wait in the buffer, how many were drawn, and how many may wait."""
+        state = self._state
+        return {"waiting": [list(address) for address in state.waiting], "draws": state.draws, "room": state.room}
+
+    def load_state_dict(self, state: Mapping[str, Any], passing: Iterable[Address] = ()) -> None:
+        """Go on from a state when it is iterated next.
+
+        Args:
+            state: what `state_dict` has returned.
+            passing: samples that wait in a later stage, and are to be handed on first.
+        """
+        loaded = ShuffleState(state["room"])
+        loaded.waiting = [Address(*address) for address in state["waiting"]]
+        loaded.draws = state["draws"]
+        loaded.passing = set(passing)
+        self._loaded = loaded
 
     def set_shuffle(self, shuffle: bool = True) -> SampleShuffler:
         """Turn shuffling on or off; loaders call this."""
@@ -172,6 +239,22 @@ class SampleShuffler(IterDataPipe[Sample]):
         if not self._enabled:
             yield from self.source
             return
+        self._state, self._loaded = self._loaded or ShuffleState(self.initial), None
         yield from shuffle_samples(
-            self.source, rng=self._rng, buffer_size=self.buffer_size, initial=self.initial, max_bytes=self.max_bytes
+            self.source,
+            rng=self._rng,
+            buffer_size=self.buffer_size,
+            state=self._state,
+            max_bytes=self.max_bytes,
+            address=_address_of(self.source),
         )
+
+
+def _address_of(pipe: Any) -> Callable[[], Address] | None:
+    """Return what tells where the sample is that a stage has yielded last: the nearest stage before it that knows."""
+    while not callable(address := getattr(pipe, "address", None)):
+        sources = list(sources_of(pipe))
+        if len(sources) != 1:
+            return None
+        pipe = sources[0]
+    return cast("Callable[[], Address]", address)

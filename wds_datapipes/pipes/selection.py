@@ -54,6 +54,7 @@ class FieldSelector(IterDataPipe[Sample]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(
         self,
@@ -104,6 +105,7 @@ class KeyExtractor(IterDataPipe[tuple[Any, ...]]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(
         self,
@@ -157,6 +159,7 @@ class KeyRenamer(IterDataPipe[Sample]):
     """
 
     _is_child_datapipe = False
+    holds_nothing = True
 
     def __init__(
         self,

@@ -12,7 +12,17 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.core.sharing import Place
 
-__all__ = ["Groups", "has_no_share", "place_in", "place_of", "refuse_fed", "splits", "splitters", "upstream"]
+__all__ = [
+    "Groups",
+    "has_no_share",
+    "place_in",
+    "place_of",
+    "refuse_fed",
+    "sources_of",
+    "splits",
+    "splitters",
+    "upstream",
+]
 
 #: What torch's ``ShardingFilter`` remembers: for each kind of splitting, among how many and which of them.
 Groups = dict[int, tuple[int, int]]
@@ -44,7 +54,7 @@ def place_of(pipe: Pipe) -> Place:
 
 def has_no_share(pipe: Pipe) -> bool:
     """Tell, after a pass, whether a stage before this one had something to deal, and nothing for this instance."""
-    return any(not _yielded(splitter) and any(map(_yielded, _sources(splitter))) for splitter in splitters(pipe))
+    return any(not _yielded(splitter) and any(map(_yielded, sources_of(splitter))) for splitter in splitters(pipe))
 
 
 def refuse_fed(pipe: Pipe, what: str) -> None:
@@ -84,10 +94,10 @@ def upstream(pipe: Any) -> Iterator[Any]:
         if id(stage) not in seen:
             seen.add(id(stage))
             yield stage
-            found += reversed(list(_sources(stage)))
+            found += reversed(list(sources_of(stage)))
 
 
-def _sources(stage: Any) -> Iterator[Any]:
+def sources_of(stage: Any) -> Iterator[Any]:
     """Yield the stages that a stage reads from.
 
     torch's own way to find them pickles all their collections, in which there may be functions.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import weakref
@@ -17,6 +18,7 @@ from wds_datapipes.reading.dispatching import run_dispatcher
 from wds_datapipes.reading.ending import close_process, end_processes
 from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.report import LoadingReport, log_skipped
+from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.serving import Job, run_worker
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, new_channel
@@ -66,6 +68,14 @@ class Crew:
         self._timeout_s = timeout_s
         self._owner_pid = os.getpid()
         self._closed = False
+        #: How many items the loop has of each worker in this epoch, and whose turn is next.
+        self.delivered = [0] * len(jobs)
+        self.turn = 0
+        self.is_over = False
+        #: Where each worker has begun.
+        self.bases: Sequence[Resumed] = ()
+        #: Whose items were taken and are not delivered yet, where a stage of the main process takes them ahead.
+        self.ahead: deque[int] | None = None
         if multiprocessing.current_process().daemon:
             raise RuntimeError("A daemonic process, as a worker is, may not start processes: use num_workers=0 in it.")
         ends: list[socket] = []
@@ -101,14 +111,29 @@ class Crew:
         """Whether there is a dispatching process."""
         return self._dispatcher is not None
 
-    def begin(self, epoch: int, payloads: Sequence[Any], dispatching: Any) -> None:
+    def begin(
+        self,
+        epoch: int,
+        payloads: Sequence[Any],
+        dispatching: Any,
+        *,
+        resumed: Sequence[Resumed] | None = None,
+        turn: int = 0,
+    ) -> None:
         """Begin an epoch.
 
         Args:
             epoch: its number, larger than that of any before.
             payloads: what each worker needs to begin it.
             dispatching: what the dispatching process needs for that.
+            resumed: where each worker goes on, if it is not at the beginning.
+            turn: whose item comes first.
         """
+        self.bases = [Resumed(0, 0, None) for _ in self.workers] if resumed is None else resumed
+        self.delivered, self.turn = [base.items for base in self.bases], turn
+        self.is_over = False
+        if self.ahead is not None:
+            self.ahead.clear()
         if self._dispatcher is not None:
             self._dispatcher.drain()
             self._dispatcher.begin(epoch, dispatching)
@@ -120,14 +145,42 @@ class Crew:
 
         The order is a function of what each worker yields, and of nothing else.
         """
-        round_of_workers = deque(link.items() for link in self.workers)
+        round_of_workers = deque((number, link.items()) for number, link in enumerate(self.workers))
+        round_of_workers.rotate(-self.turn)
         while round_of_workers:
+            number, items = round_of_workers[0]
             try:
-                yield next(round_of_workers[0])  # no name here keeps the item, whose memory may be waited for
-            except StopIteration:  # noqa: PERF203 - it comes once for each worker
+                yield self._taken(number, next(items))  # no name here keeps the item, whose memory may be waited for
+            except StopIteration:
                 round_of_workers.popleft()
             else:
                 round_of_workers.rotate(-1)
+
+    def _taken(self, number: int, item: Any) -> Any:
+        """Take note that an item of a worker was taken."""
+        if self.ahead is None:
+            self.deliver(number)
+        else:
+            self.ahead.append(number)
+        return item
+
+    def deliver(self, number: int) -> None:
+        """Take note that the loop gets the next item of a worker."""
+        self.delivered[number] += 1
+        self.turn = number + 1
+
+    def states(self) -> list[Resumed]:
+        """Return where each worker would have to go on behind what the loop has."""
+        found = []
+        for link, base, delivered in zip(self.workers, self.bases, self.delivered, strict=True):
+            states = link.states
+            while len(states) > 1 and states[1][0] <= delivered:
+                states.popleft()
+            since, stages = base.items - base.skip, base.stages
+            if states and states[0][0] <= delivered:
+                since, stages = states[0][0], json.loads(states[0][1])
+            found.append(Resumed(delivered, delivered - since, stages))
+        return found
 
     def tell(self, command: Command, payloads: Sequence[Any], dispatching: Any) -> None:
         """Tell all processes what to do, and wait until they have done it: the workers before what feeds them."""
@@ -199,4 +252,5 @@ class CrewItems(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         epoch = self._crew.workers[0].epoch
         yield from self._crew.items()
+        self._crew.is_over = True
         self._told = log_skipped(epoch, self._crew.report(epoch).skipped, self._told)

@@ -54,6 +54,8 @@ class Link:
         self._inlet = inlet
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
+        #: States that it has told in this epoch, with the number of items before each; the oldest may be out of date.
+        self.states: deque[tuple[int, bytes]] = deque()
         self._turn = threading.Lock()
         self._asked = self._answered = 0
         self._closed = False
@@ -76,6 +78,7 @@ class Link:
         with self._turn:
             self.epoch = epoch
             self._reader = threading.current_thread()
+            self.states.clear()
             self._inlet.begin(epoch)
             self._inlet.tell(Command.RESET, payload)
 
@@ -188,6 +191,8 @@ class Link:
                 continue
             elif message.header.epoch < epoch:
                 self._inlet.drop(message)
+            elif message.header.kind == Kind.STATE and message.header.epoch == epoch:
+                self.states.append(self._inlet.body(message))
             else:
                 if message.header.epoch > epoch:
                     self._backlog.appendleft(message)

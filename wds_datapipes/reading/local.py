@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
@@ -12,7 +13,9 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.reading.report import WorkerReport, log_skipped
+from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import returned
+from wds_datapipes.reading.state import save_state
 
 __all__ = ["LocalItems"]
 
@@ -32,15 +35,43 @@ class LocalItems(IterDataPipe[Any]):
         self._making_s = 0.0
         self._epoch = 0
         self._told: Mapping[str, int] = LEDGER.skipped().counts
+        self._resumed: Resumed | None = None
+        self._made = 0  # in this epoch
+        #: Where the pipeline was after each item that was taken and is not delivered yet; and after the last delivered.
+        self.ahead: deque[Resumed] | None = None
+        self._mark = Resumed(0, 0, None)
+        self.is_over = False
 
     def __iter__(self) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, None
         begin = perf_counter()
-        for item in self.source:
+        if resumed is not None:
+            resumed.load(self.source)
+        for item in self.source if resumed is None else resumed.pass_over(self.source):
             self._making_s += perf_counter() - begin
             self._items += 1
+            self._made += 1
+            if self.ahead is not None:
+                self.ahead.append(Resumed(self._made, 0, save_state(self.source)))
             yield item
             begin = perf_counter()
+        self.is_over = True
         self._told = log_skipped(self._epoch, LEDGER.skipped(), self._told)
+
+    def resume(self, resumed: Resumed) -> None:
+        """Go on in the middle of an epoch when it is iterated next."""
+        self._resumed = self._mark = resumed
+        self._made = resumed.items
+
+    def deliver(self, mark: Resumed) -> None:
+        """Take note that the loop gets an item, and where the pipeline was after it."""
+        self._mark = mark
+
+    def states(self) -> list[Resumed]:
+        """Return where to go on behind what the loop has."""
+        if self.ahead is None and self._made > self._mark.items:
+            return [Resumed(self._made, 0, save_state(self.source))]
+        return [self._mark]
 
     def reset_with(
         self,
@@ -50,6 +81,9 @@ class LocalItems(IterDataPipe[Any]):
     ) -> None:
         """Call what is to be called at the beginning of an epoch."""
         self._epoch += 1
+        self._mark = Resumed(0, 0, None)
+        self._made = 0
+        self.is_over = False
         if iter_reset_fn is not None:
             self.source = returned("iter_reset_fn", iter_reset_fn(self.source))
         if worker_reset_fn is not None:

@@ -17,12 +17,64 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 
-__all__ = ["advance", "reset_pipeline", "returned", "seed_stages"]
+from wds_datapipes.core.seeds import derived_seed
+
+__all__ = ["EpochSeeds", "reset_pipeline", "returned", "seed_stages"]
 
 
-def advance(seed_generator: Any) -> None:
-    """Move the generator of a loader on, so that the next epoch has another order; it is the same on every rank."""
-    seed_generator.seed(seed_generator.generate_shared_seed())
+class EpochSeeds:
+    """The seeds of the epochs. Each follows from the one before, and the first is that of the loader.
+
+    They are torchdata's, whose generator (Philox) is the same in every release of Python and torch.
+
+    Attributes:
+        seed: of the present epoch.
+        epoch: its number since the loader was seeded, from 0.
+    """
+
+    def __init__(self) -> None:
+        self.seed = 0
+        self.epoch = 0
+        self._first = 0
+        self._next: int | None = None
+        self._wanted: int | None = None
+
+    def begin(self, seed_generator: Any, meet: Callable[[int], int] | None = None) -> None:
+        """Begin an epoch.
+
+        Args:
+            seed_generator: of the loader, as the last epoch or somebody who has seeded it meanwhile has left it.
+            meet: returns the number of rank 0, of one on each rank; None if there is one rank.
+        """
+        is_next = _seed_of(seed_generator) == self._next
+        if meet is not None:
+            seed_generator.seed(meet(seed_generator.generate_shared_seed()))
+        self.epoch = self.epoch + 1 if is_next else 0
+        self._first = self._first if is_next else _seed_of(seed_generator)
+        if self._wanted is not None:
+            self.epoch, self._wanted = self._wanted, None
+            seed_generator.seed(derived_seed("epoch", self._first, self.epoch))
+        self.seed = _seed_of(seed_generator)
+
+    def resume(self, seed_generator: Any, seed: int, epoch: int) -> None:
+        """Begin an epoch that was begun before."""
+        self.seed, self.epoch, self._first, self._wanted = seed, epoch, seed, None
+        seed_generator.seed(seed)
+
+    def end(self, seed_generator: Any) -> None:
+        """Move the generator on, so that the next epoch has another order; it is the same on every rank."""
+        seed_generator.seed(seed_generator.generate_shared_seed())
+        self._next = _seed_of(seed_generator)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the number of the next epoch."""
+        self._wanted = epoch
+
+
+def _seed_of(seed_generator: Any) -> int:
+    """Return what a generator was seeded with."""
+    low, high = seed_generator._shared_rng._seed
+    return int(low | high << 32)
 
 
 def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None:

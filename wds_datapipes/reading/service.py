@@ -8,7 +8,7 @@ import multiprocessing
 import operator
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -17,16 +17,23 @@ from torchdata.dataloader2 import MultiProcessingReadingService
 from torchdata.dataloader2.graph import list_dps, replace_dp, traverse_dps
 from torchdata.dataloader2.graph._serialization import attach_wrapper
 from torchdata.dataloader2.graph.utils import _find_replicable_branches
+from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.utils import WorkerInfo
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_round_robin_sharding_dp
 
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.description import description
+from wds_datapipes.pipes.upstream import upstream
+from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.crew import Crew, CrewItems
+from wds_datapipes.reading.delivery import Delivered
 from wds_datapipes.reading.local import LocalItems
 from wds_datapipes.reading.pinning import pinned
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
-from wds_datapipes.reading.seeding import advance, returned, seed_stages
+from wds_datapipes.reading.seeding import EpochSeeds, returned, seed_stages
 from wds_datapipes.reading.serving import Job, split
+from wds_datapipes.reading.state import check_state
 from wds_datapipes.reading.transport.messages import Command
 
 __all__ = ["ShardReadingService"]
@@ -37,7 +44,7 @@ TOGETHER = 256
 Pipe = IterDataPipe[Any]
 
 
-class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc]  # torchdata has no types
+class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
     """Reads with worker processes, for ``DataLoader2``.
 
     It takes the place of torchdata's ``MultiProcessingReadingService``, alone or behind a ``DistributedReadingService``
@@ -125,9 +132,14 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         self.distributed = distributed
         self._mp = num_workers > 0
         self._epoch = 0
+        self._seeds = EpochSeeds()
+        self._described: list[str] = []
+        self._checkpoint: Checkpoint | None = None
+        self._refusal: StateError | None = None
         self._ranks: Ranks | None = None
         self._crew: Crew | None = None
         self._local: LocalItems | None = None
+        self._items: CrewItems | None = None
         self._end: Callable[[], object] | None = None
 
     def initialize(self, datapipe: Pipe) -> Pipe:
@@ -159,8 +171,15 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         Raises:
             RankLost: another rank will not come, or does not come in time.
         """
+        checkpoint, self._checkpoint = self._checkpoint, None
+        meet = None if self._ranks is None else self._ranks.meet
+        if checkpoint is None:
+            self._seeds.begin(seed_generator, meet)
+        else:
+            if meet is not None:
+                meet(0)
+            self._seeds.resume(seed_generator, checkpoint.seed, checkpoint.epoch)
         if self._ranks is not None:
-            seed_generator.seed(self._ranks.meet(seed_generator.generate_shared_seed()))
             seed_generator.spawn(self._ranks.rank, inplace=True)
         self._epoch += 1
         # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on how many.
@@ -169,11 +188,58 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         if self._crew is not None:
             numbers = range(self.num_workers)
             payloads = [(seed_generator.spawn(number), iter_reset_fn) for number in numbers]
-            self._crew.begin(self._epoch, payloads, payloads[0])
+            resumed, turn = (None, 0) if checkpoint is None else (checkpoint.parts, checkpoint.turn)
+            self._crew.begin(self._epoch, payloads, payloads[0], resumed=resumed, turn=turn)
         elif self._local is not None:
             self._local.reset_with(iter_reset_fn, self.worker_reset_fn, here)
-        advance(seed_generator)
+            if checkpoint is not None:
+                self._local.resume(checkpoint.parts[0])
+        self._seeds.end(seed_generator)
         return None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the order of the next epoch follow from its number and the seed of the loader, as some trainers want it.
+
+        Args:
+            epoch: the number. Without it, the order of an epoch follows from that of the epoch before.
+        """
+        self._seeds.set_epoch(_count("epoch", epoch))
+
+    def checkpoint(self) -> bytes:
+        """Return where the loop is, as JSON; ``DataLoader2.state_dict()`` calls this.
+
+        It can be called at any time by the thread that iterates. The workers go on meanwhile. What they have made
+        ahead is not in it, and is made again by whoever goes on from it.
+
+        Raises:
+            StateError: a stage of the pipeline holds samples back, and has no state.
+        """
+        if self._refusal is not None:
+            raise StateError(str(self._refusal))
+        rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
+        source = self._crew or self._local
+        begun = source is not None and self._epoch > 0
+        parts = source.states() if source is not None and begun else []
+        seed, epoch = self._seeds.seed, self._seeds.epoch
+        is_over = source is None or not begun or source.is_over
+        turn = self._crew.turn if self._crew is not None else 0
+        return Checkpoint(self._described, seed, epoch, is_over, rank, ranks, turn, parts).dumps()
+
+    def restore(self, datapipe: Pipe, serialized_state: bytes) -> Pipe:
+        """Start the workers, to go on where a state was saved; ``DataLoader2`` calls this after ``load_state_dict()``.
+
+        Args:
+            datapipe: the pipeline.
+            serialized_state: what `checkpoint` has returned.
+
+        Raises:
+            StateError: the state is not one of this pipeline, or of another number of ranks or workers.
+            RankLost: another rank does not come in time.
+        """
+        checkpoint = Checkpoint.loads(serialized_state)
+        if not checkpoint.is_over:
+            self._checkpoint = checkpoint
+        return self.initialize(datapipe)
 
     def finalize(self) -> None:
         """End the workers, whatever they are at, and tell the other ranks.
@@ -196,17 +262,43 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
 
     def _share_out(self, datapipe: Pipe) -> Pipe:
         """Give the pipeline to the ranks and to the workers; return what is left for the main process."""
+        self._described = [description(stage) for stage in upstream(datapipe)]
         if self._ranks is not None:
             self._ranks.gather()
             datapipe = self._ranks.split(datapipe)
+        if self._checkpoint is not None:
+            rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
+            self._checkpoint.check(self._described, rank, ranks, max(self.num_workers, 1))
         if self.num_workers:
             datapipe = self._hire(datapipe)
         else:
             datapipe = split(datapipe, WorkerInfo(1, 0), None)
             if self.worker_init_fn is not None:
                 datapipe = returned("worker_init_fn", self.worker_init_fn(datapipe, WorkerInfo(1, 0)))
+            self._refuse_state(datapipe, [])
             datapipe = self._local = LocalItems(datapipe)
-        return pinned(datapipe) if self.pin_memory else datapipe
+        items: CrewItems | LocalItems | None = self._items if self._crew is not None else self._local
+        datapipe = pinned(datapipe) if self.pin_memory else datapipe
+        if datapipe is items or self._refusal is not None:
+            return datapipe
+        supplier = self._crew or self._local
+        return datapipe if supplier is None else Delivered(datapipe, supplier)
+
+    def _refuse_state(self, pipe: Pipe, behind: Sequence[Any]) -> None:
+        """Find out whether the place in a pipeline can be told, and keep what speaks against it.
+
+        Args:
+            pipe: what workers run.
+            behind: the stages of the main process behind it.
+        """
+        try:
+            if self._refusal is None:
+                check_state(pipe)
+            for stage in behind:
+                if type(stage).__name__ != "FullSyncIterDataPipe":
+                    raise StateError(f"{type(stage).__name__} runs in the main process, where no stage has a state")
+        except StateError as error:
+            self._refusal = error
 
     def _hire(self, datapipe: Pipe) -> Pipe:
         """Start the processes, each with its part of the pipeline; return the part of the main process."""
@@ -225,9 +317,26 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         # Small items share messages only where a worker may be ahead at all.
         window = 1 + self.worker_prefetch_cnt + -(-self.main_prefetch_cnt // workers)
         together = TOGETHER if self.worker_prefetch_cnt else 1
+        own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
+        if dispatching is not None:
+            self._refusal = StateError("sharding_round_robin_dispatch deals items to workers, and has no state")
+        self._refuse_state(branches[0], [stage for stage in list_dps(graph) if id(stage) not in own])
         share = attach_wrapper(branches[0])
         infos = [WorkerInfo(workers, number) for number in range(workers)]
-        jobs = [Job(share, info, window, together, self.worker_init_fn, self.worker_reset_fn) for info in infos]
+        resumed = [None] * workers if self._checkpoint is None else self._checkpoint.parts
+        jobs = [
+            Job(
+                share,
+                info,
+                window,
+                together,
+                self.worker_init_fn,
+                self.worker_reset_fn,
+                resumed[info.worker_id],
+                tells_state=self._refusal is None,
+            )
+            for info in infos
+        ]
         first = None
         if dispatching is not None:
             first = Job(attach_wrapper(dispatching), infos[0], window, together, reset_fn=self.worker_reset_fn)
@@ -235,7 +344,7 @@ class ShardReadingService(MultiProcessingReadingService):  # type: ignore[misc] 
         if method is None:
             method = "fork" if "fork" in multiprocessing.get_all_start_methods() else multiprocessing.get_start_method()
         self._crew = Crew(jobs, first, method, self.timeout_s)
-        items = CrewItems(self._crew)
+        items = self._items = CrewItems(self._crew)
         if branches[0] is datapipe:
             return items
         replace_dp(graph, branches[0], items)

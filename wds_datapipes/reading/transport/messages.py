@@ -48,6 +48,8 @@ class Kind(enum.IntEnum):
     """This is what I have passed over so far."""
     GIVEN_UP = 7
     """I no longer use this segment, which is free."""
+    STATE = 8
+    """Whoever has all items up to here can go on from this."""
 
 
 class Command(enum.IntEnum):

@@ -1,0 +1,81 @@
+"""The state of a loader between two items, as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.reading.resuming import Resumed
+
+__all__ = ["Checkpoint"]
+
+FORMAT = "wds-datapipes state"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where an epoch is, on one rank.
+
+    Attributes:
+        stages: descriptions of the pipeline's stages, the last one first.
+        seed: what the orders of all epochs follow from.
+        epoch: the number of this one since that seed was set, from 0.
+        is_over: whether it has ended.
+        rank: of which rank it is, among how many ``ranks``.
+        ranks: see ``rank``.
+        turn: which worker's turn is next.
+        parts: where each worker goes on.
+    """
+
+    stages: list[str]
+    seed: int
+    epoch: int
+    is_over: bool
+    rank: int
+    ranks: int
+    turn: int
+    parts: list[Resumed]
+
+    def dumps(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+
+    @classmethod
+    def loads(cls, data: bytes | str) -> Checkpoint:
+        """Return what `dumps` was called on.
+
+        Raises:
+            StateError: it is not such a text, or one of another version.
+        """
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            raise StateError(f"This is no state of a ShardReadingService, since it is no JSON: {error}") from None
+        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+            raise StateError("This is no state of a ShardReadingService: it does not say that it is one")
+        if (version := found.pop("version", None)) != VERSION:
+            raise StateError(f"This state has version {version}, and this release of wds-datapipes reads {VERSION}")
+        parts = [Resumed(**part) for part in found.pop("parts")]
+        return cls(**found, parts=parts)
+
+    def check(self, stages: Sequence[str], rank: int, ranks: int, workers: int) -> None:
+        """Make sure that it is the state of a pipeline, on a rank with so many workers.
+
+        Raises:
+            StateError: it is the state of another one.
+        """
+        for number, (saved, own) in enumerate(zip_longest(self.stages, stages)):
+            if saved != own:
+                raise StateError(
+                    f"The state was saved with another pipeline. Counted from the end, stage {number} was "
+                    f"{saved or 'not there'}, and is {own or 'not there'}. Load it into the pipeline that it is from"
+                )
+        if (rank, ranks, workers) != (self.rank, self.ranks, len(self.parts)):
+            raise StateError(
+                f"The state is that of rank {self.rank} of {self.ranks} with {len(self.parts)} workers, and this is "
+                f"rank {rank} of {ranks} with {workers}"
+            )

@@ -1,0 +1,41 @@
+"""What the loop has got, where a stage of the main process takes items ahead of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch.utils.data import IterDataPipe
+
+__all__ = ["Delivered", "Supplier"]
+
+
+class Supplier(Protocol):
+    """Where items come from."""
+
+    ahead: deque[Any] | None
+
+    def deliver(self, mark: Any) -> None:
+        """Take note that the loop gets an item, which was marked when it was taken."""
+
+
+class Delivered(IterDataPipe[Any]):
+    """Tells the supplier of the items which of them the loop gets, behind stages that take them ahead, one for one."""
+
+    _is_child_datapipe = False
+
+    def __init__(self, source: IterDataPipe[Any], supplier: Supplier) -> None:
+        self.source = source
+        self._supplier = supplier
+        supplier.ahead = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            if self._supplier.ahead:
+                self._supplier.deliver(self._supplier.ahead.popleft())
+            yield item
+
+    def is_replicable(self) -> bool:
+        """Return False: there is one, in the main process."""
+        return False
