@@ -6,6 +6,7 @@ items, or the same items up to an error in both. Where they differ on purpose, t
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import random
@@ -59,6 +60,13 @@ class Step(NamedTuple):
     ordered: bool = True
     keeps_origin: bool = True
     needs_order: bool = False
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close what webdataset leaves open, while nobody minds: a later test would be blamed."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

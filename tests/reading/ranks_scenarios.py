@@ -403,8 +403,8 @@ def interrupted(rank: Rank) -> None:
         time.sleep(1)
         rank.flags.show("2 comes")
     elif rank.rank == 1:
-        rank.flags.show("1 waits", str(os.getpid()))
         try:
+            rank.flags.show("1 waits", str(os.getpid()))
             iter(loader)
         except KeyboardInterrupt:
             rank.flags.show("1 is interrupted")
