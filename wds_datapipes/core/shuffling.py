@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from random import Random
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 from wds_datapipes.core.progress import Address
 from wds_datapipes.errors import ChangedShard
@@ -59,7 +59,7 @@ def shuffle_samples(
         max_bytes: how large the items may be that wait.
         address: tells where the item is that ``source`` has yielded last, if that is known.
     """
-    items = iter(source)
+    items: Iterator[Any] = iter(source)
     buffer: list[T] = []
     if state.draws or state.waiting:
         buffer = yield from _refilled(items, state, address)
@@ -77,11 +77,11 @@ def shuffle_samples(
             if address is not None:
                 state.at = _take(waiting, index)
             yield _take(buffer, index)
-        item = next(cast(Iterator[object], items), _END)
+        item: Any = next(items, _END)
         if item is _END:
             break
         size = 0 if max_bytes is None else nbytes(item)
-        buffer.append(cast(T, item))
+        buffer.append(item)
         sizes.append(size)
         held += size
         if address is not None:
@@ -96,14 +96,14 @@ def shuffle_samples(
 
 
 def _refilled(
-    items: Iterator[T], state: ShuffleState, address: Callable[[], Address] | None
+    items: Iterator[Any], state: ShuffleState, address: Callable[[], Address] | None
 ) -> Generator[T, None, list[T]]:
     """Return the items that wait, once they were read again; yield those that a later stage waits for."""
     missing = {place[:2]: slot for slot, place in enumerate(state.waiting)}
     passing = {place[:2] for place in state.passing}
-    buffer: list[T | None] = [None] * len(missing)
+    buffer: list[Any] = [None] * len(missing)
     while missing or passing:
-        item = next(cast(Iterator[object], items), _END)
+        item: Any = next(items, _END)
         if item is _END:
             raise ChangedShard(
                 f"{len(missing) + len(passing)} samples that waited in a shuffle buffer are no longer where they were. "
@@ -112,12 +112,12 @@ def _refilled(
         place = address() if address is not None else Address(-1, 0, 0)
         slot = missing.pop(place[:2], None)
         if slot is not None:
-            buffer[slot] = cast(T, item)
+            buffer[slot] = item
         elif place[:2] in passing:
             passing.discard(place[:2])
             state.at = place
-            yield cast(T, item)
-    return cast("list[T]", buffer)
+            yield item
+    return buffer
 
 
 def _take(items: list[T], index: int) -> T:
