@@ -251,10 +251,25 @@ def test_an_epoch_that_is_begun_again_is_the_same_and_so_is_the_next() -> None:
     expected = [run.epoch() for _ in range(5)]
     for number, (seed, _) in enumerate(expected[:-1]):
         again = Run(99)
-        again.seeds.resume(again.generator, seed, number)
+        again.seeds.resume(again.generator, seed=seed, epoch=number, first=3, engines=None)
         assert (again.seeds.seed, again.generator.generate_shared_seed()) == expected[number]
         again.seeds.end(again.generator)
         assert (again.epoch(), again.seeds.epoch) == (expected[number + 1], number + 1)
+        chosen = Run(3)
+        for each in (again, chosen):
+            each.seeds.set_epoch(9)
+        assert again.epoch() == chosen.epoch()
+
+
+def test_an_epoch_is_the_same_that_is_begun_again_where_another_service_has_drawn_before() -> None:
+    run, again = Run(3), Run(99)
+    run.generator.generate_shared_seed()
+    run.generator.spawn(1, inplace=True).generate_seed()
+    run.seeds.begin(run.generator)
+    engines = json.loads(json.dumps(run.seeds.engines))
+    again.seeds.resume(again.generator, seed=run.seeds.seed, epoch=0, first=3, engines=engines)
+    for generate in ("generate_shared_seed", "generate_seed") * 3:
+        assert getattr(run.generator, generate)() == getattr(again.generator, generate)()
 
 
 def test_an_epoch_that_is_chosen_follows_from_its_number() -> None:

@@ -22,8 +22,11 @@ class Checkpoint:
 
     Attributes:
         stages: descriptions of the pipeline's stages, the last one first.
-        seed: what the orders of all epochs follow from.
-        epoch: the number of this one since that seed was set, from 0.
+        seed: what the orders of this epoch follow from.
+        epoch: the number of this one since the loader was seeded, from 0.
+        first: the seed of the first epoch since then.
+        next: the seed of the next epoch.
+        engines: where the loader's seed generator was, if another reading service has used it.
         is_over: whether it has ended.
         rank: of which rank it is, among how many ``ranks``.
         ranks: see ``rank``.
@@ -34,6 +37,9 @@ class Checkpoint:
     stages: list[str]
     seed: int
     epoch: int
+    first: int
+    next: int | None
+    engines: list[list[int]] | None
     is_over: bool
     rank: int
     ranks: int
@@ -59,8 +65,11 @@ class Checkpoint:
             raise StateError("This is no state of a ShardReadingService: it does not say that it is one")
         if (version := found.pop("version", None)) != VERSION:
             raise StateError(f"This state has version {version}, and this release of wds-datapipes reads {VERSION}")
-        parts = [Resumed(**part) for part in found.pop("parts")]
-        return cls(**found, parts=parts)
+        try:
+            parts = [Resumed(**part) for part in found.pop("parts")]
+            return cls(**found, parts=parts)
+        except (KeyError, TypeError) as error:
+            raise StateError(f"This state of a ShardReadingService is not whole: {error}") from None
 
     def check(self, stages: Sequence[str], rank: int, ranks: int, workers: int) -> None:
         """Make sure that it is the state of a pipeline, on a rank with so many workers.
@@ -68,13 +77,15 @@ class Checkpoint:
         Raises:
             StateError: it is the state of another one.
         """
+        if not self.stages:  # it was saved before a pipeline was begun
+            return
         for number, (saved, own) in enumerate(zip_longest(self.stages, stages)):
             if saved != own:
                 raise StateError(
                     f"The state was saved with another pipeline. Counted from the end, stage {number} was "
                     f"{saved or 'not there'}, and is {own or 'not there'}. Load it into the pipeline that it is from"
                 )
-        if (rank, ranks, workers) != (self.rank, self.ranks, len(self.parts)):
+        if not self.is_over and (rank, ranks, workers) != (self.rank, self.ranks, len(self.parts)):
             raise StateError(
                 f"The state is that of rank {self.rank} of {self.ranks} with {len(self.parts)} workers, and this is "
                 f"rank {rank} of {ranks} with {workers}"

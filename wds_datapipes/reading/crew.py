@@ -252,5 +252,5 @@ class CrewItems(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         epoch = self._crew.workers[0].epoch
         yield from self._crew.items()
-        self._crew.is_over = True
+        self._crew.is_over = self._crew.ahead is None
         self._told = log_skipped(epoch, self._crew.report(epoch).skipped, self._told)

@@ -15,6 +15,7 @@ class Supplier(Protocol):
     """Where items come from."""
 
     ahead: deque[Any] | None
+    is_over: bool
 
     def deliver(self, mark: Any) -> None:
         """Take note that the loop gets an item, which was marked when it was taken."""
@@ -35,6 +36,7 @@ class Delivered(IterDataPipe[Any]):
             if self._supplier.ahead:
                 self._supplier.deliver(self._supplier.ahead.popleft())
             yield item
+        self._supplier.is_over = True
 
     def is_replicable(self) -> bool:
         """Return False: there is one, in the main process."""

@@ -55,10 +55,10 @@ class LocalItems(IterDataPipe[Any]):
                 self.ahead.append(Resumed(self._made, 0, save_state(self.source)))
             yield item
             begin = perf_counter()
-        self.is_over = True
+        self.is_over = self.ahead is None
         self._told = log_skipped(self._epoch, LEDGER.skipped(), self._told)
 
-    def resume(self, resumed: Resumed) -> None:
+    def go_on_from(self, resumed: Resumed) -> None:
         """Go on in the middle of an epoch when it is iterated next."""
         self._resumed = self._mark = resumed
         self._made = resumed.items
@@ -84,6 +84,8 @@ class LocalItems(IterDataPipe[Any]):
         self._mark = Resumed(0, 0, None)
         self._made = 0
         self.is_over = False
+        if self.ahead is not None:
+            self.ahead.clear()
         if iter_reset_fn is not None:
             self.source = returned("iter_reset_fn", iter_reset_fn(self.source))
         if worker_reset_fn is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,17 @@ class EpochSeeds:
     Attributes:
         seed: of the present epoch.
         epoch: its number since the loader was seeded, from 0.
+        first: the seed of the first epoch.
+        next: the seed of the next one, unless the loader is seeded before it.
     """
 
     def __init__(self) -> None:
         self.seed = 0
         self.epoch = 0
-        self._first = 0
-        self._next: int | None = None
+        self.first = 0
+        self.next: int | None = None
+        #: The generator's two engines as the epoch found them, where another reading service has used it before.
+        self.engines: list[list[int]] | None = None
         self._wanted: int | None = None
 
     def begin(self, seed_generator: Any, meet: Callable[[int], int] | None = None) -> None:
@@ -46,25 +50,37 @@ class EpochSeeds:
             seed_generator: of the loader, as the last epoch or somebody who has seeded it meanwhile has left it.
             meet: returns the number of rank 0, of one on each rank; None if there is one rank.
         """
-        is_next = _seed_of(seed_generator) == self._next
+        is_next = _seed_of(seed_generator) == self.next
         if meet is not None:
             seed_generator.seed(meet(seed_generator.generate_shared_seed()))
         self.epoch = self.epoch + 1 if is_next else 0
-        self._first = self._first if is_next else _seed_of(seed_generator)
+        self.first = self.first if is_next else _seed_of(seed_generator)
         if self._wanted is not None:
             self.epoch, self._wanted = self._wanted, None
-            seed_generator.seed(derived_seed("epoch", self._first, self.epoch))
+            seed_generator.seed(derived_seed("epoch", self.first, self.epoch))
         self.seed = _seed_of(seed_generator)
+        self.engines = [_facts_of(engine) for engine in seed_generator.__getstate__()]
+        seeded = type(seed_generator)(self.seed)
+        if self.engines == [_facts_of(engine) for engine in seeded.__getstate__()]:
+            self.engines = None
 
-    def resume(self, seed_generator: Any, seed: int, epoch: int) -> None:
+    def resume(
+        self, seed_generator: Any, *, seed: int, epoch: int, first: int, engines: list[list[int]] | None
+    ) -> None:
         """Begin an epoch that was begun before."""
-        self.seed, self.epoch, self._first, self._wanted = seed, epoch, seed, None
+        self.seed, self.epoch, self.first, self.engines, self._wanted = seed, epoch, first, engines, None
         seed_generator.seed(seed)
+        for engine, facts in zip(seed_generator.__getstate__(), engines or [], strict=False):
+            _set_engine(engine, facts)
+
+    def follow(self, *, epoch: int, first: int, next: int | None) -> None:  # noqa: A002 - as the attribute is called
+        """Let the next epoch be the one after an epoch of another loader."""
+        self.epoch, self.first, self.next = epoch, first, next
 
     def end(self, seed_generator: Any) -> None:
         """Move the generator on, so that the next epoch has another order; it is the same on every rank."""
         seed_generator.seed(seed_generator.generate_shared_seed())
-        self._next = _seed_of(seed_generator)
+        self.next = _seed_of(seed_generator)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next epoch."""
@@ -75,6 +91,18 @@ def _seed_of(seed_generator: Any) -> int:
     """Return what a generator was seeded with."""
     low, high = seed_generator._shared_rng._seed
     return int(low | high << 32)
+
+
+def _facts_of(engine: Any) -> list[int]:
+    """Return all that the numbers depend on which an engine will generate."""
+    return [*engine._seed, *engine._ctr, *(engine._generated_seeds or ())]
+
+
+def _set_engine(engine: Any, facts: Sequence[int]) -> None:
+    """Have an engine generate the same as the one whose `_facts_of` are given."""
+    low, high, *others = facts
+    engine.seed(low | high << 32)
+    engine._ctr, engine._generated_seeds = others[:4], others[4:] or None
 
 
 def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None:

@@ -20,6 +20,7 @@ from torchdata.dataloader2.graph.utils import _find_replicable_branches
 from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.utils import WorkerInfo
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_round_robin_sharding_dp
+from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import description
@@ -172,13 +173,22 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             RankLost: another rank will not come, or does not come in time.
         """
         checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is not None and checkpoint.is_over:
+            self._seeds.follow(epoch=checkpoint.epoch, first=checkpoint.first, next=checkpoint.next)
+            checkpoint = None
         meet = None if self._ranks is None else self._ranks.meet
         if checkpoint is None:
             self._seeds.begin(seed_generator, meet)
         else:
             if meet is not None:
                 meet(0)
-            self._seeds.resume(seed_generator, checkpoint.seed, checkpoint.epoch)
+            self._seeds.resume(
+                seed_generator,
+                seed=checkpoint.seed,
+                epoch=checkpoint.epoch,
+                first=checkpoint.first,
+                engines=checkpoint.engines,
+            )
         if self._ranks is not None:
             seed_generator.spawn(self._ranks.rank, inplace=True)
         self._epoch += 1
@@ -193,7 +203,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         elif self._local is not None:
             self._local.reset_with(iter_reset_fn, self.worker_reset_fn, here)
             if checkpoint is not None:
-                self._local.resume(checkpoint.parts[0])
+                self._local.go_on_from(checkpoint.parts[0])
         self._seeds.end(seed_generator)
         return None
 
@@ -220,10 +230,22 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         source = self._crew or self._local
         begun = source is not None and self._epoch > 0
         parts = source.states() if source is not None and begun else []
-        seed, epoch = self._seeds.seed, self._seeds.epoch
         is_over = source is None or not begun or source.is_over
         turn = self._crew.turn if self._crew is not None else 0
-        return Checkpoint(self._described, seed, epoch, is_over, rank, ranks, turn, parts).dumps()
+        seeds = self._seeds
+        return Checkpoint(
+            self._described,
+            seeds.seed,
+            seeds.epoch,
+            seeds.first,
+            seeds.next,
+            seeds.engines,
+            is_over,
+            rank,
+            ranks,
+            turn,
+            parts,
+        ).dumps()
 
     def restore(self, datapipe: Pipe, serialized_state: bytes) -> Pipe:
         """Start the workers, to go on where a state was saved; ``DataLoader2`` calls this after ``load_state_dict()``.
@@ -236,9 +258,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             StateError: the state is not one of this pipeline, or of another number of ranks or workers.
             RankLost: another rank does not come in time.
         """
-        checkpoint = Checkpoint.loads(serialized_state)
-        if not checkpoint.is_over:
-            self._checkpoint = checkpoint
+        self._checkpoint = Checkpoint.loads(serialized_state)
         return self.initialize(datapipe)
 
     def finalize(self) -> None:
@@ -275,8 +295,15 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             datapipe = split(datapipe, WorkerInfo(1, 0), None)
             if self.worker_init_fn is not None:
                 datapipe = returned("worker_init_fn", self.worker_init_fn(datapipe, WorkerInfo(1, 0)))
-            self._refuse_state(datapipe, [])
-            datapipe = self._local = LocalItems(datapipe)
+            # torchdata's stage for ranks that wait for each other takes an item ahead, as if it were behind workers.
+            waiting = datapipe if isinstance(datapipe, FullSync) else None
+            part = datapipe if waiting is None else waiting.datapipe
+            self._refuse_state(part, [])
+            self._local = LocalItems(part)
+            if waiting is None:
+                datapipe = self._local
+            else:
+                waiting.datapipe = self._local
         items: CrewItems | LocalItems | None = self._items if self._crew is not None else self._local
         datapipe = pinned(datapipe) if self.pin_memory else datapipe
         if datapipe is items or self._refusal is not None:
@@ -295,7 +322,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             if self._refusal is None:
                 check_state(pipe)
             for stage in behind:
-                if type(stage).__name__ != "FullSyncIterDataPipe":
+                if not isinstance(stage, FullSync):
                     raise StateError(f"{type(stage).__name__} runs in the main process, where no stage has a state")
         except StateError as error:
             self._refusal = error
@@ -323,7 +350,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._refuse_state(branches[0], [stage for stage in list_dps(graph) if id(stage) not in own])
         share = attach_wrapper(branches[0])
         infos = [WorkerInfo(workers, number) for number in range(workers)]
-        resumed = [None] * workers if self._checkpoint is None else self._checkpoint.parts
+        checkpoint = self._checkpoint
+        resumed = [None] * workers if checkpoint is None or checkpoint.is_over else checkpoint.parts
         jobs = [
             Job(
                 share,
