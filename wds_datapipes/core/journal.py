@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from wds_datapipes.core.openers import redact
+from wds_datapipes.core.progress import Address, Passed
 
 __all__ = ["Journal", "describe", "log_samples"]
 
@@ -35,12 +36,21 @@ def log_samples(
     width: int,
     keys_to: str | None,
     place: Callable[[], tuple[int, int]],
+    passed: Passed,
+    address: Callable[[], Address] | None = None,
 ) -> Iterator[T]:
-    """Yield all items; tell of the first ones and of each ``every``-th, and write a line for each."""
+    """Yield all items; tell of the first ones and of each ``every``-th, and write a line for each.
+
+    What passes once more was told before.
+    """
     rank, worker = place()
     file = None if keys_to is None else os.open(keys_to, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        for index, item in enumerate(source):
+        for item in source:
+            if passed.once_more(address):
+                yield item
+                continue
+            index = passed.count - 1
             if file is not None:
                 key, url = (item.get("__key__", ""), item.get("__url__", "")) if isinstance(item, dict) else ("", "")
                 columns = (index, worker, rank, key, redact(str(url)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Address", "Progress", "Resume", "runs_of"]
+__all__ = ["Address", "Passed", "Progress", "Resume", "runs_of"]
 
 
 class Address(NamedTuple):
@@ -38,6 +38,40 @@ class Progress:
         self.at = Address(-1, 0, 0)
         self.next: tuple[int, int] = (0, 0)
         self.floor: tuple[int, int] = (0, 0)
+
+
+class Passed:
+    """How many items have passed a stage, each once.
+
+    Those that later stages wait for are read again when a state is loaded, and pass the stages before once more.
+
+    Args:
+        count: how many have passed.
+        again: where those are that will pass once more, which does not count.
+    """
+
+    __slots__ = ("_again", "count")
+
+    def __init__(self, count: int = 0, again: Iterable[Address] = ()) -> None:
+        self.count = count
+        self._again = {address[:2] for address in again}
+
+    @property
+    def awaits(self) -> bool:
+        """Whether items are still to pass once more."""
+        return bool(self._again)
+
+    def once_more(self, address: Callable[[], Address] | None) -> bool:
+        """Tell whether an item passes once more, and count it if not.
+
+        Args:
+            address: tells where it is, if that is known.
+        """
+        if self._again and address is not None and (place := address()[:2]) in self._again:
+            self._again.remove(place)
+            return True
+        self.count += 1
+        return False
 
 
 @dataclass(frozen=True)

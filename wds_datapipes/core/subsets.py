@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
-from typing import TypeVar
+from typing import TypeVar, cast
 
+from wds_datapipes.core.progress import Address, Passed
 from wds_datapipes.errors import EmptySource
 
 __all__ = ["non_empty", "parse_slice", "rsample", "slice_samples"]
 
 T = TypeVar("T")
 
+_END = object()
 
-def rsample(source: Iterable[T], p: float, *, rng: Random) -> Iterator[T]:
-    """Yield each item with the probability ``p``."""
+
+def rsample(
+    source: Iterable[T], p: float, *, rng: Random, passed: Passed, address: Callable[[], Address] | None = None
+) -> Iterator[T]:
+    """Yield each item with the probability ``p``; what passes once more was drawn before.
+
+    Args:
+        source: the items.
+        p: the probability.
+        rng: draws.
+        passed: for how many was drawn; it is kept up to date.
+        address: tells where the item is that ``source`` has yielded last, if that is known.
+    """
+    for _ in range(passed.count):
+        rng.random()
     for item in source:
-        if rng.random() < p:
+        if passed.once_more(address) or rng.random() < p:
             yield item
 
 
@@ -46,35 +61,71 @@ def parse_slice(positions: tuple[int | None, ...]) -> tuple[int, int | None, int
     return start or 0, stop, step or 1
 
 
-def slice_samples(source: Iterable[T], start: int, stop: int | None, step: int) -> Iterator[T]:
-    """Yield the items at some positions; the source is closed before the last leaves, and not read beyond it."""
-    wanted = itertools.count(start, step) if stop is None else range(start, stop, step)
-    last = wanted[-1] if isinstance(wanted, range) and wanted else None
-    if stop is not None and last is None:
+def slice_samples(
+    source: Iterable[T],
+    start: int,
+    stop: int | None,
+    step: int,
+    *,
+    passed: Passed,
+    address: Callable[[], Address] | None = None,
+) -> Iterator[T]:
+    """Yield the items at some positions; the source is closed before the last leaves, and not read beyond it.
+
+    Args:
+        source: the items.
+        start: the first position.
+        stop: the first one behind the last, or None.
+        step: from one to the next.
+        passed: how many items there were before; it is kept up to date.
+        address: tells where the item is that ``source`` has yielded last, if that is known.
+    """
+    wanted = range(start, sys.maxsize if stop is None else stop, step)
+    if not wanted:
         return
+    last = wanted[-1]
     items = iter(source)
-    positions = iter(wanted)
-    position = next(positions)
-    for index, item in enumerate(items):
-        if index == position:
-            if index == last:
-                close = getattr(items, "close", None)
-                del items
-                if close is not None:
-                    close()
-                yield item
-                return
-            position = next(positions)
-            yield item
+    if passed.count > last and not passed.awaits:
+        next(items, None)  # so that the stages before begin, and end, from the state that was loaded for them
+        _close(items)
+        return
+    while passed.awaits or passed.count <= last:
+        item = next(cast(Iterator[object], items), _END)
+        if item is _END:
+            return
+        if passed.once_more(address):
+            yield cast(T, item)
+        elif (position := passed.count - 1) in wanted:
+            if position == last:
+                _close(items)
+            yield cast(T, item)
 
 
-def non_empty(source: Iterable[T], *, upstream: Callable[[], str]) -> Iterator[T]:
-    """Yield all items; that there is none is an error."""
-    empty = True
+def _close(items: object) -> None:
+    close = getattr(items, "close", None)
+    if close is not None:
+        close()
+
+
+def non_empty(
+    source: Iterable[T],
+    *,
+    upstream: Callable[[], str],
+    passed: Passed,
+    address: Callable[[], Address] | None = None,
+) -> Iterator[T]:
+    """Yield all items; that there is none is an error.
+
+    Args:
+        source: the items.
+        upstream: names the stages before.
+        passed: how many items there were; it is kept up to date.
+        address: tells where the item is that ``source`` has yielded last, if that is known.
+    """
     for item in source:
-        empty = False
+        passed.once_more(address)
         yield item
-    if empty:
+    if not passed.count:
         raise EmptySource(
             f"non_empty got nothing from {upstream()}. The shards may be empty, a stage may have left out or passed "
             f"over all, or there are more workers or ranks than shards: put non_empty before the split in that case"

@@ -12,14 +12,15 @@ from torch import distributed
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from wds_datapipes.core.journal import Journal, log_samples
+from wds_datapipes.pipes.counting import Counting
 from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.upstream import place_of
+from wds_datapipes.pipes.upstream import address_of, place_of
 
 __all__ = ["SampleLogger"]
 
 
 @register_stage("log_samples")
-class SampleLogger(IterDataPipe[Any]):
+class SampleLogger(Counting, IterDataPipe[Any]):
     """Show some of the samples, and keep a list of all (functional name: ``log_samples``).
 
     Of each value its type, shape, size and beginning are shown, never the whole of it. Samples are counted in each
@@ -37,7 +38,8 @@ class SampleLogger(IterDataPipe[Any]):
             ``logging.basicConfig(level="INFO")``.
         keys_to: a file to which a line is appended for each sample: its number from 0, worker, rank, key and shard,
             separated by tabs. Tabs, line breaks and backslashes in a key are written as in Python. Several processes
-            may write to one local file.
+            may write to one local file. When a state is loaded, what was made ahead and never delivered is made again:
+            its lines come again, with the same numbers.
         name: what the records begin with.
         width: how many characters of a value to show at most.
 
@@ -93,6 +95,8 @@ class SampleLogger(IterDataPipe[Any]):
             width=self.width,
             keys_to=self.keys_to,
             place=self._place,
+            passed=self._begin_counting(),
+            address=address_of(self.source),
         )
 
     def _place(self) -> tuple[int, int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import IterDataPipe
@@ -19,7 +19,7 @@ from wds_datapipes.core.types import Member, Sample
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.upstream import sources_of
+from wds_datapipes.pipes.upstream import address_of
 
 __all__ = ["SampleGrouper", "SampleShuffler"]
 
@@ -109,6 +109,8 @@ class SampleGrouper(IterDataPipe[Sample]):
                 f"group_samples can tell its place only directly behind load_wds_shards, and here it is behind "
                 f"{type(self.source).__name__}"
             )
+        if self._resume is not None:  # loaded, and not begun
+            return {"next": list(self._resume.begin)}
         return {"next": list(max(self._progress.next, self._progress.floor))}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
@@ -197,12 +199,12 @@ class SampleShuffler(IterDataPipe[Sample]):
 
     def address(self) -> Address:
         """Return where the sample is that was yielded last."""
-        before = None if self._enabled else _address_of(self.source)
+        before = None if self._enabled else address_of(self.source)
         return self._state.at if before is None else before()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the samples are that wait in the buffer, how many were drawn, and how many may wait."""
-        state = self._state
+        state = self._loaded or self._state
         return {"waiting": [list(address) for address in state.waiting], "draws": state.draws, "room": state.room}
 
     def load_state_dict(self, state: Mapping[str, Any], passing: Iterable[Address] = ()) -> None:
@@ -246,15 +248,5 @@ class SampleShuffler(IterDataPipe[Sample]):
             buffer_size=self.buffer_size,
             state=self._state,
             max_bytes=self.max_bytes,
-            address=_address_of(self.source),
+            address=address_of(self.source),
         )
-
-
-def _address_of(pipe: Any) -> Callable[[], Address] | None:
-    """Return what tells where the sample is that a stage has yielded last: the nearest stage before it that knows."""
-    while not callable(address := getattr(pipe, "address", None)):
-        sources = list(sources_of(pipe))
-        if len(sources) != 1:
-            return None
-        pipe = sources[0]
-    return cast("Callable[[], Address]", address)

@@ -11,14 +11,15 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.subsets import non_empty, parse_slice, rsample, slice_samples
+from wds_datapipes.pipes.counting import Counting
 from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.upstream import place_of
+from wds_datapipes.pipes.upstream import address_of, place_of
 
 __all__ = ["EmptinessChecker", "SampleSlicer", "SampleThinner"]
 
 
 @register_stage("rsample")
-class SampleThinner(IterDataPipe[Any]):
+class SampleThinner(Counting, IterDataPipe[Any]):
     """Let each sample through with a probability (functional name: ``rsample``).
 
     Other samples are drawn in each epoch and worker, by a seed that comes from the loader. What is
@@ -66,11 +67,12 @@ class SampleThinner(IterDataPipe[Any]):
         self._seed = None
 
     def __iter__(self) -> Iterator[Any]:
-        yield from rsample(self.source, self.p, rng=self._rng)
+        passed = self._begin_counting()
+        yield from rsample(self.source, self.p, rng=self._rng, passed=passed, address=address_of(self.source))
 
 
 @register_stage("slice_samples")
-class SampleSlicer(IterDataPipe[Any]):
+class SampleSlicer(Counting, IterDataPipe[Any]):
     """Let the samples at some positions through (functional name: ``slice_samples``).
 
     Positions count from 0 in each worker and each rank: two workers behind ``slice_samples(100)`` yield 200 samples.
@@ -99,11 +101,12 @@ class SampleSlicer(IterDataPipe[Any]):
         self._start, self._stop, self._step = parse_slice(positions)
 
     def __iter__(self) -> Iterator[Any]:
-        yield from slice_samples(self.source, self._start, self._stop, self._step)
+        passed, address = self._begin_counting(), address_of(self.source)
+        yield from slice_samples(self.source, self._start, self._stop, self._step, passed=passed, address=address)
 
 
 @register_stage("non_empty")
-class EmptinessChecker(IterDataPipe[Any]):
+class EmptinessChecker(Counting, IterDataPipe[Any]):
     """Raise an error at the end if there was nothing (functional name: ``non_empty``).
 
     A worker that gets no shard, as there are more workers than shards, ends at once, and that is no error: the others
@@ -132,7 +135,8 @@ class EmptinessChecker(IterDataPipe[Any]):
         self.source = source
 
     def __iter__(self) -> Iterator[Any]:
-        yield from non_empty(self.source, upstream=self._upstream)
+        passed, address = self._begin_counting(), address_of(self.source)
+        yield from non_empty(self.source, upstream=self._upstream, passed=passed, address=address)
 
     def _upstream(self) -> str:
         """Name the stages before this one, the nearest last."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
+from wds_datapipes.core.progress import Address
 from wds_datapipes.core.sharing import Place
 
 __all__ = [
     "Groups",
+    "address_of",
     "has_no_share",
     "place_in",
     "place_of",
@@ -31,6 +33,16 @@ Groups = dict[int, tuple[int, int]]
 _MOST_SOURCES = 1000
 
 Pipe = IterDataPipe[Any]
+
+
+def address_of(pipe: Any) -> Callable[[], Address] | None:
+    """Return what tells where the sample is that a stage has yielded last: the nearest stage before it that knows."""
+    while not callable(address := getattr(pipe, "address", None)):
+        sources = list(sources_of(pipe))
+        if len(sources) != 1:
+            return None
+        pipe = sources[0]
+    return cast("Callable[[], Address]", address)
 
 
 def place_in(groups: Groups) -> Place:

@@ -10,7 +10,7 @@ from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
 from wds_datapipes.core.progress import Address
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.members import ShardLoader
-from wds_datapipes.pipes.samples import SampleGrouper
+from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.upstream import sources_of
 
 __all__ = ["State", "check_state", "load_state", "save_state"]
@@ -82,10 +82,15 @@ def _stages_of(pipe: Any) -> Iterator[Any]:
 
 def _stateful(pipe: Any) -> list[Any]:
     """Return the stages that have a state, in the order in which the samples pass them."""
-    found = []
+    found: list[Any] = []
     for stage in _stages_of(pipe):
         if isinstance(stage, ShardLoader):
             break
+        if isinstance(stage, Batcher) and any(isinstance(behind, SampleShuffler) for behind in found):
+            raise StateError(
+                "shuffle_samples can tell where single samples are that wait in it, and here it is behind .batch(). "
+                "Put .shuffle_samples() before .batch()"
+            )
         if callable(getattr(stage, "state_dict", None)):
             found.append(stage)
         elif not (isinstance(stage, HOLDING_NOTHING) or getattr(stage, "holds_nothing", False) or _is_users(stage)):
