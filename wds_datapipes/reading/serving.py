@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from torchdata.dataloader2.graph._serialization import extract_wrapper
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
 
 from wds_datapipes.core.ledger import LEDGER
-from wds_datapipes.errors import WorkerDied
+from wds_datapipes.errors import StateError, WorkerDied
 from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.resuming import Resumed
@@ -274,7 +275,12 @@ class Worker:
     def tell_state(self) -> None:
         """Send what is needed to go on behind the item that was made last. It takes a hundredth of the time."""
         begin = perf_counter()
-        state = json.dumps(save_state(self.pipe)).encode()
+        try:
+            state = json.dumps(save_state(self.pipe)).encode()
+        except StateError:
+            # The user's functions have made another pipeline of it. It can still be replayed, from its beginning on.
+            self.state_due = math.inf
+            return
         self.outlet.say(Kind.STATE, _pickled((self.items, state)))
         now = perf_counter()
         self.state_due = now + max(STATE_EVERY_S, 100 * (now - begin))
