@@ -34,6 +34,7 @@ from wds_datapipes.reading.repairs import apply as _apply_repairs
 from wds_datapipes.reading.repairs import repairs
 
 if typing.TYPE_CHECKING:
+    from wds_datapipes.reading.elastic import merge_states
     from wds_datapipes.reading.report import LoadingReport, WorkerReport
     from wds_datapipes.reading.service import ShardReadingService
 
@@ -77,6 +78,7 @@ __all__ = [
     "first_dot",
     "handle_extension",
     "last_dot",
+    "merge_states",
     "register_decoder",
     "register_opener",
     "repairs",
@@ -90,6 +92,7 @@ _LATER = {
     "LoadingReport": "wds_datapipes.reading.report",
     "ShardReadingService": "wds_datapipes.reading.service",
     "WorkerReport": "wds_datapipes.reading.report",
+    "merge_states": "wds_datapipes.reading.elastic",
 }
 
 

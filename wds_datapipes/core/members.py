@@ -51,7 +51,7 @@ def load_wds_shards(
         archive = redact(path)
         for start, end in [(0, -1)] if resume is None else resume.spans(number):
             url = ShardURL(path, local_path(path))
-            url.number = number
+            url.number, url.end = number, end
             LEDGER.opened(archive)
             try:
                 with ExitStack() as opened:

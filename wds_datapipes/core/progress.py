@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Address", "Passed", "Progress", "Resume", "runs_of"]
+__all__ = ["Address", "Deal", "Passed", "Progress", "Resume", "runs_of"]
 
 
 class Address(NamedTuple):
@@ -75,29 +76,88 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Resume:
-    """What of a list of shards is left to read.
+class Deal:
+    """What one instance of a pipeline has got when the rest of an epoch was dealt anew.
+
+    The shards have the numbers that they have before the list of the epoch is split.
 
     Attributes:
         starts: the numbers of shards that were begun, and where to go on in each.
-        rest: this shard and all behind it were not begun.
-        again: the places of samples to read again first, by the number of their shard.
+        again: the places of samples that were read and waited, by the number of their shard.
+        begun: how many shards each of the instances had begun that there were before.
+        every: among how many instances the shards are dealt which nobody had begun.
+        turn: which of them this one gets: the first one with this number, and each ``every``-th from there.
     """
 
-    starts: Mapping[int, int] = field(default_factory=dict)
-    rest: int = 0
-    again: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
-
-    @property
-    def begin(self) -> tuple[int, int]:
-        """Where that begins which was never read."""
-        return min([*self.starts.items(), (self.rest, 0)])
+    starts: Mapping[int, int]
+    again: Mapping[int, Sequence[tuple[int, int]]]
+    begun: Sequence[int]
+    every: int
+    turn: int
 
     def spans(self, shard: int) -> list[tuple[int, int]]:
         """Return the parts of a shard to read, in order, each from one place to another; -1 is its end."""
         spans = runs_of(self.again.get(shard, ()))
-        if shard in self.starts or shard >= self.rest:
-            spans.append((self.starts.get(shard, 0), -1))
+        if shard in self.starts:
+            spans.append((self.starts[shard], -1))
+        elif self._has_untouched(shard):
+            spans.append((0, -1))
+        return spans
+
+    def _has_untouched(self, shard: int) -> bool:
+        """Whether nobody had begun a shard, and it is dealt to this instance."""
+        number, owner = divmod(shard, len(self.begun))
+        if number < self.begun[owner]:
+            return False
+        earlier = (max(0, number + (each < owner) - begun) for each, begun in enumerate(self.begun))
+        return sum(earlier) % self.every == self.turn
+
+    def state_dict(self, after: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+        """Return it as plain values, without the samples before a place."""
+        return {
+            "starts": [[shard, start] for shard, start in self.starts.items() if shard >= after[0]],
+            "again": [
+                [shard, *place]
+                for shard, places in self.again.items()
+                for place in places
+                if (shard, place[0]) >= after
+            ],
+            "begun": list(self.begun),
+            "every": self.every,
+            "turn": self.turn,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Deal:
+        """Return what `state_dict` was called on."""
+        again = defaultdict[int, list[tuple[int, int]]](list)
+        for shard, start, end in state["again"]:
+            again[shard].append((start, end))
+        return cls(dict(state["starts"]), again, state["begun"], state["every"], state["turn"])
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What of a list of shards is left to read.
+
+    Attributes:
+        next: the shard, and the place in it, where that begins which was never read.
+        again: the places of samples before it to read again first, by the number of their shard.
+        deal: what of the whole list this instance has to read; None if the list is its own.
+    """
+
+    next: tuple[int, int] = (0, 0)
+    again: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    deal: Deal | None = None
+
+    def spans(self, shard: int) -> list[tuple[int, int]]:
+        """Return the parts of a shard to read, in order, each from one place to another; -1 is its end."""
+        spans = runs_of(self.again.get(shard, ()))
+        first, place = self.next
+        if shard >= first:
+            own = [(0, -1)] if self.deal is None else self.deal.spans(shard)
+            reached = place if shard == first else 0
+            spans += [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
         return spans
 
 

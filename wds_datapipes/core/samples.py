@@ -74,7 +74,7 @@ def group_samples(
                     raise ValueError(_mixed(url, reached, member_url, offset))
                 before, number = number, getattr(member_url, "number", -1)
                 if sample is not None and len(sample) > len(origin) and _ended_well(url):
-                    told.at, told.next = Address(before, start, -1), (number, offset)
+                    told.at, told.next = Address(before, start, _end_of(url)), (number, offset)
                     yield sample
                 url, origin = member_url, _origin(member_url)
                 sample, key, prefix, skip = None, None, NO_NAME, len(NO_NAME)
@@ -132,12 +132,12 @@ def group_samples(
         # A shard that ended well may have its last sample still in hand when the next one cannot be read.
         known = isinstance(url, ShardURL) and not url.copied
         if sample is not None and len(sample) > len(origin) and known and _ended_well(url):
-            told.at, told.next = Address(number, start, -1), (number + 1, 0)
+            told.at, told.next = Address(number, start, _end_of(url)), (number + 1, 0)
             yield sample
         raise
     told.next = (number + 1, 0)
     if sample is not None and len(sample) > len(origin) and _ended_well(url):
-        told.at = Address(number, start, -1)
+        told.at = Address(number, start, _end_of(url))
         yield sample
     policy.finish()
 
@@ -165,6 +165,11 @@ def _origin(url: str) -> Sample:
 
 def _ended_well(url: str) -> bool:
     return not isinstance(url, ShardURL) or url.complete is True
+
+
+def _end_of(url: str) -> int:
+    """Return where the last sample ends that was read of a shard."""
+    return url.end if isinstance(url, ShardURL) else -1
 
 
 def _mixed(url: str, reached: int, next_url: str, offset: int) -> str:

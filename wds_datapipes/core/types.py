@@ -30,6 +30,8 @@ class ShardURL(str):
     copied: bool
     #: Its number among the shards that were opened, from 0; -1 if it is a copy.
     number: int = -1
+    #: Where the reading ends before the end of the shard, in bytes; -1 if it goes on to that.
+    end: int = -1
 
     def __new__(
         cls, url: str, local_path: str | None = None, complete: bool | None = None, copied: bool = False

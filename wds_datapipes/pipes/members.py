@@ -13,6 +13,7 @@ from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.progress import Resume
 from wds_datapipes.core.types import Member, MemberTuple
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.upstream import unsplit
 
 __all__ = ["ShardLoader"]
 
@@ -96,7 +97,7 @@ class ShardLoader(IterDataPipe[Member]):
             resume: what is left to read, if not all.
         """
         return load_wds_shards(
-            self.source,
+            self.source if resume is None or resume.deal is None else unsplit(self.source),
             select_files=self.select_files,
             rename_files=self.rename_files,
             ignore_zeros=self.ignore_zeros,

@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.policy import OnError, check_on_error
-from wds_datapipes.core.progress import Address, Progress, Resume
+from wds_datapipes.core.progress import Address, Deal, Progress, Resume
 from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, group_samples
 from wds_datapipes.core.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.core.types import Member, Sample
@@ -93,6 +93,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         self.on_error = on_error
         self._progress = Progress()
         self._resume: Resume | None = None
+        self._deal: Deal | None = None
 
     def address(self) -> Address:
         """Return where the sample is that was yielded last."""
@@ -100,6 +101,8 @@ class SampleGrouper(IterDataPipe[Sample]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next sample begins: the number of its shard among those of this instance, and the byte.
+
+        Where the rest of the epoch was dealt anew, shards have their numbers among all, and what was dealt is told.
 
         Raises:
             StateError: the members do not come straight from ``load_wds_shards``.
@@ -110,8 +113,10 @@ class SampleGrouper(IterDataPipe[Sample]):
                 f"{type(self.source).__name__}"
             )
         if self._resume is not None:  # loaded, and not begun
-            return {"next": list(self._resume.begin)}
-        return {"next": list(max(self._progress.next, self._progress.floor))}
+            place, deal = self._resume.next, self._resume.deal
+        else:
+            place, deal = max(self._progress.next, self._progress.floor), self._deal
+        return {"next": list(place), **({} if deal is None else {"dealt": deal.state_dict(place)})}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.
@@ -124,13 +129,15 @@ class SampleGrouper(IterDataPipe[Sample]):
         places = defaultdict[int, list[tuple[int, int]]](list)
         for address in again:
             places[address.shard].append((address.start, address.end))
-        self._resume = Resume({shard: offset} if offset else {}, shard + (offset > 0), places)
+        deal = Deal.from_state(state["dealt"]) if "dealt" in state else None
+        self._resume = Resume((shard, offset), places, deal)
 
     def __iter__(self) -> Iterator[Sample]:
         resume, self._resume = self._resume, None
+        self._deal = None if resume is None else resume.deal
         progress = self._progress = Progress()
         if resume is not None:
-            progress.floor = progress.next = resume.begin
+            progress.floor = progress.next = resume.next
         # torch's hook around each member, of which a sample has several, would cost a tenth of the time of a small one.
         members = self.source.members(resume) if type(self.source) is ShardLoader else self.source
         yield from group_samples(

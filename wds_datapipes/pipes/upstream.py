@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import Mapper, ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.core.progress import Address
 from wds_datapipes.core.sharing import Place
+from wds_datapipes.errors import StateError
 
 __all__ = [
     "Groups",
@@ -23,6 +26,7 @@ __all__ = [
     "sources_of",
     "splits",
     "splitters",
+    "unsplit",
     "upstream",
 ]
 
@@ -96,6 +100,24 @@ def splits(stage: object) -> bool:
 def splitters(pipe: Pipe) -> Iterator[Any]:
     """Yield the stages that split the data, at a stage or before it."""
     return filter(splits, upstream(pipe))
+
+
+def unsplit(pipe: Any) -> Any:
+    """Return a stage that yields what a stage would yield if the list of shards were not split.
+
+    Raises:
+        StateError: it is no `.sharding_filter()`, and not a function of each URL behind one.
+    """
+    if type(pipe) is ShardingFilter and pipe.sharding_group_filter is None:
+        return pipe.source_datapipe
+    if type(pipe) is not Mapper:
+        raise StateError(
+            f"To go on with another number of ranks or workers, the list of shards is read as it was before it was "
+            f"split, and load_wds_shards reads from {type(pipe).__name__}. Put .sharding_filter() directly before it"
+        )
+    mapper = copy.copy(pipe)
+    mapper.datapipe = unsplit(pipe.datapipe)
+    return mapper
 
 
 def upstream(pipe: Any) -> Iterator[Any]:

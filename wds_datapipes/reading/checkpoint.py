@@ -30,6 +30,8 @@ class Checkpoint:
         is_over: whether it has ended.
         rank: of which rank it is, among how many ``ranks``.
         ranks: see ``rank``.
+        distributed: whether the service has split the data among ranks.
+        workers: how many worker processes there are on this rank.
         turn: which worker's turn is next.
         parts: where each worker goes on.
     """
@@ -43,8 +45,15 @@ class Checkpoint:
     is_over: bool
     rank: int
     ranks: int
+    distributed: bool
+    workers: int
     turn: int
     parts: list[Resumed]
+
+    @property
+    def place(self) -> tuple[int, int, bool, int]:
+        """Whose state it is: the rank, of how many, whether the service has split among them, and the workers."""
+        return self.rank, self.ranks, self.distributed, self.workers
 
     def dumps(self) -> bytes:
         """Return it as JSON."""
@@ -71,8 +80,8 @@ class Checkpoint:
         except (KeyError, TypeError) as error:
             raise StateError(f"This state of a ShardReadingService is not whole: {error}") from None
 
-    def check(self, stages: Sequence[str], rank: int, ranks: int, workers: int) -> None:
-        """Make sure that it is the state of a pipeline, on a rank with so many workers.
+    def check(self, stages: Sequence[str]) -> None:
+        """Make sure that it is the state of a pipeline.
 
         Raises:
             StateError: it is the state of another one.
@@ -85,8 +94,3 @@ class Checkpoint:
                     f"The state was saved with another pipeline. Counted from the end, stage {number} was "
                     f"{saved or 'not there'}, and is {own or 'not there'}. Load it into the pipeline that it is from"
                 )
-        if not self.is_over and (rank, ranks, workers) != (self.rank, self.ranks, len(self.parts)):
-            raise StateError(
-                f"The state is that of rank {self.rank} of {self.ranks} with {len(self.parts)} workers, and this is "
-                f"rank {rank} of {ranks} with {workers}"
-            )

@@ -24,7 +24,7 @@ class Resumed:
 
     items: int
     skip: int
-    stages: Sequence[Mapping[str, Any]] | None
+    stages: Sequence[Mapping[str, Any] | None] | None
 
     def load(self, pipe: Any) -> None:
         """Have a pipeline go on from here when it is iterated next."""

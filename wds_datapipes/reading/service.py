@@ -28,6 +28,7 @@ from wds_datapipes.pipes.upstream import upstream
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.crew import Crew, CrewItems
 from wds_datapipes.reading.delivery import Delivered
+from wds_datapipes.reading.elastic import Workplace, dealt_anew, loads
 from wds_datapipes.reading.local import LocalItems
 from wds_datapipes.reading.pinning import pinned
 from wds_datapipes.reading.ranks import Ranks
@@ -135,6 +136,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._epoch = 0
         self._seeds = EpochSeeds()
         self._described: list[str] = []
+        self._saved: list[Checkpoint] = []
         self._checkpoint: Checkpoint | None = None
         self._refusal: StateError | None = None
         self._ranks: Ranks | None = None
@@ -243,6 +245,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             is_over,
             rank,
             ranks,
+            self.distributed,
+            self.num_workers,
             turn,
             parts,
         ).dumps()
@@ -255,10 +259,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             serialized_state: what `checkpoint` has returned.
 
         Raises:
-            StateError: the state is not one of this pipeline, or of another number of ranks or workers.
+            StateError: the state is not one of this pipeline. Or it is of another number of ranks or workers, and not
+                that of all ranks, or the pipeline cannot be dealt anew.
             RankLost: another rank does not come in time.
         """
-        self._checkpoint = Checkpoint.loads(serialized_state)
+        self._saved = loads(serialized_state)
         return self.initialize(datapipe)
 
     def finalize(self) -> None:
@@ -285,10 +290,10 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._described = [description(stage) for stage in upstream(datapipe)]
         if self._ranks is not None:
             self._ranks.gather()
+        if self._saved:
+            self._checkpoint = self._find_checkpoint(datapipe)
+        if self._ranks is not None:
             datapipe = self._ranks.split(datapipe)
-        if self._checkpoint is not None:
-            rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
-            self._checkpoint.check(self._described, rank, ranks, max(self.num_workers, 1))
         if self.num_workers:
             datapipe = self._hire(datapipe)
         else:
@@ -310,6 +315,21 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             return datapipe
         supplier = self._crew or self._local
         return datapipe if supplier is None else Delivered(datapipe, supplier)
+
+    def _find_checkpoint(self, datapipe: Pipe) -> Checkpoint:
+        """Return where this rank goes on, according to the states that were loaded."""
+        saved, self._saved = self._saved, []
+        for checkpoint in saved:
+            checkpoint.check(self._described)
+        rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
+        place = (rank, ranks, self.distributed, self.num_workers)
+        for checkpoint in saved:
+            if checkpoint.place == place:
+                return checkpoint
+        if all(checkpoint.is_over for checkpoint in saved):
+            return saved[0]
+        old = Workplace(datapipe, self.worker_init_fn, self.worker_reset_fn)
+        return dealt_anew(saved, old, place)
 
     def _refuse_state(self, pipe: Pipe, behind: Sequence[Any]) -> None:
         """Find out whether the place in a pipeline can be told, and keep what speaks against it.

@@ -13,7 +13,7 @@ from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.upstream import sources_of
 
-__all__ = ["State", "check_state", "load_state", "save_state"]
+__all__ = ["State", "check_state", "load_state", "save_state", "stateful"]
 
 State = list[dict[str, Any]]
 """The states of the stages that have one, in the order in which the samples pass them."""
@@ -34,7 +34,7 @@ def save_state(pipe: Any) -> State:
     Raises:
         StateError: a stage holds samples back, and has no state.
     """
-    return [stage.state_dict() for stage in _stateful(pipe)]
+    return [stage.state_dict() for stage in stateful(pipe)]
 
 
 def check_state(pipe: Any) -> None:
@@ -43,20 +43,22 @@ def check_state(pipe: Any) -> None:
     Raises:
         StateError: a stage holds samples back, and has no state.
     """
-    _stateful(pipe)
+    stateful(pipe)
 
 
-def load_state(pipe: Any, state: Sequence[Mapping[str, Any]]) -> None:
-    """Have a pipeline go on from a state when it is iterated next.
+def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None]) -> None:
+    """Have a pipeline go on from a state when it is iterated next. A stage whose state is None begins anew.
 
     Raises:
         StateError: as `save_state`; or the state is one of other stages.
     """
-    stages = _stateful(pipe)
+    stages = stateful(pipe)
     if len(stages) != len(state):
         raise StateError(f"The state has {len(state)} stages, and the pipeline has {len(stages)} that have one")
     waiting: list[Address] = []  # in the stages behind
     for stage, own in reversed(list(zip(stages, state, strict=True))):
+        if own is None:
+            continue
         stage.load_state_dict(own, waiting)
         waiting += [Address(*address) for address in own.get("waiting", ())]
 
@@ -80,7 +82,7 @@ def _stages_of(pipe: Any) -> Iterator[Any]:
         pipe = sources[0]
 
 
-def _stateful(pipe: Any) -> list[Any]:
+def stateful(pipe: Any) -> list[Any]:
     """Return the stages that have a state, in the order in which the samples pass them."""
     found: list[Any] = []
     for stage in _stages_of(pipe):

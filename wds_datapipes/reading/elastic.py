@@ -1,0 +1,250 @@
+"""States that go on with another number of ranks or workers: the rest of the epoch is dealt anew."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch.utils.data import graph_settings
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2.graph._serialization import clone
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.utils import WorkerInfo
+
+from wds_datapipes.core.progress import Deal
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
+from wds_datapipes.pipes.upstream import unsplit
+from wds_datapipes.reading.checkpoint import Checkpoint
+from wds_datapipes.reading.resuming import Resumed
+from wds_datapipes.reading.seeding import reset_pipeline, returned
+from wds_datapipes.reading.serving import split
+from wds_datapipes.reading.state import State, save_state, stateful
+
+__all__ = ["Workplace", "deal_anew", "dealt_anew", "loads", "merge_states"]
+
+FORMAT = "wds-datapipes states"
+#: Where ``DataLoader2`` has the state of its reading service.
+KEY = "reading_service_state"
+
+#: The rank, of how many, whether the service splits among them, and the workers.
+Place = tuple[int, int, bool, int]
+
+T = TypeVar("T", bytes, dict[str, Any])
+
+
+def merge_states(states: Sequence[T]) -> T:
+    """Put the states together that the ranks of a run have saved, each its own, between the same steps.
+
+    The result can be loaded with any number of ranks and workers, on each rank the same. Where there are as many as
+    before, each rank goes on exactly where it was. Otherwise what is left of the epoch is dealt anew: every sample that
+    no rank had got comes once, in another order, and the next epoch is whole again.
+
+    Args:
+        states: what ``DataLoader2.state_dict()`` has returned on each rank, in any order; or what
+            ``ShardReadingService.checkpoint()`` has.
+
+    Returns:
+        What ``DataLoader2.load_state_dict()`` takes; or ``ShardReadingService.restore()``.
+
+    Raises:
+        StateError: a rank's state is missing or there twice, or they are of several pipelines or epochs.
+
+    Examples:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> pipe = ShardList("{a..c}.tar").sharding_filter().load_wds_shards().group_samples()
+        >>> with DataLoader2(pipe, reading_service=ShardReadingService()) as loader:
+        ...     state = merge_states([loader.state_dict()])
+        >>> sorted(state)
+        ['randomness_state', 'reading_service_state', 'serialized_datapipe']
+    """
+    if not states:
+        raise StateError("There are no states to merge")
+    first: Any = states[0]
+    is_whole = isinstance(first, dict)
+    serialized: list[Any] = [cast(Any, state)[KEY] if is_whole else state for state in states]
+    checkpoints = [checkpoint for each in serialized for checkpoint in loads(each)]
+    _check_whole(checkpoints)
+    found = {"format": FORMAT, "states": [json.loads(checkpoint.dumps()) for checkpoint in checkpoints]}
+    merged = json.dumps(found, separators=(",", ":")).encode()
+    return cast(T, {**first, KEY: merged} if is_whole else merged)
+
+
+def loads(data: bytes | str) -> list[Checkpoint]:
+    """Return the states of the ranks that a text holds.
+
+    Raises:
+        StateError: it holds none.
+    """
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and found.get("format") == FORMAT:
+        return [Checkpoint.loads(json.dumps(state)) for state in found["states"]]
+    return [Checkpoint.loads(data)]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What a worker runs.
+
+    Attributes:
+        pipe: the pipeline, before it is split.
+        init_fn: the user's, called with the pipe and the worker.
+        reset_fn: the user's, called with the pipe, the worker and the seed generator when an epoch begins.
+    """
+
+    pipe: Any
+    init_fn: Callable[[Any, Any], Any] | None = None
+    reset_fn: Callable[[Any, Any, Any], Any] | None = None
+
+
+def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Checkpoint:
+    """Return where a rank goes on when there are other ranks or workers than before.
+
+    Args:
+        saved: the states of all ranks.
+        old: what each worker has run, and will run.
+        place: of this rank, among those that there are now.
+
+    Raises:
+        StateError: a rank's state is missing, or the pipeline cannot be dealt anew.
+    """
+    rank, ranks, distributed, workers = place
+    _check_whole(saved)
+    stages = len(_dealable(old.pipe))
+    parts = [
+        _behind_delivered(checkpoint, number, part, old)
+        for checkpoint in sorted(saved, key=lambda checkpoint: checkpoint.rank)
+        for number, part in enumerate(checkpoint.parts)
+    ]
+    here = max(workers, 1)
+    deals = deal_anew(parts, ranks * here)[rank * here : (rank + 1) * here]
+    resumed = [Resumed(0, 0, [{"next": [0, 0], "dealt": deal.state_dict()}, *[None] * (stages - 1)]) for deal in deals]
+    running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
+    return replace(
+        running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed, engines=None
+    )
+
+
+def deal_anew(parts: Sequence[Sequence[Mapping[str, Any] | None] | None], instances: int) -> list[Deal]:
+    """Deal what the instances of a pipeline have not yielded to others.
+
+    What is left of a shard that was begun goes to one of them, with the samples of it that wait. Then the other shards
+    are dealt, one to each in turn.
+
+    Args:
+        parts: the states of all instances that there were, behind what was delivered; None is the beginning.
+        instances: how many there are now.
+
+    Raises:
+        StateError: the rest of this epoch was dealt anew before.
+    """
+    starts: dict[int, int] = {}
+    again = defaultdict[int, list[tuple[int, int]]](list)
+    begun = []
+    for number, stages in enumerate(parts):
+        own = [] if stages is None else [stage for stage in stages if stage is not None]
+        if any("dealt" in stage for stage in own):
+            raise StateError(
+                "The rest of this epoch was dealt anew before, and that can be done once. Go on with as many ranks and "
+                "workers as when the state was saved, until the epoch is over"
+            )
+        shard, start = own[0]["next"] if own else (0, 0)
+        begun.append(shard + (start > 0))
+        if start:
+            starts[shard * len(parts) + number] = start
+        for stage in own:
+            for its_shard, *its_place in stage.get("waiting", ()):
+                again[its_shard * len(parts) + number].append((its_place[0], its_place[1]))
+    # Large pieces come first, so that no instance has many more than another.
+    pieces = sorted(starts.keys() | again.keys(), key=lambda shard: (shard not in starts, -len(again[shard]), shard))
+    deals = []
+    for instance in range(instances):
+        own_pieces = pieces[instance::instances]
+        deals.append(
+            Deal(
+                starts={shard: starts[shard] for shard in own_pieces if shard in starts},
+                again={shard: sorted(again[shard]) for shard in own_pieces if again[shard]},
+                begun=begun,
+                every=instances,
+                turn=(instance - len(pieces)) % instances,
+            )
+        )
+    return deals
+
+
+def _check_whole(saved: Sequence[Checkpoint]) -> None:
+    """Make sure that there are the states of all ranks, of one epoch."""
+    first = saved[0]
+    found = sorted(checkpoint.rank for checkpoint in saved)
+    if any(checkpoint.ranks != first.ranks for checkpoint in saved) or found != list(range(first.ranks)):
+        raise StateError(
+            f"There are states of the ranks {', '.join(map(str, found))}, and they come from runs with "
+            f"{', '.join(sorted({str(checkpoint.ranks) for checkpoint in saved}))}. To go on with another number of "
+            f"ranks or workers takes one of each rank: merge_states([...])"
+        )
+    if any(checkpoint.engines is not None for checkpoint in saved):
+        raise StateError(
+            "The state comes from behind another reading service, and only ShardReadingService(distributed=True) knows "
+            "which part each rank has"
+        )
+    of_one = {(tuple(each.stages), each.seed, each.epoch) for each in saved}
+    if len(of_one) > 1:
+        raise StateError("The states are not of one epoch: they were saved between different steps, or in several runs")
+
+
+def _dealable(pipe: Any) -> list[Any]:
+    """Return the stages of a pipeline that have a state, if it can be dealt anew."""
+    stages = stateful(pipe)
+    for stage in stages:
+        if type(stage) not in (SampleGrouper, SampleShuffler):
+            raise StateError(
+                f"{type(stage).__name__} counts what passes in each worker, which means nothing where there is another "
+                f"number of them. Go on with as many ranks and workers as before, or leave it out"
+            )
+    unsplit(stages[0].source.source)
+    return stages
+
+
+def _behind_delivered(checkpoint: Checkpoint, number: int, part: Resumed, old: Workplace) -> State | None:
+    """Return the state of a worker behind the last item that was delivered, which may be some items behind its own."""
+    if not part.skip:
+        return cast("State | None", part.stages)
+    pipe = clone(old.pipe)
+    if checkpoint.distributed:
+        pipe = graph_settings.apply_sharding(pipe, checkpoint.ranks, checkpoint.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+    info = WorkerInfo(checkpoint.workers, number)
+    with _same_generators():
+        pipe = split(pipe, info, None)
+        if old.init_fn is not None:
+            pipe = returned("worker_init_fn", old.init_fn(pipe, info))
+        generator = SeedGenerator(checkpoint.seed)
+        if checkpoint.distributed:
+            generator = generator.spawn(checkpoint.rank, inplace=True)
+        pipe = reset_pipeline(pipe, info, generator.spawn(number), iter_reset_fn=None, worker_reset_fn=old.reset_fn)
+        part.load(pipe)
+        iterator = part.pass_over(pipe)
+        state = save_state(pipe)
+        del iterator  # closes the shard that it reads
+    return state
+
+
+@contextmanager
+def _same_generators() -> Iterator[None]:
+    """Leave the generators of this process as they are."""
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        np.random.set_state(states[2])
