@@ -24,6 +24,7 @@ from wds_datapipes.pipes.journal import SampleLogger
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.mock import MockSamples
+from wds_datapipes.pipes.randomness import RandomMapper
 from wds_datapipes.pipes.resampling import ShardResampler
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.selection import FieldSelector, KeyExtractor, KeyRenamer
@@ -57,6 +58,7 @@ __all__ = [
     "LoadingReport",
     "Member",
     "MockSamples",
+    "RandomMapper",
     "Sample",
     "SampleDecoder",
     "SampleGrouper",

@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
@@ -66,6 +67,10 @@ def halve_sample(sample: dict[str, int]) -> dict[str, int]:
     return {"n": halve(sample["n"])}
 
 
+def halve_and_draw(sample: dict[str, int], rng: Random) -> dict[str, float]:
+    return {"n": halve(sample["n"]), "drawn": rng.random()}
+
+
 #: Every stage that has a functional name. A new one gets its row here.
 TABLE = {
     "add_columns": Stage(
@@ -84,6 +89,7 @@ TABLE = {
     "log_samples": Stage(SAMPLES, (), {"first": 1}, [], ValueError, "3 is odd"),
     "map_dict": Stage([{"n": 2}, {"n": 4}], (), {"n": halve}, [{"n": 3}], ValueError, "3 is odd"),
     "map_samples": Stage([{"n": 2}, {"n": 4}], (halve_sample,), {}, [{"n": 3}], ValueError, "3 is odd"),
+    "map_samples_with_rng": Stage([{"n": 2}, {"n": 4}], (halve_and_draw,), {}, [{"n": 3}], ValueError, "3 is odd"),
     "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
     "mix_samples": Stage(SAMPLES[:3], (IterableWrapper(SAMPLES[3:]),), {"stop": "all"}, [], ValueError, "3 is odd"),
     "non_empty": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),

@@ -56,6 +56,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
         ("compose", (), {}, "compose needs a function from an iterator"),
         ("compose", ("sorted",), {}, "compose takes functions .* not 'sorted'"),
         ("map_samples", (3,), {}, "applies a function to each sample, and 3 is none"),
+        ("map_samples_with_rng", (3,), {}, "applies a function of a sample and a generator, and 3 is none"),
         ("map_tuple", (None, "upper"), {}, "applies functions, or None .* not 'upper'"),
         ("associate", ("labels.json",), {}, "takes a mapping from keys to fields, or a function of a key, not 'labels"),
         ("associate", ({},), {"missing": "none"}, 'missing is "raise", "keep" or "skip", not'),

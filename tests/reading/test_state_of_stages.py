@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -65,7 +66,16 @@ def not_empty(pipe: Pipe) -> Pipe:
     return pipe.map_samples(dict).non_empty()
 
 
+def draw(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
+    return {**sample, "drawn": sample.get("drawn", 0) + rng.random()}
+
+
+def drawing(pipe: Pipe) -> Pipe:
+    return pipe.map_samples_with_rng(draw)
+
+
 STAGES: list[Stage] = [
+    drawing,
     filtered,
     logged,
     *(partial(shuffled, size) for size in (1, 2, 5, 100)),
@@ -110,8 +120,13 @@ def resumed(pipe: Pipe, state: Any) -> Pipe:
     batch=st.sampled_from([0, 0, 3]),
     cuts=st.lists(st.integers(0, 40), min_size=1, max_size=3),
 )
-@example(once, [STAGES[4], STAGES[6], STAGES[3]], 0, [3, 3])
-@example(once, [STAGES[5], STAGES[10], STAGES[4], STAGES[7], STAGES[3], STAGES[1]], 0, [2, 1, 1])
+@example(once, [partial(shuffled, 5), partial(sliced, (2, None, 2)), partial(shuffled, 2)], 0, [3, 3])
+@example(
+    once,
+    [partial(shuffled, 100), partial(thinned, 0.8), partial(shuffled, 5), drawing, partial(shuffled, 2), logged],
+    0,
+    [2, 1, 1],
+)
 def test_a_chain_of_stages_goes_on_from_any_cut_and_from_cuts_after_it(
     source: Callable[[], Pipe], stages: list[Stage], batch: int, cuts: list[int]
 ) -> None:
@@ -139,7 +154,15 @@ def loader(pipe: Pipe, workers: int) -> DataLoader2[Any]:
 
 def long_chain(source: Callable[[], Pipe]) -> Pipe:
     pipe = source().load_wds_shards().group_samples().rsample(0.8).shuffle_samples(6).slice_samples(1, None)
-    return pipe.rsample(0.9).shuffle_samples(4).log_samples(first=0).slice_samples(30).non_empty().to_tuple("__key__")
+    return (
+        pipe.map_samples_with_rng(draw)
+        .rsample(0.9)
+        .shuffle_samples(4)
+        .log_samples(first=0)
+        .slice_samples(30)
+        .non_empty()
+        .to_tuple("__key__", "drawn")
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])

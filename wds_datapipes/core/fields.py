@@ -98,16 +98,18 @@ def rename(
     policy.finish()
 
 
-def map_samples(source: Iterable[T], function: Callable[[T], Any], *, on_error: OnError = "raise") -> Iterator[Any]:
+def map_samples(
+    source: Iterable[T], function: Callable[[T], Any], *, on_error: OnError = "raise", stage: str = "map_samples"
+) -> Iterator[Any]:
     """Yield what a function makes of each item; None leaves the item out."""
-    policy = ErrorPolicy(on_error, "map_samples")
+    policy = ErrorPolicy(on_error, stage)
     for item in policy.counted(source):
         origin = {name: item[name] for name in ORIGIN if name in item} if isinstance(item, dict) else {}
         try:
             mapped = function(item)
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
             if origin:
-                note(error, f"This happened in map_samples, at {told(origin)}")
+                note(error, f"This happened in {stage}, at {told(origin)}")
             if policy.goes_on(error, origin):
                 continue
             break

@@ -45,6 +45,8 @@ class ShardResampler(IterDataPipe[str]):
     """
 
     _is_child_datapipe = False
+    #: One shard may come more than once in an epoch.
+    repeats = True
 
     def __init__(self, source: IterDataPipe[str], count: int | None = None, *, seed: int = 0) -> None:
         super().__init__()

@@ -132,6 +132,11 @@ class DatasetSpec(IterDataPipe[str]):
             self._rng.seed(self._seed)
         self._seed = None
 
+    @property
+    def repeats(self) -> bool:
+        """Whether one shard may come more than once in an epoch."""
+        return any(some.again for some in self._mixture.collections)
+
     def __iter__(self) -> Iterator[str]:
         yield from self._mixture.draw(self._rng)
 

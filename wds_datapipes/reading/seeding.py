@@ -108,6 +108,8 @@ def _set_engine(engine: Any, facts: Sequence[int]) -> None:
 def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None:
     """Seed every stage that takes a seed: the same on every worker and rank before the data is split, another after.
 
+    A stage whose ``shares_seed`` is true gets the same everywhere behind the split, too.
+
     What splits the data is any stage with ``apply_sharding``. torchdata looks for torch's ``ShardingFilter`` itself,
     and with a stage of any other class lets each worker shuffle the shards in its own way.
 
@@ -129,6 +131,10 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
         for stage in some.values():
             if inspect.ismethod(getattr(stage, "set_seed", None)):
                 stage.set_seed(draw())
+    # These seeds are not drawn, so that the others stay as they are.
+    sharing = [stage for stage in after.values() if getattr(stage, "shares_seed", False)]
+    for number, stage in enumerate(sharing):
+        stage.set_seed(derived_seed("shares_seed", _seed_of(seed_generator), number))
 
 
 def _splitters(graph: dict[int, Any], seen: set[int] | None = None) -> Iterator[Any]:
