@@ -272,3 +272,45 @@ def test_the_epoch_after_one_that_was_over_when_it_was_loaded_is_whole() -> None
 def test_a_shuffle_behind_batches_is_refused_a_state() -> None:
     with pytest.raises(StateError, match=r"Put \.shuffle_samples\(\) before \.batch\(\)"):
         save_state(unbegun(once, [], 3).shuffle_samples(4))
+
+
+def taken_apart(batch: list[Any]) -> list[Any]:
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("refused", "instead"),
+    [
+        (lambda pipe: pipe.mix_samples(unbegun(once, [], 0)), "DatasetSpec draws from several datasets"),
+        (lambda pipe: pipe.with_epoch(5), r"let \.resample_wds_shards\(count\) draw"),
+        (lambda pipe: pipe.compose(iter), r"Use \.map_samples\(\) or \.filter\(\)"),
+        (lambda pipe: pipe.batch(2).collate().unbatch_samples(), "put it behind the loader"),
+        (lambda pipe: pipe.batch(2).unbatch(), "put it behind the loader"),
+        (lambda pipe: pipe.flatmap(taken_apart), "put it behind the loader"),
+        (lambda pipe: pipe.cache_samples(), "Leave it out where a state is needed"),
+        (lambda pipe: pipe.add_columns(("0.tar", "1.tar")), r"Use \.associate\(\) with a table"),
+        (lambda pipe: pipe.shuffle(), r"Use \.shuffle_samples\(n\) for samples"),
+    ],
+)
+def test_a_stage_that_cannot_go_on_exactly_says_what_to_do(refused: Stage, instead: str) -> None:
+    with pytest.raises(StateError, match=f"may hold samples back.*{instead}"):
+        save_state(refused(unbegun(once, [], 0)))
+
+
+def test_a_drawn_number_is_the_same_where_other_workers_go_on() -> None:
+    def new(workers: int) -> DataLoader2[Any]:
+        made = loader(unbegun(once, [partial(shuffled, 5), drawing], 0).to_tuple("__key__", "drawn"), workers)
+        made.seed(8)
+        return made
+
+    one = new(2)
+    whole = list(one)
+    one.shutdown()
+    first = new(2)
+    head = list(itertools.islice(first, 11))
+    state = first.state_dict()
+    first.shutdown()
+    second = new(3)
+    second.load_state_dict(state)
+    assert sorted(head + list(second)) == sorted(whole)
+    second.shutdown()

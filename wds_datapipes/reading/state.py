@@ -25,6 +25,21 @@ HOLDING_NOTHING = (Batcher, Collator, Filter, Mapper)
 INSTEAD = {
     "Shuffler": "Use .shuffle_samples(n) for samples; .shuffle() belongs before .load_wds_shards()",
     "Prefetcher": "Workers of ShardReadingService make items ahead by themselves",
+    "CachedSamples": "Leave it out where a state is needed, and the samples are read from the shards again",
+    "ColumnAdder": "Use .associate() with a table, or write the fields of all its shards into one",
+    "EpochCutter": (
+        "Leave it out, and let .resample_wds_shards(count) draw so many shards for an epoch, or let the loop count and "
+        "save a state there"
+    ),
+    "SampleMixer": "Mix the shards instead, before .load_wds_shards(): DatasetSpec draws from several datasets",
+    "StreamComposer": (
+        "Use .map_samples() or .filter(), or write a class of your own, which holds nothing back between two items or "
+        "has state_dict() and load_state_dict()"
+    ),
+    **dict.fromkeys(
+        ("FlatMapper", "SampleUnbatcher", "UnBatcher"),
+        "It makes several items of one: put it behind the loader, as in IterableWrapper(loader, deepcopy=False)",
+    ),
 }
 
 
