@@ -38,6 +38,7 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.reading.elastic import merge_states
     from wds_datapipes.reading.report import LoadingReport, WorkerReport
     from wds_datapipes.reading.service import ShardReadingService
+    from wds_datapipes.reading.stateful import StatefulShards
 
 __all__ = [
     "Associator",
@@ -73,6 +74,7 @@ __all__ = [
     "ShardLoader",
     "ShardReadingService",
     "ShardResampler",
+    "StatefulShards",
     "StreamComposer",
     "TupleMaker",
     "TupleMapper",
@@ -93,6 +95,7 @@ _apply_repairs()
 _LATER = {
     "LoadingReport": "wds_datapipes.reading.report",
     "ShardReadingService": "wds_datapipes.reading.service",
+    "StatefulShards": "wds_datapipes.reading.stateful",
     "WorkerReport": "wds_datapipes.reading.report",
     "merge_states": "wds_datapipes.reading.elastic",
 }

@@ -1,0 +1,158 @@
+"""`StatefulShards` under torchdata's ``StatefulDataLoader``, and under torch's ``DataLoader``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import ShardList, StatefulShards
+from wds_datapipes.errors import StateError
+from wds_datapipes.testing import build_shard
+
+# torchdata calls it whenever a StatefulDataLoader is made.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+SIZES = (7, 1, 13, 5, 9)
+KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard, size in enumerate(SIZES):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(size)])
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def pipeline(buffer_size: int = 6) -> IterDataPipe[Any]:
+    urls = ShardList("{0..4}.tar").shuffle().sharding_filter()
+    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(buffer_size)
+    return pipe.map(key_of)
+
+
+def loader_of(workers: int, *, seed: int = 3, every: int = 1, persistent: bool = False) -> StatefulDataLoader[Any]:
+    # A list of keys is not made a tensor.
+    return StatefulDataLoader(
+        StatefulShards(pipeline(), seed=seed),
+        batch_size=3,
+        num_workers=workers,
+        collate_fn=list,
+        snapshot_every_n_steps=every,
+        persistent_workers=persistent,
+        multiprocessing_context="fork" if workers else None,
+    )
+
+
+def keys_of(batches: list[list[str]]) -> list[str]:
+    return sorted(key for batch in batches for key in batch)
+
+
+@pytest.mark.parametrize(
+    ("workers", "every", "persistent"), [(0, 1, False), (0, 4, False), (1, 1, False), (2, 1, True), (2, 3, False)]
+)
+@pytest.mark.parametrize("cut", [0, 1, 5, 10, 99])
+def test_what_comes_after_a_state_is_what_would_have_come(workers: int, every: int, persistent: bool, cut: int) -> None:
+    loader = loader_of(workers, every=every, persistent=persistent)
+    first = list(loader)
+    iterator = iter(loader)
+    head = list(itertools.islice(iterator, cut))
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    rest = list(iterator)
+    third, fourth = list(loader), list(loader)
+    assert keys_of(first) == keys_of(head + rest) == keys_of(third) == KEYS
+    assert len({json.dumps(epoch) for epoch in (first, head + rest, third, fourth)}) == 4
+    resumed = loader_of(workers, every=every, persistent=persistent)
+    resumed.load_state_dict(state)
+    assert list(resumed) == (rest or third)
+    assert list(resumed) == (third if rest else fourth)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_all_workers_begin_the_next_epoch_when_a_loop_is_broken_off(workers: int, persistent: bool) -> None:
+    loader = loader_of(workers, persistent=persistent and workers > 0)
+    for _ in range(3):
+        next(iter(loader))
+    assert keys_of(list(loader)) == KEYS
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_follows_from_its_number(persistent: bool) -> None:
+    loader = loader_of(2, persistent=persistent)
+    epochs = [list(loader) for _ in range(3)]
+    assert isinstance(loader.dataset, StatefulShards)
+    loader.dataset.set_epoch(1)
+    assert [list(loader), list(loader)] == epochs[1:]
+    assert list(loader_of(2, seed=4)) != epochs[0]
+
+
+def test_torchs_loader_goes_on_without_workers() -> None:
+    generator = torch.get_rng_state()
+    shards = StatefulShards(pipeline())
+    iterator = iter(DataLoader(shards, batch_size=3, collate_fn=list))
+    head = list(itertools.islice(iterator, 4))
+    state = json.loads(json.dumps(shards.state_dict()))
+    rest = list(iterator)
+    following = shards.state_dict()
+    epoch = list(DataLoader(shards, batch_size=3, collate_fn=list))
+    assert keys_of(head + rest) == keys_of(epoch) == KEYS
+    for saved, wanted in ((state, rest), (following, epoch)):
+        resumed = StatefulShards(pipeline())
+        resumed.load_state_dict(saved)
+        assert resumed.state_dict() == saved
+        assert list(DataLoader(resumed, batch_size=3, collate_fn=list)) == wanted
+    # torch's loader draws one number of its own for each epoch, and the data set none.
+    torch.set_rng_state(generator)
+    before = torch.get_rng_state()
+    list(shards)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_places_of_workers_are_not_made_up() -> None:
+    shards = StatefulShards(pipeline())
+    found = list(DataLoader(shards, batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    assert sorted(found) == KEYS
+    with pytest.raises(StateError, match="places of worker processes"):
+        shards.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (lambda: StatefulShards(pipeline(), seed=1), "another seed: 0, and here it is 1"),
+        (lambda: StatefulShards(pipeline(7)), "another stages"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(other: Any, text: str) -> None:
+    shards = StatefulShards(pipeline())
+    next(iter(shards))
+    with pytest.raises(StateError, match=text):
+        other().load_state_dict(shards.state_dict())
+    with pytest.raises(StateError, match="no state of version 1"):
+        shards.load_state_dict({"epoch": 3})
+
+
+def test_a_state_of_another_number_of_workers_is_refused() -> None:
+    loader = loader_of(1)
+    next(iter(loader))
+    state = loader.state_dict()["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+    with pytest.raises(StateError, match=r"another place: \[0, 1, 0, 1\], and here it is \[0, 1, 0, 0\]"):
+        StatefulShards(pipeline(), seed=3).load_state_dict(state)
+
+
+def test_a_pipeline_without_a_state_is_refused() -> None:
+    with pytest.raises(StateError, match="Shuffler may hold samples back"):
+        StatefulShards(pipeline().shuffle())
+    with pytest.raises(TypeError, match="takes a pipeline"):
+        StatefulShards([1, 2])  # type: ignore[arg-type]  # that is what is tested
