@@ -1,0 +1,142 @@
+"""`check_resume` and `check_coverage`, with pipelines that hold and with pipelines that must fail."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes import ShardList
+from wds_datapipes.testing import build_shard, check_coverage, check_resume
+
+SIZES = (5, 0, 7, 2)
+
+Pipe = IterDataPipe[Any]
+
+
+#: Another process imports it, too.
+sys.path.insert(0, str(Path(__file__).parent))
+stages: Any = importlib.import_module("unresumable")
+sys.path.pop(0)
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    for shard, size in enumerate(SIZES):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": str(number)} for number in range(size)])
+
+
+def gathered() -> Any:
+    return ShardList("{0..3}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+
+
+def decoded() -> Any:
+    return gathered().shuffle_samples(3).wds_decode()
+
+
+def batched() -> Any:
+    return decoded().to_tuple("__key__", "cls").batch(2)
+
+
+@pytest.mark.parametrize(("make", "workers"), [(decoded, 0), (batched, 2)])
+def test_what_goes_on_exactly_passes(make: Callable[[], Pipe], workers: int) -> None:
+    check_resume(make, workers=workers, cuts=4)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: stages.Buffered(gathered()),
+            r"After \d+ of 14 items, another process goes on with other items: item \d+ has to",
+        ),
+        (
+            lambda: stages.Counted(gathered()),
+            r"After 5 of 14 items, .* other items: item 5 has to be \(5, .*\), and is \(0, ",
+        ),
+        (
+            lambda: stages.Forgetful(gathered()),
+            r"After 5 of 14 items, the state has the shape .*name 5.*, and had .*name 1",
+        ),
+        (lambda: stages.Ending(gathered(), "exit"), "After 0 of 14 items, the process that goes on ends with code 7"),
+        (
+            lambda: stages.Ending(gathered(), "raise"),
+            "After 0 of 14 items, another process cannot go on: LookupError: not here",
+        ),
+        (lambda: gathered().shuffle(), r"After 0 of 14 items, there is no state: Shuffler .* Use \.shuffle_samples"),
+        (
+            lambda: gathered().map(stages.unrepeatable),
+            "The pipeline does not repeat itself with the same seed: item 0 has to be",
+        ),
+    ],
+    ids=["holds back", "counts", "another shape", "exits", "raises", "no state", "does not repeat"],
+)
+def test_what_does_not_go_on_is_told_with_the_cut(make: Callable[[], Pipe], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_resume(make, cuts=4)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 1, 2, 5])
+def test_shares_that_are_whole_pass(ranks: int, workers: int) -> None:
+    check_coverage(decoded, ranks=ranks, workers=workers)
+    check_coverage(lambda: decoded().to_tuple("__key__", "cls"), ranks=ranks, workers=workers)
+
+
+def test_samples_are_known_by_what_a_function_returns() -> None:
+    check_coverage(lambda: gathered().map(stages.unrepeatable_with_key), key=key_of)
+    with pytest.raises(AssertionError, match="has to come once, and comes 0 times"):
+        check_coverage(lambda: gathered().map(stages.unrepeatable_with_key))
+
+
+def key_of(item: Any) -> Any:
+    return item[0]
+
+
+def self_seeded() -> Any:
+    pipe: Any = stages.SelfSeeded(ShardList(["{0..3}.tar"] * 5))
+    return pipe.sharding_filter().load_wds_shards().group_samples()
+
+
+def unsplit() -> Any:
+    return ShardList("{0..3}.tar").load_wds_shards().group_samples()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (self_seeded, "Epoch 0: rank 0, worker 1 has another order before the split than rank 0, worker 0: item "),
+        (
+            unsplit,
+            r"Epoch 0: .* comes 4 times \(rank 0, worker 0, rank 0, .*No stage splits the data: put \.sharding_filter",
+        ),
+        (
+            lambda: stages.Lossy(gathered()),
+            r"Epoch 1: \('\d.tar', '\d-0'\) has to come once, and comes 0 times \(nowhere\)",
+        ),
+    ],
+    ids=["own order", "no split", "loses some"],
+)
+def test_shares_that_are_not_whole_are_told(make: Callable[[], Pipe], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_coverage(make)
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=re.escape("check_resume needs 2 cuts or more, the beginning and the end, not 1")
+    ):
+        check_resume(gathered, cuts=1)
+    with pytest.raises(ValueError, match="check_coverage needs 1 rank or more, and 0 workers or more, not 0 and 2"):
+        check_coverage(gathered, ranks=0)

@@ -1,0 +1,112 @@
+"""Stages that do what a stage must not, for `test_rehearsal`. They are in a module that another process can import."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe
+
+Pipe = IterDataPipe[Any]
+
+
+class Buffered(IterDataPipe[Any]):
+    """Holds an item back, and has no state: it is nobody's but the user's, who is believed."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        held = None
+        for item in self.source:
+            if held is not None:
+                yield held
+            held = item
+        if held is not None:
+            yield held
+
+
+class Counted(IterDataPipe[Any]):
+    """Numbers its items, and forgets the number."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self.source):
+            yield number, item["__key__"]
+
+
+class Forgetful(Counted):
+    """Has a state that names other things once it has begun."""
+
+    def __init__(self, source: Pipe) -> None:
+        super().__init__(source)
+        self.names = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            self.names += 1
+            yield item["__key__"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"name {self.names}": 0}
+
+    def load_state_dict(self, state: Any, passing: Any = ()) -> None:
+        pass
+
+
+class Ending(Counted):
+    """Ends the process that goes on, or fails in it."""
+
+    def __init__(self, source: Pipe, how: str) -> None:
+        super().__init__(source)
+        self.how = how
+
+    def __getstate__(self) -> Any:
+        return {"source": self.source, "how": self.how}
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state)
+        if multiprocessing.parent_process() is not None:
+            raise SystemExit(7) if self.how == "exit" else LookupError("not here")
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+def unrepeatable(sample: dict[str, Any]) -> Any:
+    return torch.randint(1 << 40, (), generator=torch.Generator().manual_seed(torch.Generator().seed()))
+
+
+class SelfSeeded(IterDataPipe[Any]):
+    """Shuffles in an order of its own in each process."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        items = list(self.source)
+        for index in torch.randperm(len(items), generator=torch.Generator().manual_seed(torch.Generator().seed())):
+            yield items[int(index)]
+
+
+class Lossy(IterDataPipe[Any]):
+    """Drops the first sample of each share in every epoch but the first."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+        self.epochs = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epochs += 1
+        items = iter(self.source)
+        if self.epochs > 1:
+            next(items, None)
+        yield from items
+
+
+def unrepeatable_with_key(sample: dict[str, Any]) -> Any:
+    return sample["__key__"], int(unrepeatable(sample))

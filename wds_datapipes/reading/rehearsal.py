@@ -1,0 +1,273 @@
+"""What users' tests do with their pipelines: go on from every place in another process, and share all samples out."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import zip_longest
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch.utils.data import IterDataPipe, graph_settings
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.utils import WorkerInfo
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.upstream import splitters
+from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline
+from wds_datapipes.reading.service import ShardReadingService
+
+__all__ = ["rehearse_coverage", "rehearse_resume"]
+
+Pipe = IterDataPipe[Any]
+Same = Callable[[Any, Any], bool]
+
+_NOTHING = object()
+
+#: How long the other process may take for one cut, in seconds, before it counts as a hang.
+LIMIT_S = 300.0
+
+
+def rehearse_resume(make_pipeline: Callable[[], Pipe], *, workers: int, cuts: int, seed: int, same: Same) -> None:
+    """Go on from many places of an epoch in another process, and compare what follows; see `testing.check_resume`."""
+
+    def new() -> Any:
+        loader = DataLoader2(make_pipeline(), reading_service=ShardReadingService(workers))
+        loader.seed(seed)
+        return loader
+
+    with new() as loader:
+        whole, after = list(loader), list(loader)
+    with new() as loader:
+        _compare(list(loader), whole, same, "The pipeline does not repeat itself with the same seed", 0)
+    chosen = _spread(len(whole), cuts)
+    outline: Any = None
+    with _elsewhere(workers) as ask, new() as loader:
+        items = iter(loader)
+        for cut in range(len(whole) + 1):
+            if cut in chosen:
+                place = f"After {cut} of {len(whole)} items"
+                try:
+                    state = loader.state_dict()
+                except StateError as error:
+                    raise AssertionError(f"{place}, there is no state: {error}") from error
+                found = _outline(json.loads(state["reading_service_state"]))
+                if outline is not None and not _fits(found, outline):
+                    raise AssertionError(f"{place}, the state has the shape {found}, and had {outline} before")
+                rest, following, again = ask(state, place)
+                outline = _joined(outline, found)
+                _compare(rest, whole[cut:], same, f"{place}, another process goes on with other items", cut)
+                _compare(following, after, same, f"{place}, the epoch after the resumed one has other items", 0)
+                if not _fits(_outline(again), outline):
+                    raise AssertionError(
+                        f"{place}, a state of the resumed run has the shape {_outline(again)}, and one of the first "
+                        f"run {outline}"
+                    )
+                outline = _joined(outline, _outline(again))
+            if cut < len(whole):
+                next(items)
+
+
+def rehearse_coverage(
+    make_pipeline: Callable[[], Pipe],
+    *,
+    ranks: int,
+    workers: int,
+    seed: int,
+    key: Callable[[Any], Hashable] | None,
+) -> None:
+    """Give each worker of each rank its share, and see whether they are all; see `testing.check_coverage`."""
+    known = _known if key is None else key
+    wanted = Counter(known(item) for item in _seeded(make_pipeline(), WorkerInfo(1, 0), SeedGenerator(seed)))
+    places = [(rank, worker) for rank in range(ranks) for worker in range(max(workers, 1))]
+    pipes: dict[tuple[int, int], Any] = {}
+    logs: dict[tuple[int, int], list[list[Any]]] = {}
+    for rank, worker in places:
+        pipe: Any = make_pipeline()
+        logs[rank, worker] = [_listened_to(stage) for stage in splitters(pipe)]
+        pipe = graph_settings.apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        share = max(workers, 1)
+        pipes[rank, worker] = graph_settings.apply_sharding(pipe, share, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+    seeds = {place: EpochSeeds() for place in places}
+    generators = {place: SeedGenerator(seed) for place in places}
+    for epoch in range(2):
+        owners = defaultdict(list)
+        for place in places:
+            rank, worker = place
+            for log in logs[place]:
+                log.clear()
+            generator = generators[place]
+            seeds[place].begin(generator)
+            own = generator.spawn(rank).spawn(worker)
+            for item in _seeded(pipes[place], WorkerInfo(max(workers, 1), worker), own):
+                owners[known(item)].append(place)
+            seeds[place].end(generator)
+            for log, first in zip(logs[place], logs[places[0]], strict=True):
+                _check_order(log, first, f"Epoch {epoch}: rank {rank}, worker {worker}")
+        for item in {**wanted, **owners}:
+            found = owners.get(item, [])
+            if len(found) != wanted[item]:
+                where = ", ".join(f"rank {rank}, worker {worker}" for rank, worker in found) or "nowhere"
+                split = (
+                    "" if any(logs.values()) else ". No stage splits the data: put .sharding_filter() behind the shards"
+                )
+                raise AssertionError(
+                    f"Epoch {epoch}: {item!r} has to come {_times(wanted[item])}, and comes {_times(len(found))} "
+                    f"({where}){split}"
+                )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _spread(count: int, cuts: int) -> set[int]:
+    """Return some cuts of so many items: the ends, and others at even distances; all if they are few enough."""
+    if count < cuts:
+        return set(range(count + 1))
+    return {round(number * count / (cuts - 1)) for number in range(cuts)}
+
+
+def _outline(state: Any) -> Any:
+    """Return what of a state is the same wherever it is saved: the names in it, and how many stages there are."""
+    return {**dict.fromkeys(state), "parts": [_stages(part["stages"]) for part in state["parts"]]}
+
+
+def _stages(stages: Any) -> Any:
+    return None if stages is None else [sorted(stage) for stage in stages]
+
+
+def _fits(found: Any, outline: Any) -> bool:
+    """Whether two outlines agree, as far as both know their stages: a worker that has just begun has none yet."""
+    if found.keys() != outline.keys():
+        return False
+    parts = found["parts"], outline["parts"]
+    return len(parts[0]) == len(parts[1]) and all(
+        left == right for left, right in zip(*parts, strict=True) if None not in (left, right)
+    )
+
+
+def _joined(outline: Any, found: Any) -> Any:
+    """Return an outline with the stages that either of two knows."""
+    if outline is None:
+        return found
+    pairs = zip(outline["parts"], found["parts"], strict=True)
+    return {**outline, "parts": [right if left is None else left for left, right in pairs]}
+
+
+def _compare(found: list[Any], wanted: list[Any], same: Same, what: str, first: int) -> None:
+    for number, (left, right) in enumerate(zip_longest(found, wanted, fillvalue=_NOTHING), first):
+        if left is _NOTHING or right is _NOTHING or not same(left, right):
+            raise AssertionError(f"{what}: item {number} has to be {_told(right)}, and is {_told(left)}")
+
+
+def _told(item: Any) -> str:
+    text = "none" if item is _NOTHING else repr(item)
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+@contextmanager
+def _elsewhere(workers: int) -> Iterator[Callable[[dict[str, Any], str], tuple[list[Any], list[Any], Any]]]:
+    """Start a process with a new interpreter that goes on from states; yield what asks it to."""
+    context = multiprocessing.get_context("spawn")
+    near, far = context.Pipe()
+    process = context.Process(target=_go_on, args=(far, workers))
+    process.start()
+    far.close()
+
+    def ask(state: dict[str, Any], place: str) -> tuple[list[Any], list[Any], Any]:
+        try:
+            near.send_bytes(pickle.dumps(state))
+            if not near.poll(LIMIT_S):
+                raise AssertionError(f"{place}, another process does not go on within {LIMIT_S:g} seconds")
+            answer = pickle.loads(near.recv_bytes())  # noqa: S301 - from the process started here
+        except (EOFError, ConnectionError):
+            process.join()
+            raise AssertionError(f"{place}, the process that goes on ends with code {process.exitcode}") from None
+        if isinstance(answer, str):
+            raise AssertionError(f"{place}, another process cannot go on: {answer}")
+        rest, following, again = answer
+        return rest, following, again
+
+    try:
+        yield ask
+    finally:
+        near.close()
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+
+
+def _go_on(connection: Connection, workers: int) -> None:
+    """Go on from each state that comes; answer with the rest, the epoch after it, and a state after the first item."""
+    while True:
+        try:
+            data = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            state = pickle.loads(data)  # noqa: S301 - from the process that has started this one
+            with DataLoader2.from_state(state, ShardReadingService(workers)) as loader:
+                items = iter(loader)
+                first = next(items, _NOTHING)
+                again = json.loads(loader.state_dict()["reading_service_state"])
+                rest = [*([] if first is _NOTHING else [first]), *items]
+                answer = pickle.dumps((rest, list(loader), again))
+        except Exception as error:  # noqa: BLE001 - it is not lost: the other process raises it
+            answer = pickle.dumps(f"{type(error).__name__}: {error}")
+        connection.send_bytes(answer)
+
+
+def _seeded(pipe: Pipe, info: Any, generator: Any) -> Pipe:
+    seeded: Pipe = reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
+    return seeded
+
+
+def _known(item: Any) -> Hashable:
+    """Return what a sample is known by; for anything else, all that it is."""
+    if isinstance(item, Mapping) and "__key__" in item:
+        return str(item.get("__url__", "")), item["__key__"]
+    try:
+        hash(item)
+    except TypeError:
+        return pickle.dumps(item)
+    return item  # type: ignore[no-any-return]  # it can be hashed
+
+
+class _Listener(IterDataPipe[Any]):
+    """Notes what passes."""
+
+    def __init__(self, source: Pipe, log: list[Any]) -> None:
+        self.source = source
+        self.log = log
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            self.log.append(item)
+            yield item
+
+
+def _listened_to(stage: Any) -> list[Any]:
+    """Return a list of what a stage gets from its sources, which fills up when it is iterated."""
+    log: list[Any] = []
+    for name, value in list(vars(stage).items()):
+        if isinstance(value, IterDataPipe):
+            setattr(stage, name, _Listener(value, log))
+    return log
+
+
+def _check_order(log: list[Any], first: list[Any], who: str) -> None:
+    for number, (found, wanted) in enumerate(zip_longest(log, first, fillvalue=_NOTHING)):
+        if found is _NOTHING or wanted is _NOTHING or _known(found) != _known(wanted):
+            raise AssertionError(
+                f"{who} has another order before the split than rank 0, worker 0: item {number} is {_told(found)}, "
+                f"not {_told(wanted)}. What shuffles there has to take the seed that the loader gives it (set_seed)"
+            )
