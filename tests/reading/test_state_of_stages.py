@@ -269,6 +269,20 @@ def test_the_epoch_after_one_that_was_over_when_it_was_loaded_is_whole() -> None
     assert list(seeded(pipe)) == list(seeded(new()))
 
 
+def test_what_is_read_behind_the_last_position_is_no_error_of_a_resumed_epoch(tmp_path: Path) -> None:
+    (tmp_path / "broken.tar").write_bytes(b"x" * 5000)
+
+    def new() -> Pipe:
+        shards = ShardList(["0.tar", str(tmp_path / "broken.tar")])
+        return seeded(shards.load_wds_shards().group_samples().slice_samples(SIZES[0]))
+
+    pipe = new()
+    assert len(list(pipe)) == SIZES[0]
+    pipe = resumed(new(), saved(pipe))
+    assert list(pipe) == []
+    assert len(list(pipe)) == SIZES[0]
+
+
 def test_a_shuffle_behind_batches_is_refused_a_state() -> None:
     with pytest.raises(StateError, match=r"Put \.shuffle_samples\(\) before \.batch\(\)"):
         save_state(unbegun(once, [], 3).shuffle_samples(4))

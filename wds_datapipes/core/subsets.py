@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from random import Random
 from typing import TypeVar, cast
 
@@ -86,7 +87,9 @@ def slice_samples(
     last = wanted[-1]
     items = iter(source)
     if passed.count > last and not passed.awaits:
-        next(items, None)  # so that the stages before begin, and end, from the state that was loaded for them
+        # The stages before use up the state that was loaded for them. What they would read now is nobody's error.
+        with suppress(Exception):
+            next(items, None)
         _close(items)
         return
     while passed.awaits or passed.count <= last:
