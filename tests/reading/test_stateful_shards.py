@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -85,6 +87,40 @@ def test_all_workers_begin_the_next_epoch_when_a_loop_is_broken_off(workers: int
     for _ in range(3):
         next(iter(loader))
     assert keys_of(list(loader)) == KEYS
+
+
+def read_as_rank(rank: int, folder: str, results: Any) -> None:
+    """Be one of two ranks: take some batches, and the rest twice, with another loader the second time."""
+    init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        loader = loader_of(2)
+        iterator = iter(loader)
+        head = list(itertools.islice(iterator, 3))
+        state = loader.state_dict()
+        rest = list(iterator)
+        resumed = loader_of(2)
+        resumed.load_state_dict(state)
+        results.put((head, rest, list(resumed), list(loader), list(resumed)))
+    finally:
+        destroy_process_group()
+
+
+def test_ranks_share_each_epoch_and_go_on(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=read_as_rank, args=(rank, str(tmp_path), results)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    found = [results.get() for _ in ranks]
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0
+        rank.close()
+    results.close()
+    assert keys_of([batch for head, rest, *_ in found for batch in head + rest]) == KEYS
+    assert keys_of([batch for result in found for batch in result[3]]) == KEYS
+    for _, rest, resumed, following, resumed_following in found:
+        assert (resumed, resumed_following) == (rest, following)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

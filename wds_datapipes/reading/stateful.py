@@ -31,9 +31,10 @@ MOST_WORKERS = 1024
 class StatefulShards(IterableDataset[Any]):
     """Give a pipeline to torchdata's ``StatefulDataLoader``, which goes on where it was in the middle of an epoch.
 
-    It splits the shards between ranks and workers itself, wherever the pipeline has its ``.sharding_filter()``. The
-    order of each epoch follows from ``seed`` and the number of the epoch, and is another one in each. With as many
-    ranks and workers as before, what comes after a state is what would have come.
+    It splits the shards between ranks and workers itself, wherever the pipeline has its ``.sharding_filter()``; it has
+    to be made behind ``init_process_group``, if there are ranks. The order of each epoch follows from ``seed`` and the
+    number of the epoch, and is another one in each. With as many ranks and workers as before, what comes after a state
+    is what would have come.
 
     With torch's own ``DataLoader`` and ``num_workers=0``, `state_dict` and `load_state_dict` can be called here
     directly, between two batches.
