@@ -1,0 +1,68 @@
+"""Two ranks that save and load their own states. Run by torchrun; each writes what it has read as JSON."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from wds_datapipes import ShardList, ShardReadingService
+
+# Silenced by the import above.
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService  # isort: skip
+
+CUTS = (0, 1, 4, 6)
+
+
+def own() -> Any:
+    return ShardReadingService(2, distributed=True)
+
+
+def sequential() -> Any:
+    return SequentialReadingService(DistributedReadingService(), ShardReadingService(2))
+
+
+def keys(loader: Any) -> list[str]:
+    return [key for (key,) in loader]
+
+
+def run(folder: Path, new_service: Callable[[], Any]) -> dict[str, Any]:
+    shards = ShardList(f"{folder}/{{0..4}}.tar").shuffle().sharding_filter()
+    pipe = shards.load_wds_shards().group_samples().shuffle_samples(3).to_tuple("__key__")
+
+    def new() -> Any:
+        loader: Any = DataLoader2(pipe, reading_service=new_service())
+        loader.seed(5)
+        return loader
+
+    with new() as loader:
+        whole = [keys(loader) for _ in range(3)]
+    cuts = []
+    for cut in CUTS:
+        with new() as loader:
+            keys(loader)
+            head = keys(itertools.islice(loader, cut)) if cut else iter(loader) and []
+            state = loader.state_dict()
+        assert head == whole[1][:cut]
+        with DataLoader2.from_state(state, new_service()) as loader:
+            cuts.append([len(head), keys(loader), keys(loader)])
+    return {"whole": whole, "cuts": cuts}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    told = {"own": run(folder, own), "sequential": run(folder, sequential)}
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
