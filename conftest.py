@@ -39,6 +39,13 @@ def nothing_left() -> Iterator[None]:
     assert children == set()
 
 
+@pytest.fixture
+def closed_garbage() -> Iterator[None]:
+    """Close what webdataset leaves to the garbage collection, while nobody minds: a later test would be blamed."""
+    yield
+    gc.collect()
+
+
 def opened() -> set[str]:
     """Return the numbers of this process's open descriptors, without the one that lists them."""
     numbers = os.listdir("/proc/self/fd")

@@ -34,6 +34,7 @@ pytestmark = [
     # webdataset leaves files and pipes to the garbage collection.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("closed_garbage"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than there are cores
 ]
 

@@ -27,6 +27,7 @@ from wds_datapipes.testing import build_shard
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("closed_garbage"),
 ]
 
 COUNT = 47

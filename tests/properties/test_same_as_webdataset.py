@@ -6,7 +6,6 @@ items, or the same items up to an error in both. Where they differ on purpose, t
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import random
@@ -33,6 +32,7 @@ WITH_WORKERS = 50
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("closed_garbage"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than there are cores
 ]
 
@@ -60,13 +60,6 @@ class Step(NamedTuple):
     ordered: bool = True
     keeps_origin: bool = True
     needs_order: bool = False
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    """Close what webdataset leaves open, while nobody minds: a later test would be blamed."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")
