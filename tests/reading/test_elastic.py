@@ -189,7 +189,7 @@ def read_as_rank(rank: int, folder: str, cut: int, saved: Sequence[dict[str, Any
 
 def run_ranks(folder: Path, cut: int, saved: Sequence[dict[str, Any]] = ()) -> list[Any]:
     """Run two ranks, and return what they found, in the order of their numbers."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     processes = [
         context.Process(target=read_as_rank, args=(rank, str(folder), cut, saved, results)) for rank in range(2)

@@ -106,7 +106,7 @@ def read_as_rank(rank: int, folder: str, results: Any) -> None:
 
 
 def test_ranks_share_each_epoch_and_go_on(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     ranks = [context.Process(target=read_as_rank, args=(rank, str(tmp_path), results)) for rank in range(2)]
     for rank in ranks:
