@@ -29,6 +29,9 @@ class LocalItems(IterDataPipe[Any]):
 
     _is_child_datapipe = False
 
+    #: There is no other worker.
+    turn = 0
+
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source
         self._items = 0

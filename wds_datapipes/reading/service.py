@@ -8,7 +8,7 @@ import multiprocessing
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -23,19 +23,16 @@ from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_ro
 from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.description import description
-from wds_datapipes.pipes.upstream import upstream
-from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.crew import Crew, CrewItems
 from wds_datapipes.reading.delivery import Delivered
-from wds_datapipes.reading.elastic import Workplace, dealt_anew, loads
+from wds_datapipes.reading.elastic import Workplace
+from wds_datapipes.reading.keeping import StateKeeper
 from wds_datapipes.reading.local import LocalItems
 from wds_datapipes.reading.pinning import pinned
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
-from wds_datapipes.reading.seeding import EpochSeeds, returned, seed_stages
+from wds_datapipes.reading.seeding import returned, seed_stages
 from wds_datapipes.reading.serving import Job, split
-from wds_datapipes.reading.state import check_state
 from wds_datapipes.reading.transport.messages import Command
 
 __all__ = ["ShardReadingService"]
@@ -134,11 +131,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self.distributed = distributed
         self._mp = num_workers > 0
         self._epoch = 0
-        self._seeds = EpochSeeds()
-        self._described: list[str] = []
-        self._saved: list[Checkpoint] = []
-        self._checkpoint: Checkpoint | None = None
-        self._refusal: StateError | None = None
+        self._keeper = StateKeeper(distributed, num_workers)
         self._ranks: Ranks | None = None
         self._crew: Crew | None = None
         self._local: LocalItems | None = None
@@ -174,25 +167,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         Raises:
             RankLost: another rank will not come, or does not come in time.
         """
-        checkpoint, self._checkpoint = self._checkpoint, None
-        if checkpoint is not None and checkpoint.is_over:
-            self._seeds.follow(epoch=checkpoint.epoch, first=checkpoint.first, next=checkpoint.next)
-            checkpoint = None
-        meet = None if self._ranks is None else self._ranks.meet
-        if checkpoint is None:
-            self._seeds.begin(seed_generator, meet)
-        else:
-            if meet is not None:
-                meet(0)
-            self._seeds.resume(
-                seed_generator,
-                seed=checkpoint.seed,
-                epoch=checkpoint.epoch,
-                first=checkpoint.first,
-                engines=checkpoint.engines,
-            )
-        if self._ranks is not None:
-            seed_generator.spawn(self._ranks.rank, inplace=True)
+        going_on = self._keeper.begin(seed_generator, self._ranks)
         self._epoch += 1
         # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on how many.
         here = seed_generator if self._crew is not None else copy.deepcopy(seed_generator)
@@ -200,13 +175,13 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         if self._crew is not None:
             numbers = range(self.num_workers)
             payloads = [(seed_generator.spawn(number), iter_reset_fn) for number in numbers]
-            resumed, turn = (None, 0) if checkpoint is None else (checkpoint.parts, checkpoint.turn)
+            resumed, turn = (None, 0) if going_on is None else (going_on.parts, going_on.turn)
             self._crew.begin(self._epoch, payloads, payloads[0], resumed=resumed, turn=turn)
         elif self._local is not None:
             self._local.reset_with(iter_reset_fn, self.worker_reset_fn, here)
-            if checkpoint is not None:
-                self._local.go_on_from(checkpoint.parts[0])
-        self._seeds.end(seed_generator)
+            if going_on is not None:
+                self._local.go_on_from(going_on.parts[0])
+        self._keeper.seeds.end(seed_generator)
         return None
 
     def set_epoch(self, epoch: int) -> None:
@@ -215,7 +190,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         Args:
             epoch: the number. Without it, the order of an epoch follows from that of the epoch before.
         """
-        self._seeds.set_epoch(_count("epoch", epoch))
+        self._keeper.seeds.set_epoch(_count("epoch", epoch))
 
     def checkpoint(self) -> bytes:
         """Return where the loop is, as JSON; ``DataLoader2.state_dict()`` calls this.
@@ -226,30 +201,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         Raises:
             StateError: a stage of the pipeline holds samples back, and has no state.
         """
-        if self._refusal is not None:
-            raise StateError(str(self._refusal))
-        rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
-        source = self._crew or self._local
-        begun = source is not None and self._epoch > 0
-        parts = source.states() if source is not None and begun else []
-        is_over = source is None or not begun or source.is_over
-        turn = self._crew.turn if self._crew is not None else 0
-        seeds = self._seeds
-        return Checkpoint(
-            self._described,
-            seeds.seed,
-            seeds.epoch,
-            seeds.first,
-            seeds.next,
-            seeds.engines,
-            is_over,
-            rank,
-            ranks,
-            self.distributed,
-            self.num_workers,
-            turn,
-            parts,
-        ).dumps()
+        return self._keeper.dumps((self._crew or self._local) if self._epoch else None, self._ranks)
 
     def restore(self, datapipe: Pipe, serialized_state: bytes) -> Pipe:
         """Start the workers, to go on where a state was saved; ``DataLoader2`` calls this after ``load_state_dict()``.
@@ -263,7 +215,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
                 that of all ranks, or the pipeline cannot be dealt anew.
             RankLost: another rank does not come in time.
         """
-        self._saved = loads(serialized_state)
+        self._keeper.load(serialized_state)
         return self.initialize(datapipe)
 
     def finalize(self) -> None:
@@ -287,11 +239,10 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
     def _share_out(self, datapipe: Pipe) -> Pipe:
         """Give the pipeline to the ranks and to the workers; return what is left for the main process."""
-        self._described = [description(stage) for stage in upstream(datapipe)]
+        self._keeper.describe(datapipe)
         if self._ranks is not None:
             self._ranks.gather()
-        if self._saved:
-            self._checkpoint = self._find_checkpoint(datapipe)
+        self._keeper.find(Workplace(datapipe, self.worker_init_fn, self.worker_reset_fn), self._ranks)
         if self._ranks is not None:
             datapipe = self._ranks.split(datapipe)
         if self.num_workers:
@@ -303,7 +254,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             # torchdata's stage for ranks that wait for each other takes an item ahead, as if it were behind workers.
             waiting = datapipe if isinstance(datapipe, FullSync) else None
             part = datapipe if waiting is None else waiting.datapipe
-            self._refuse_state(part, [])
+            self._keeper.refuse(part, [])
             self._local = LocalItems(part)
             if waiting is None:
                 datapipe = self._local
@@ -311,41 +262,10 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
                 waiting.datapipe = self._local
         items: CrewItems | LocalItems | None = self._items if self._crew is not None else self._local
         datapipe = pinned(datapipe) if self.pin_memory else datapipe
-        if datapipe is items or self._refusal is not None:
+        if datapipe is items or self._keeper.refusal is not None:
             return datapipe
         supplier = self._crew or self._local
         return datapipe if supplier is None else Delivered(datapipe, supplier)
-
-    def _find_checkpoint(self, datapipe: Pipe) -> Checkpoint:
-        """Return where this rank goes on, according to the states that were loaded."""
-        saved, self._saved = self._saved, []
-        for checkpoint in saved:
-            checkpoint.check(self._described)
-        rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
-        place = (rank, ranks, self.distributed, self.num_workers)
-        for checkpoint in saved:
-            if checkpoint.place == place:
-                return checkpoint
-        if all(checkpoint.is_over for checkpoint in saved):
-            return saved[0]
-        old = Workplace(datapipe, self.worker_init_fn, self.worker_reset_fn)
-        return dealt_anew(saved, old, place)
-
-    def _refuse_state(self, pipe: Pipe, behind: Sequence[Any]) -> None:
-        """Find out whether the place in a pipeline can be told, and keep what speaks against it.
-
-        Args:
-            pipe: what workers run.
-            behind: the stages of the main process behind it.
-        """
-        try:
-            if self._refusal is None:
-                check_state(pipe)
-            for stage in behind:
-                if not isinstance(stage, FullSync):
-                    raise StateError(f"{type(stage).__name__} runs in the main process, where no stage has a state")
-        except StateError as error:
-            self._refusal = error
 
     def _hire(self, datapipe: Pipe) -> Pipe:
         """Start the processes, each with its part of the pipeline; return the part of the main process."""
@@ -366,24 +286,14 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         together = TOGETHER if self.worker_prefetch_cnt else 1
         own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
         if dispatching is not None:
-            self._refusal = StateError("sharding_round_robin_dispatch deals items to workers, and has no state")
-        self._refuse_state(branches[0], [stage for stage in list_dps(graph) if id(stage) not in own])
+            self._keeper.refusal = StateError("sharding_round_robin_dispatch deals items to workers, and has no state")
+        self._keeper.refuse(branches[0], [stage for stage in list_dps(graph) if id(stage) not in own])
         share = attach_wrapper(branches[0])
         infos = [WorkerInfo(workers, number) for number in range(workers)]
-        checkpoint = self._checkpoint
-        resumed = [None] * workers if checkpoint is None or checkpoint.is_over else checkpoint.parts
+        tells_state = self._keeper.refusal is None
         jobs = [
-            Job(
-                share,
-                info,
-                window,
-                together,
-                self.worker_init_fn,
-                self.worker_reset_fn,
-                resumed[info.worker_id],
-                tells_state=self._refusal is None,
-            )
-            for info in infos
+            Job(share, info, window, together, self.worker_init_fn, self.worker_reset_fn, part, tells_state)
+            for info, part in zip(infos, self._keeper.parts, strict=True)
         ]
         first = None
         if dispatching is not None:

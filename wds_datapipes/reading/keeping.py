@@ -1,0 +1,167 @@
+"""What a reading service keeps in order to say where its loop is, and to go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torchdata.datapipes.iter import FullSync
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.description import description
+from wds_datapipes.pipes.upstream import upstream
+from wds_datapipes.reading.checkpoint import Checkpoint
+from wds_datapipes.reading.elastic import Workplace, dealt_anew, loads
+from wds_datapipes.reading.ranks import Ranks
+from wds_datapipes.reading.resuming import Resumed
+from wds_datapipes.reading.seeding import EpochSeeds
+from wds_datapipes.reading.state import check_state
+
+__all__ = ["Maker", "StateKeeper"]
+
+
+class Maker(Protocol):
+    """Makes the items of the loop."""
+
+    is_over: bool
+    turn: int
+
+    def states(self) -> list[Resumed]:
+        """Return where each worker would have to go on behind what the loop has."""
+
+
+class StateKeeper:
+    """Saves the state of a loop, and finds out where it goes on.
+
+    Args:
+        distributed: whether the service splits the data among ranks.
+        workers: how many worker processes there are.
+
+    Attributes:
+        seeds: of the epochs.
+        going_on: where the next epoch goes on, if a state was loaded and no epoch has begun since.
+        refusal: why there is no state, if there is none.
+    """
+
+    def __init__(self, distributed: bool, workers: int) -> None:
+        self.seeds = EpochSeeds()
+        self.going_on: Checkpoint | None = None
+        self.refusal: StateError | None = None
+        self._distributed = distributed
+        self._workers = workers
+        self._described: list[str] = []
+        self._loaded: list[Checkpoint] = []
+
+    @property
+    def parts(self) -> Sequence[Resumed | None]:
+        """Where each worker goes on; None is the beginning of an epoch."""
+        if self.going_on is None or self.going_on.is_over:
+            return [None] * max(self._workers, 1)
+        return self.going_on.parts
+
+    def load(self, state: bytes) -> None:
+        """Take a state, for a pipeline that is yet to be described.
+
+        Raises:
+            StateError: it is none.
+        """
+        self._loaded = loads(state)
+
+    def describe(self, pipe: Any) -> None:
+        """Take note of the pipeline, before it is split."""
+        self._described = [description(stage) for stage in upstream(pipe)]
+
+    def find(self, workplace: Workplace, ranks: Ranks | None) -> None:
+        """Find out where this rank goes on, if a state was loaded.
+
+        Raises:
+            StateError: the state is of another pipeline, or cannot be dealt to so many ranks and workers.
+        """
+        if not self._loaded:
+            return
+        loaded, self._loaded = self._loaded, []
+        for checkpoint in loaded:
+            checkpoint.check(self._described)
+        place = (*_place(ranks), self._distributed, self._workers)
+        same = [checkpoint for checkpoint in loaded if checkpoint.place == place]
+        if not same and all(checkpoint.is_over for checkpoint in loaded):
+            same = loaded
+        self.going_on = same[0] if same else dealt_anew(loaded, workplace, place)
+
+    def refuse(self, pipe: Any, behind: Sequence[Any]) -> None:
+        """Find out whether there is a state, and keep what speaks against it.
+
+        Args:
+            pipe: what workers run.
+            behind: the stages of the main process behind it.
+        """
+        try:
+            if self.refusal is None:
+                check_state(pipe)
+            for stage in behind:
+                if not isinstance(stage, FullSync):
+                    raise StateError(f"{type(stage).__name__} runs in the main process, where no stage has a state")
+        except StateError as error:
+            self.refusal = error
+
+    def begin(self, seed_generator: Any, ranks: Ranks | None) -> Checkpoint | None:
+        """Begin an epoch: seed the generator of the loader; return where the epoch goes on, if not at its beginning.
+
+        Raises:
+            RankLost: another rank will not come, or does not come in time.
+        """
+        going_on, self.going_on = self.going_on, None
+        if going_on is not None and going_on.is_over:
+            self.seeds.follow(epoch=going_on.epoch, first=going_on.first, next=going_on.next)
+            going_on = None
+        meet = None if ranks is None else ranks.meet
+        if going_on is None:
+            self.seeds.begin(seed_generator, meet)
+        else:
+            if meet is not None:
+                meet(0)
+            self.seeds.resume(
+                seed_generator,
+                seed=going_on.seed,
+                epoch=going_on.epoch,
+                first=going_on.first,
+                engines=going_on.engines,
+            )
+        if ranks is not None:
+            seed_generator.spawn(ranks.rank, inplace=True)
+        return going_on
+
+    def dumps(self, maker: Maker | None, ranks: Ranks | None) -> bytes:
+        """Return the state of the loop, as JSON.
+
+        Args:
+            maker: makes its items; None if no epoch has begun.
+            ranks: of the run.
+
+        Raises:
+            StateError: there is none.
+        """
+        if self.refusal is not None:
+            raise StateError(str(self.refusal))
+        rank, size = _place(ranks)
+        seeds = self.seeds
+        return Checkpoint(
+            stages=self._described,
+            seed=seeds.seed,
+            epoch=seeds.epoch,
+            first=seeds.first,
+            next=seeds.next,
+            engines=seeds.engines,
+            is_over=maker is None or maker.is_over,
+            rank=rank,
+            ranks=size,
+            distributed=self._distributed,
+            workers=self._workers,
+            turn=0 if maker is None else maker.turn,
+            parts=[] if maker is None else maker.states(),
+        ).dumps()
+
+
+def _place(ranks: Ranks | None) -> tuple[int, int]:
+    """Return the rank, and among how many."""
+    return (0, 1) if ranks is None else (ranks.rank, ranks.size)
