@@ -403,6 +403,7 @@ def interrupted(rank: Rank) -> None:
         time.sleep(1)
         rank.flags.show("2 comes")
     elif rank.rank == 1:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its jobs to ignore it
         try:
             rank.flags.show("1 waits", str(os.getpid()))
             iter(loader)

@@ -72,6 +72,7 @@ class Crew:
         self.delivered = [0] * len(jobs)
         self.turn = 0
         self.is_over = False
+        self._begun = 0  # epochs
         #: Where each worker has begun.
         self.bases: Sequence[Resumed] = ()
         #: Whose items were taken and are not delivered yet, where a stage of the main process takes them ahead.
@@ -132,6 +133,7 @@ class Crew:
         self.bases = [Resumed(0, 0, None) for _ in self.workers] if resumed is None else resumed
         self.delivered, self.turn = [base.items for base in self.bases], turn
         self.is_over = False
+        self._begun += 1
         if self.ahead is not None:
             self.ahead.clear()
         if self._dispatcher is not None:
@@ -146,18 +148,22 @@ class Crew:
         The order is a function of what each worker yields, and of nothing else.
         """
         round_of_workers = deque((number, link.items()) for number, link in enumerate(self.workers))
+        begun = self._begun
         round_of_workers.rotate(-self.turn)
         while round_of_workers:
             number, items = round_of_workers[0]
             try:
-                yield self._taken(number, next(items))  # no name here keeps the item, whose memory may be waited for
+                # No name here keeps the item, whose memory may be waited for.
+                yield self._taken(number, next(items), begun)
             except StopIteration:
                 round_of_workers.popleft()
             else:
                 round_of_workers.rotate(-1)
 
-    def _taken(self, number: int, item: Any) -> Any:
-        """Take note that an item of a worker was taken."""
+    def _taken(self, number: int, item: Any, begun: int) -> Any:
+        """Take note that an item of a worker was taken, unless another epoch has begun meanwhile."""
+        if begun != self._begun:
+            return item
         if self.ahead is None:
             self.deliver(number)
         else:

@@ -40,13 +40,13 @@ class StateKeeper:
     Attributes:
         seeds: of the epochs.
         going_on: where the next epoch goes on, if a state was loaded and no epoch has begun since.
-        refusal: why there is no state, if there is none.
+        refusal: why there is no state, or "" if there is one.
     """
 
     def __init__(self, distributed: bool, workers: int) -> None:
         self.seeds = EpochSeeds()
         self.going_on: Checkpoint | None = None
-        self.refusal: StateError | None = None
+        self.refusal = ""
         self._distributed = distributed
         self._workers = workers
         self._described: list[str] = []
@@ -96,13 +96,13 @@ class StateKeeper:
             behind: the stages of the main process behind it.
         """
         try:
-            if self.refusal is None:
+            if not self.refusal:
                 check_state(pipe)
             for stage in behind:
                 if not isinstance(stage, FullSync):
                     raise StateError(f"{type(stage).__name__} runs in the main process, where no stage has a state")
         except StateError as error:
-            self.refusal = error
+            self.refusal = str(error)  # the error itself would keep all that its frames hold
 
     def begin(self, seed_generator: Any, ranks: Ranks | None) -> Checkpoint | None:
         """Begin an epoch: seed the generator of the loader; return where the epoch goes on, if not at its beginning.
@@ -141,8 +141,8 @@ class StateKeeper:
         Raises:
             StateError: there is none.
         """
-        if self.refusal is not None:
-            raise StateError(str(self.refusal))
+        if self.refusal:
+            raise StateError(self.refusal)
         rank, size = _place(ranks)
         seeds = self.seeds
         return Checkpoint(

@@ -22,7 +22,6 @@ from torchdata.dataloader2.utils import WorkerInfo
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_round_robin_sharding_dp
 from torchdata.datapipes.iter import FullSync
 
-from wds_datapipes.errors import StateError
 from wds_datapipes.reading.crew import Crew, CrewItems
 from wds_datapipes.reading.delivery import Delivered
 from wds_datapipes.reading.elastic import Workplace
@@ -262,7 +261,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
                 waiting.datapipe = self._local
         items: CrewItems | LocalItems | None = self._items if self._crew is not None else self._local
         datapipe = pinned(datapipe) if self.pin_memory else datapipe
-        if datapipe is items or self._keeper.refusal is not None:
+        if datapipe is items or self._keeper.refusal:
             return datapipe
         supplier = self._crew or self._local
         return datapipe if supplier is None else Delivered(datapipe, supplier)
@@ -286,11 +285,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         together = TOGETHER if self.worker_prefetch_cnt else 1
         own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
         if dispatching is not None:
-            self._keeper.refusal = StateError("sharding_round_robin_dispatch deals items to workers, and has no state")
+            self._keeper.refusal = "sharding_round_robin_dispatch deals items to workers, and has no state"
         self._keeper.refuse(branches[0], [stage for stage in list_dps(graph) if id(stage) not in own])
         share = attach_wrapper(branches[0])
         infos = [WorkerInfo(workers, number) for number in range(workers)]
-        tells_state = self._keeper.refusal is None
+        tells_state = not self._keeper.refusal
         jobs = [
             Job(share, info, window, together, self.worker_init_fn, self.worker_reset_fn, part, tells_state)
             for info, part in zip(infos, self._keeper.parts, strict=True)
