@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ def nothing_left() -> Iterator[None]:
     before = opened()
     others = set(psutil.Process().children())  # such as multiprocessing's own, once a test has spawned a worker
     yield
+    for _ in range(100):  # a thread of torch may take a moment to close what it has
+        if opened() <= before:
+            break
+        time.sleep(0.01)
     left = {os.readlink(f"/proc/self/fd/{number}") for number in opened() - before}
     children = set(psutil.Process().children()) - others
     gc.enable()
