@@ -26,7 +26,7 @@ from wds_datapipes.testing import build_shard
 
 #: How many chains there are without workers, and with each number of them.
 CHAINS = 3000
-WITH_WORKERS = 50
+WITH_WORKERS = 15
 
 # webdataset leaves files and pipes to the garbage collection.
 pytestmark = [
