@@ -8,20 +8,20 @@ from numbers import Real
 from random import Random
 from typing import Any, Literal
 
-import torch
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.mixing import Stop, mix_samples
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.pipes.passes import Passes
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import has_no_share, place_of, refuse_fed
 
 __all__ = ["SampleMixer"]
 
 
 @register_stage("mix_samples")
-class SampleMixer(IterDataPipe[Any]):
+class SampleMixer(Seeded, IterDataPipe[Any]):
     """Mix this source with others (functional name: ``mix_samples``).
 
     The sources have to be pipelines of their own, up to their lists of shards: torch lets a stage be read by one other
@@ -84,20 +84,12 @@ class SampleMixer(IterDataPipe[Any]):
             self.weights = _checked(weights, 1 + len(others))
         self.stop: Stop = stop
         self._weights()  # raises where a source has no size
-        self._seed: int | None = None
         self._rng = Random()
-
-    def set_seed(self, seed: int) -> SampleMixer:
-        """Give the seed of the next epoch; loaders call this."""
-        self._seed = seed
-        return self
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
-        if self._seed is None:
-            self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        self._rng.seed(self._seed)
-        self._own_seed, self._seed = self._seed, None
+        self._own_seed = self._take_seed()
+        self._rng.seed(self._own_seed)
 
     def __iter__(self) -> Iterator[Any]:
         sources = (self.source, *self.others)

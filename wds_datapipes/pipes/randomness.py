@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-import torch
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.randomness import map_samples_with_rng
 from wds_datapipes.pipes.registration import Hidden, register_stage
+from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import address_of, place_of, upstream
 
 __all__ = ["RandomMapper"]
@@ -21,7 +21,7 @@ REPEATING = ("CyclerIterDataPipe", "RepeaterIterDataPipe", "SamplerIterDataPipe"
 
 
 @register_stage("map_samples_with_rng")
-class RandomMapper(IterDataPipe[Any]):
+class RandomMapper(Seeded, IterDataPipe[Any]):
     """Apply a function that draws to each sample (functional name: ``map_samples_with_rng``).
 
     The function gets a sample and a ``random.Random``, whose numbers follow from the seed of the loader, the epoch, and
@@ -77,19 +77,11 @@ class RandomMapper(IterDataPipe[Any]):
         self.source = source
         self.on_error = on_error
         self._function = Hidden(function)
-        self._seed: int | None = None
         self._own_seed = 0
-
-    def set_seed(self, seed: int) -> RandomMapper:
-        """Give the seed of the next epoch; loaders call this."""
-        self._seed = seed
-        return self
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
-        if self._seed is None:
-            self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        self._own_seed, self._seed = self._seed, None
+        self._own_seed = self._take_seed()
 
     def __iter__(self) -> Iterator[Any]:
         place = place_of(self)

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Iterator
 from random import Random
 
-import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
@@ -14,13 +13,14 @@ from wds_datapipes.core.resampling import resample_wds_shards
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.sharing import share
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import Groups, place_in
 
 __all__ = ["ShardResampler"]
 
 
 @register_stage("resample_wds_shards")
-class ShardResampler(IterDataPipe[str]):
+class ShardResampler(Seeded, IterDataPipe[str]):
     """Draw shards at random, with replacement, for ever (functional name: ``resample_wds_shards``).
 
     Each worker of each rank draws its own from all shards. So it takes the place of ``.sharding_filter()``, and the two
@@ -62,7 +62,6 @@ class ShardResampler(IterDataPipe[str]):
         self.count = count
         self.seed = seed
         self.groups: Groups = {}
-        self._seed: int | None = None
         self._rng = Random()
 
     def apply_sharding(
@@ -89,18 +88,10 @@ class ShardResampler(IterDataPipe[str]):
             raise RuntimeError("resample_wds_shards cannot mix DEFAULT and other sharding groups")
         self.groups[sharding_group] = (num_of_instances, instance_id)
 
-    def set_seed(self, seed: int) -> ShardResampler:
-        """Give the seed of the next epoch; loaders call this."""
-        self._seed = seed
-        return self
-
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
-        if self._seed is None:
-            self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         place = place_in(self.groups)
-        self._rng.seed(derived_seed("resample_wds_shards", self.seed, self._seed, place.rank, place.worker))
-        self._seed = None
+        self._rng.seed(derived_seed("resample_wds_shards", self.seed, self._take_seed(), place.rank, place.worker))
 
     def __iter__(self) -> Iterator[str]:
         yield from resample_wds_shards(self.source, rng=self._rng, count=self._share())

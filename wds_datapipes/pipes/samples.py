@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-import torch
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.naming import KeyRule, first_dot
@@ -19,6 +18,7 @@ from wds_datapipes.core.types import Member, Sample
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import address_of
 
 __all__ = ["SampleGrouper", "SampleShuffler"]
@@ -153,7 +153,7 @@ class SampleGrouper(IterDataPipe[Sample]):
 
 
 @register_stage("shuffle_samples")
-class SampleShuffler(IterDataPipe[Sample]):
+class SampleShuffler(Seeded, IterDataPipe[Sample]):
     """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
 
     Each sample comes exactly once. Put it before decoding: what waits in the buffer is then small. The seed comes from
@@ -199,7 +199,6 @@ class SampleShuffler(IterDataPipe[Sample]):
         self.initial = initial
         self.max_bytes = max_bytes
         self._enabled = True
-        self._seed: int | None = None
         self._rng = Random()
         self._state = ShuffleState(self.initial)
         self._loaded: ShuffleState | None = None
@@ -232,17 +231,9 @@ class SampleShuffler(IterDataPipe[Sample]):
         self._enabled = shuffle
         return self
 
-    def set_seed(self, seed: int) -> SampleShuffler:
-        """Give the seed of the next epoch; loaders call this."""
-        self._seed = seed
-        return self
-
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
-        if self._seed is None:
-            self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        self._rng.seed(self._seed)
-        self._seed = None
+        self._rng.seed(self._take_seed())
 
     def __iter__(self) -> Iterator[Sample]:
         if not self._enabled:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-import torch
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.shards import expand_urls
 from wds_datapipes.core.specification import read_mixture
+from wds_datapipes.pipes.seeded import Seeded
 
 __all__ = ["DatasetSpec", "ShardList"]
 
@@ -62,7 +62,7 @@ class ShardList(IterDataPipe[str]):
         return len(self._listed.urls)
 
 
-class DatasetSpec(IterDataPipe[str]):
+class DatasetSpec(Seeded, IterDataPipe[str]):
     """List the shards of several datasets that are mixed in proportions, as a YAML or JSON file tells them.
 
     The file holds the keys that webdataset's specifications have:
@@ -116,20 +116,12 @@ class DatasetSpec(IterDataPipe[str]):
         self._mixture = read_mixture(
             spec, lambda pattern: expand_urls(pattern, variables=os.environ, storage_options=storage_options)
         )
-        self._seed: int | None = None
         self._rng = Random()
-
-    def set_seed(self, seed: int) -> DatasetSpec:
-        """Give the seed of the next epoch; loaders call this."""
-        self._seed = seed
-        return self
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
         if self._mixture.is_random:
-            if self._seed is None:
-                self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
-            self._rng.seed(self._seed)
+            self._rng.seed(self._take_seed())
         self._seed = None
 
     @property

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-import torch
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.subsets import non_empty, parse_slice, rsample, slice_samples
 from wds_datapipes.pipes.counting import Counting
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import address_of, place_of
 
 __all__ = ["EmptinessChecker", "SampleSlicer", "SampleThinner"]
 
 
 @register_stage("rsample")
-class SampleThinner(Counting, IterDataPipe[Any]):
+class SampleThinner(Seeded, Counting, IterDataPipe[Any]):
     """Let each sample through with a probability (functional name: ``rsample``).
 
     Other samples are drawn in each epoch and worker, by a seed that comes from the loader. What is
@@ -49,22 +49,13 @@ class SampleThinner(Counting, IterDataPipe[Any]):
             raise ValueError(f"p is a probability from 0 to 1, not {p!r}")
         self.source = source
         self.p = p
-        self._seed: int | None = None
         self._rng = Random()
-
-    def set_seed(self, seed: int) -> SampleThinner:
-        """Give the seed of the next epoch; loaders call this."""
-        self._seed = seed
-        return self
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
-        if self._seed is None:
-            self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         # torch's DataLoader gives one seed to all workers, which would then draw the same positions.
         place = place_of(self)
-        self._rng.seed(derived_seed("rsample", self._seed, place.rank, place.worker))
-        self._seed = None
+        self._rng.seed(derived_seed("rsample", self._take_seed(), place.rank, place.worker))
 
     def __iter__(self) -> Iterator[Any]:
         passed = self._begin_counting()
