@@ -300,7 +300,7 @@ def open_too_many() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     kept = []
     while True:
-        kept.append(open(os.devnull))  # noqa: SIM115
+        kept.append(open(os.devnull))  # noqa: SIM115 - that it stays open is the point
 
 
 def lock() -> object:
