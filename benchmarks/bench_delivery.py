@@ -344,7 +344,7 @@ def _measure(answers: Connection, name: str, measure: Callable[..., Any], argume
     os.environ["WDS_DATAPIPES_REPAIRS"] = "0" if "unrepaired" in name else "1"
     warnings.simplefilter("ignore")  # torchdata's banner, which says that it is no longer developed
     # Before anything is timed; this repairs torchdata, too.
-    from wds_datapipes import ShardReadingService  # noqa: F401  a child begins with what is imported here
+    from wds_datapipes import ShardReadingService  # noqa: F401  for what importing it does
 
     answers.send(measure(LOADERS[name], *arguments))
     signal.pause()  # until it is ended with its workers
