@@ -214,7 +214,8 @@ def killed(moment: str, workers: int = 2, prefetch: int = 10, top: str = "bare",
         elif moment == "between epochs":
             assert take(dl, workers, items) == "60; end"
         elif moment in ("at rest", "paused", "in shutdown"):
-            next(items)
+            for _ in range(workers):  # an item of each worker, which has thus opened a shard
+                next(items)
             if moment == "at rest":
                 time.sleep(0.4)
             elif moment == "paused":
