@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import io
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 #: What the blocks of a page may be: run in Python, run by bash, compared, and two that are only shown.
 KINDS = {"python", "console", "text", "shell", ""}
 FENCE = re.compile(r"^ *(`{3,})(.*)$")
+#: The kind of a block that is a file, and a line in it that stands for a file of the repository.
+FILE = re.compile(r'{ \.python title="([\w.]+)" }')
+INCLUDED = re.compile(r'^--8<-- "([\w./]+)"\n', re.MULTILINE)
 #: Printed at the end of each block, to find out which block has printed what.
 MARK = "\x1e"
 
@@ -45,7 +49,9 @@ def blocks_of(text: str) -> list[Block]:
             if fence:
                 assert line.startswith("```"), f"line {number}: the blocks of a page are not indented"
                 kind, start, lines = fence[2], number, []
-                assert kind in KINDS, f"line {number}: a block is one of {sorted(KINDS)}, not {kind!r}"
+                assert kind in KINDS or FILE.fullmatch(kind), (
+                    f"line {number}: a block is one of {sorted(KINDS)}, not {kind!r}"
+                )
         elif line == "```":
             found.append(Block(kind, start, "".join(f"{line}\n" for line in lines)))
             start = 0
@@ -91,10 +97,23 @@ def expected_of(blocks: list[Block]) -> dict[int, str]:
 def run_page(text: str, folder: Path) -> None:
     """Run a page in a folder, and compare what it prints."""
     blocks = blocks_of(text)
+    for block in blocks:
+        if file := FILE.fullmatch(block.kind):
+            for name in INCLUDED.findall(block.text):
+                assert (ROOT / name).is_file(), f"line {block.line}: there is no file {name}"
+            whole = INCLUDED.sub(lambda included: (ROOT / included[1]).read_text(encoding="utf-8"), block.text)
+            (folder / file[1]).write_text(whole, encoding="utf-8")
     script = folder / "page.py"
     script.write_text(script_of(blocks), encoding="utf-8")
     finished = subprocess.run(
-        [sys.executable, script.name], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [sys.executable, script.name],
+        cwd=folder,
+        # The commands of this environment are found, and torchrun does not speak of this variable.
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     printed = finished.stdout.split(f"{MARK}\n")
@@ -142,6 +161,16 @@ page
 $ echo 'a  b'
 a  b
 ```
+```{ .python title="answer.py" }
+answer = 42
+```
+```python
+import answer
+print(answer.answer)
+```
+```text
+42
+```
 """
 
 
@@ -156,6 +185,8 @@ def test_a_good_page_passes(tmp_path: Path) -> None:
         ("\npage\n", "\npages\n", r"It prints:\s+page"),
         ("\na  b\n", "\nab\n", r"It prints:\s+a  b"),
         ("$ echo 'a  b'", "$ false | true", "CalledProcessError"),
+        ("answer = 42", "answer = 41", r"It prints:\s+41"),
+        ("answer = 42", '--8<-- "docs/examples/no.py"', "line 12: there is no file docs/examples/no.py"),
         ("```python", "``` python", "line 1: a block is one of"),
         ("```python", "  ```python", "line 1: the blocks of a page are not indented"),
         ("\n```\n```text", "\n```\n\n```text\n```\n```text", "there is no block whose output this is"),
