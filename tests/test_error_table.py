@@ -176,6 +176,10 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: list(samples(shard(folder, {"__key__": "a", "json": "{"})).wds_decode()),
         r"field 'json' of sample 'a' in shard '.*x\.tar' cannot be decoded",
     ),
+    "EncodeError": (
+        lambda folder: list(IterableWrapper([{"__key__": "a", "cls": None}]).wds_encode()),
+        r"field 'cls' of sample 'a' holds None, which cannot be encoded.*It takes an int",
+    ),
     "UnsafeCodec": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "pyd": pickle.dumps(1)})).wds_decode()),
         r"unsafe=True",

@@ -18,6 +18,7 @@ from wds_datapipes.pipes.caching import CachedSamples
 from wds_datapipes.pipes.columns import Associator, ColumnAdder
 from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
 from wds_datapipes.pipes.directory import DirectoryShards
+from wds_datapipes.pipes.encoding import SampleEncoder
 from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
 from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
 from wds_datapipes.pipes.journal import SampleLogger
@@ -62,6 +63,7 @@ __all__ = [
     "RandomMapper",
     "Sample",
     "SampleDecoder",
+    "SampleEncoder",
     "SampleGrouper",
     "SampleLogger",
     "SampleMapper",

@@ -18,8 +18,9 @@
     │   ├── ReturningKey (ValueError)       a key comes back after other samples of its shard
     │   ├── MissingField (ValueError)       a field that was asked for is not there
     │   ├── MissingEntry (LookupError)      a table has nothing for its key
-    │   └── DecodeError (ValueError)        a field's bytes are not what its name says
-    │       └── UnsafeCodec                 the field's codec can run code, and that was not allowed
+    │   ├── DecodeError (ValueError)        a field's bytes are not what its name says
+    │   │   └── UnsafeCodec                 the field's codec can run code, and that was not allowed
+    │   └── EncodeError (ValueError)        a field's value is not what its name says
     ├── MisalignedShards (ValueError)       parallel shards do not hold the same keys in the same order
     ├── EmptySource (ValueError)            a stage needs an item of its source, which yields none
     ├── StateError (ValueError)             a state cannot be saved or loaded
@@ -41,6 +42,7 @@ __all__ = [
     "DecodeError",
     "DuplicateField",
     "EmptySource",
+    "EncodeError",
     "ErrorBudgetExceeded",
     "MisalignedShards",
     "MissingDependency",
@@ -141,8 +143,12 @@ class DecodeError(SampleError, ValueError):
     """The bytes of a field are not what the field's name says."""
 
 
+class EncodeError(SampleError, ValueError):
+    """The value of a field is not what the field's name says, or nothing encodes such fields."""
+
+
 class UnsafeCodec(DecodeError):
-    """Decoding the field can run code, and that was not allowed."""
+    """Decoding the field can run code, or could if it was encoded so, and that was not allowed."""
 
 
 class MisalignedShards(WdsError, ValueError):

@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as hnp
 from webdataset import tenbin
 
 from wds_datapipes.core import codecs
-from wds_datapipes.core.codecs import DECODERS, TRUSTED_DECODERS, UNSAFE, find_decoder
+from wds_datapipes.core.codecs import CODECS, IMAGE_FORMATS, TRUSTED_CODECS, UNSAFE, find_codec
 from wds_datapipes.core.decoding import wds_decode
 from wds_datapipes.errors import DecodeError, MissingDependency, UnsafeCodec
 
@@ -75,15 +75,15 @@ def same(left: object, right: object) -> bool:
 
 
 def test_every_extension_has_a_case_and_the_tables_are_sorted_literals() -> None:
-    assert sorted(CASES) == list(DECODERS)
+    assert sorted(CASES) == list(CODECS)
     tree = ast.parse(Path(codecs.__file__).read_text())
     tables = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
-    assert len(tables) == 2
+    assert len(tables) == 3
     for table in tables:
         keys = [ast.literal_eval(key) for key in table.keys if key is not None]
         assert keys == sorted(set(keys))
-    assert set(DECODERS) >= UNSAFE
-    assert set(TRUSTED_DECODERS) <= set(DECODERS)
+    assert set(CODECS) >= UNSAFE
+    assert set(TRUSTED_CODECS) <= set(CODECS)
 
 
 @pytest.mark.parametrize("extension", CASES)
@@ -204,15 +204,16 @@ def test_codecs_are_imported_on_first_use_and_never_torch() -> None:
         f"package.__path__ = {list(__import__('wds_datapipes').__path__)!r}; sys.modules['wds_datapipes'] = package\n"
         "from wds_datapipes.core.decoding import wds_decode\n"
         "print(list(wds_decode([{'json': b'1'}], 'rgb8')))\n"
-        "print(sorted({'torch', 'msgpack', 'cbor2', 'av', 'wds_datapipes.core.codecs.arrays'} & set(sys.modules)))"
+        "print(sorted({'torch', 'msgpack', 'cbor2', 'av', 'wds_datapipes.core.codecs.tenbin'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found == "[{'json': 1}]\n[]\n"
 
 
-def test_find_decoder_leaves_safety_to_its_caller() -> None:
-    assert find_decoder("nope") is None
-    assert find_decoder("pth") is not find_decoder("pth", trusted=True)
+def test_find_codec_leaves_safety_to_its_caller() -> None:
+    assert find_codec("nope") is None
+    assert not set(IMAGE_FORMATS) & set(CODECS)
+    assert find_codec("pth") is not find_codec("pth", trusted=True)
 
 
 @given(

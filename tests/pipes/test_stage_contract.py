@@ -21,6 +21,7 @@ from wds_datapipes import DatasetSpec, DirectoryShards, Member, MockSamples, Sha
 from wds_datapipes.errors import (
     DecodeError,
     DuplicateField,
+    EncodeError,
     MisalignedShards,
     MissingEntry,
     MissingField,
@@ -108,6 +109,14 @@ TABLE = {
     ),
     "wds_decode": Stage(
         SAMPLES, (), {"only": "cls"}, [{"__key__": "x", "cls": b"seven"}], DecodeError, "cls.*sample 'x'|'x'.*cls"
+    ),
+    "wds_encode": Stage(
+        [{"__key__": str(key), "cls": key, "txt": "text"} for key in range(3)],
+        (),
+        {},
+        [{"__key__": "x", "cls": "seven"}],
+        EncodeError,
+        "'cls' of sample 'x' holds the str 'seven'.*It takes an int",
     ),
     # It goes on where it stopped, so another iteration has the same items only if all are alike.
     "with_epoch": Stage([1, 1, 1, 1], (3,), {}, [], ValueError, "3 is odd"),

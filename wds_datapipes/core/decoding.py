@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial as bind
 from typing import Any, NamedTuple, TypeAlias
 
-from wds_datapipes.core.codecs import UNSAFE, find_decoder
+from wds_datapipes.core.codecs import UNSAFE, find_codec
 from wds_datapipes.core.codecs.gzipped import gunzip
 from wds_datapipes.core.codecs.matching import ByExtension, handle_extension, name_of
 from wds_datapipes.core.codecs.words import find_word
@@ -17,7 +17,7 @@ from wds_datapipes.core.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.core.types import Sample
 from wds_datapipes.errors import DecodeError, MissingDependency, UnsafeCodec
 
-__all__ = ["Decoder", "DecoderChain", "decode_samples", "wds_decode"]
+__all__ = ["Decoder", "DecoderChain", "decode_samples", "place_in", "wds_decode"]
 
 Decoder: TypeAlias = "str | ByExtension | Callable[[str, bytes], Any]"
 """An image spec, ``"torch_video"``, ``"torch_audio"`` or a registered decoder's name; an `ImageDecoder` or what
@@ -133,10 +133,10 @@ class DecoderChain:
         return _Plan(tuple(filters), tuple(steps))
 
     def _last_step(self, extension: str) -> _Step:
-        codec = find_decoder(extension, trusted=self.unsafe)
+        codec = find_codec(extension, trusted=self.unsafe)
         if codec is None:
             return _STAYS
-        return _Step(f"the {extension} codec", _refuse if extension in UNSAFE and not self.unsafe else codec)
+        return _Step(f"the {extension} codec", _refuse if extension in UNSAFE and not self.unsafe else codec.decode)
 
 
 def decode_samples(source: Iterable[Sample], chain: DecoderChain, on_error: OnError = "raise") -> Iterator[Sample]:
@@ -173,7 +173,7 @@ def _decode_field(sample: Sample, field: str, plan: _Plan, partial: bool) -> Any
             return data
         else:
             raise DecodeError(
-                f"{_place(sample, field)} holds a value of type {type(data).__name__}, and not bytes. If it was "
+                f"{place_in(sample, field)} holds a value of type {type(data).__name__}, and not bytes. If it was "
                 f"decoded before, partial=True lets it pass; only= names the fields to decode"
             )
     value = None
@@ -189,20 +189,21 @@ def _decode_field(sample: Sample, field: str, plan: _Plan, partial: bool) -> Any
         raise
     except UnsafeCodec as error:
         raise UnsafeCodec(
-            f"{_place(sample, field)} was not decoded: {error}. If you trust whoever made the shard, allow it with "
+            f"{place_in(sample, field)} was not decoded: {error}. If you trust whoever made the shard, allow it with "
             f"wds_decode(unsafe=True). Otherwise name the fields to decode with only=, or give the extension a decoder "
             f"of your own; pkl=bytes leaves every pkl field as it is"
         ) from error
     except Exception as error:
         cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
         raise DecodeError(
-            f"{_place(sample, field)} cannot be decoded by {step.name}: {cause}. The data is {_glimpse(data)}. "
+            f"{place_in(sample, field)} cannot be decoded by {step.name}: {cause}. The data is {_glimpse(data)}. "
             f'on_error="warn" or "skip" passes over such samples'
         ) from error
     return value
 
 
-def _place(sample: Sample, field: str) -> str:
+def place_in(sample: Sample, field: str) -> str:
+    """Name a field of a sample, and its shard where it has one."""
     where = f" in shard {redact(str(sample['__url__']))!r}" if "__url__" in sample else ""
     which = f"sample {sample['__key__']!r}" if "__key__" in sample else "a sample without a key"
     return f"field {field!r} of {which}{where}"

@@ -1,71 +1,87 @@
-"""How the bytes of a field become a value: one file for each kind of field, found by the field's last extension."""
+"""How the bytes of a field become a value, and back: one file for each kind, found by the field's last extension."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Any
 
-__all__ = ["DECODERS", "TRUSTED_DECODERS", "UNSAFE", "find_decoder"]
+from wds_datapipes.core.codecs.codec import Codec
 
-#: Extension -> "module:function", a function ``bytes -> value``. A module is imported when its first field comes.
-#: Images, video and audio are not here: they stay bytes until a decoder for them is asked for.
-DECODERS = {
-    "cbor": "records:decode_cbor",
-    "class": "scalars:decode_integer",
-    "cls": "scalars:decode_integer",
-    "cls2": "scalars:decode_integer",
-    "count": "scalars:decode_integer",
-    "htm": "text:decode_text",
-    "html": "text:decode_text",
-    "id": "scalars:decode_integer",
-    "index": "scalars:decode_integer",
-    "inx": "scalars:decode_integer",
-    "jsn": "jsons:decode_json",
-    "json": "jsons:decode_json",
-    "mp": "records:decode_msgpack",
-    "msg": "records:decode_msgpack",
-    "msgpack": "records:decode_msgpack",
-    "npy": "arrays:decode_npy",
-    "npz": "arrays:decode_npz",
-    "pickle": "pickled:decode_pickle",
-    "pkl": "pickled:decode_pickle",
-    "pth": "tensors:decode_pth",
-    "pyd": "pickled:decode_pickle",
-    "tb": "tenbin:decode_tenbin",
-    "ten": "tenbin:decode_tenbin",
-    "tenbin": "tenbin:decode_tenbin",
-    "text": "text:decode_text",
-    "transcript": "text:decode_text",
-    "txt": "text:decode_text",
+__all__ = ["CODECS", "IMAGE_FORMATS", "TRUSTED_CODECS", "UNSAFE", "find_codec"]
+
+#: Extension -> "module:name" of its `Codec`. A module is imported when its first field comes.
+#: Video and audio are not here: they stay bytes until a decoder for them is asked for. The same holds for images.
+CODECS = {
+    "cbor": "records:cbor",
+    "class": "scalars:integer",
+    "cls": "scalars:integer",
+    "cls2": "scalars:integer",
+    "count": "scalars:integer",
+    "htm": "text:text",
+    "html": "text:text",
+    "id": "scalars:integer",
+    "index": "scalars:integer",
+    "inx": "scalars:integer",
+    "jsn": "jsons:jsons",
+    "json": "jsons:jsons",
+    "mp": "records:msgpack",
+    "msg": "records:msgpack",
+    "msgpack": "records:msgpack",
+    "npy": "arrays:npy",
+    "npz": "arrays:npz",
+    "pickle": "pickled:pickled",
+    "pkl": "pickled:pickled",
+    "pth": "tensors:pth",
+    "pyd": "pickled:pickled",
+    "tb": "tenbin:tenbin",
+    "ten": "tenbin:tenbin",
+    "tenbin": "tenbin:tenbin",
+    "text": "text:text",
+    "transcript": "text:text",
+    "txt": "text:text",
+}
+
+#: Extensions of images that are encoded -> Pillow's name of the format; ``image`` and ``img`` are webdataset's.
+IMAGE_FORMATS = {
+    "image": "JPEG",
+    "img": "JPEG",
+    "jpeg": "JPEG",
+    "jpg": "JPEG",
+    "pbm": "PPM",
+    "pgm": "PPM",
+    "png": "PNG",
+    "pnm": "PPM",
+    "ppm": "PPM",
+    "tif": "TIFF",
+    "tiff": "TIFF",
+    "webp": "WEBP",
 }
 
 #: The extensions whose decoder can run code that is in the data. They are refused unless the caller trusts the shards.
 UNSAFE = frozenset({"pickle", "pkl", "pyd"})
 
-#: What decodes an extension instead, once the caller trusts the shards: the safe decoder reads less.
-TRUSTED_DECODERS = {
-    "pth": "tensors:decode_trusted_pth",
+#: What stands for an extension instead, once the caller trusts the shards: the safe codec knows less.
+TRUSTED_CODECS = {
+    "pth": "tensors:trusted_pth",
 }
 
 
-def find_decoder(extension: str, *, trusted: bool = False) -> Callable[[bytes], Any] | None:
-    r"""Return the decoder of an extension, or ``None`` if its fields stay bytes.
+def find_codec(extension: str, *, trusted: bool = False) -> Codec | None:
+    r"""Return the codec of an extension, or ``None`` if its fields stay bytes.
 
-    Whether an extension may be decoded at all is for the caller to ask: ``extension in UNSAFE``.
+    Whether an extension may be decoded or encoded at all is for the caller to ask: ``extension in UNSAFE``.
 
-    >>> find_decoder("cls")(b"7\n"), find_decoder("bin")
-    (7, None)
+    >>> find_codec("cls").decode(b"7\n"), find_codec("cls").encode(7), find_codec("bin")
+    (7, b'7', None)
     """
-    address = DECODERS.get(extension)
+    address = CODECS.get(extension)
     if trusted:
-        address = TRUSTED_DECODERS.get(extension, address)
+        address = TRUSTED_CODECS.get(extension, address)
     return None if address is None else _load(address)
 
 
 @cache
-def _load(address: str) -> Callable[[bytes], Any]:
-    module, _, function = address.partition(":")
-    decoder: Callable[[bytes], Any] = getattr(import_module(f"{__name__}.{module}"), function)
-    return decoder
+def _load(address: str) -> Codec:
+    module, _, name = address.partition(":")
+    codec: Codec = getattr(import_module(f"{__name__}.{module}"), name)
+    return codec

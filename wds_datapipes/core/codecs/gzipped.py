@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 
-__all__ = ["gunzip"]
+__all__ = ["gunzip", "is_gzip", "to_gzip"]
 
 
 def gunzip(data: bytes) -> bytes:
@@ -17,3 +18,14 @@ def gunzip(data: bytes) -> bytes:
     if not data:
         raise ValueError("no data, and even an empty file has some when it is compressed")
     return gzip.decompress(data)
+
+
+def to_gzip(data: bytes) -> bytes:
+    """Compress, with no time and no name in the header: the same data are the same bytes."""
+    compressor = zlib.compressobj(9, zlib.DEFLATED, 31)  # 16: with gzip's header and checksum; 15: the largest window
+    return compressor.compress(data) + compressor.flush()
+
+
+def is_gzip(data: bytes) -> bool:
+    """Whether data begin as gzip does."""
+    return data[:3] == b"\x1f\x8b\x08"

@@ -1,20 +1,19 @@
-"""Fields that are images: Pillow reads them, and one of seventeen specs says as what."""
+"""Fields that are images: Pillow reads them, one of seventeen specs says as what, and Pillow writes them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
+from wds_datapipes.core.codecs import IMAGE_FORMATS
 from wds_datapipes.core.codecs.matching import ByExtension, split_extensions
+from wds_datapipes.core.codecs.pixels import deep_gray, on_background, pack, spread, unpack
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["IMAGE_EXTENSIONS", "IMAGE_SPECS", "ImageDecoder"]
+__all__ = ["IMAGE_EXTENSIONS", "IMAGE_SPECS", "ImageDecoder", "ImageEncoder"]
 
 #: What is an image when an image spec is asked for. webdataset takes every extension that Pillow has a plugin for, and
 #: so breaks on fields that are something else as a rule: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc``
@@ -53,6 +52,21 @@ IMAGE_SPECS = {
     "torchrgb8": _Spec("torch", "RGB", floats=False),
     "torchrgba": _Spec("torch", "RGBA", floats=True),
     "torchrgba8": _Spec("torch", "RGBA", floats=False),
+}
+
+#: What Pillow is told where the user says nothing.
+DEFAULTS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}}
+
+#: Format, or an extension of it -> the modes of Pillow that it keeps as they are.
+MODES = {
+    "JPEG": ("L", "RGB", "CMYK"),
+    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    "PPM": ("1", "L", "I;16", "RGB"),
+    "TIFF": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"),
+    "WEBP": ("L", "LA", "P", "RGB", "RGBA"),
+    "pbm": ("1",),
+    "pgm": ("L", "I;16"),
+    "ppm": ("RGB",),
 }
 
 
@@ -106,16 +120,16 @@ class ImageDecoder(ByExtension):
         container, mode, floats = self._result
         image = self._open(data)
         if image.mode[0] in "IF":
-            gray = _deep_gray(image)
+            gray = deep_gray(image)
             if floats:
-                return _pack(_spread(gray, mode), container)
+                return pack(spread(gray, mode), container)
             image = Image.fromarray(np.rint(gray * 255).astype(np.uint8))
         elif self.background is not None and image.has_transparency_data:
-            image = _on_background(image, self.background)
+            image = on_background(image, self.background)
         if container == "pil":
             return image.convert(mode)  # a copy even in the same mode: a plain image, and not the file's own class
         pixels = np.asarray(image if image.mode == mode else image.convert(mode))
-        return _pack(pixels, container, floats=floats)
+        return pack(pixels, container, floats=floats)
 
     def _open(self, data: bytes) -> Image.Image:
         image: Image.Image
@@ -136,6 +150,43 @@ class ImageDecoder(ByExtension):
         return f"ImageDecoder({self.spec!r}{told})"
 
 
+class ImageEncoder:
+    """Encodes images to the format of an extension.
+
+    Args:
+        extension: one of `IMAGE_FORMATS`.
+        options: for Pillow's writer of that format, such as ``quality``. JPEG has the quality 100 otherwise, as with
+            webdataset, and WebP is without loss unless a quality is given.
+    """
+
+    takes = (
+        "an array (H, W) or (H, W, C) or a tensor (H, W) or (C, H, W), with 1, 3 or 4 channels, of uint8 or of floats "
+        "from 0 to 1, or a Pillow image"
+    )
+
+    def __init__(self, extension: str, options: Mapping[str, Any] | None = None) -> None:
+        self._format = IMAGE_FORMATS[extension]
+        #: Pillow would change other modes, some of them with a loss, to what the format has.
+        self._modes = MODES.get(extension) or MODES[self._format]
+        self._options = {**DEFAULTS.get(self._format, {}), **(options or {})}
+        if self._format == "WEBP" and "quality" in self._options:
+            self._options.setdefault("lossless", False)
+        elif self._format == "WEBP":
+            self._options.setdefault("lossless", True)
+        self._colours_alone = extension == "ppm"
+
+    def encode(self, value: Any) -> bytes:
+        """Encode an image."""
+        image = unpack(value)
+        if self._colours_alone and image.mode == "L":
+            image = image.convert("RGB")
+        if image.mode not in self._modes:
+            raise ValueError(f"the format has no pixels of the mode {image.mode!r}, but of {' '.join(self._modes)}")
+        file = BytesIO()
+        image.save(file, self._format, **self._options)
+        return file.getvalue()
+
+
 def _draft_size(size: tuple[int, int], min_size: int) -> tuple[int, int]:
     """The size to ask Pillow for, so that it picks the smallest scale whose short side still has ``min_size`` pixels.
 
@@ -145,46 +196,3 @@ def _draft_size(size: tuple[int, int], min_size: int) -> tuple[int, int]:
     short = min(size)
     scale = next((scale for scale in (8, 4, 2) if -(-short // scale) >= min_size), 1)
     return max(1, size[0] // scale), max(1, size[1] // scale)
-
-
-def _deep_gray(image: Image.Image) -> NDArray[np.float32]:
-    """The pixels of a gray image of 16 bits, from 0 to 1."""
-    # PGM of 16 bits, and PNG in older Pillows, come as 32-bit integers; TIFF has such with any range.
-    if not image.mode.startswith("I;16") and image.format not in ("PNG", "PPM"):
-        raise ValueError(
-            f"a {image.format} image of mode {image.mode!r} has 32 bits a pixel and no fixed range: "
-            f"decode it with a function of your own"
-        )
-    gray: NDArray[np.float32] = np.divide(np.asarray(image), np.float32(65535), dtype=np.float32)
-    return gray
-
-
-def _spread(gray: NDArray[np.float32], mode: str) -> NDArray[np.float32]:
-    """Gray pixels as those of a mode with more channels; alpha is opaque."""
-    if mode == "L":
-        return gray
-    pixels = np.ones((*gray.shape, len(mode)), np.float32)
-    pixels[..., :3] = gray[..., np.newaxis]
-    return pixels
-
-
-def _on_background(image: Image.Image, background: tuple[int, ...]) -> Image.Image:
-    canvas = Image.new("RGBA", image.size, background)
-    canvas.alpha_composite(image.convert("RGBA"))
-    return canvas
-
-
-def _pack(pixels: NDArray[Any], container: str, *, floats: bool = False) -> NDArray[Any] | torch.Tensor:
-    """Bring (H, W[, C]) pixels into the container's order, by one copy; ``floats`` also divides them by 255."""
-    if container == "torch" and pixels.ndim == 3:
-        pixels = pixels.transpose(2, 0, 1)
-    result = np.empty(pixels.shape, np.float32 if floats else pixels.dtype)
-    if floats:
-        np.divide(pixels, np.float32(255), out=result)
-    else:
-        result[...] = pixels
-    if container == "numpy":
-        return result
-    import torch
-
-    return torch.from_numpy(result)

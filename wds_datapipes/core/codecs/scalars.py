@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["decode_integer"]
+import operator
+from typing import Any
+
+from wds_datapipes.core.codecs.codec import Codec
+
+__all__ = ["decode_integer", "encode_integer", "integer"]
 
 
 def decode_integer(data: bytes) -> int:
@@ -12,3 +17,17 @@ def decode_integer(data: bytes) -> int:
     7
     """
     return int(data)
+
+
+def encode_integer(value: Any) -> bytes:
+    """Encode a whole number as decimal text.
+
+    >>> encode_integer(7)
+    b'7'
+    """
+    if isinstance(value, bool):
+        raise TypeError("True and False are no numbers here")
+    return b"%d" % operator.index(value)
+
+
+integer = Codec(decode_integer, encode_integer, "an int, or an integer of NumPy or torch without dimensions")

@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["decode_tenbin"]
+from wds_datapipes.core.codecs.arrays import as_array
+from wds_datapipes.core.codecs.codec import Codec
+
+__all__ = ["decode_tenbin", "encode_tenbin", "tenbin"]
 
 MAGIC = b"~TenBin~"
 ALIGNMENT = 64
@@ -44,6 +47,23 @@ def decode_tenbin(data: bytes) -> list[NDArray[Any]]:
             )
         arrays.append(np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("=")))
     return arrays
+
+
+def encode_tenbin(value: Any) -> bytes:
+    """Encode an array, or a list or tuple of arrays; one array is read back as a list of one.
+
+    webdataset cannot read uint32 and arrays without dimensions, for which it has the format all the same.
+    """
+    arrays = [as_array(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    parts: list[bytes] = []
+    for array in arrays:
+        name = array.dtype.newbyteorder("<").str[1:]
+        if name not in DTYPES:
+            raise ValueError(f"tenbin has no dtype {array.dtype}, but {' '.join(DTYPES)}")
+        header = name.encode().ljust(16, b"\0") + struct.pack(f"<{array.ndim + 1}q", array.ndim, *array.shape)
+        for content in (header, array.astype(DTYPES[name], copy=False).tobytes()):
+            parts += MAGIC, struct.pack("<q", len(content)), content, bytes(-len(content) % ALIGNMENT)
+    return b"".join(parts)
 
 
 def _chunks(data: bytes) -> Iterator[tuple[int, memoryview]]:
@@ -81,3 +101,6 @@ def _parse_header(header: memoryview, start: int) -> tuple[tuple[int, ...], np.d
     if dimensions != len(shape) or any(size < 0 for size in shape):
         raise ValueError(f"the array header at byte {start} has {dimensions} dimensions, of sizes {shape}")
     return tuple(shape), DTYPES[name]
+
+
+tenbin = Codec(decode_tenbin, encode_tenbin, f"an array, or a list of arrays, each of {', '.join(DTYPES)}")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["decode_text"]
+from typing import Any
+
+from wds_datapipes.core.codecs.codec import Codec
+
+__all__ = ["decode_text", "encode_text", "text"]
 
 
 def decode_text(data: bytes) -> str:
@@ -12,3 +16,17 @@ def decode_text(data: bytes) -> str:
     'a café\n'
     """
     return data.decode("utf-8")
+
+
+def encode_text(value: Any) -> bytes:
+    r"""Encode ``str`` to UTF-8, as it is.
+
+    >>> encode_text("a café\n")
+    b'a caf\xc3\xa9\n'
+    """
+    if not isinstance(value, str):
+        raise TypeError("it is no text")
+    return value.encode("utf-8")
+
+
+text = Codec(decode_text, encode_text, "a str")

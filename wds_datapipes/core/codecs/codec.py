@@ -1,0 +1,38 @@
+"""What a codec is: how the bytes of a field become a value, and how a value becomes bytes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = ["Codec", "described"]
+
+
+class Codec(NamedTuple):
+    """Both directions of one kind of field: what ``encode`` takes, ``decode`` gives back."""
+
+    decode: Callable[[bytes], Any]
+    #: Raises for what it cannot write faithfully, and never guesses.
+    encode: Callable[[Any], bytes]
+    #: What ``encode`` takes, as the end of the sentence "It takes ...".
+    takes: str
+
+
+def described(value: object) -> str:
+    """What a value is, for a message: its type, and of an array also dtype and shape.
+
+    >>> described(None), described({"a": 1}), described("seven")
+    ('None', 'a dict', "the str 'seven'")
+    """
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if value is None:
+        return "None"
+    if isinstance(value, bool | int | float | str):
+        shown = repr(value[:40] if isinstance(value, str) else value)
+        return f"the {name} {shown[:50]}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"a {name} of {value.dtype} and shape {tuple(value.shape)}"
+    if callable(getattr(value, "getbands", None)):  # a Pillow image
+        return f"a {name} of mode {getattr(value, 'mode', '')}"
+    return f"a {name}"
