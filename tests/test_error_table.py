@@ -21,7 +21,16 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-from wds_datapipes import DatasetSpec, ErrorBudget, ShardList, ShardReadingService, errors
+from wds_datapipes import (
+    DatasetSpec,
+    ErrorBudget,
+    ShardList,
+    ShardReadingService,
+    build_index,
+    check_index,
+    errors,
+    read_index,
+)
 from wds_datapipes.core.optional import require
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.state import load_state, save_state
@@ -93,6 +102,14 @@ def sparse(folder: Path) -> str:
 def written(folder: Path, content: bytes) -> str:
     (folder / "x.tar").write_bytes(content)
     return str(folder / "x.tar")
+
+
+def changed(folder: Path) -> None:
+    """Use the index of what a shard was before it was written again."""
+    url = shard(folder)
+    index = build_index(url)
+    Path(url).write_bytes(Path(url).read_bytes() + bytes(512))
+    check_index(index, url)
 
 
 def beside(url: str) -> str:
@@ -196,6 +213,19 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         r"wds_decode had to pass over 1 of 1 items \(1 x DecodeError\)",
     ),
+    "MissingSidecar": (
+        lambda folder: read_index(f"{folder}/x.tar.wdsidx"),
+        r"x\.tar\.wdsidx cannot be read: No such file",
+    ),
+    "CorruptSidecar": (
+        lambda folder: read_index(written(folder, b"v1.2 1\n")),
+        r"x\.tar is no index of a shard: it begins with b'v1\.2 1",
+    ),
+    "StaleSidecar": (changed, r"x\.tar has changed since its index was built: it has 10752 bytes, and had 10240"),
+    "UnsupportedSidecar": (
+        lambda folder: build_index(build_shard(folder / "x.tgz", [])).check_random_access(),
+        r"x\.tgz is of a shard that is compressed with gzip",
+    ),
     "CacheError": (
         lambda folder: list(IterableWrapper([threading.Lock()], deepcopy=False).cache_samples()),
         r"cache_samples cannot keep an item of type lock, as it cannot be pickled: TypeError",
@@ -211,7 +241,7 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "RankLost": (left_alone, r"rank 1 has ended its service after LookupError: no such label"),
 }
 #: What groups the others, and is raised by nothing.
-GROUPS = {"WdsError", "ShardError", "SampleError"}
+GROUPS = {"WdsError", "ShardError", "SampleError", "SidecarError"}
 
 
 def test_the_table_has_every_error() -> None:

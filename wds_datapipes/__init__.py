@@ -9,6 +9,11 @@ import typing
 
 from wds_datapipes.core.codecs.images import ImageDecoder
 from wds_datapipes.core.codecs.matching import handle_extension
+from wds_datapipes.core.index import ShardIndex
+from wds_datapipes.core.indexes import build_indexes
+from wds_datapipes.core.indexfile import index_url, read_index, write_index
+from wds_datapipes.core.indexing import build_index, check_index
+from wds_datapipes.core.manifest import Manifest, check_manifest, read_manifest, write_manifest
 from wds_datapipes.core.naming import first_dot, last_dot
 from wds_datapipes.core.openers import register_opener
 from wds_datapipes.core.policy import ErrorBudget
@@ -58,6 +63,7 @@ __all__ = [
     "KeyRenamer",
     "LengthDeclarer",
     "LoadingReport",
+    "Manifest",
     "Member",
     "MockSamples",
     "RandomMapper",
@@ -72,6 +78,7 @@ __all__ = [
     "SampleSlicer",
     "SampleThinner",
     "SampleUnbatcher",
+    "ShardIndex",
     "ShardList",
     "ShardLoader",
     "ShardReadingService",
@@ -81,13 +88,22 @@ __all__ = [
     "TupleMaker",
     "TupleMapper",
     "WorkerReport",
+    "build_index",
+    "build_indexes",
+    "check_index",
+    "check_manifest",
     "first_dot",
     "handle_extension",
+    "index_url",
     "last_dot",
     "merge_states",
+    "read_index",
+    "read_manifest",
     "register_decoder",
     "register_opener",
     "repairs",
+    "write_index",
+    "write_manifest",
 ]
 
 _apply_repairs()

@@ -24,6 +24,11 @@
     ├── MisalignedShards (ValueError)       parallel shards do not hold the same keys in the same order
     ├── EmptySource (ValueError)            a stage needs an item of its source, which yields none
     ├── StateError (ValueError)             a state cannot be saved or loaded
+    ├── SidecarError                        a file that describes a shard or a dataset cannot be used
+    │   ├── MissingSidecar (OSError)        it cannot be opened, or cannot be written
+    │   ├── CorruptSidecar (ValueError)     it is damaged, or is something else
+    │   ├── StaleSidecar (ValueError)       what it describes has changed since it was written
+    │   └── UnsupportedSidecar (ValueError) its format cannot hold what is to be described, or not serve what is asked
     ├── ErrorBudgetExceeded (RuntimeError)  a stage had to pass over more than it was allowed to
     ├── CacheError (RuntimeError)           a cache cannot be written, is damaged, or belongs to another pipeline
     ├── WorkerDied (RuntimeError)           a worker process ended without a word
@@ -39,6 +44,7 @@ __all__ = [
     "ChangedShard",
     "CommandFailed",
     "CorruptShard",
+    "CorruptSidecar",
     "DecodeError",
     "DuplicateField",
     "EmptySource",
@@ -48,6 +54,7 @@ __all__ = [
     "MissingDependency",
     "MissingEntry",
     "MissingField",
+    "MissingSidecar",
     "PatternError",
     "RankLost",
     "ReadFailed",
@@ -55,12 +62,15 @@ __all__ = [
     "SampleError",
     "ShardError",
     "ShardNotOpened",
+    "SidecarError",
     "SpecError",
+    "StaleSidecar",
     "StateError",
     "TruncatedShard",
     "UnknownScheme",
     "UnsafeCodec",
     "UnsupportedMember",
+    "UnsupportedSidecar",
     "WdsError",
     "WorkerDied",
     "WorkerTimeout",
@@ -161,6 +171,26 @@ class EmptySource(WdsError, ValueError):
 
 class StateError(WdsError, ValueError):
     """The state of a pipeline cannot be saved, or cannot be loaded into this one."""
+
+
+class SidecarError(WdsError):
+    """A file that describes a shard or a dataset cannot be used."""
+
+
+class MissingSidecar(SidecarError, OSError):
+    """An index or a manifest cannot be opened, or cannot be written."""
+
+
+class CorruptSidecar(SidecarError, ValueError):
+    """An index or a manifest is damaged, or is something else."""
+
+
+class StaleSidecar(SidecarError, ValueError):
+    """What an index or a manifest describes has changed since it was written."""
+
+
+class UnsupportedSidecar(SidecarError, ValueError):
+    """The format of an index cannot describe the shard, or the index cannot serve what is asked of it."""
 
 
 class ErrorBudgetExceeded(WdsError, RuntimeError):

@@ -18,7 +18,7 @@ from wds_datapipes.errors import CorruptShard, TruncatedShard
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BUFFER_BYTES", "decompressed"]
+__all__ = ["BUFFER_BYTES", "compression_name", "decompressed"]
 
 #: The size of the buffer between a shard's bytes and who reads them.
 BUFFER_BYTES = 256 << 10
@@ -183,6 +183,12 @@ def decompressed(stream: BinaryIO, *, url: str) -> BinaryIO:
     return source
 
 
+def compression_name(stream: BinaryIO) -> str | None:
+    """How a stream that `decompressed` returned is compressed: ``"gzip"``, ``"bz2"``, ``"xz"``, ``"zstd"`` or not."""
+    raw = getattr(stream, "raw", None)
+    return raw.name_of_compression if isinstance(raw, Decompressor) else None
+
+
 def buffered(stream: object) -> io.BufferedReader:
     """The buffer of every shard; it asks no more of a stream than ``readinto``."""
     return io.BufferedReader(cast(io.RawIOBase, stream), BUFFER_BYTES)
@@ -225,6 +231,10 @@ class Decompressor(io.RawIOBase):
         #: Uncompressed bytes that did not fit into the buffer that was asked for.
         self._output = memoryview(b"")
         self._produced = 0
+
+    @property
+    def name_of_compression(self) -> str:
+        return self._compression.name
 
     def readable(self) -> bool:
         return True

@@ -1,0 +1,313 @@
+"""What an index says of any archive is what reading it gives, and what is written is what is read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import tarfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes import ShardIndex, build_index, check_index, first_dot, last_dot
+from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.index import COLUMNS
+from wds_datapipes.core.indexfile import index_bytes, parse_index, read_index, write_index
+from wds_datapipes.core.members import load_wds_shards
+from wds_datapipes.core.naming import KeyRule
+from wds_datapipes.core.samples import OnDuplicate, group_samples
+from wds_datapipes.errors import CorruptSidecar, DuplicateField, SampleError, ShardError, TruncatedShard, WdsError
+
+NOISE = Random(0).randbytes(1 << 16)
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+KEYS = st.sampled_from(
+    ["a", "b", "dir/a", "dir.v2/a", "é漢", "k" * 98, "k" * 160, "d" * 90 + "/" + "k" * 40, "", "x/", "__m__"]
+)
+FIELDS = st.sampled_from(["txt", "TXT", "seg.png", "cls", "", "__url__", "__key__", "f" * 60])
+NAMES = st.one_of(
+    st.builds("{}.{}".format, KEYS, FIELDS),
+    st.sampled_from(["README", "__meta__/classes.json", "__index__.json", "dir/.hidden.png", "..", "a..b"]),
+)
+KINDS = st.sampled_from([tarfile.REGTYPE] * 10 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+SIZES = st.sampled_from([0, 1, 3, 511, 512, 513, 5000, 66_000])
+#: What an archive is made of: its format, and the name, kind and size of each member, and whether its time has a
+#: fraction, for which PAX needs a header.
+RECIPES = st.tuples(
+    st.sampled_from(list(FORMATS)), st.lists(st.tuples(NAMES, KINDS, SIZES, st.booleans()), max_size=16)
+)
+RULES = st.sampled_from([first_dot, last_dot])
+
+
+def written(recipe: tuple[str, list[tuple[str, bytes, int, bool]]]) -> bytes:
+    tar_format, members = recipe
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=FORMATS[tar_format], encoding="utf-8") as tar:
+        for number, (name, kind, size, has_fraction) in enumerate(members):
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            member.linkname = "target" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            member.size = size if member.isreg() else 0
+            member.mtime = 1.5 if has_fraction else 1
+            try:
+                tar.addfile(member, io.BytesIO(NOISE[number:] + bytes(1024)))
+            except ValueError:
+                assert tar_format == "ustar"  # the name does not fit
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same file for all examples of a property."""
+    return tmp_path_factory.mktemp("shards") / "x.tar"
+
+
+Fields = dict[str, bytes]
+
+
+def by_reading(shard: Path, end_marker: EndMarker = "required", **rules: Any) -> Iterator[tuple[str, Fields]]:
+    for sample in group_samples(load_wds_shards([shard], end_marker=end_marker), on_returning_key="ignore", **rules):
+        meta = ("__key__", "__url__", "__local_path__")
+        yield sample["__key__"], {field: data for field, data in sample.items() if field not in meta}
+
+
+def by_index(index: ShardIndex, archive: bytes) -> Iterator[tuple[str, Fields]]:
+    for sample in index:
+        yield (
+            sample.key,
+            {entry.field: archive[entry.offset : entry.offset + entry.size] for entry in sample.entries},
+        )
+
+
+@given(
+    recipe=RECIPES,
+    key_rule=RULES,
+    lowercase=st.booleans(),
+    on_duplicate=st.sampled_from(["raise", "first", "last"]),
+    digest=st.booleans(),
+)
+@settings(deadline=None, max_examples=150)
+def test_an_index_says_what_reading_gives(
+    shard: Path, recipe: Any, key_rule: KeyRule, lowercase: bool, on_duplicate: OnDuplicate, digest: bool
+) -> None:
+    archive = written(recipe)
+    shard.write_bytes(archive)
+    rules: dict[str, Any] = {"key_rule": key_rule, "lowercase": lowercase, "on_duplicate": on_duplicate}
+    try:
+        expected = list(by_reading(shard, **rules))
+    except DuplicateField:
+        with pytest.raises(DuplicateField, match=r"x\.tar holds the field .* twice"):
+            build_index(shard, **rules, on_returning_key="ignore", digest=digest)
+        return
+    index = build_index(shard, **rules, on_returning_key="ignore", digest=digest)
+    assert list(by_index(index, archive)) == expected
+    assert [list(fields) for _, fields in by_index(index, archive)] == [list(fields) for _, fields in expected]
+    assert index.keys == [key for key, _ in expected]
+    assert [index.find(key) for key in index.keys] == [index.keys.index(key) for key in index.keys]
+    for number, sample in enumerate(index):
+        # What is between a sample's begin and its end is an archive that holds it.
+        part = archive[sample.offset : sample.end] + bytes(1024)
+        with tarfile.open(fileobj=io.BytesIO(part), encoding="utf-8") as tar:
+            inside = {member.offset_data + sample.offset: (member.name, member.size) for member in tar}
+        names = index.names(number)
+        assert names is not None
+        assert [inside[entry.offset] for entry in sample.entries] == [
+            (name, entry.size) for name, entry in zip(names, sample.entries, strict=True)
+        ]
+    assert archive[index.end :].strip(b"\0") == b""
+    check_index(index, shard, depth="bytes")
+    assert parse_index(index_bytes(index), where="x") == index
+    assert index_bytes(parse_index(index_bytes(index), where="x")) == index_bytes(index)
+    assert pickle.loads(pickle.dumps(index)) == index
+
+
+@given(recipe=RECIPES, cut=st.integers(0, 80_000), end_marker=st.sampled_from(["required", "optional"]))
+@settings(deadline=None, max_examples=120)
+def test_what_is_cut_is_refused_as_in_reading(shard: Path, recipe: Any, cut: int, end_marker: EndMarker) -> None:
+    archive = written(recipe)
+    archive = archive[: max(0, len(archive.rstrip(b"\0")) - cut % 3000 + 1200)]
+    shard.write_bytes(archive)
+    try:
+        expected = list(by_reading(shard, end_marker, on_duplicate="first"))
+    except WdsError as error:
+        with pytest.raises(type(error)):
+            build_index(shard, on_duplicate="first", on_returning_key="ignore", end_marker=end_marker)
+    else:
+        index = build_index(shard, on_duplicate="first", on_returning_key="ignore", end_marker=end_marker)
+        assert list(by_index(index, archive)) == expected
+
+
+@given(recipe=RECIPES, at=st.integers(0, 100_000), mask=st.integers(1, 255))
+@settings(deadline=None, max_examples=120)
+def test_a_damaged_shard_is_refused_as_in_reading(shard: Path, recipe: Any, at: int, mask: int) -> None:
+    archive = bytearray(written(recipe))
+    archive[at % len(archive)] ^= mask
+    shard.write_bytes(archive)
+    try:
+        expected = list(by_reading(shard, on_duplicate="first"))
+    except (ShardError, SampleError) as error:
+        with pytest.raises(type(error)):
+            build_index(shard, on_duplicate="first", on_returning_key="ignore")
+    else:
+        index = build_index(shard, on_duplicate="first", on_returning_key="ignore")
+        assert list(by_index(index, bytes(archive))) == expected
+
+
+@given(recipe=RECIPES)
+@settings(deadline=None, max_examples=50)
+def test_a_compressed_shard_has_the_same_index(shard: Path, recipe: Any) -> None:
+    archive = written(recipe)
+    shard.write_bytes(archive)
+    rules: dict[str, Any] = {"on_duplicate": "last", "on_returning_key": "ignore"}
+    plain = build_index(shard, **rules)
+    shard.write_bytes(gzip.compress(archive, 1))
+    packed = build_index(shard, **rules)
+    assert packed.places_equal(plain)
+    assert (plain.facts.compression, packed.facts.compression) == (None, "gzip")
+
+
+# What a file of an index may hold
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> ShardIndex:
+    shard = tmp_path_factory.mktemp("index") / "x.tar"
+    members = [(f"{key}.{field}", tarfile.REGTYPE, 5, False) for key in "abc" for field in ("txt", "cls")]
+    shard.write_bytes(written(("ustar", members)))
+    return build_index(shard, digest=True)
+
+
+def test_a_change_of_any_byte_is_noticed(index: ShardIndex) -> None:
+    content = index_bytes(index)
+    for at in range(len(content)):
+        for mask in (0x01, 0xFF):
+            damaged = bytearray(content)
+            damaged[at] ^= mask
+            with pytest.raises(CorruptSidecar, match=r"x\.wdsidx is (damaged|no index of a shard): .*"):
+                parse_index(bytes(damaged), where="x.wdsidx")
+
+
+def test_a_cut_at_any_byte_and_more_bytes_are_noticed(index: ShardIndex, tmp_path: Path) -> None:
+    content = index_bytes(index)
+    place = tmp_path / "x.wdsidx"
+    for size in [*range(40), *range(40, len(content), 7), len(content) - 1]:
+        place.write_bytes(content[:size])
+        with pytest.raises(CorruptSidecar, match=r"x\.wdsidx is (damaged|no index of a shard): .*"):
+            read_index(str(place))
+    with pytest.raises(CorruptSidecar, match=r"x\.wdsidx is damaged"):
+        parse_index(content + b"\0", where="x.wdsidx")
+
+
+NUMBERS = st.one_of(
+    st.integers(-3, 12), st.sampled_from([512, 1024, 4096, 6144, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63)])
+)
+
+
+@given(
+    name=st.sampled_from([name for name, kind in COLUMNS.items() if kind == "<i8"]),
+    at=st.integers(0, 10),
+    number=NUMBERS,
+    length=st.one_of(st.none(), st.integers(0, 8)),
+)
+@settings(deadline=None, max_examples=120)
+def test_numbers_that_do_not_go_together_are_refused(
+    index: ShardIndex, name: str, at: int, number: int, length: int | None
+) -> None:
+    """Whatever its columns are, an index leads to no place outside of its sample."""
+    columns = {each: np.array(column) for each, column in index.columns.items()}
+    columns[name][at % len(columns[name])] = number
+    columns[name] = columns[name][:length]
+    try:
+        made = ShardIndex(index.facts, columns)
+    except CorruptSidecar:
+        return
+    assert len(made.keys) == len(made) == len(list(made))
+    for sample in made:
+        assert sample.entries
+        assert 0 <= sample.offset < sample.end
+        for entry in sample.entries:
+            assert sample.offset + 512 <= entry.offset <= entry.offset + entry.size <= sample.end
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, st.floats(), st.text(max_size=5), st.sampled_from(["<i8", "|u1"])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(list(COLUMNS)), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    keys=st.lists(st.sampled_from(["columns", "shard", "bytes", "crc32", "version", "format"]), max_size=2),
+    value=JSON,
+    column=st.sampled_from(list(COLUMNS)),
+    place=JSON,
+    fact=st.sampled_from(["bytes", "sha256", "lowercase", "key_rule"]),
+    told=JSON,
+)
+@settings(deadline=None, max_examples=120)
+def test_a_header_with_right_checksums_and_wrong_facts_is_refused_or_harmless(
+    index: ShardIndex, keys: list[str], value: Any, column: str, place: Any, fact: str, told: Any
+) -> None:
+    import json
+    from zlib import crc32
+
+    from wds_datapipes.core.indexfile import HEAD, MAGIC
+
+    content = index_bytes(index)
+    _, length, _ = HEAD.unpack_from(content)
+    facts = json.loads(content[HEAD.size : HEAD.size + length])
+    facts["columns"][column] = place
+    facts["shard"][fact] = told
+    facts.update(dict.fromkeys(keys, value))
+    text = json.dumps(facts).encode()
+    text += b" " * (-(HEAD.size + len(text)) % 64)
+    try:
+        made = parse_index(HEAD.pack(MAGIC, len(text), crc32(text)) + text + content[HEAD.size + length :], where="x")
+    except CorruptSidecar:
+        return
+    assert len(list(made)) == len(made)
+
+
+def test_a_header_that_claims_much_takes_no_memory(index: ShardIndex) -> None:
+    import tracemalloc
+
+    content = bytearray(index_bytes(index))
+    tracemalloc.start()
+    for size in (2**31, 2**32 - 1, len(content)):
+        content[8:12] = size.to_bytes(4, "little")
+        with pytest.raises(CorruptSidecar, match=rf"its header has {size} bytes, and the file {len(content)}"):
+            parse_index(bytes(content), where="x")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_an_index_that_was_written_is_read(index: ShardIndex, tmp_path: Path) -> None:
+    place = str(tmp_path / "x.tar.wdsidx")
+    write_index(index, place)
+    write_index(index, place)  # over the one that is there
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tar.wdsidx"]
+    found = read_index(place)
+    assert found == index
+    assert all(not column.flags.writeable for column in found.columns.values())
+    assert all(column.base is not None for column in found.columns.values()), "columns are not copied"
+    assert all(column.ctypes.data % 64 == 0 for column in found.columns.values() if len(column))
+    del found
+
+
+def test_what_is_cut_between_two_members_is_truncated(shard: Path) -> None:
+    archive = written(("ustar", [("a.txt", tarfile.REGTYPE, 3, False), ("b.txt", tarfile.REGTYPE, 3, False)]))
+    shard.write_bytes(archive[:2048])
+    with pytest.raises(TruncatedShard, match=r"x\.tar ends at byte 2048 without the two blocks of zeros"):
+        build_index(shard)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build_index(shard, end_marker="optional").keys == ["a", "b"]

@@ -1,0 +1,167 @@
+"""Making the indexes of shards, and looking whether they still hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.index import ShardIndex
+from wds_datapipes.core.indexbuilder import IndexBuilder
+from wds_datapipes.core.naming import KeyRule, first_dot
+from wds_datapipes.core.openers import redact
+from wds_datapipes.core.openers.ranges import FileFacts, file_facts
+from wds_datapipes.core.samples import OnDuplicate, OnReturningKey
+from wds_datapipes.core.scanning import scan_shard
+from wds_datapipes.core.shardfacts import ShardFacts
+from wds_datapipes.errors import StaleSidecar
+
+__all__ = ["Depth", "build_index", "check_index"]
+
+Depth: TypeAlias = Literal["size", "headers", "bytes"]
+"""How much of a shard `check_index` looks at."""
+
+
+def build_index(
+    url: str | os.PathLike[str],
+    *,
+    key_rule: KeyRule = first_dot,
+    lowercase: bool = True,
+    on_duplicate: OnDuplicate = "raise",
+    on_returning_key: OnReturningKey = "warn",
+    digest: bool = False,
+    ignore_zeros: bool = False,
+    end_marker: EndMarker = "required",
+    storage_options: Mapping[str, Any] | None = None,
+) -> ShardIndex:
+    """Find out where the samples of a shard are, and their fields.
+
+    Only the headers are read of a local shard, and of a remote one where its store gives parts of it. A compressed
+    shard is read as a whole; its index tells the keys, sizes and counts, and that samples cannot be read by it in any
+    order.
+
+    Args:
+        url: the shard, a path or a URL.
+        key_rule: splits the members' names.
+        lowercase: call fields by their lower-case names.
+        on_duplicate: ``"raise"``, or which of two members counts that are the same field of one sample, ``"first"`` or
+            ``"last"``.
+        on_returning_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that comes back after other samples.
+        digest: form the SHA-256 of the shard too, for which all of it is read.
+        ignore_zeros: go on after an end marker, to read archives that were concatenated.
+        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        storage_options: passed to a remote file system.
+
+    Raises:
+        ShardError: the shard cannot be read to its end.
+        SampleError: a field occurs twice, or a key comes back.
+        StaleSidecar: the shard has changed meanwhile.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> index = build_index(build_shard("a.tar", [{"__key__": "x", "txt": "one"}]), digest=True)
+        >>> index[0], index.facts.bytes, len(index.facts.sha256)
+        (IndexedSample(key='x', offset=0, end=1024, entries=(IndexEntry(field='txt', offset=512, size=3),)), 10240, 64)
+    """
+    path = os.fspath(url)
+    builder = IndexBuilder(
+        key_rule=key_rule,
+        lowercase=lowercase,
+        on_duplicate=on_duplicate,
+        on_returning_key=on_returning_key,
+        archive=redact(path),
+    )
+    scan = scan_shard(
+        path,
+        builder.add,
+        digest=digest,
+        ignore_zeros=ignore_zeros,
+        end_marker=end_marker,
+        storage_options=storage_options,
+    )
+    facts = ShardFacts(scan.bytes, scan.sha256, scan.mtime_ns, scan.etag, scan.compression)
+    return builder.finish(end=scan.end, facts=facts)
+
+
+def check_index(
+    index: ShardIndex,
+    url: str | os.PathLike[str],
+    *,
+    depth: Depth = "size",
+    key_rule: KeyRule | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise unless an index belongs to a shard as it is now.
+
+    Args:
+        index: what `read_index` or `build_index` returned.
+        url: the shard.
+        depth: ``"size"`` asks for the size of the shard, and for the version that its store tells; ``"headers"`` reads
+            all headers, and compares all that the index says of samples; ``"bytes"`` forms the digest too, if the index
+            has one.
+        key_rule: the rule that the index was built with, if it is none of this package.
+        storage_options: passed to a remote file system.
+
+    Raises:
+        StaleSidecar: the shard is another one now.
+        ShardError: it cannot be read.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}])
+        >>> index = build_index(url)
+        >>> check_index(index, url, depth="headers")
+        >>> _ = build_shard("a.tar", [{"__key__": "x", "txt": "other"}])
+        >>> check_index(index, url, depth="headers")
+        Traceback (most recent call last):
+        wds_datapipes.errors.StaleSidecar: a.tar has changed since its index was built: sample 0 ('x') ...
+    """
+    if depth not in ("size", "headers", "bytes"):
+        raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
+    path = os.fspath(url)
+    _check_facts(index.facts, file_facts(path, storage_options=storage_options), redact(path))
+    if depth == "size":
+        return
+    rule = key_rule or index.key_rule
+    if rule is None:
+        raise ValueError(f"The index was built with the rule {index.facts.key_rule}. Pass it as key_rule to check it")
+    now = build_index(
+        path,
+        key_rule=rule,
+        lowercase=index.facts.lowercase,
+        on_duplicate=index.facts.on_duplicate,  # type: ignore[arg-type]  # a word, as it was when it was built
+        on_returning_key="ignore",
+        digest=depth == "bytes" and index.facts.sha256 is not None,
+        ignore_zeros=True,
+        end_marker="optional",
+        storage_options=storage_options,
+    )
+    if index.facts.bytes not in (None, now.facts.bytes):
+        raise _stale(path, f"it has {now.facts.bytes} bytes, and had {index.facts.bytes}")
+    if not index.places_equal(now):
+        raise _stale(path, _difference(index, now))
+    if now.facts.sha256 is not None and now.facts.sha256 != index.facts.sha256:
+        raise _stale(path, f"its SHA-256 is {now.facts.sha256}, and was {index.facts.sha256}")
+
+
+def _check_facts(then: ShardFacts, now: FileFacts, archive: str) -> None:
+    if None not in (then.bytes, now.bytes) and then.bytes != now.bytes:
+        raise _stale(archive, f"it has {now.bytes} bytes, and had {then.bytes}")
+    if None not in (then.etag, now.etag) and then.etag != now.etag:
+        raise _stale(archive, f"its store calls it {now.etag!r}, and called it {then.etag!r}")
+
+
+def _difference(then: ShardIndex, now: ShardIndex) -> str:
+    """Say where two indexes of a shard differ first."""
+    for number, (old, new) in enumerate(zip(then, now, strict=False)):
+        if old != new:
+            return f"sample {number} ({new.key!r}) is {new[1:]}, and was {old.key!r}, {old[1:]}"
+    return f"it has {len(now)} samples up to byte {now.end}, and had {len(then)} up to byte {then.end}"
+
+
+def _stale(archive: str, found: str) -> StaleSidecar:
+    return StaleSidecar(
+        f"{redact(archive)} has changed since its index was built: {found}. Build the index again, or fetch the shard "
+        f"that belongs to it"
+    )

@@ -1,0 +1,159 @@
+"""Parts of remote files, wherever they are, and what a file system knows of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+
+from wds_datapipes.core.openers.filesystems import hiding, reason, remote_filesystem
+from wds_datapipes.core.openers.local import local_path, open_local
+from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
+from wds_datapipes.errors import ReadFailed, ShardError, ShardNotOpened
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["FileFacts", "file_facts", "open_ranges"]
+
+#: After a jump, so much is read at first, in bytes, and twice as much each time that reading goes on from there.
+FIRST_BYTES, MOST_BYTES = 16 << 10, 8 << 20
+#: What is passed over is read where it is less than this, in bytes, since a request takes its time too.
+JUMP_FROM = 256 << 10
+
+
+class FileFacts(NamedTuple):
+    """What a file system knows of a file; ``None`` is what it does not know."""
+
+    bytes: int | None = None
+    mtime_ns: int | None = None
+    etag: str | None = None
+    #: Whether any part of it may be readable without the rest; a web server tells that when it is tried.
+    may_have_ranges: bool = False
+
+
+def file_facts(url: str, *, storage_options: Mapping[str, Any] | None = None) -> FileFacts:
+    """Ask for the size of a file, and for what tells one version of it from another.
+
+    Raises:
+        ShardNotOpened: there is no such file, or it may not be read.
+    """
+    path = local_path(url)
+    if path is not None:
+        with open_local(path, asked=url):  # which tells in words what is wrong
+            status = Path(path).stat()
+        regular = Path(path).is_file()
+        return FileFacts(status.st_size, status.st_mtime_ns, None, True) if regular else FileFacts()
+    scheme, _ = split_scheme(url)
+    if scheme in known_schemes():
+        return FileFacts()
+    filesystem, place = remote_filesystem(url, storage_options)
+    try:
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            filesystem.invalidate_cache()  # or it would tell what it was told before
+        found = filesystem.info(place)
+    except Exception as error:  # noqa: BLE001  every file system has errors of its own
+        hide = hiding(storage_options or {})
+        raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}") from None
+    size = found.get("size")
+    etag = found.get("ETag") or found.get("etag")
+    return FileFacts(size, None, str(etag).strip('"') if etag else None, size is not None)
+
+
+def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:
+    """Open a file of which parts are read: a stream that seeks, or ``None`` where a file can only be read whole.
+
+    Of a remote file, only what is asked for is fetched, and what is near behind it.
+
+    Raises:
+        ShardNotOpened: there is no such file, or it may not be read.
+    """
+    path = local_path(url)
+    if path is not None:
+        stream = open_local(path, asked=url)
+        if Path(path).is_file():
+            return stream
+        stream.close()
+        return None
+    facts = file_facts(url, storage_options=storage_options)
+    if not facts.may_have_ranges or facts.bytes is None:
+        return None
+    if split_scheme(url)[0] in ("http", "https") and not _web_has_ranges(url, facts.bytes, storage_options):
+        return None
+    return cast(BinaryIO, RangeReader(url, facts.bytes, storage_options))
+
+
+def _web_has_ranges(url: str, size: int, storage_options: Mapping[str, Any] | None) -> bool:
+    """Ask a web server for the second byte of a file. One that knows no ranges begins with the first, and is left."""
+    filesystem, place = remote_filesystem(url, storage_options)
+    try:
+        with filesystem.open(place, "rb", size=size, block_size=1 << 20, cache_type="none") as file:
+            file.seek(1)
+            return len(file.read(1)) == 1
+    except Exception:  # noqa: BLE001  the same; what is really wrong shows when the file is read as a whole
+        return False
+
+
+class RangeReader(io.RawIOBase):
+    """A remote file that is read by ranges: few bytes after a jump, and more where reading goes on."""
+
+    def __init__(self, url: str, size: int, storage_options: Mapping[str, Any] | None) -> None:
+        self._filesystem, self._place = remote_filesystem(url, storage_options)
+        self._url, self._size = url, size
+        self._hide = hiding(storage_options or {})
+        self._at = 0
+        #: What was fetched last, and where it begins.
+        self._window, self._begin = memoryview(b""), 0
+        self._next_bytes = FIRST_BYTES
+
+    def readable(self) -> bool:
+        """It always is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It always is."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte is read."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to another place, which costs nothing yet."""
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        return self._at
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer, or a part of it; none of it at the end."""
+        view = memoryview(buffer).cast("B")
+        if not len(view) or self._at >= self._size:
+            return 0
+        if not self._begin <= self._at < self._begin + len(self._window):
+            self._fetch(len(view))
+        at = self._at - self._begin
+        size = min(len(view), len(self._window) - at)
+        view[:size] = self._window[at : at + size]
+        self._at += size
+        return size
+
+    def _fetch(self, count: int) -> None:
+        reached = self._begin + len(self._window)
+        goes_on = bool(self._window) and 0 <= self._at - reached < JUMP_FROM
+        begin = reached if goes_on else self._at
+        self._next_bytes = min(self._next_bytes * 2, MOST_BYTES) if goes_on else FIRST_BYTES
+        end = min(max(begin + self._next_bytes, self._at + count), self._size)
+        try:
+            data = self._filesystem.cat_file(self._place, start=begin, end=end)
+        except Exception as error:  # noqa: BLE001  every network library has errors of its own
+            raise ShardError(
+                f"Reading {self._hide(self._url)} failed at byte {begin}: {type(error).__name__}: "
+                f"{self._hide(str(error))}"
+            ) from None
+        if len(data) != end - begin:
+            raise ReadFailed(
+                f"{self._hide(self._url)} was asked for its bytes {begin} to {end}, and gave {len(data)} bytes. It may "
+                f"have changed meanwhile, or its server may know no ranges"
+            )
+        self._window, self._begin = memoryview(data), begin

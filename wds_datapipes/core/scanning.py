@@ -1,0 +1,173 @@
+"""The headers of a shard, without what is between them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from zlib import adler32
+
+from wds_datapipes.core.ahead import PIECE, Ahead
+from wds_datapipes.core.compression import HEAD_BYTES, compression_name, decompressed, recognised
+from wds_datapipes.core.headers import ADLERS, AGAIN, BLOCK, FILE, NUMBERS, EndMarker, Entry, HeaderReader
+from wds_datapipes.core.openers import open_url, redact
+from wds_datapipes.core.openers.ranges import FileFacts, file_facts, open_ranges
+from wds_datapipes.core.tar import PLAIN_FIELDS
+from wds_datapipes.errors import ReadFailed, ShardError, StaleSidecar, TruncatedShard
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Scan", "scan_shard"]
+
+#: How much is read at once, in bytes, among small members and behind a large one.
+AMONG_SMALL, BEHIND_LARGE = 256 << 10, 4 << 10
+
+Found = Callable[[str, int, int, int], None]
+"""Gets a file's name, where its first header begins, where its data begins, and how many bytes they are."""
+
+
+class Scan(NamedTuple):
+    """What a scan has found out about a shard.
+
+    Attributes:
+        end: where the archive ends, without its end marker, in uncompressed bytes.
+        bytes: the size of the file.
+        sha256: its digest, if that was asked for.
+        mtime_ns: when it was changed, if it is a local file.
+        etag: what its store calls this version of it.
+        compression: how it is compressed, if it is.
+    """
+
+    end: int
+    bytes: int
+    sha256: str | None
+    mtime_ns: int | None
+    etag: str | None
+    compression: str | None
+
+
+def scan_shard(
+    url: str,
+    found: Found,
+    *,
+    digest: bool = False,
+    ignore_zeros: bool = False,
+    end_marker: EndMarker = "required",
+    storage_options: Mapping[str, Any] | None = None,
+) -> Scan:
+    """Read the headers of a shard, and tell of each file in it.
+
+    Data are passed over where the shard is a plain archive that can be read by ranges, and no digest is asked for.
+
+    Raises:
+        ShardError: the shard cannot be read to its end; the same errors as in reading.
+        StaleSidecar: it has changed meanwhile.
+    """
+    archive = redact(url)
+    before = file_facts(url, storage_options=storage_options)
+    with ExitStack() as opened:
+        try:
+            counted = None
+            stream = None if digest else _plain_ranges(url, storage_options, opened)
+            if stream is None:
+                options = {} if storage_options is None else {"storage_options": storage_options}
+                counted = Counted(opened.enter_context(open_url(url, **options)), digest)
+                stream = opened.enter_context(decompressed(cast(BinaryIO, counted), url=url))
+            end = _scan(stream, archive, found, ignore_zeros, end_marker)
+            compression = compression_name(stream)
+            size = before.bytes if counted is None else counted.finish()
+        except ShardError:
+            raise
+        except OSError as error:
+            raise ReadFailed(f"{archive} could not be read to its end: {type(error).__name__}: {error}") from error
+    if before != FileFacts() and (
+        before != file_facts(url, storage_options=storage_options) or before.bytes not in (None, size)
+    ):
+        raise StaleSidecar(f"{archive} has changed while its headers were read. Build its index again")
+    sha256 = None if counted is None or counted.hash is None else counted.hash.hexdigest()
+    return Scan(end, size or 0, sha256, before.mtime_ns, before.etag, compression)
+
+
+def _plain_ranges(url: str, storage_options: Mapping[str, Any] | None, opened: ExitStack) -> BinaryIO | None:
+    """Open a shard so that it seeks, if it is a plain archive and can be read by ranges."""
+    stream = open_ranges(url, storage_options=storage_options)
+    if stream is None:
+        return None
+    opened.enter_context(stream)
+    head = stream.read(HEAD_BYTES)
+    stream.seek(0)
+    return stream if recognised(head) is None else None
+
+
+def _scan(stream: BinaryIO, archive: str, found: Found, ignore_zeros: bool, end_marker: EndMarker) -> int:
+    """Tell of each file; return where the archive ends, without its end marker."""
+    ahead = Ahead(stream, archive)
+    headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker)
+    read_ahead = BEHIND_LARGE
+    unpack = PLAIN_FIELDS.unpack_from
+    while True:
+        if ahead.left < BLOCK:
+            ahead.fill(read_ahead)
+        begin = ahead.offset
+        block = ahead.take(BLOCK)
+        entry = None
+        if headers.plain and len(block) == BLOCK:
+            raw_name, raw_size, raw_checksum, kind, prefix = unpack(block)
+            size = NUMBERS[raw_size]
+            if kind == FILE and prefix == b"\0" and size >= 0 and adler32(block) & 0xFFFF == ADLERS[raw_checksum]:
+                try:
+                    entry = Entry(raw_name.partition(b"\0")[0].decode(), size, True, begin)
+                except UnicodeDecodeError:
+                    entry = None
+        if entry is None:
+            entry = headers.resolve(block)
+            if entry is None:
+                return begin
+        name, size, is_file, start = entry
+        if is_file:
+            found(name, start, ahead.offset, size)
+        needed = size + -size % BLOCK
+        if needed <= ahead.left:
+            ahead.at += needed
+            continue
+        read_ahead = AMONG_SMALL if size <= PIECE else BEHIND_LARGE
+        # Of a file, the zeros that fill up its last block may be missing where the end marker may.
+        if not ahead.skip(size if is_file else needed):
+            raise TruncatedShard(
+                f"{archive} ends inside the member {name!r} (header at byte {start}): not all of its data is there. "
+                f"{AGAIN}"
+            )
+        if is_file:
+            ahead.fill(read_ahead)
+            ahead.at += min(needed - size, ahead.left)
+
+
+class Counted(io.RawIOBase):
+    """A stream of which the bytes are counted, and their digest is formed."""
+
+    def __init__(self, stream: BinaryIO, digest: bool) -> None:
+        self._stream = stream
+        self.hash = hashlib.sha256() if digest else None
+        self.count = 0
+
+    def readable(self) -> bool:
+        """It always is."""
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer, or a part of it; none of it at the end."""
+        view = memoryview(buffer).cast("B")
+        size = cast(io.RawIOBase, self._stream).readinto(view) or 0
+        self.count += size
+        if self.hash is not None:
+            self.hash.update(view[:size])
+        return size
+
+    def finish(self) -> int:
+        """Read what nobody has read, and return how many bytes there are."""
+        while self.readinto(bytearray(1 << 20)):
+            pass
+        return self.count

@@ -1,0 +1,114 @@
+"""Files that stand beside shards: what they are called, and how they are read and written as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wds_datapipes.core.openers import known_schemes, local_path, open_url, redact, split_scheme
+from wds_datapipes.core.openers.filesystems import hiding, remote_filesystem
+from wds_datapipes.errors import MissingSidecar, ShardError, WdsError
+
+__all__ = ["beside", "read_sidecar", "write_sidecar"]
+
+
+def beside(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
+    """Return the name of a file that belongs to a shard: its own name with something behind it.
+
+    >>> beside("data/a.tar", ".wdsidx"), beside("https://host/a.tar?part=1", ".wdsidx", "indexes")
+    ('data/a.tar.wdsidx', 'indexes/a.tar.wdsidx')
+    >>> beside("https://host/a.tar?part=1", ".wdsidx")
+    'https://host/a.tar.wdsidx?part=1'
+
+    Args:
+        url: the shard.
+        suffix: what its name gets behind it.
+        folder: where the file is, if not where the shard is.
+    """
+    scheme, _ = split_scheme(url)
+    path, mark, query = url.partition("?") if scheme in ("http", "https") else (url, "", "")
+    if folder is not None:
+        return f"{os.fspath(folder).rstrip('/')}/{path.rstrip('/').rpartition('/')[2]}{suffix}"
+    if scheme in ("-", "pipe"):
+        raise ValueError(
+            f"{redact(url)} has no place for files beside it. Say in which folder they are, or write it to a file first"
+        )
+    return f"{path}{suffix}{mark}{query}"
+
+
+def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
+    """Read a file as a whole.
+
+    Raises:
+        MissingSidecar: it cannot be read.
+    """
+    path = local_path(url)
+    try:
+        if path is not None:
+            return Path(path).read_bytes()
+        if split_scheme(url)[0] in known_schemes():
+            with open_url(url) as stream:
+                return b"".join(iter(lambda: stream.read(1 << 20), b""))
+        filesystem, place = remote_filesystem(url, storage_options)
+        return bytes(filesystem.cat_file(place))
+    except ShardError as error:
+        raise MissingSidecar(str(error)) from None
+    except WdsError:
+        raise
+    except Exception as error:  # noqa: BLE001  the same
+        raise _failed(url, storage_options, "read", error) from None
+
+
+def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Write a file, which is there as a whole or not at all, and replace one that was there.
+
+    Raises:
+        MissingSidecar: it cannot be written.
+    """
+    path = local_path(url)
+    try:
+        if path is not None:
+            _write_local(Path(path), content)
+        elif split_scheme(url)[0] in known_schemes():
+            raise MissingSidecar(
+                f"{redact(url)} cannot be written: its opener only reads. Say in which folder it shall be"
+            )
+        else:
+            filesystem, place = remote_filesystem(url, storage_options)
+            filesystem.pipe_file(place, content)
+    except WdsError:
+        raise
+    except Exception as error:  # noqa: BLE001  the same
+        raise _failed(url, storage_options, "written", error) from None
+
+
+def _write_local(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb", buffering=0) as file:
+            view = memoryview(content)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _failed(url: str, options: Mapping[str, Any] | None, what: str, error: Exception) -> WdsError:
+    hide = hiding(options or {})
+    if isinstance(error, FileNotFoundError):
+        return MissingSidecar(f"{hide(url)} cannot be {what}: there is no such file")
+    reason = (isinstance(error, OSError) and error.strerror) or hide(str(error))
+    return MissingSidecar(f"{hide(url)} cannot be {what}: {type(error).__name__}: {reason}")
