@@ -159,7 +159,7 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "TruncatedShard": (lambda folder: members(cut(folder)), r"x\.tar ends inside a header, at byte 1100"),
     "CorruptShard": (lambda folder: members(written(folder, b"<html>" * 100)), r"x\.tar is no tar archive.*<html>"),
     "UnsupportedMember": (lambda folder: members(sparse(folder)), r"x\.tar holds the member 'a\.cls'.*sparse"),
-    "ChangedShard": (resumed_elsewhere, r"samples that waited in a shuffle buffer are no longer where they were"),
+    "ChangedShard": (resumed_elsewhere, r"is not what it was when the state was saved"),
     "StateError": (
         lambda folder: save_state(samples(shard(folder)).unbatch_samples()),
         r"SampleUnbatcher may hold samples back, and cannot tell which",

@@ -18,7 +18,7 @@ class Ahead:
 
     __slots__ = ("archive", "at", "position", "stream", "window")
 
-    def __init__(self, stream: BinaryIO, archive: str) -> None:
+    def __init__(self, stream: BinaryIO, archive: str, position: int = 0) -> None:
         self.stream = stream
         #: What errors call it.
         self.archive = archive
@@ -26,12 +26,12 @@ class Ahead:
         self.window = b""
         #: How much of it is used.
         self.at = 0
-        #: Where the window ends in the stream.
-        self.position = 0
+        #: Where the window ends in the archive.
+        self.position = position
 
     @property
     def offset(self) -> int:
-        """Where the next byte is in the stream."""
+        """Where the next byte is in the archive."""
         return self.position - len(self.window) + self.at
 
     @property

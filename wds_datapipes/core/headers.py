@@ -61,8 +61,11 @@ class Entry(NamedTuple):
 class HeaderReader:
     """Tells what a header means when it is not simply the header of a plain file, and where the archive ends."""
 
-    def __init__(self, ahead: Ahead, archive: str, *, ignore_zeros: bool, end_marker: EndMarker) -> None:
+    def __init__(
+        self, ahead: Ahead, archive: str, *, ignore_zeros: bool, end_marker: EndMarker, stop: int = -1
+    ) -> None:
         self._ahead = ahead
+        self._stop = stop
         self._archive = archive
         self._ignore_zeros = ignore_zeros
         self._end_marker = end_marker
@@ -75,6 +78,8 @@ class HeaderReader:
         start = position = self._ahead.offset - len(block)
         pending: dict[str, bytes] = {}
         while True:
+            if not block and start == position == self._stop:
+                return None
             if len(block) < BLOCK:
                 self._check_end(block, position, inside=position > start)
                 return None
@@ -192,7 +197,7 @@ class HeaderReader:
                     f"If archives were concatenated, pass ignore_zeros=True to read them all; "
                     f"otherwise it is damaged: write or fetch it again"
                 )
-            if position == zeros_at + BLOCK and self._end_marker == "required":
+            if position == zeros_at + BLOCK and self._end_marker == "required" and position != self._stop:
                 raise TruncatedShard(
                     f"{self._archive} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
                     f'{AGAIN}; or, if it was written so, pass end_marker="optional"'

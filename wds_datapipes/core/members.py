@@ -6,20 +6,22 @@ import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from itertools import takewhile
-from typing import Any, BinaryIO
+from typing import Any
 
-from wds_datapipes.core.compression import decompressed
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.ledger import LEDGER
-from wds_datapipes.core.openers import local_path, open_url, redact
+from wds_datapipes.core.openers import local_path, redact
+from wds_datapipes.core.parts import open_archive, opened_parts, unchanged
 from wds_datapipes.core.policy import ErrorPolicy, OnError
 from wds_datapipes.core.progress import Resume
 from wds_datapipes.core.tar import read_members
 from wds_datapipes.core.types import MemberTuple, ShardURL
-from wds_datapipes.errors import ReadFailed, ShardError
+from wds_datapipes.errors import ChangedShard, ShardError
 
 __all__ = ["load_wds_shards"]
+
+#: All of a shard: from its beginning to its end.
+WHOLE = (0, -1)
 
 
 def load_wds_shards(
@@ -49,14 +51,20 @@ def load_wds_shards(
             )
         path = os.fspath(address)
         archive = redact(path)
-        for start, end in [(0, -1)] if resume is None else resume.spans(number):
-            url = ShardURL(path, local_path(path))
-            url.number, url.end = number, end
-            LEDGER.opened(archive)
-            try:
-                with ExitStack() as opened:
+        spans = [WHOLE] if resume is None else resume.spans(number)
+        if not spans:
+            continue
+        url = ShardURL(path)
+        LEDGER.opened(archive)
+        try:
+            with ExitStack() as opened:
+                parts = opened_parts(path, storage_options, opened, spans[-1][0]) if spans != [WHOLE] else None
+                for start, end in spans:
+                    url.complete = True  # the part before
+                    url = ShardURL(path, local_path(path))
+                    url.number, url.end = number, end
                     members = read_members(
-                        _opened(path, storage_options, opened),
+                        open_archive(path, storage_options, opened) if parts is None else parts.at(start, end),
                         url=url,
                         archive=archive,
                         select_files=select_files,
@@ -64,28 +72,15 @@ def load_wds_shards(
                         ignore_zeros=ignore_zeros,
                         end_marker=end_marker,
                         start=start,
+                        stop=end,
                     )
-                    yield from members if end < 0 else _before(end, members)
-                url.complete = True
-            except ShardError as error:
-                if not policy.goes_on(error, url=path):
-                    return
-            finally:
-                url.complete = url.complete is True
+                    yield from members if parts is None else unchanged(members, archive, start, end)
+            url.complete = True
+        except ChangedShard:
+            raise  # whatever the policy is for bad data: this is about the state
+        except ShardError as error:
+            if not policy.goes_on(error, url=path):
+                return
+        finally:
+            url.complete = url.complete is True
     policy.finish()
-
-
-def _before(end: int, members: Iterator[MemberTuple]) -> Iterator[MemberTuple]:
-    return takewhile(lambda member: member[3] < end, members)
-
-
-def _opened(path: str, storage_options: Mapping[str, Any] | None, opened: ExitStack) -> BinaryIO:
-    """Open a shard; ``opened`` closes it."""
-    options = {} if storage_options is None else {"storage_options": storage_options}
-    try:
-        raw = opened.enter_context(open_url(path, **options))
-        return opened.enter_context(decompressed(raw, url=path))
-    except ShardError:
-        raise
-    except OSError as error:
-        raise ReadFailed(f"{redact(path)} could not be read to its end: {type(error).__name__}: {error}") from error

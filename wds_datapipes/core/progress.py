@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from zlib import crc32
 
-__all__ = ["Address", "Deal", "Passed", "Progress", "Resume", "runs_of"]
+__all__ = ["Address", "Deal", "Passed", "Progress", "Resume", "check_of", "runs_of"]
 
 
 class Address(NamedTuple):
@@ -30,15 +31,23 @@ class Progress:
     Attributes:
         at: the one that it yielded last.
         next: the shard, and the place in it, where the next one begins.
+        key: the key of that one, or "" if it is not known.
         floor: the place before which there is only what is read again.
+        floor_check: `check_of` the key there.
     """
 
-    __slots__ = ("at", "floor", "next")
+    __slots__ = ("at", "floor", "floor_check", "key", "next")
 
     def __init__(self) -> None:
         self.at = Address(-1, 0, 0)
         self.next: tuple[int, int] = (0, 0)
+        self.key = ""
         self.floor: tuple[int, int] = (0, 0)
+        self.floor_check = 0
+
+    def place(self) -> tuple[tuple[int, int], int]:
+        """Return where to go on, and `check_of` the key there."""
+        return (self.floor, self.floor_check) if self.floor >= self.next else (self.next, check_of(self.key))
 
 
 class Passed:
@@ -144,11 +153,13 @@ class Resume:
         next: the shard, and the place in it, where that begins which was never read.
         again: the places of samples before it to read again first, by the number of their shard.
         deal: what of the whole list this instance has to read; None if the list is its own.
+        check: `check_of` the key of the sample at ``next``.
     """
 
     next: tuple[int, int] = (0, 0)
     again: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     deal: Deal | None = None
+    check: int = 0
 
     def spans(self, shard: int) -> list[tuple[int, int]]:
         """Return the parts of a shard to read, in order, each from one place to another; -1 is its end."""
@@ -159,6 +170,15 @@ class Resume:
             reached = place if shard == first else 0
             spans += [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
         return spans
+
+
+def check_of(key: str) -> int:
+    """Return a number by which another key is noticed; 0 stands for a key that is not known.
+
+    >>> check_of("000123"), check_of("")
+    (2478529769, 0)
+    """
+    return crc32(key.encode("utf-8", "surrogateescape")) if key else 0
 
 
 def runs_of(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -11,11 +11,11 @@ from typing import Literal, TypeAlias
 from wds_datapipes.core.naming import KeyRule, first_dot, is_meta
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError
-from wds_datapipes.core.progress import Address, Progress
+from wds_datapipes.core.progress import Address, Progress, check_of
 from wds_datapipes.core.types import MemberTuple, Sample, ShardURL
-from wds_datapipes.errors import DuplicateField, ReturningKey
+from wds_datapipes.errors import ChangedShard, DuplicateField, ReturningKey
 
-__all__ = ["OnDuplicate", "OnReturningKey", "group_samples"]
+__all__ = ["OnDuplicate", "OnReturningKey", "checked_key", "group_samples"]
 
 OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
 OnReturningKey: TypeAlias = Literal["warn", "raise", "ignore"]
@@ -74,7 +74,7 @@ def group_samples(
                     raise ValueError(_mixed(url, reached, member_url, offset))
                 before, number = number, getattr(member_url, "number", -1)
                 if sample is not None and len(sample) > len(origin) and _ended_well(url):
-                    told.at, told.next = Address(before, start, _end_of(url)), (number, offset)
+                    told.at, told.next, told.key = Address(before, start, _end_of(url)), (number, offset), ""
                     yield sample
                 url, origin = member_url, _origin(member_url)
                 sample, key, prefix, skip = None, None, NO_NAME, len(NO_NAME)
@@ -92,7 +92,7 @@ def group_samples(
                     field = names[raw_field]
                 if member_key != key:
                     if sample is not None and len(sample) > len(origin):
-                        told.at, told.next = Address(number, start, offset), (number, offset)
+                        told.at, told.next, told.key = Address(number, start, offset), (number, offset), member_key
                         yield sample
                     key, offsets, start = member_key, [], offset
                     policy.tried += 1
@@ -132,14 +132,39 @@ def group_samples(
         # A shard that ended well may have its last sample still in hand when the next one cannot be read.
         known = isinstance(url, ShardURL) and not url.copied
         if sample is not None and len(sample) > len(origin) and known and _ended_well(url):
-            told.at, told.next = Address(number, start, _end_of(url)), (number + 1, 0)
+            told.at, told.next, told.key = Address(number, start, _end_of(url)), (number + 1, 0), ""
             yield sample
         raise
-    told.next = (number + 1, 0)
+    told.next, told.key = (number + 1, 0), ""
     if sample is not None and len(sample) > len(origin) and _ended_well(url):
         told.at = Address(number, start, _end_of(url))
         yield sample
     policy.finish()
+
+
+def checked_key(
+    source: Iterable[MemberTuple], place: tuple[int, int], check: int, key_rule: KeyRule
+) -> Iterator[MemberTuple]:
+    """Yield all members, and make sure that the one at a place has the key that it had when a state was saved.
+
+    Raises:
+        ChangedShard: it has another one.
+    """
+    members = iter(source)
+    for member in members:
+        url, name, _, offset = member
+        if (getattr(url, "number", -1), offset) == place:
+            parts = key_rule(name)
+            if parts is None or check_of(parts[0]) != check:
+                raise ChangedShard(
+                    f"{redact(url)} is not what it was when the state was saved: another sample begins at byte "
+                    f"{offset}, with the file {name!r}. A state can be loaded only with the very shards that it was "
+                    "saved with"
+                )
+            yield member
+            break
+        yield member
+    yield from members
 
 
 class _FieldNames(dict[str, str]):

@@ -51,19 +51,20 @@ def read_members(
     ignore_zeros: bool = False,
     end_marker: EndMarker = "required",
     start: int = 0,
+    stop: int = -1,
 ) -> Iterator[MemberTuple]:
     """Yield the regular files of a tar archive, and read the stream to its end.
 
     Args:
-        stream: an uncompressed archive at its beginning; it is not closed.
+        stream: an uncompressed archive, or a part of one; it is not closed.
         url: what its members say that they come from.
         archive: what errors call it, where that differs from ``url``.
         select_files: gets a member's name before its data is read; what it refuses is passed over without being kept.
         rename_files: gets a member's name and returns the one to use, before ``select_files`` sees it.
         ignore_zeros: go on after an end marker, to read archives that were concatenated.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
-        start: where to begin, in bytes: the ``offset`` of a member. What is before it is passed over, by a seek where
-            the stream can.
+        start: where the stream begins in the archive, in bytes: 0, or the ``offset`` of a member.
+        stop: where it ends, if that is before the end of the archive: the ``offset`` of another member.
 
     Raises:
         TruncatedShard: the archive ends inside a member or without its end marker.
@@ -71,15 +72,13 @@ def read_members(
         UnsupportedMember: a member is sparse, or continues on another volume.
     """
     archive = archive or url
-    ahead = Ahead(stream, archive)
-    headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker)
+    ahead = Ahead(stream, archive, start)
+    headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, stop=stop)
     choose = _chooser(select_files, rename_files)
     small = 0  # how many small members came in a row
     # What stands between the data of two large members, in blocks: small members and headers, the same ones again and
     # again. It is read at once, but not more of the next large member, which would have to be copied together.
     between, data_end = 1, start
-    if start and not ahead.skip(start):
-        raise TruncatedShard(f"{archive} ends before byte {start}, where it was to be read on. {AGAIN}")
     while True:
         entry = None
         if headers.plain:

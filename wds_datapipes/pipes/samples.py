@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.progress import Address, Deal, Progress, Resume
-from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, group_samples
+from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, checked_key, group_samples
 from wds_datapipes.core.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.core.types import Member, Sample
 from wds_datapipes.errors import StateError
@@ -102,6 +102,7 @@ class SampleGrouper(IterDataPipe[Sample]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the next sample begins: the number of its shard among those of this instance, and the byte.
 
+        The key of that sample is known by a checksum, if there is one before the end of the shard.
         Where the rest of the epoch was dealt anew, shards have their numbers among all, and what was dealt is told.
 
         Raises:
@@ -113,10 +114,11 @@ class SampleGrouper(IterDataPipe[Sample]):
                 f"{type(self.source).__name__}"
             )
         if self._resume is not None:  # loaded, and not begun
-            place, deal = self._resume.next, self._resume.deal
+            place, check, deal = self._resume.next, self._resume.check, self._resume.deal
         else:
-            place, deal = max(self._progress.next, self._progress.floor), self._deal
-        return {"next": list(place), **({} if deal is None else {"dealt": deal.state_dict(place)})}
+            (place, check), deal = self._progress.place(), self._deal
+        known = {"check": check} if check else {}
+        return {"next": list(place), **known, **({} if deal is None else {"dealt": deal.state_dict(place)})}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.
@@ -130,7 +132,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         for address in again:
             places[address.shard].append((address.start, address.end))
         deal = Deal.from_state(state["dealt"]) if "dealt" in state else None
-        self._resume = Resume((shard, offset), places, deal)
+        self._resume = Resume((shard, offset), places, deal, state.get("check", 0))
 
     def __iter__(self) -> Iterator[Sample]:
         resume, self._resume = self._resume, None
@@ -138,8 +140,11 @@ class SampleGrouper(IterDataPipe[Sample]):
         progress = self._progress = Progress()
         if resume is not None:
             progress.floor = progress.next = resume.next
+            progress.floor_check = resume.check
         # torch's hook around each member, of which a sample has several, would cost a tenth of the time of a small one.
         members = self.source.members(resume) if type(self.source) is ShardLoader else self.source
+        if resume is not None and resume.check:
+            members = checked_key(members, resume.next, resume.check, self.key_rule)
         yield from group_samples(
             members,
             key_rule=self.key_rule,

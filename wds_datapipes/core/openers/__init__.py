@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.core.openers.forward import ForwardStream
 from wds_datapipes.core.openers.local import local_path
 from wds_datapipes.core.openers.redaction import redact
-from wds_datapipes.core.openers.schemes import find_opener, known_schemes, register_opener, split_scheme
+from wds_datapipes.core.openers.schemes import find_opener, is_remote, known_schemes, register_opener, split_scheme
 
-__all__ = ["known_schemes", "local_path", "open_url", "redact", "register_opener", "split_scheme"]
+if TYPE_CHECKING:
+    from wds_datapipes.core.openers.parts import RemoteParts
+
+__all__ = ["known_schemes", "local_path", "open_parts", "open_url", "redact", "register_opener", "split_scheme"]
 
 
 def open_url(url: str, /, **options: Any) -> BinaryIO:
@@ -38,3 +41,23 @@ def open_url(url: str, /, **options: Any) -> BinaryIO:
         return stream
     # An opener of a user may return anything that has a read method, such as the body of an SDK's response.
     return cast(BinaryIO, ForwardStream(stream, url))
+
+
+def open_parts(url: str, /, **options: Any) -> RemoteParts | None:
+    """Open a remote shard of which parts are to be read, or return None where only all of it can be.
+
+    Args:
+        url: what to open.
+        options: see `open_url`.
+
+    Raises:
+        ShardNotOpened: there is nothing to read at this URL, or it may not be read.
+        UnknownScheme: nothing answers for the scheme.
+        MissingDependency: the scheme needs a package that is not installed.
+    """
+    scheme, _ = split_scheme(url)
+    if not is_remote(scheme):
+        return None
+    from wds_datapipes.core.openers.parts import open_remote_parts  # which imports fsspec
+
+    return open_remote_parts(url, **options)

@@ -53,15 +53,21 @@ def open_remote(
     return cast(BinaryIO, ForwardStream(file, url, hide=hide))
 
 
-def open_web(filesystem: Any, path: str, options: Mapping[str, Any], timeout_s: float) -> Any:
-    """Open one request that streams the whole body.
+def open_web(
+    filesystem: Any, path: str, options: Mapping[str, Any], timeout_s: float, *, part: str | None = None
+) -> Any:
+    """Open one request that streams the whole body, or ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
     The given size keeps fsspec from asking for it by a request of its own. aiohttp's own limit is five minutes for the
     whole body, and a shard is often open for longer.
     """
     aiohttp = require("aiohttp", extra="http", purpose="read shards over HTTP")
     timeout = options.get("timeout", aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s))
-    return filesystem.open(path, "rb", block_size=0, size=1, timeout=timeout)
+    asked: dict[str, Any] = {}
+    if part is not None:
+        # A server that compresses on the way would count other bytes.
+        asked["headers"] = {**options.get("headers", {}), "Range": f"bytes={part}", "Accept-Encoding": "identity"}
+    return filesystem.open(path, "rb", block_size=0, size=1, timeout=timeout, **asked)
 
 
 def remote_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:

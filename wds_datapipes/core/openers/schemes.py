@@ -8,7 +8,7 @@ from typing import cast
 
 from wds_datapipes.core.types import Opener
 
-__all__ = ["find_opener", "known_schemes", "register_opener", "split_scheme"]
+__all__ = ["find_opener", "is_remote", "known_schemes", "register_opener", "split_scheme"]
 
 #: Scheme -> "module:function", imported when the first URL of the scheme is opened.
 BUILT_IN: dict[str, str] = {
@@ -94,6 +94,11 @@ def find_opener(scheme: str) -> Opener:
         return _registered[scheme]
     module, _, function = BUILT_IN.get(scheme, FALLBACK).partition(":")
     return cast(Opener, getattr(importlib.import_module(module), function))
+
+
+def is_remote(scheme: str) -> bool:
+    """Whether the URLs of a scheme go to fsspec."""
+    return scheme not in BUILT_IN and scheme not in _registered
 
 
 def known_schemes() -> list[str]:
