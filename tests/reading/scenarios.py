@@ -30,6 +30,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
+    from torchdata.datapipes.iter.util import prefetcher
 
 
 PREFETCHES = [(0, 0), (0, 10), (10, 0), (10, 10)]
@@ -269,9 +270,12 @@ def break_and_iterate_again() -> set[int]:
 
 
 def paused_at_the_end() -> str:
-    for _ in range(20):
+    """Pause twice while the thread of a prefetcher takes its last rest, which is long enough for both."""
+    prefetcher.PRODUCER_SLEEP_INTERVAL = 0.02  # the thread rests ten times as long
+    for _ in range(5):
         with DataLoader2(IterableWrapper(range(3)).prefetch(), reading_service=InProcessReadingService()) as dl:
             next(iter(dl))
+            time.sleep(0.05)  # the thread comes to its end
             for _ in range(3):
                 dl._pause()
                 dl._resume()
