@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import nox
@@ -42,6 +44,24 @@ def tests(session: nox.Session) -> None:
     """Run the tests, with everything that is optional installed."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     session.run("pytest", f"--ignore={DOCUMENTATION}", *session.posargs)
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Break off thousands of loaders at random, and take states along 100,000 batches; arguments go to pytest."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
+    seed = os.environ.get("RESUME_SEED", str(int(time.time())))
+    session.log(f"RESUME_SEED={seed} draws the same again")
+    session.run(
+        "pytest",
+        "--timeout=7200",
+        "-rP",
+        "tests/reading/test_checkpoint.py",
+        "-k",
+        "drawn_at_random or does_not_grow",
+        *session.posargs,
+        env={"RESUME_CUTS": os.environ.get("RESUME_CUTS", "5000"), "RESUME_BATCHES": "100000", "RESUME_SEED": seed},
+    )
 
 
 @nox.session

@@ -31,6 +31,15 @@ SIZES = (7, 0, 13, 1, 9)
 BUFFER = 4
 STATE = "reading_service_state"
 
+#: How many cuts and batches are tried; `nox -s nightly` asks for more, and draws another seed each time.
+CUTS, BATCHES = int(os.environ.get("RESUME_CUTS", "0")), int(os.environ.get("RESUME_BATCHES", "10_000"))
+SEED = os.environ.get("RESUME_SEED", "0")
+#: The ranks, how workers are started, and the cuts.
+RANDOM_CUTS = [(1, "fork", 24), (2, "fork", 12)]
+if CUTS:
+    shares = {(1, "fork"): 0.6, (2, "fork"): 0.25, (3, "fork"): 0.1, (1, "spawn"): 0.03, (2, "spawn"): 0.02}
+    RANDOM_CUTS = [(*kind, max(1, round(CUTS * share))) for kind, share in shares.items()]
+
 Pipe = IterDataPipe[Any]
 Make = Callable[[], Pipe]
 Loader = Callable[[Pipe], DataLoader2[Any]]
@@ -506,18 +515,36 @@ def test_a_state_is_small_json_without_payload(workers: int) -> None:
     assert largest >= 100
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_taking_states_does_not_let_the_main_process_grow(workers: int) -> None:
+def test_the_main_process_does_not_grow_while_states_are_taken() -> None:
+    for shard in range(4):
+        write(f"many-{shard}.tar", shard, 500)
+    shards = ShardList([f"many-{shard}.tar" for shard in range(4)] * 8).shuffle().sharding_filter()
+    pipe = shards.load_wds_shards().group_samples().shuffle_samples(100).to_tuple("__key__", "cls").batch(4)
     process = psutil.Process()
-    with loader(pipeline(), workers) as made:
-        items = iter(made)
-        next(items)
-        for count in range(2_000):
-            made.state_dict()
-            if next(items, None) is None:
-                items = iter(made)
-            if count == 500:
+    sizes = []
+    with loader(pipe, 2) as made:
+        batches = itertools.chain.from_iterable(itertools.repeat(made))  # 4,000 in an epoch
+        for number in range(BATCHES):
+            next(batches)
+            if number % 100 == 99:
+                made.state_dict()
+            if number % (BATCHES // 10) == BATCHES // 10 - 1:
                 gc.collect()
-                before = process.memory_info().rss
-        gc.collect()
-        assert process.memory_info().rss - before < 8 << 20
+                sizes.append(process.memory_info().rss)
+    # At first, buffers are made, and modules imported.
+    assert max(sizes[3:]) - max(sizes[:3]) < 2 << 20, sizes
+
+
+@pytest.mark.parametrize(("ranks", "method", "cuts"), RANDOM_CUTS)
+def test_loaders_that_are_drawn_at_random_go_on_from_anywhere(
+    tmp_path: Path, ranks: int, method: str, cuts: int
+) -> None:
+    script = Path(__file__).with_name("randomised_cuts.py")
+    asked = ["--seed", SEED, "--cuts", str(cuts), "--ranks", str(ranks), "--method", method]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, script, tmp_path, *asked], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    print(found)
+    assert not found["wrong"], "\n".join([f"seed {SEED}", *found["wrong"]])
+    assert found["cuts"] >= cuts
