@@ -1,11 +1,12 @@
-"""The state of a loader between two items, as text."""
+"""The state of a loader between two items, as values that JSON has."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
+from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.reading.resuming import Resumed
@@ -34,6 +35,7 @@ class Checkpoint:
         workers: how many worker processes there are on this rank.
         turn: which worker's turn is next.
         parts: where each worker goes on.
+        worker: of which worker it is, if it is that of one alone, whose part is the only one.
     """
 
     stages: list[str]
@@ -49,36 +51,38 @@ class Checkpoint:
     workers: int
     turn: int
     parts: list[Resumed]
+    worker: int | None = None
 
     @property
     def place(self) -> tuple[int, int, bool, int]:
         """Whose state it is: the rank, of how many, whether the service has split among them, and the workers."""
         return self.rank, self.ranks, self.distributed, self.workers
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
     def dumps(self) -> bytes:
         """Return it as JSON."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+        return json.dumps(self.as_dict(), separators=(",", ":")).encode()
 
     @classmethod
-    def loads(cls, data: bytes | str) -> Checkpoint:
-        """Return what `dumps` was called on.
+    def of_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
+        """Return what `as_dict` was called on.
 
         Raises:
-            StateError: it is not such a text, or one of another version.
+            StateError: it is not what `as_dict` returns, or comes from another version.
         """
-        try:
-            found = json.loads(data)
-        except ValueError as error:
-            raise StateError(f"This is no state of a ShardReadingService, since it is no JSON: {error}") from None
-        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-            raise StateError("This is no state of a ShardReadingService: it does not say that it is one")
+        found = dict(state)
+        if found.pop("format", None) != FORMAT:
+            raise StateError("This is no state of a loader: it does not say that it is one")
         if (version := found.pop("version", None)) != VERSION:
             raise StateError(f"This state has version {version}, and this release of wds-datapipes reads {VERSION}")
         try:
             parts = [Resumed(**part) for part in found.pop("parts")]
             return cls(**found, parts=parts)
         except (KeyError, TypeError) as error:
-            raise StateError(f"This state of a ShardReadingService is not whole: {error}") from None
+            raise StateError(f"This state of a loader is not whole: {error}") from None
 
     def check(self, stages: Sequence[str]) -> None:
         """Make sure that it is the state of a pipeline.

@@ -24,15 +24,12 @@ from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.upstream import unsplit
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.resuming import Resumed
+from wds_datapipes.reading.saved import KEY, checkpoints_in, state_of
 from wds_datapipes.reading.seeding import reset_pipeline, returned
 from wds_datapipes.reading.serving import split
 from wds_datapipes.reading.state import State, save_state, stateful
 
-__all__ = ["Workplace", "deal_anew", "dealt_anew", "loads", "merge_states"]
-
-FORMAT = "wds-datapipes states"
-#: Where ``DataLoader2`` has the state of its reading service.
-KEY = "reading_service_state"
+__all__ = ["Workplace", "deal_anew", "dealt_anew", "merge_states", "placed"]
 
 #: The rank, of how many, whether the service splits among them, and the workers.
 Place = tuple[int, int, bool, int]
@@ -48,11 +45,12 @@ def merge_states(states: Sequence[T]) -> T:
     no rank had got comes once, in another order, and the next epoch is whole again.
 
     Args:
-        states: what ``DataLoader2.state_dict()`` has returned on each rank, in any order; or what
-            ``ShardReadingService.checkpoint()`` has.
+        states: what ``state_dict()`` of ``DataLoader2``, `ShardReadingService`, `StatefulShards` or
+            ``StatefulDataLoader`` has returned on each rank, in any order.
 
     Returns:
-        What ``DataLoader2.load_state_dict()`` takes; or ``ShardReadingService.restore()``.
+        What ``DataLoader2.load_state_dict()`` takes, if the states are those of ``DataLoader2``. Otherwise what
+        `ShardReadingService` and `StatefulShards` take.
 
     Raises:
         StateError: a rank's state is missing or there twice, or they are of several pipelines or epochs.
@@ -68,28 +66,13 @@ def merge_states(states: Sequence[T]) -> T:
     if not states:
         raise StateError("There are no states to merge")
     first: Any = states[0]
-    is_whole = isinstance(first, dict)
-    serialized: list[Any] = [cast(Any, state)[KEY] if is_whole else state for state in states]
-    checkpoints = [checkpoint for each in serialized for checkpoint in loads(each)]
+    checkpoints = [checkpoint for state in states for checkpoint in checkpoints_in(state)]
     _check_whole(checkpoints)
-    found = {"format": FORMAT, "states": [json.loads(checkpoint.dumps()) for checkpoint in checkpoints]}
-    merged = json.dumps(found, separators=(",", ":")).encode()
-    return cast(T, {**first, KEY: merged} if is_whole else merged)
-
-
-def loads(data: bytes | str) -> list[Checkpoint]:
-    """Return the states of the ranks that a text holds.
-
-    Raises:
-        StateError: it holds none.
-    """
-    try:
-        found = json.loads(data)
-    except ValueError:
-        found = None
-    if isinstance(found, dict) and found.get("format") == FORMAT:
-        return [Checkpoint.loads(json.dumps(state)) for state in found["states"]]
-    return [Checkpoint.loads(data)]
+    merged: Any = state_of(checkpoints, is_one=False)
+    if isinstance(first, dict) and KEY not in first:
+        return cast(T, merged)
+    text = json.dumps(merged, separators=(",", ":")).encode()
+    return cast(T, {**first, KEY: text} if isinstance(first, dict) else text)
 
 
 @dataclass(frozen=True)
@@ -105,6 +88,23 @@ class Workplace:
     pipe: Any
     init_fn: Callable[[Any, Any], Any] | None = None
     reset_fn: Callable[[Any, Any, Any], Any] | None = None
+
+
+def placed(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Checkpoint:
+    """Return where a rank goes on: where it was, if there are as many ranks and workers as before.
+
+    Args:
+        saved: the states of all ranks; or its own, if there are as many as before.
+        old: what each worker has run, and will run.
+        place: of this rank, among those that there are now.
+
+    Raises:
+        StateError: a rank's state is missing, or the pipeline cannot be dealt anew.
+    """
+    same = [checkpoint for checkpoint in saved if checkpoint.place == place]
+    if not same and all(checkpoint.is_over for checkpoint in saved):
+        same = list(saved)
+    return same[0] if same else dealt_anew(saved, old, place)
 
 
 def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Checkpoint:
@@ -220,8 +220,7 @@ def _behind_delivered(checkpoint: Checkpoint, number: int, part: Resumed, old: W
     if not part.skip:
         return cast("State | None", part.stages)
     pipe = clone(old.pipe)
-    if checkpoint.distributed:
-        pipe = graph_settings.apply_sharding(pipe, checkpoint.ranks, checkpoint.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+    pipe = graph_settings.apply_sharding(pipe, checkpoint.ranks, checkpoint.rank, SHARDING_PRIORITIES.DISTRIBUTED)
     info = WorkerInfo(checkpoint.workers, number)
     with _same_generators():
         pipe = split(pipe, info, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,9 +12,10 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import description
 from wds_datapipes.pipes.upstream import upstream
 from wds_datapipes.reading.checkpoint import Checkpoint
-from wds_datapipes.reading.elastic import Workplace, dealt_anew, loads
+from wds_datapipes.reading.elastic import Workplace, placed
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.resuming import Resumed
+from wds_datapipes.reading.saved import checkpoints_in, state_of
 from wds_datapipes.reading.seeding import EpochSeeds
 from wds_datapipes.reading.state import check_state
 
@@ -51,6 +53,7 @@ class StateKeeper:
         self._workers = workers
         self._described: list[str] = []
         self._loaded: list[Checkpoint] = []
+        self._seeds_too = False
 
     @property
     def parts(self) -> Sequence[Resumed | None]:
@@ -59,13 +62,18 @@ class StateKeeper:
             return [None] * max(self._workers, 1)
         return self.going_on.parts
 
-    def load(self, state: bytes) -> None:
+    def load(self, state: Any, *, seeds_too: bool = False) -> None:
         """Take a state, for a pipeline that is yet to be described.
+
+        Args:
+            state: of any of the loaders.
+            seeds_too: whether the seed of the loader comes from it as well.
 
         Raises:
             StateError: it is none.
         """
-        self._loaded = loads(state)
+        self._loaded = checkpoints_in(state)
+        self._seeds_too = seeds_too
 
     def describe(self, pipe: Any) -> None:
         """Take note of the pipeline, before it is split."""
@@ -82,11 +90,7 @@ class StateKeeper:
         loaded, self._loaded = self._loaded, []
         for checkpoint in loaded:
             checkpoint.check(self._described)
-        place = (*_place(ranks), self._distributed, self._workers)
-        same = [checkpoint for checkpoint in loaded if checkpoint.place == place]
-        if not same and all(checkpoint.is_over for checkpoint in loaded):
-            same = loaded
-        self.going_on = same[0] if same else dealt_anew(loaded, workplace, place)
+        self.going_on = placed(loaded, workplace, (*_place(ranks), self._distributed, self._workers))
 
     def refuse(self, pipe: Any, behind: Sequence[Any]) -> None:
         """Find out whether there is a state, and keep what speaks against it.
@@ -113,6 +117,8 @@ class StateKeeper:
         going_on, self.going_on = self.going_on, None
         if going_on is not None and going_on.is_over:
             self.seeds.follow(epoch=going_on.epoch, first=going_on.first, next=going_on.next)
+            if self._seeds_too and going_on.next is not None:
+                seed_generator.seed(going_on.next)
             going_on = None
         meet = None if ranks is None else ranks.meet
         if going_on is None:
@@ -143,6 +149,8 @@ class StateKeeper:
         """
         if self.refusal:
             raise StateError(self.refusal)
+        if maker is None and self._loaded:
+            return json.dumps(state_of(self._loaded, is_one=True), separators=(",", ":")).encode()
         rank, size = _place(ranks)
         seeds = self.seeds
         return Checkpoint(

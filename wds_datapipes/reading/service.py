@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import multiprocessing
 import operator
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -22,6 +23,7 @@ from torchdata.dataloader2.utils import WorkerInfo
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_round_robin_sharding_dp
 from torchdata.datapipes.iter import FullSync
 
+from wds_datapipes.errors import StateError
 from wds_datapipes.reading.crew import Crew, CrewItems
 from wds_datapipes.reading.delivery import Delivered
 from wds_datapipes.reading.elastic import Workplace
@@ -216,6 +218,35 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """
         self._keeper.load(serialized_state)
         return self.initialize(datapipe)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is, as values that JSON has: what `checkpoint` returns, and no pickle.
+
+        ``DataLoader2`` works with a copy of the service that it is given: ask ``loader.reading_service``.
+
+        Raises:
+            StateError: a stage of the pipeline holds samples back, and has no state.
+        """
+        state: dict[str, Any] = json.loads(self.checkpoint())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state with the pipeline that the loader has, before it is iterated for the first time.
+
+        The seeds of that epoch and of those after it come from the state, if the loader was seeded; otherwise
+        ``DataLoader2`` draws another seed for each epoch after it.
+
+        Args:
+            state: what ``state_dict()`` of ``loader.reading_service``, ``DataLoader2``, `StatefulShards` or
+                ``StatefulDataLoader`` has returned; or `merge_states`.
+
+        Raises:
+            StateError: it is none of these, or the loader has begun. When the first epoch begins: it is not one of this
+                pipeline.
+        """
+        if self._end is not None:
+            raise StateError("A state is loaded before the first epoch begins. Make another loader for it")
+        self._keeper.load(state, seeds_too=True)
 
     def finalize(self) -> None:
         """End the workers, whatever they are at, and tell the other ranks.

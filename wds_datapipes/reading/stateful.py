@@ -1,43 +1,44 @@
-"""`StatefulShards`: a pipeline as a data set whose state torchdata's ``StatefulDataLoader`` saves."""
+"""`StatefulShards`: a pipeline as a data set whose state is that of the other loaders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
-import torch
 from torch import distributed
-from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info, graph_settings
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info, graph_settings
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo
 
-from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import description
 from wds_datapipes.pipes.upstream import upstream
-from wds_datapipes.reading.seeding import reset_pipeline, seed_stages
-from wds_datapipes.reading.state import check_state, load_state, save_state
+from wds_datapipes.reading.board import Board, Row
+from wds_datapipes.reading.checkpoint import Checkpoint
+from wds_datapipes.reading.elastic import Workplace, placed
+from wds_datapipes.reading.resuming import Resumed
+from wds_datapipes.reading.saved import checkpoints_in, state_of
+from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stages
+from wds_datapipes.reading.serving import STATE_EVERY_S, split
+from wds_datapipes.reading.state import check_state, save_state
+from wds_datapipes.reading.tracking import Telling, Told, Tracked
 
 __all__ = ["StatefulShards"]
 
-FORMAT = "wds-datapipes stateful shards"
-VERSION = 1
-
-#: How many workers a loader may have.
-MOST_WORKERS = 1024
-
 
 class StatefulShards(IterableDataset[Any]):
-    """Give a pipeline to torchdata's ``StatefulDataLoader``, which goes on where it was in the middle of an epoch.
+    """Give a pipeline to torch's ``DataLoader``, or torchdata's ``StatefulDataLoader``, with a state in mid-epoch.
 
     It splits the shards between ranks and workers itself, wherever the pipeline has its ``.sharding_filter()``; it has
-    to be made behind ``init_process_group``, if there are ranks. The order of each epoch follows from ``seed`` and the
-    number of the epoch, and is another one in each. With as many ranks and workers as before, what comes after a state
-    is what would have come.
+    to be made behind ``init_process_group``, if there are ranks. The orders of the epochs follow from ``seed``, and are
+    those of a ``DataLoader2`` of that seed with a `ShardReadingService` (``distributed=True``, if there are ranks).
 
-    With torch's own ``DataLoader`` and ``num_workers=0``, `state_dict` and `load_state_dict` can be called here
-    directly, between two batches.
+    With torch's ``DataLoader``, loop over ``tracked(loader)``, and ask `state_dict` here. A ``StatefulDataLoader`` asks
+    itself. `load_state_dict` takes the states of both, and of ``DataLoader2``.
 
     Args:
         pipe: the pipeline.
@@ -52,14 +53,15 @@ class StatefulShards(IterableDataset[Any]):
         >>> shard = build_shard("train.tar", [{"__key__": str(n), "cls": str(n)} for n in range(4)])
         >>> pipe = ShardList(shard).sharding_filter().load_wds_shards().group_samples().to_tuple("__key__")
         >>> data = StatefulShards(pipe)
-        >>> iterator = iter(DataLoader(data, batch_size=None))
-        >>> next(iterator), next(iterator)
-        (['0'], ['1'])
+        >>> for batch in data.tracked(DataLoader(data, batch_size=2, num_workers=1)):
+        ...     print(batch)
+        ...     break
+        [('0', '1')]
         >>> state = data.state_dict()
         >>> data = StatefulShards(pipe)
         >>> data.load_state_dict(state)
-        >>> list(DataLoader(data, batch_size=None))
-        [['2'], ['3']]
+        >>> list(DataLoader(data, batch_size=2, num_workers=1))
+        [[('2', '3')]]
     """
 
     def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0) -> None:
@@ -68,127 +70,285 @@ class StatefulShards(IterableDataset[Any]):
             raise TypeError(f"StatefulShards takes a pipeline, not {pipe!r}")
         if not isinstance(seed, int):
             raise TypeError(f"seed is a number, not {seed!r}")
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed is a number from 0 with at most 64 bits, not {seed}")
         check_state(pipe)
         self.pipe = pipe
         self.seed = seed
-        ready = distributed.is_available() and distributed.is_initialized()
-        self._rank, self._ranks = (distributed.get_rank(), distributed.get_world_size()) if ready else (0, 1)
+        self._distributed = distributed.is_available() and distributed.is_initialized()
+        self._rank, self._ranks = 0, 1
+        if self._distributed:
+            self._rank, self._ranks = distributed.get_rank(), distributed.get_world_size()
         self._stages = [description(stage) for stage in upstream(pipe)]
-        # The epoch that each worker has begun last, and whether any has: workers that are started anew for each epoch
-        # know it only from the process that starts them.
-        self._begun = _shared(torch.full((MOST_WORKERS,), -1, dtype=torch.int64))
-        self._has_workers = _shared(torch.zeros((), dtype=torch.int64))
-        self._loaded: Mapping[str, Any] | None = None
-        self._epoch: int | None = None  # of the iteration; None before its first item
+        self._board = Board()
+        self._loaded: list[Checkpoint] = []
+        self._loads = 0
+        self._tracked: Tracked | None = None
+        # Of the iteration in this process.
+        self._is_begun = False
+        self._is_over = True
+        self._seed = seed
+        self._number = 0  # of this worker, in the round in which the epoch goes
+        self._base = Resumed(0, 0, None)
         self._items = 0
-        self._is_over = False
+        self._is_tracked = False
+        self._state_due = 0.0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the number of the next epoch, as some trainers want it. By default it is one more than the last."""
+        """Have the order of the next epoch follow from its number and the seed, as some trainers want it.
+
+        Args:
+            epoch: the number. Without it, the order of an epoch follows from that of the epoch before.
+        """
         if epoch < 0:
             raise ValueError(f"epoch is a number from 0, not {epoch!r}")
-        self._begun.fill_(epoch - 1)
+        self._board.write(self._board.read(0)._replace(wanted=epoch + 1))
+
+    def tracked(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Yield what a loader of this data set yields, for an epoch, and take note of what the loop gets.
+
+        Between two batches, `state_dict` tells where the loop is. The workers go on meanwhile; what they have made
+        ahead is not in the state, and is made again by the run that loads it.
+
+        Args:
+            loader: torch's ``DataLoader``, with any ``batch_size``, ``collate_fn`` and number of workers.
+
+        Raises:
+            ValueError: the loader is that of another data set.
+            StateError: its workers were started by a loop that was not tracked, and stay for all epochs.
+        """
+        if loader.dataset is not self:
+            raise ValueError("tracked() takes a loader of this very data set")
+        if not loader.num_workers:
+            for batch in loader:
+                self._is_over = False  # the loop is not, even if the pipeline is
+                yield batch
+            self._is_over = True
+            return
+        tracked = self._tracking(loader.num_workers)
+        collate, loader.collate_fn = loader.collate_fn, Telling(loader.collate_fn)
+        self._board.is_tracked = True
+        try:
+            try:
+                iterator = iter(loader)
+            finally:
+                loader.collate_fn = collate
+            for told in iterator:
+                if not isinstance(told, Told):
+                    raise StateError(
+                        "The workers of this loader do not tell where they are, since they were started by a loop "
+                        "that was not tracked. With persistent_workers, use tracked() from the first epoch on"
+                    )
+                self._tracked = tracked
+                yield tracked.deliver(told, self._board.read(told.process))
+            tracked.end(self._board.read(0))
+            self._tracked = tracked
+        finally:
+            self._board.is_tracked = False
+
+    def told(self, batch: Any) -> Any:
+        """Return a batch, in a worker, with the place of the worker behind it if the loop is tracked."""
+        if not self._is_tracked:
+            return batch
+        stages, begin = None, perf_counter()
+        if begin >= self._state_due:
+            stages = json.dumps(save_state(self.pipe)).encode()
+            now = perf_counter()
+            self._state_due = now + max(STATE_EVERY_S, 100 * (now - begin))  # it takes a hundredth of the time
+        return Told(batch, _worker().worker_id, self._number, self._items, stages)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this process is, as values that JSON has.
+        """Return where the loop is, as values that JSON has; or, in a worker, where the worker is.
 
         Raises:
-            StateError: worker processes read the data, and this is not one of them.
+            StateError: worker processes read the data, and the loop is not ``tracked``.
         """
-        if get_worker_info() is None and int(self._has_workers):
+        info, row = get_worker_info(), self._board.read(_worker().worker_id)
+        if row.loaded:
+            return state_of(self._loaded, is_one=True)
+        if info is not None:
+            return self._saved(row, workers=info.num_workers, parts=[self._part], worker=self._number)
+        tracked = self._tracked
+        if tracked is not None and tracked.row == self._board.read(tracked.process)._replace(wanted=0):
+            parts = tracked.states()
+            return self._saved(tracked.row, is_over=tracked.is_over, workers=len(parts), turn=tracked.turn, parts=parts)
+        if self._board.has_workers:
             raise StateError(
-                "The places of worker processes are not known here. Ask StatefulDataLoader.state_dict(), or use "
-                "DataLoader2 with ShardReadingService, or num_workers=0"
+                "The places of worker processes are not known here. Loop over data.tracked(loader), ask "
+                "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
             )
-        if self._loaded is not None:
-            return dict(self._loaded)
-        worker = self._worker.worker_id
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "stages": self._stages,
-            "seed": self.seed,
-            "place": self._place,
-            "epoch": int(self._begun[worker]) + 1 if self._epoch is None else self._epoch,
-            "is_over": self._is_over,
-            "items": self._items,
-            "state": save_state(self.pipe) if self._items and not self._is_over else None,
-        }
+        return self._saved(row, is_over=self._is_over, parts=[self._part])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state when it is iterated next.
+        """Go on from a state when it is iterated next. It comes before a loader of the data set starts its workers.
+
+        With another number of ranks or workers than before, what is left of the epoch is dealt anew.
+
+        Args:
+            state: what ``state_dict()`` of a `StatefulShards`, ``StatefulDataLoader``, ``DataLoader2`` or
+                `ShardReadingService` has returned; or `merge_states`.
 
         Raises:
-            StateError: it is no state of this pipeline, or that of another place.
+            StateError: it is none of these, or that of another pipeline or seed. When the first item is asked for: it
+                is not that of all ranks, or the pipeline cannot be dealt anew.
         """
-        if (state.get("format"), state.get("version")) != (FORMAT, VERSION):
-            raise StateError(f"This is no state of version {VERSION} of StatefulShards")
-        own = {"stages": self._stages, "seed": self.seed, "place": self._place}
-        for name, value in own.items():
-            if state[name] != value:
-                raise StateError(
-                    f"The state was saved with another {name}: {state[name]}, and here it is {value}. A place is "
-                    f"[rank, ranks, worker, workers]. Use DataLoader2 with ShardReadingService to go on with another "
-                    f"number of ranks or workers"
-                )
-        self._loaded = dict(state)
+        loaded, info = checkpoints_in(state), get_worker_info()
+        for checkpoint in loaded:
+            checkpoint.check(self._stages)
+            self._check(checkpoint)
+        self._loaded, self._tracked = loaded, None
+        self._loads += 1
+        last = loaded[0]
+        row = Row(loaded=self._loads)
+        if last.next is not None:
+            row = Row(last.epoch + 1, last.seed, last.first, last.next, loaded=self._loads)
+        self._board.write(row, None if info is None else info.id)
 
     def __iter__(self) -> Iterator[Any]:
-        in_worker = get_worker_info() is not None
-        self._epoch, self._items, self._is_over = None, 0, False
-        if in_worker:
+        self._is_begun, self._is_over, self._items, self._base = False, True, 0, Resumed(0, 0, None)
+        if get_worker_info() is not None:
             # Here, and not with the first item: a loop that is broken off at once has begun its epoch in all workers.
-            self._has_workers.fill_(1)
-            self._begin()
+            self._board.has_workers = True
+            with suppress(StateError):  # torch's loader would lose it here: it comes with the first item
+                self._begin()
         return self._iterated()
 
     @property
-    def _worker(self) -> Any:
-        info = get_worker_info()
-        return WorkerInfo(1, 0) if info is None else WorkerInfo(info.num_workers, info.id)
+    def _part(self) -> Resumed:
+        """Where this process goes on."""
+        if self._items <= self._base.items:
+            return self._base
+        return Resumed(self._items, 0, save_state(self.pipe))
+
+    def _saved(self, row: Row, **facts: Any) -> dict[str, Any]:
+        """Return the state of the epoch that a row tells of; before the first one, the one before that is over."""
+        begun = row.epoch > 0
+        place = {"rank": self._rank, "ranks": self._ranks, "distributed": self._distributed, "workers": 0, "turn": 0}
+        return Checkpoint(
+            stages=self._stages,
+            seed=row.seed if begun else self.seed,
+            epoch=row.epoch - 1,
+            first=row.first if begun else self._first,
+            next=row.next if begun else self.seed,
+            engines=None,
+            **{"is_over": False, **place, **facts},
+        ).as_dict()
 
     @property
-    def _place(self) -> list[int]:
+    def _first(self) -> int:
+        """The seed of the first epoch."""
+        return int(SeedGenerator(self.seed).generate_shared_seed()) if self._distributed else self.seed
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        """Make sure that a state is one of this seed, and can be loaded here.
+
+        Raises:
+            StateError: it is not.
+        """
+        # Ranks draw the first seed from the one that is given; and there may have been ranks, and are none now.
+        own = {self.seed, int(SeedGenerator(self.seed).generate_shared_seed())}
+        if checkpoint.next is not None and checkpoint.first not in own:
+            raise StateError(
+                f"The state was saved with another seed: {checkpoint.first}, and here it is {self._first}. Give "
+                f"StatefulShards the seed of the loader that has saved it"
+            )
+        if checkpoint.engines is not None:
+            raise StateError(
+                "The state comes from behind another reading service, whose part of the data is not known here. Use "
+                "ShardReadingService(distributed=True) instead of it"
+            )
         info = get_worker_info()
-        return [self._rank, self._ranks, *((0, 0) if info is None else (info.id, info.num_workers))]
+        if checkpoint.worker is not None and (info is None or checkpoint.place != self._place(info.num_workers)):
+            raise StateError(
+                "This is the state of one worker, and only the same worker can go on from it. Load the whole state of "
+                "the loader"
+            )
+
+    def _place(self, workers: int) -> tuple[int, int, bool, int]:
+        return self._rank, self._ranks, self._distributed, workers
+
+    def _placed(self, workers: int) -> Checkpoint:
+        """Return where the state goes on that was loaded, on this rank."""
+        if self._loaded[0].worker is not None:
+            return self._loaded[0]
+        return placed(self._loaded, Workplace(self.pipe), self._place(workers))
+
+    def _tracking(self, workers: int) -> Tracked:
+        """Return what keeps track of an epoch."""
+        turn, parts = 0, [Resumed(0, 0, None)] * workers
+        if self._board.read(0).loaded:
+            going_on = self._placed(workers)
+            self._loaded = [going_on]  # so that not each worker deals anew
+            if not going_on.is_over:
+                turn, parts = going_on.turn, going_on.parts
+        return Tracked(parts, turn)
 
     def _begin(self) -> None:
-        """Choose the epoch."""
-        worker = self._worker.worker_id
-        loaded = self._loaded
-        self._epoch = int(self._begun[worker]) + 1 if loaded is None else int(loaded["epoch"])
-        # A worker that was at its end stays there until the others are. Without workers, another epoch follows.
-        if loaded is not None and loaded["is_over"] and get_worker_info() is None:
-            self._epoch += 1
-            self._loaded = None
-        self._begun[worker] = self._epoch
+        """Begin an epoch in this process.
+
+        Raises:
+            StateError: this worker cannot go on from the state that was loaded.
+        """
+        info = get_worker_info()
+        own = 0 if info is None else info.id
+        row = self._board.read(own)
+        going_on = None
+        if row.loaded:
+            if row.loaded != self._loads:
+                raise StateError(
+                    "The workers were started before the state was loaded, and persistent_workers keeps them. Load it "
+                    "before the first epoch, or make another loader"
+                )
+            going_on = self._placed(0 if info is None else info.num_workers)
+        seeds, generator = EpochSeeds(), SeedGenerator(row.next if row.epoch else self.seed)
+        self._number = own
+        if going_on is None or going_on.is_over:
+            if row.epoch:
+                seeds.follow(epoch=row.epoch - 1, first=row.first, next=row.next)
+            if row.wanted:
+                seeds.set_epoch(row.wanted - 1)
+            seeds.begin(generator, (lambda seed: seed) if self._distributed else None)
+        else:
+            seeds.resume(generator, seed=going_on.seed, epoch=going_on.epoch, first=going_on.first, engines=None)
+            if going_on.worker is not None:
+                self._number, self._base = going_on.worker, going_on.parts[0]
+            else:
+                # The loader begins with its worker 0, and the epoch goes on with the worker whose turn it is.
+                self._number = (own + going_on.turn) % len(going_on.parts)
+                self._base = going_on.parts[self._number]
+        self._seed = seeds.seed
+        seeds.end(generator)
+        row = Row(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0)
+        if info is None:
+            self._board.has_workers = False
+        self._board.write(row, None if info is None else own)
+        self._is_begun, self._is_over = True, False
+        self._is_tracked, self._state_due = info is not None and self._board.is_tracked, 0.0
 
     def _iterated(self) -> Iterator[Any]:
-        if self._epoch is None:
+        if not self._is_begun:
             self._begin()
-        loaded, self._loaded = self._loaded, None
-        self._items = 0 if loaded is None else int(loaded["items"])
-        self._is_over = loaded is not None and bool(loaded["is_over"])
-        if self._is_over:
-            return
-        pipe, info = self.pipe, self._worker
-        graph_settings.apply_sharding(pipe, self._ranks, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        graph_settings.apply_sharding(pipe, info.num_workers, info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
-        generator = SeedGenerator(derived_seed("epoch", self.seed, self._epoch or 0))
-        generator = generator.spawn(self._rank).spawn(info.worker_id)
+        base, info = self._base, _worker()
+        self._items = base.items
+        pipe: Any = self.pipe
+        generator = SeedGenerator(self._seed)
+        if self._distributed:
+            pipe = graph_settings.apply_sharding(pipe, self._ranks, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
+            generator.spawn(self._rank, inplace=True)
+        pipe = split(pipe, WorkerInfo(info.num_workers, self._number), None)
         if get_worker_info() is None:  # the generators of this process are those of the training
             seed_stages(pipe, generator)
         else:
+            generator = generator.spawn(self._number)
             reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
-        if loaded is not None and loaded["state"] is not None:
-            load_state(pipe, loaded["state"])
-        for item in pipe:
+        base.load(pipe)
+        for item in base.pass_over(pipe):
             self._items += 1
             yield item
         self._is_over = True
 
 
-def _shared(tensor: torch.Tensor) -> torch.Tensor:
-    """Move a tensor to memory that the processes share which are started with it."""
-    share: Callable[[], torch.Tensor] = tensor.share_memory_
-    return share()
+def _worker() -> Any:
+    """Return torchdata's ``WorkerInfo`` of this process, which may be the only one."""
+    info = get_worker_info()
+    return WorkerInfo(1, 0) if info is None else WorkerInfo(info.num_workers, info.id)
