@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import signal
+import tarfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from wds_datapipes import (
     build_index,
     check_index,
     errors,
+    read_dali_index,
     read_index,
 )
 from wds_datapipes.core.optional import require
@@ -110,6 +112,13 @@ def changed(folder: Path) -> None:
     index = build_index(url)
     Path(url).write_bytes(Path(url).read_bytes() + bytes(512))
     check_index(index, url)
+
+
+def misled(folder: Path) -> None:
+    """Use an index of DALI that its own tool has made of an archive with long names."""
+    url = build_shard(folder / "x.tar", [{"__key__": "k" * 120, "cls": "1"}], tar_format=tarfile.GNU_FORMAT)
+    (folder / "x.idx").write_text(f"v1.2 1\ncls 512 1 {'k' * 120}.cls\n")
+    read_dali_index(folder / "x.idx", url)
 
 
 def beside(url: str) -> str:
@@ -222,6 +231,10 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         r"x\.tar is no index of a shard: it begins with b'v1\.2 1",
     ),
     "StaleSidecar": (changed, r"x\.tar has changed since its index was built: it has 10752 bytes, and had 10240"),
+    "WrongSidecar": (
+        misled,
+        r"Line 2 of \S*x\.idx says that data of \S*x\.tar begin at byte 512, where no member's do",
+    ),
     "UnsupportedSidecar": (
         lambda folder: build_index(build_shard(folder / "x.tgz", [])).check_random_access(),
         r"x\.tgz is of a shard that is compressed with gzip",

@@ -9,6 +9,14 @@ import typing
 
 from wds_datapipes.core.codecs.images import ImageDecoder
 from wds_datapipes.core.codecs.matching import handle_extension
+from wds_datapipes.core.foreign.dali import read_dali_index, write_dali_index
+from wds_datapipes.core.foreign.energon import (
+    read_energon_dataset,
+    read_energon_index,
+    write_energon_dataset,
+    write_energon_index,
+)
+from wds_datapipes.core.foreign.wids import read_wids_index, write_wids_index
 from wds_datapipes.core.index import ShardIndex
 from wds_datapipes.core.indexes import build_indexes
 from wds_datapipes.core.indexfile import index_url, read_index, write_index
@@ -97,13 +105,21 @@ __all__ = [
     "index_url",
     "last_dot",
     "merge_states",
+    "read_dali_index",
+    "read_energon_dataset",
+    "read_energon_index",
     "read_index",
     "read_manifest",
+    "read_wids_index",
     "register_decoder",
     "register_opener",
     "repairs",
+    "write_dali_index",
+    "write_energon_dataset",
+    "write_energon_index",
     "write_index",
     "write_manifest",
+    "write_wids_index",
 ]
 
 _apply_repairs()

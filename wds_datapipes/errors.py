@@ -28,6 +28,7 @@
     │   ├── MissingSidecar (OSError)        it cannot be opened, or cannot be written
     │   ├── CorruptSidecar (ValueError)     it is damaged, or is something else
     │   ├── StaleSidecar (ValueError)       what it describes has changed since it was written
+    │   ├── WrongSidecar (ValueError)       it says something that is not so, such as an offset without a member
     │   └── UnsupportedSidecar (ValueError) its format cannot hold what is to be described, or not serve what is asked
     ├── ErrorBudgetExceeded (RuntimeError)  a stage had to pass over more than it was allowed to
     ├── CacheError (RuntimeError)           a cache cannot be written, is damaged, or belongs to another pipeline
@@ -74,6 +75,7 @@ __all__ = [
     "WdsError",
     "WorkerDied",
     "WorkerTimeout",
+    "WrongSidecar",
 ]
 
 
@@ -187,6 +189,10 @@ class CorruptSidecar(SidecarError, ValueError):
 
 class StaleSidecar(SidecarError, ValueError):
     """What an index or a manifest describes has changed since it was written."""
+
+
+class WrongSidecar(SidecarError, ValueError):
+    """An index says something of its shard that is not so."""
 
 
 class UnsupportedSidecar(SidecarError, ValueError):

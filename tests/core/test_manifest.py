@@ -107,6 +107,9 @@ def test_shards_that_are_not_as_the_manifest_says(manifest: Manifest) -> None:
         check_manifest(manifest, depth="bytes")
     os.truncate(manifest.urls[1], 5000)
     os.unlink(manifest.urls[2])
+    twice = Manifest([*manifest.entries, ManifestEntry(manifest.urls[0], 9, 9)])
+    with pytest.raises(StaleSidecar, match="different things of one shard"):
+        check_manifest(twice)
     for executor in (None, ThreadPoolExecutor(2)):
         with pytest.raises(
             StaleSidecar, match=r"2 of 3 shards .*b\.tar has 5000 bytes, not \d+; There is no file .*c\.tar"

@@ -216,6 +216,8 @@ def check_manifest(
         raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
     urls = manifest.urls
     expected = {entry.url: entry for entry in manifest.entries}
+    if len(expected) < len(set(manifest.entries)):
+        raise StaleSidecar("The manifest says different things of one shard. Write it again")
     wrong: dict[int, str] = {}
     threads = ThreadPoolExecutor(min(max_workers or THREADS, max(len(urls), 1))) if depth == "size" else None
     try:
