@@ -124,6 +124,9 @@ def test_repairs_lists_every_repair_with_its_fault() -> None:
         "stuck_pause",
         "repeated_order",
         "unseeded_service",
+        "distributed_state",
+        "unknown_pipeline",
+        "no_set_epoch",
     ]
     assert all(repair.applied and not repair.reason for repair in listed)
     assert all(repair.what.endswith(".") for repair in listed)
@@ -161,7 +164,10 @@ REASONS = {
         "import hashlib; stock = hashlib.sha256; hashlib.sha256 = lambda data: stock(data + b' ')",
         "eventloop.py is not the file of torchdata",
     ),
-    "another system": ("import os, pathlib; os.name = 'nt'", "only watched on POSIX systems, and this one is 'nt'"),
+    "another system": (
+        "import os, pathlib, shutil; os.name = 'nt'",
+        "only watched on POSIX systems, and this one is 'nt'",
+    ),
 }
 
 
@@ -179,7 +185,7 @@ print(json.dumps([repair[3:] for repair in repairs.repairs()]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     states = json.loads(done.stdout)
-    assert len(states) == 8
+    assert len(states) == 11
     assert all(not applied and reason in why for applied, why in states)
 
 

@@ -36,6 +36,7 @@ class Checkpoint:
         turn: which worker's turn is next.
         parts: where each worker goes on.
         worker: of which worker it is, if it is that of one alone, whose part is the only one.
+        wanted: the number that was chosen for the next epoch, or None.
     """
 
     stages: list[str]
@@ -52,6 +53,7 @@ class Checkpoint:
     turn: int
     parts: list[Resumed]
     worker: int | None = None
+    wanted: int | None = None
 
     @property
     def place(self) -> tuple[int, int, bool, int]:

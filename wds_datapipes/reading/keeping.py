@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
+from torch import distributed as dist
 from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.errors import StateError
@@ -19,7 +21,7 @@ from wds_datapipes.reading.saved import checkpoints_in, state_of
 from wds_datapipes.reading.seeding import EpochSeeds
 from wds_datapipes.reading.state import check_state
 
-__all__ = ["Maker", "StateKeeper"]
+__all__ = ["Maker", "StateKeeper", "described"]
 
 
 class Maker(Protocol):
@@ -77,7 +79,27 @@ class StateKeeper:
 
     def describe(self, pipe: Any) -> None:
         """Take note of the pipeline, before it is split."""
-        self._described = [description(stage) for stage in upstream(pipe)]
+        self._described = described(pipe)
+
+    def compare(self, ranks: Ranks) -> None:
+        """Let the ranks gather, and find out in which epoch the run goes on: it is over when it is on all ranks.
+
+        Raises:
+            StateError: other ranks go on in the middle of an epoch that this rank has no state of.
+            RankLost: another rank does not come in time.
+        """
+        going_on = [checkpoint.seed for checkpoint in self._loaded if not checkpoint.is_over]
+        seed = ranks.gather(going_on[0] if going_on else None)
+        if seed is None:
+            return
+        if any(checkpoint.seed != seed for checkpoint in self._loaded) or not self._loaded:
+            what = "a state of another epoch" if self._loaded else "no state"
+            raise StateError(
+                f"Another rank goes on in the middle of an epoch, and rank {ranks.rank} has {what}. Load what "
+                f"all ranks have saved between the same steps"
+            )
+        # A rank that had no more, while others had, waits for the next epoch once more.
+        self._loaded = [replace(checkpoint, is_over=False) for checkpoint in self._loaded]
 
     def find(self, workplace: Workplace, ranks: Ranks | None) -> None:
         """Find out where this rank goes on, if a state was loaded.
@@ -112,17 +134,25 @@ class StateKeeper:
         """Begin an epoch: seed the generator of the loader; return where the epoch goes on, if not at its beginning.
 
         Raises:
+            StateError: another epoch was chosen than that in which the state was saved.
             RankLost: another rank will not come, or does not come in time.
         """
         going_on, self.going_on = self.going_on, None
+        chosen = self.seeds.wanted  # since the state was loaded
+        if going_on is not None and not going_on.is_over and chosen not in (None, going_on.epoch):
+            raise StateError(
+                f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {going_on.epoch}. To "
+                f"go on there, call set_epoch({going_on.epoch}), or do not call it before this epoch"
+            )
         if going_on is not None and going_on.is_over:
-            self.seeds.follow(epoch=going_on.epoch, first=going_on.first, next=going_on.next)
+            wanted = going_on.wanted if chosen is None else chosen
+            self.seeds.follow(epoch=going_on.epoch, first=going_on.first, next=going_on.next, wanted=wanted)
             if self._seeds_too and going_on.next is not None:
                 seed_generator.seed(going_on.next)
             going_on = None
         meet = None if ranks is None else ranks.meet
         if going_on is None:
-            self.seeds.begin(seed_generator, meet)
+            self.seeds.begin(seed_generator, meet, rank=_rank())
         else:
             if meet is not None:
                 meet(0)
@@ -132,6 +162,7 @@ class StateKeeper:
                 epoch=going_on.epoch,
                 first=going_on.first,
                 engines=going_on.engines,
+                wanted=going_on.wanted,
             )
         if ranks is not None:
             seed_generator.spawn(ranks.rank, inplace=True)
@@ -167,7 +198,18 @@ class StateKeeper:
             workers=self._workers,
             turn=0 if maker is None else maker.turn,
             parts=[] if maker is None else maker.states(),
+            wanted=seeds.wanted,
         ).dumps()
+
+
+def described(pipe: Any) -> list[str]:
+    """Describe a pipeline, without the stage that torchdata appends for ranks."""
+    return [description(stage) for stage in upstream(pipe) if not isinstance(stage, FullSync)]
+
+
+def _rank() -> int:
+    """Return the rank of this process, if it is one of several."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _place(ranks: Ranks | None) -> tuple[int, int]:

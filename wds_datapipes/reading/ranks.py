@@ -41,6 +41,9 @@ GIST_LENGTH = 500
 
 T = TypeVar("T")
 
+#: What is in the place of a seed where no rank goes on in the middle of an epoch.
+BEGINS = -1
+
 #: What is at the place of a rank that has come; with less, it has not come all the way.
 COME = 2
 
@@ -82,18 +85,27 @@ class Ranks:
         self._store = distributed_c10d.PrefixStore(f"wds_datapipes/{next(_numbers)}", store)
         self._run = ""  # no other run that the store has seen has this name
         self._begun, self._came = -1, -1  # meetings: the last that was a success, and the last that this rank came to
+        self._going_on: int | None = None
         self._is_silent = self._has_left = False
         self._owner_pid = os.getpid()
 
-    def gather(self) -> None:
+    def gather(self, seed: int | None = None) -> int | None:
         """Wait until all ranks have started their services.
+
+        Args:
+            seed: of the epoch in the middle of which this rank goes on; None if it begins one.
+
+        Returns:
+            That of any rank which goes on in the middle of an epoch, or None.
 
         Raises:
             RankLost: one of them has failed, or does not come in time.
         """
+        self._going_on = seed
         # torchrun restarts ranks with the store as they left it. So no name in it can be trusted, until rank 0 has
         # answered to a word that this process has made up.
-        self._in_time(self._call if self.rank == 0 else self._answer)
+        found = self._in_time(self._call if self.rank == 0 else self._answer)
+        return None if found == BEGINS else found
 
     def split(self, pipe: Any) -> Any:
         """Give this rank its share of the data."""
@@ -126,9 +138,10 @@ class Ranks:
             self._store.set(self._gate(self._came + 1), json.dumps({"lost": why}))
             self._in_thread(self._take_leave, FAREWELL_S, FAREWELL_S)
 
-    def _call(self, patience: Patience) -> None:
+    def _call(self, patience: Patience) -> int:
         """As rank 0: give the run its name, and tell it every rank that asks."""
         self._run = secrets.token_hex(8)
+        self._tell()
         self._store.add(self._place(0, 0), COME)
         told: dict[int, str] = {}
         missing = list(range(self.size))
@@ -142,10 +155,12 @@ class Ranks:
             if not patience.pause():
                 self._shut(0)
         self._came = 0
-        self._open(0, 0)
-        self._pass(patience, 0)
+        place = self._place(0, "seed")
+        self._open(0, int(self._get(place)) if self._has(place) else BEGINS)
+        self._store.delete_key(place)
+        return self._pass(patience, 0)
 
-    def _answer(self, patience: Patience) -> None:
+    def _answer(self, patience: Patience) -> int:
         """As another rank: ask rank 0 for the run's name."""
         word, own = secrets.token_hex(8), (f"word/{self.rank}", f"name/{self.rank}")
         self._store.set(own[0], word)
@@ -157,10 +172,17 @@ class Ranks:
             if not run and not patience.pause():
                 raise RankLost(_complaint(0, f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for rank 0"))
         self._run, self._came = run, 0
+        self._tell()
         self._store.add(self._place(0, self.rank), COME)
-        self._pass(patience, 0)
+        found = self._pass(patience, 0)
         for name in own:
             self._store.delete_key(name)
+        return found
+
+    def _tell(self) -> None:
+        """Tell the others in which epoch this rank goes on."""
+        if self._going_on is not None:
+            self._store.set(self._place(0, "seed"), str(self._going_on))
 
     def _come(self, patience: Patience, seed: int) -> int:
         """Come to the next epoch, and return its seed."""

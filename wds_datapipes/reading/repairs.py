@@ -79,7 +79,7 @@ def repairs() -> list[Repair]:
         >>> names[:5]
         ['uneven_workers', 'dead_workers', 'lost_errors', 'orphans', 'shutdown']
         >>> names[5:]
-        ['stuck_pause', 'repeated_order', 'unseeded_service']
+        ['stuck_pause', 'repeated_order', 'unseeded_service', 'distributed_state', 'unknown_pipeline', 'no_set_epoch']
     """
     return list(_done)
 
@@ -332,3 +332,69 @@ def unseeded_service() -> None:
             self.reading_service = InProcessReadingService()
 
     _replace(DataLoader2, "seed", seed_through_service)
+
+
+@_repair(issue=None)
+def distributed_state() -> None:
+    """Saving and loading a state behind ``DistributedReadingService`` warns that it has none, and it needs none.
+
+    ``SequentialReadingService`` warns of every service without ``checkpoint`` and ``restore``. What this one gives
+    to ranks is drawn from the generator of the loader, which is in the state. It has both now, and saves nothing.
+    """
+    from torchdata.dataloader2 import DistributedReadingService
+
+    def checkpoint(_: Any) -> bytes:
+        return b""
+
+    def restore(self: Any, datapipe: Any, _: bytes) -> Any:
+        return self.initialize(datapipe)
+
+    _replace(DistributedReadingService, "checkpoint", checkpoint)
+    _replace(DistributedReadingService, "restore", restore)
+
+
+@_repair(issue=None)
+def unknown_pipeline() -> None:
+    """``DataLoader2.load_state_dict`` puts the pipeline of a state in the place of another one, and does not tell.
+
+    Whoever has changed the pipeline since, or the list of shards, goes on with what there was before. Now that is a
+    ``StateError`` which says what differs, where the state is one of a ``ShardReadingService``. So that the state knows
+    its pipeline also before the first iteration, the service is told it when a state is asked for.
+    """
+    from torchdata.dataloader2 import DataLoader2
+
+    state_dict, load_state_dict = DataLoader2.state_dict, DataLoader2.load_state_dict
+
+    @functools.wraps(state_dict)
+    def acquaint_and_save(self: Any) -> dict[str, Any]:
+        from wds_datapipes.reading.acquainting import acquaint
+
+        acquaint(self)
+        state: dict[str, Any] = state_dict(self)
+        return state
+
+    @functools.wraps(load_state_dict)
+    def check_and_load(self: Any, state_dict: dict[str, Any]) -> None:
+        from wds_datapipes.reading.acquainting import check_pipeline
+
+        check_pipeline(self, state_dict)
+        load_state_dict(self, state_dict)
+
+    _replace(DataLoader2, "state_dict", acquaint_and_save)
+    _replace(DataLoader2, "load_state_dict", check_and_load)
+
+
+@_repair(issue=None)
+def no_set_epoch() -> None:
+    """``DataLoader2`` has no ``set_epoch``, which trainers call that choose an order by the number of the epoch.
+
+    It has one now where a ``ShardReadingService`` is its reading service, or is in it.
+    """
+    from torchdata.dataloader2 import DataLoader2
+
+    def set_epoch(self: Any) -> Callable[[int], None]:
+        from wds_datapipes.reading.acquainting import epoch_setter
+
+        return epoch_setter(self)
+
+    _replace(DataLoader2, "set_epoch", property(set_epoch))

@@ -16,6 +16,7 @@ import numpy.random  # NumPy imports it when it is first used, and that would be
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2.graph import list_dps, traverse_dps
+from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes.core.seeds import derived_seed
 
@@ -32,6 +33,7 @@ class EpochSeeds:
         epoch: its number since the loader was seeded, from 0.
         first: the seed of the first epoch.
         next: the seed of the next one, unless the loader is seeded before it.
+        wanted: the number that was chosen for the next one, or None.
     """
 
     def __init__(self) -> None:
@@ -41,41 +43,54 @@ class EpochSeeds:
         self.next: int | None = None
         #: The generator's two engines as the epoch found them, where another reading service has used it before.
         self.engines: list[list[int]] | None = None
-        self._wanted: int | None = None
+        self.wanted: int | None = None
 
-    def begin(self, seed_generator: Any, meet: Callable[[int], int] | None = None) -> None:
+    def begin(self, seed_generator: Any, meet: Callable[[int], int] | None = None, *, rank: int = 0) -> None:
         """Begin an epoch.
 
         Args:
             seed_generator: of the loader, as the last epoch or somebody who has seeded it meanwhile has left it.
             meet: returns the number of rank 0, of one on each rank; None if there is one rank.
+            rank: of this process, if another reading service has given the ranks their seeds.
         """
-        is_next = _seed_of(seed_generator) == self.next
         if meet is not None:
             seed_generator.seed(meet(seed_generator.generate_shared_seed()))
+        # Ranks that share a seed draw it from that of the loader. It is judged by what all of them have, so that all
+        # count alike also where rank 0 alone was seeded anew.
+        is_next = self.next is not None and _seed_of(seed_generator) in (
+            self.next,
+            SeedGenerator(self.next).generate_shared_seed(),
+        )
         self.epoch = self.epoch + 1 if is_next else 0
         self.first = self.first if is_next else _seed_of(seed_generator)
-        if self._wanted is not None:
-            self.epoch, self._wanted = self._wanted, None
+        if self.wanted is not None:
+            self.epoch, self.wanted = self.wanted, None
+            is_plain = _engines_of(seed_generator) is None
             seed_generator.seed(derived_seed("epoch", self.first, self.epoch))
+            if not is_plain:
+                seed_generator.spawn(rank, inplace=True)
         self.seed = _seed_of(seed_generator)
-        self.engines = [_facts_of(engine) for engine in seed_generator.__getstate__()]
-        seeded = type(seed_generator)(self.seed)
-        if self.engines == [_facts_of(engine) for engine in seeded.__getstate__()]:
-            self.engines = None
+        self.engines = _engines_of(seed_generator)
 
     def resume(
-        self, seed_generator: Any, *, seed: int, epoch: int, first: int, engines: list[list[int]] | None
+        self,
+        seed_generator: Any,
+        *,
+        seed: int,
+        epoch: int,
+        first: int,
+        engines: list[list[int]] | None,
+        wanted: int | None = None,
     ) -> None:
         """Begin an epoch that was begun before."""
-        self.seed, self.epoch, self.first, self.engines, self._wanted = seed, epoch, first, engines, None
+        self.seed, self.epoch, self.first, self.engines, self.wanted = seed, epoch, first, engines, wanted
         seed_generator.seed(seed)
         for engine, facts in zip(seed_generator.__getstate__(), engines or [], strict=False):
             _set_engine(engine, facts)
 
-    def follow(self, *, epoch: int, first: int, next: int | None) -> None:  # noqa: A002 - as the attribute is called
+    def follow(self, *, epoch: int, first: int, next: int | None, wanted: int | None = None) -> None:  # noqa: A002 - as the attribute is called
         """Let the next epoch be the one after an epoch of another loader."""
-        self.epoch, self.first, self.next = epoch, first, next
+        self.epoch, self.first, self.next, self.wanted = epoch, first, next, wanted
 
     def end(self, seed_generator: Any) -> None:
         """Move the generator on, so that the next epoch has another order; it is the same on every rank."""
@@ -84,13 +99,22 @@ class EpochSeeds:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next epoch."""
-        self._wanted = epoch
+        self.wanted = epoch
 
 
 def _seed_of(seed_generator: Any) -> int:
     """Return what a generator was seeded with."""
     low, high = seed_generator._shared_rng._seed
     return int(low | high << 32)
+
+
+def _engines_of(seed_generator: Any) -> list[list[int]] | None:
+    """Return where the engines of a generator are; None if it was seeded, and nothing more."""
+    here, seeded = (
+        [_facts_of(engine) for engine in generator.__getstate__()]
+        for generator in (seed_generator, SeedGenerator(_seed_of(seed_generator)))
+    )
+    return None if here == seeded else here
 
 
 def _facts_of(engine: Any) -> list[int]:

@@ -193,6 +193,10 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """
         self._keeper.seeds.set_epoch(_count("epoch", epoch))
 
+    def know(self, datapipe: Pipe) -> None:
+        """Take note of the pipeline before the first epoch begins, for the states that are saved until then."""
+        self._keeper.describe(datapipe)
+
     def checkpoint(self) -> bytes:
         """Return where the loop is, as JSON; ``DataLoader2.state_dict()`` calls this.
 
@@ -271,7 +275,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """Give the pipeline to the ranks and to the workers; return what is left for the main process."""
         self._keeper.describe(datapipe)
         if self._ranks is not None:
-            self._ranks.gather()
+            self._keeper.compare(self._ranks)
         self._keeper.find(Workplace(datapipe, self.worker_init_fn, self.worker_reset_fn), self._ranks)
         if self._ranks is not None:
             datapipe = self._ranks.split(datapipe)

@@ -1,0 +1,148 @@
+"""States of ranks of which one has come to the end of an epoch, and another has not."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardList, ShardReadingService, merge_states
+from wds_datapipes.errors import RankLost, StateError
+from wds_datapipes.testing import build_shard
+
+#: Without a shuffle, one rank has much less than the other, however many workers there are.
+SIZES = (2, 1, 20, 14)
+KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard, size in enumerate(SIZES):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": str(number)} for number in range(size)])
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def pipeline() -> Any:
+    pipe = ShardList("{0..3}.tar").sharding_filter().load_wds_shards().group_samples()
+    return pipe.shuffle_samples(4).map(key_of)
+
+
+def loader_of(workers: int) -> Any:
+    service = ShardReadingService(workers, distributed=dist.is_initialized(), timeout_s=60)
+    loader: DataLoader2[Any] = DataLoader2(pipeline(), reading_service=service)
+    loader.seed(5)
+    return loader
+
+
+def of_all_ranks(own: Any) -> list[Any]:
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
+def resumed(workers: int, state: Any, epochs: int = 2) -> list[list[str]]:
+    with loader_of(workers) as loader:
+        loader.load_state_dict(state)
+        return [list(loader) for _ in range(epochs)]
+
+
+def be_a_rank(rank: int, folder: Path, scenario: Callable[[int], Any], results: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    found = None
+    try:
+        found = scenario(rank)
+    finally:
+        results.put((rank, found))
+        dist.destroy_process_group()
+
+
+def on_two_ranks(folder: Path, scenario: Callable[[int], Any]) -> list[Any]:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=be_a_rank, args=(rank, folder, scenario, results)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    found = dict(results.get() for _ in ranks)
+    for process in ranks:
+        process.join()
+        assert process.exitcode == 0
+        process.close()
+    results.close()
+    return [found[rank] for rank in range(2)]
+
+
+def save_and_go_on(rank: int) -> list[Any]:
+    """Check each cut on this rank; return what has come until then, and the state of all ranks."""
+    merged = []
+    for workers in (0, 2):
+        with loader_of(workers) as loader:
+            whole = [list(loader) for _ in range(3)]
+        fewest, most = sorted(of_all_ranks(len(whole[0])))
+        assert fewest + 5 < most
+        # In the middle for both; all seen and the end not met; the end met, ...; the end met by both.
+        for cut in (2, fewest, fewest + 1, fewest + 5, most, most + 1):
+            with loader_of(workers) as loader:
+                list(loader)
+                items = iter(loader)
+                head = [key for key in (next(items, None) for _ in range(cut)) if key is not None]
+                state = loader.state_dict()
+            states = of_all_ranks(state)
+            both_are_over = cut > most
+            expected = whole[2:] if both_are_over else [whole[1][len(head) :], whole[2]]
+            for each in (state, merge_states(states), merge_states(states[::-1])):
+                assert resumed(workers, each, len(expected)) == expected, (workers, cut)
+            if not both_are_over:
+                came = of_all_ranks(head)
+                rests = of_all_ranks(resumed(1, merge_states(states)))  # with another number of workers
+                assert sorted(itertools.chain(*came, *(rest[0] for rest in rests))) == KEYS, (workers, cut)
+                assert sorted(itertools.chain(*(rest[1] for rest in rests))) == KEYS
+                merged.append((came, merge_states(states)))
+    return merged
+
+
+def test_a_rank_that_had_no_more_waits_for_the_others_after_a_resume_too(tmp_path: Path) -> None:
+    first, second = on_two_ranks(tmp_path, save_and_go_on)
+    assert first == second
+    assert len(first) == 2 * 5
+    for came, state in first:  # and one rank goes on alone
+        rest, following = resumed(3, state)
+        assert sorted(itertools.chain(*came, rest)) == KEYS
+        assert sorted(following) == KEYS
+
+
+def go_on_differently(rank: int) -> list[str]:
+    def saved(epochs: int) -> Any:
+        with loader_of(0) as loader:
+            for _ in range(epochs):
+                list(loader)
+            next(iter(loader))
+            return loader.state_dict()
+
+    states = [saved(0), saved(1)]
+    told = []
+    for state in (states[rank], states[0] if rank == 0 else None):
+        with loader_of(0) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            with pytest.raises((StateError, RankLost)) as caught:
+                next(iter(loader))
+        told.append(str(caught.value))
+    return told
+
+
+def test_ranks_that_do_not_go_on_in_one_epoch_are_an_error(tmp_path: Path) -> None:
+    """Otherwise samples would come twice, and others never, in silence."""
+    ranks = on_two_ranks(tmp_path, go_on_differently)
+    for number, what in enumerate(["a state of another epoch", "no state"]):
+        messages = [told[number] for told in ranks]
+        assert any(f"has {what}. Load what all ranks have saved" in message for message in messages), messages
