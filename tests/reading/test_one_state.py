@@ -7,17 +7,20 @@ import json
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
+from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
+from wds_datapipes.reading.tracking import Told
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
@@ -93,7 +96,7 @@ def test_the_orders_of_a_seed_are_the_same_in_each_loader(workers: int) -> None:
     assert all(sorted(epoch) == KEYS for epoch in found[0])
 
 
-@pytest.mark.parametrize(("workers", "cut"), [(0, 13), (1, 9), (2, 1), (2, 18), (3, 11), (3, 34), (2, 99)])
+@pytest.mark.parametrize(("workers", "cut"), [(0, 13), (2, 1), (2, 18), (3, 34), (2, 99)])
 @pytest.mark.parametrize("saving", WAYS)
 def test_each_loader_goes_on_from_the_state_of_each(saving: str, workers: int, cut: int) -> None:
     with opened(saving, workers) as run:
@@ -108,8 +111,8 @@ def test_each_loader_goes_on_from_the_state_of_each(saving: str, workers: int, c
         state = json.loads(json.dumps(state))
     for loading in WAYS:
         with opened(loading, workers, state) as run:
-            found = [list(run.epoch()) for _ in range(3)]
-        assert found[:2] == ([rest, following[0]] if rest or cut <= len(KEYS) else following), loading
+            found = [list(run.epoch()) for _ in range(2)]
+        assert found == ([rest, following[0]] if rest or cut <= len(KEYS) else following), loading
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -327,6 +330,40 @@ def test_a_state_for_workers_that_run_already_is_refused() -> None:
         next(run.epoch())
         with pytest.raises(StateError, match="before the first epoch begins"):
             run.save.__self__.reading_service.load_state_dict(state)  # type: ignore[attr-defined]  # it is a method
+
+
+def test_an_epoch_that_is_chosen_is_the_one_that_the_state_is_in() -> None:
+    data = StatefulShards(pipeline())
+    data.set_epoch(4)
+    iterator = iter(data)
+    next(iterator)
+    state, rest = data.state_dict(), list(iterator)
+    data.load_state_dict(state)
+    data.set_epoch(4)
+    assert list(data) == rest
+    data.load_state_dict(state)
+    data.set_epoch(5)
+    with pytest.raises(
+        StateError, match=r"set_epoch\(5\) was called, and the state was saved in the middle of epoch 4"
+    ):
+        list(data)
+
+
+@dataclass
+class Pinned:
+    """What torch pins by its own method."""
+
+    keys: list[str]
+    is_pinned: bool = False
+
+    def pin_memory(self) -> Pinned:
+        return Pinned(self.keys, True)
+
+
+def test_torch_pins_the_batch_and_leaves_what_is_told_with_it() -> None:
+    # What the thread of a loader with pin_memory=True calls, which there is only beside an accelerator.
+    pin: Callable[[Any], Any] = pin_memory
+    assert pin(Told(Pinned(["a"]), 1, 0, 7, b"[]")) == Told(Pinned(["a"], True), 1, 0, 7, b"[]")
 
 
 class Numbers(IterableDataset[int]):

@@ -287,14 +287,15 @@ class StatefulShards(IterableDataset[Any]):
         """Begin an epoch in this process.
 
         Raises:
-            StateError: this worker cannot go on from the state that was loaded.
+            StateError: this worker cannot go on from the state that was loaded; or it was saved in the middle of
+                another epoch than that which was chosen since.
         """
         info = get_worker_info()
         own = 0 if info is None else info.id
         row = self._board.read(own)
         going_on = None
         if row.loaded:
-            if row.loaded != self._loads:
+            if row.loaded != self._loads or not self._loaded:
                 raise StateError(
                     "The workers were started before the state was loaded, and persistent_workers keeps them. Load it "
                     "before the first epoch, or make another loader"
@@ -308,6 +309,12 @@ class StatefulShards(IterableDataset[Any]):
             if row.wanted:
                 seeds.set_epoch(row.wanted - 1)
             seeds.begin(generator, (lambda seed: seed) if self._distributed else None)
+        elif row.wanted not in (0, going_on.epoch + 1):
+            raise StateError(
+                f"set_epoch({row.wanted - 1}) was called, and the state was saved in the middle of epoch "
+                f"{going_on.epoch}. To go on there, call set_epoch({going_on.epoch}), or do not call it before this "
+                f"epoch"
+            )
         else:
             seeds.resume(generator, seed=going_on.seed, epoch=going_on.epoch, first=going_on.first, engines=None)
             if going_on.worker is not None:
@@ -316,7 +323,7 @@ class StatefulShards(IterableDataset[Any]):
                 # The loader begins with its worker 0, and the epoch goes on with the worker whose turn it is.
                 self._number = (own + going_on.turn) % len(going_on.parts)
                 self._base = going_on.parts[self._number]
-        self._seed = seeds.seed
+        self._seed, self._loaded = seeds.seed, []
         seeds.end(generator)
         row = Row(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0)
         if info is None:
