@@ -116,3 +116,11 @@ def minimal(session: nox.Session) -> None:
     pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
     session.install(".", *pins, "torchdata==0.7.1", *group("minimal"))
     session.run("pytest", *MINIMAL_TESTS, *session.posargs)
+
+
+@nox.session
+@nox.parametrize("peer", [nox.param(name, id=name) for name in ("dali", "energon", "wids")])
+def peers(session: nox.Session, peer: str) -> None:
+    """Let DALI, Energon or wids read by the indexes that are written here; DALI takes 2 GB, and no GPU."""
+    session.install("-c", CONSTRAINTS, "-e", ".[yaml]", *group(peer))
+    session.run("pytest", f"tests/peers/test_{peer}.py", *session.posargs)

@@ -1,0 +1,117 @@
+"""DALI's own reader, on the processor, with the indexes that are written here; and its tool, read here.
+
+This needs the packages of the dependency group ``dali``; `nox -s "peers(dali)"` has them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+
+from wds_datapipes import ShardList, build_index, read_dali_index, write_dali_index
+from wds_datapipes.errors import UnsupportedSidecar, WrongSidecar
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+FIELDS = ["jpg", "seg.png", "cls"]
+#: Names as they are, and names that no ustar header holds.
+KEYS = {"short": "{}", "in prefix": "d" * 90 + "/{:060}", "long": "d" * 90 + "/{:0120}", "not ASCII": "é漢{}"}
+#: Each member has a PAX header if its time has a fraction.
+TIMES = {"": 1, ", time with a fraction": 1.5}
+COUNT = 7
+
+Samples = list[tuple[bytes, ...]]
+
+
+def shard(path: Path, tar_format: str, keys: str, mtime: float = 1) -> str:
+    with tarfile.open(path, "w", format=FORMATS[tar_format], encoding="utf-8") as tar:
+        for number, field in product(range(COUNT), FIELDS):
+            data = f"{field} of {number}".encode() * (1 + number * 97)
+            member = tarfile.TarInfo(f"{KEYS[keys].format(number)}.{field}")
+            member.size, member.mtime = len(data), mtime
+            tar.addfile(member, io.BytesIO(data))
+    return str(path)
+
+
+def by_dali(url: str, index: str | None, count: int = COUNT) -> Samples:
+    """What DALI's reader yields in one epoch."""
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)  # type: ignore[untyped-decorator]  # it has no types
+    def pipeline() -> Any:
+        options = {"index_paths": [index]} if index else {}
+        return tuple(fn.readers.webdataset(paths=[url], ext=FIELDS, missing_component_behavior="error", **options))
+
+    running = pipeline()
+    running.build()
+    return [tuple(np.asarray(output[0]).tobytes() for output in running.run()) for _ in range(count)]
+
+
+def by_us(url: str) -> Samples:
+    samples = ShardList([url]).load_wds_shards().group_samples()
+    return [tuple(sample[field] for field in FIELDS) for sample in samples]
+
+
+ARCHIVES = [
+    (tar_format, keys, time)
+    for tar_format, keys, time in product(FORMATS, KEYS, TIMES)
+    if not (tar_format == "ustar" and keys == "long") and (tar_format == "pax" or not time)
+]
+
+
+@pytest.mark.parametrize(("tar_format", "keys", "time"), ARCHIVES)
+def test_dali_reads_what_we_read(tmp_path: Path, tar_format: str, keys: str, time: str) -> None:
+    url = shard(tmp_path / "x.tar", tar_format, keys, TIMES[time])
+    expected = by_us(url)
+    assert len(expected) == COUNT
+    assert by_dali(url, write_dali_index(url)) == expected
+    assert by_dali(url, write_dali_index(url, tmp_path / "old.idx", version="v1.1")) == expected
+
+
+def by_its_tool(url: str) -> str:
+    place = url.replace(".tar", ".wds2idx")
+    # In another locale, names that are not ASCII come out with escapes.
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    command = [sys.executable, "-m", "wds2idx", url, place]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    return place
+
+
+@pytest.mark.parametrize(("tar_format", "keys", "time"), ARCHIVES)
+def test_what_its_tool_writes_is_read_or_refused(tmp_path: Path, tar_format: str, keys: str, time: str) -> None:
+    """A wrong index makes DALI yield wrong bytes without a word; here it is an error."""
+    url = shard(tmp_path / "x.tar", tar_format, keys, TIMES[time])
+    place = by_its_tool(url)
+    if by_dali(url, place) == by_us(url):
+        assert Path(place).read_bytes() == Path(write_dali_index(url)).read_bytes()
+        assert read_dali_index(place, url) == build_index(url)
+    else:
+        with pytest.raises(WrongSidecar, match=r"Line 2 of \S*x\.wds2idx says that"):
+            read_dali_index(place, url)
+
+
+def test_its_tool_is_wrong_about_long_names_of_gnu_tar(tmp_path: Path) -> None:
+    """Of DALI 2.4; of earlier versions it was wrong about PAX headers."""
+    url = shard(tmp_path / "x.tar", "gnu", "long")
+    assert by_dali(url, by_its_tool(url)) != by_us(url)
+    assert by_dali(url, write_dali_index(url)) == by_us(url)
+
+
+def test_dali_yields_the_same_without_an_index(tmp_path: Path) -> None:
+    url = shard(tmp_path / "x.tar", "pax", "short")
+    assert by_dali(url, None) == by_dali(url, write_dali_index(url)) == by_us(url)
+
+
+def test_a_shard_that_it_cannot_take_is_refused_before(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("with blank.jpg"))
+    with pytest.raises(UnsupportedSidecar, match="with blank"):
+        write_dali_index(tmp_path / "x.tar")
