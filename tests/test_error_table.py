@@ -27,6 +27,7 @@ from wds_datapipes import (
     ErrorBudget,
     ShardList,
     ShardReadingService,
+    TarWriter,
     build_index,
     check_index,
     errors,
@@ -121,6 +122,11 @@ def misled(folder: Path) -> None:
     read_dali_index(folder / "x.idx", url)
 
 
+def write(folder: Path, sample: dict[str, Any]) -> None:
+    with TarWriter(folder / "x.tar") as writer:
+        writer.write(sample)
+
+
 def beside(url: str) -> str:
     return build_shard(url.replace("x.tar", "y.tar"), [{"__key__": "a", "txt": "1"}, {"__key__": "c", "txt": "2"}])
 
@@ -206,6 +212,11 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: list(IterableWrapper([{"__key__": "a", "cls": None}]).wds_encode()),
         r"field 'cls' of sample 'a' holds None, which cannot be encoded.*It takes an int",
     ),
+    "UnwritableSample": (
+        lambda folder: write(folder, {"__key__": "a.b", "cls": 1}),
+        r"key 'a\.b' cannot be written: its files would be read back as of 'a'",
+    ),
+    "ShardNotWritten": (lambda folder: TarWriter(folder / "no/x.tar"), r"no folder '.*/no'\. Make it first"),
     "UnsafeCodec": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "pyd": pickle.dumps(1)})).wds_decode()),
         r"unsafe=True",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import wds_datapipes
-from wds_datapipes import DatasetSpec, ShardList
+from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.core.openers.filesystems import EXTRAS
 from wds_datapipes.errors import MissingDependency
 
@@ -36,6 +36,10 @@ def load_zst(folder: Path) -> object:
     return list(ShardList(str(shard)).load_wds_shards())
 
 
+def write_zst(folder: Path) -> object:
+    return TarWriter(folder / "a.tar.zst")
+
+
 def read_yaml(folder: Path) -> object:
     (folder / "spec.yaml").write_text("datasets: [{shards: a.tar}]")
     return DatasetSpec(folder / "spec.yaml")
@@ -53,6 +57,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("s3fs", "s3", load("s3a://bucket/a.tar")),
     ("yaml", "yaml", read_yaml),
     ("zstandard", "zst", load_zst),
+    ("zstandard", "zst", write_zst),
 ]
 
 #: Where a package is not installed by its own name.

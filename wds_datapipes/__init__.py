@@ -25,7 +25,8 @@ from wds_datapipes.core.manifest import Manifest, check_manifest, read_manifest,
 from wds_datapipes.core.naming import first_dot, last_dot
 from wds_datapipes.core.openers import register_opener
 from wds_datapipes.core.policy import ErrorBudget
-from wds_datapipes.core.types import Member, Sample
+from wds_datapipes.core.tarwriter import TarWriter
+from wds_datapipes.core.types import Member, Sample, ShardInfo
 from wds_datapipes.pipes.batches import SampleUnbatcher
 from wds_datapipes.pipes.caching import CachedSamples
 from wds_datapipes.pipes.columns import Associator, ColumnAdder
@@ -87,12 +88,14 @@ __all__ = [
     "SampleThinner",
     "SampleUnbatcher",
     "ShardIndex",
+    "ShardInfo",
     "ShardList",
     "ShardLoader",
     "ShardReadingService",
     "ShardResampler",
     "StatefulShards",
     "StreamComposer",
+    "TarWriter",
     "TupleMaker",
     "TupleMapper",
     "WorkerReport",

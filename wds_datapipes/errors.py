@@ -20,7 +20,9 @@
     │   ├── MissingEntry (LookupError)      a table has nothing for its key
     │   ├── DecodeError (ValueError)        a field's bytes are not what its name says
     │   │   └── UnsafeCodec                 the field's codec can run code, and that was not allowed
-    │   └── EncodeError (ValueError)        a field's value is not what its name says
+    │   ├── EncodeError (ValueError)        a field's value is not what its name says
+    │   └── UnwritableSample (ValueError)   its names would be read back as others, or its key is there already
+    ├── ShardNotWritten (OSError)           a shard could not be written, and nothing stands under its name
     ├── MisalignedShards (ValueError)       parallel shards do not hold the same keys in the same order
     ├── EmptySource (ValueError)            a stage needs an item of its source, which yields none
     ├── StateError (ValueError)             a state cannot be saved or loaded
@@ -63,6 +65,7 @@ __all__ = [
     "SampleError",
     "ShardError",
     "ShardNotOpened",
+    "ShardNotWritten",
     "SidecarError",
     "SpecError",
     "StaleSidecar",
@@ -72,6 +75,7 @@ __all__ = [
     "UnsafeCodec",
     "UnsupportedMember",
     "UnsupportedSidecar",
+    "UnwritableSample",
     "WdsError",
     "WorkerDied",
     "WorkerTimeout",
@@ -161,6 +165,14 @@ class EncodeError(SampleError, ValueError):
 
 class UnsafeCodec(DecodeError):
     """Decoding the field can run code, or could if it was encoded so, and that was not allowed."""
+
+
+class UnwritableSample(SampleError, ValueError):
+    """A sample would be read back as another: by its key, the name of a field, or a key that is there already."""
+
+
+class ShardNotWritten(WdsError, OSError):
+    """A shard could not be written, and nothing of it stands under its name."""
 
 
 class MisalignedShards(WdsError, ValueError):

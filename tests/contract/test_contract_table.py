@@ -20,7 +20,7 @@ import wds_datapipes
 
 #: What is not built yet, and the public names by which one sees that it is. Its rows need tests then.
 PARTS = {
-    "writers": ["TarWriter", "ShardWriter", "write_wds_shards"],
+    "writers": ["ShardWriter", "write_wds_shards"],
     "cache of shards": ["cache_wds_shards"],
     "index and samplers": ["IndexedSamples"],
 }

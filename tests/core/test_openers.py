@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wds_datapipes import ShardList, TarWriter
 from wds_datapipes.core.openers import (
     known_schemes,
     local_path,
@@ -33,7 +34,14 @@ from wds_datapipes.core.openers import (
     split_scheme,
 )
 from wds_datapipes.core.shards import expand_urls
-from wds_datapipes.errors import MissingDependency, PatternError, ShardError, ShardNotOpened, UnknownScheme
+from wds_datapipes.errors import (
+    MissingDependency,
+    PatternError,
+    ShardError,
+    ShardNotOpened,
+    ShardNotWritten,
+    UnknownScheme,
+)
 
 BODY = bytes(range(256)) * 4096
 SECRET = "hunter2hunter2"
@@ -405,6 +413,32 @@ def test_s3_is_listed(s3: dict[str, Any]) -> None:
         assert expand_urls(pattern, variables={}, storage_options=s3) == ["s3://bucket/d/a.tar"]
     with pytest.raises(PatternError, match=r"No file matches s3://bucket/d/\*.tgz"):
         expand_urls("s3://bucket/d/*.tgz", variables={}, storage_options=s3)
+
+
+def write_parts(url: str, options: dict[str, Any], error: type[Exception] | None) -> None:
+    """Write a shard of several parts to a store."""
+    with TarWriter(url, storage_options=options) as shard:
+        for number in range(5):
+            shard.write({"__key__": str(number), "bin": bytes(5 << 20)})
+        if error is not None:
+            raise error
+
+
+def test_a_shard_on_s3_appears_when_its_upload_is_finished(s3: dict[str, Any]) -> None:
+    filesystem = fsspec.filesystem("s3", **s3, skip_instance_cache=True)
+    with pytest.raises(ZeroDivisionError):
+        write_parts("s3://bucket/w/half.tar", s3, ZeroDivisionError)
+    write_parts("s3://bucket/w/whole.tar", s3, None)
+    assert filesystem.ls("s3://bucket/w", detail=False) == ["bucket/w/whole.tar"]
+    assert list(filesystem.list_multipart_uploads("bucket")) == []
+    members = ShardList("s3://bucket/w/*.tar", storage_options=s3).load_wds_shards(storage_options=s3)
+    assert [(member.name, len(member.data)) for member in members] == [(f"{n}.bin", 5 << 20) for n in range(5)]
+
+
+def test_writing_to_s3_tells_no_secret(s3: dict[str, Any]) -> None:
+    with pytest.raises(ShardNotWritten, match=r"s3://bucket/w/x\.tar cannot be written: permission denied") as caught:
+        write_parts("s3://bucket/w/x.tar", {**s3, "secret": f"wrong{SECRET}"}, None)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
 # Redaction --------------------------------------------------------------------------------------------------------

@@ -93,23 +93,24 @@ class EncoderChain:
         self._plans: dict[str, _Plan | None] = {}
 
     def encode(self, sample: Sample) -> Sample:
-        """Return a new sample, all of whose fields are bytes, without the ones that begin with two underscores.
+        """Return a new sample with bytes in all fields that are to be encoded.
 
         Raises:
             EncodeError: a value is not what the field's name says, or nothing encodes such fields.
             UnsafeCodec: a field needs ``unsafe``.
             MissingDependency: a field needs a package that is not installed.
         """
-        encoded = {}
-        for field, value in sample.items():
-            try:
-                plan = self._plans[field]
-            except KeyError:
-                if len(self._plans) >= MAX_PLANS:
-                    self._plans.clear()
-                plan = self._plans[field] = self._plan(field)
-            encoded[field] = value if plan is None else _encode_field(sample, field, plan)
-        return encoded
+        return {field: self.encode_field(sample, field) for field in sample}
+
+    def encode_field(self, sample: Sample, field: str) -> Any:
+        """Return the bytes of one field, or its value if it is left as it is; the errors are those of `encode`."""
+        try:
+            plan = self._plans[field]
+        except KeyError:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[field] = self._plan(field)
+        return sample[field] if plan is None else _encode_field(sample, field, plan)
 
     def _plan(self, field: str) -> _Plan | None:
         """Choose what happens to the fields of one name; ``None`` leaves them as they are."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import secrets
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
 
+from wds_datapipes.core.partfile import PartFile
 from wds_datapipes.errors import CacheError
 
 __all__ = ["DamagedFile", "SampleFileWriter", "open_samples", "payloads"]
@@ -31,9 +29,7 @@ class DamagedFile(Exception):
 
 
 class SampleFileWriter:
-    """Writes a file under another name, and gives it its own when all is on the disk.
-
-    The file is locked while it is written. So what a killed process has left can be told from what one is writing.
+    """Writes a file that has its name when all is on the disk.
 
     Args:
         path: what the file will be called.
@@ -48,12 +44,11 @@ class SampleFileWriter:
         self._count = self._bytes = self._sum = 0
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(path)
-            self._part, self._stream = _created(path)
+            self._file = PartFile(path, buffer_bytes=1 << 20)
         except OSError as error:
             raise self._failure(error) from error
         try:
-            self._stream.write(MAGIC)
+            self._file.stream.write(MAGIC)
             self._frame(json.dumps(facts).encode())
         except OSError as error:
             self.discard()
@@ -76,27 +71,20 @@ class SampleFileWriter:
     def finish(self) -> None:
         """Give the file its name."""
         try:
-            self._stream.write(_trailer(self._count, self._bytes, self._sum))
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            Path(self._part).replace(self._path)
-            self._stream.close()
-            _sync_folder(self._path)
+            self._file.stream.write(_trailer(self._count, self._bytes, self._sum))
+            self._file.finish()
         except OSError as error:
             self.discard()
             raise self._failure(error) from error
 
     def discard(self) -> None:
         """Leave nothing of the file, unless it is finished."""
-        with contextlib.suppress(OSError):
-            Path(self._part).unlink()
-        with contextlib.suppress(OSError):  # of what could not be written before either
-            self._stream.close()
+        self._file.discard()
 
     def _frame(self, payload: bytes) -> None:
         head = FRAME.pack(len(payload), crc32(payload))
-        self._stream.write(head)
-        self._stream.write(payload)
+        self._file.stream.write(head)
+        self._file.stream.write(payload)
         self._sum = crc32(head, self._sum)
         self._bytes += len(head) + len(payload)
 
@@ -203,35 +191,3 @@ def _damaged(path: str, number: int, place: int, what: str) -> str:
         f"The cache {path} is damaged: at byte {place}, where sample {number} begins, it has {what}. The samples "
         f"before it have been yielded, so it cannot be made again now: delete it, and begin the epoch again"
     )
-
-
-def _created(path: str) -> tuple[str, BinaryIO]:
-    """Create a file that becomes ``path``, and lock it."""
-    while True:
-        part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
-        stream = open(part, "xb", buffering=1 << 20)  # noqa: PTH123, SIM115  the writer closes it
-        with contextlib.suppress(OSError):  # without locks nothing is ever taken for abandoned
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        if Path(part).exists():  # and was not taken for abandoned before it was locked
-            return part, stream
-        stream.close()
-
-
-def _remove_abandoned(path: str) -> None:
-    """Remove what processes have left that were killed while they wrote ``path``."""
-    folder, name = os.path.split(path)
-    for each in os.listdir(folder or "."):  # noqa: PTH208  names alone are wanted
-        if each.startswith(f"{name}.") and each.endswith(".part"):
-            part = Path(folder, each)
-            with contextlib.suppress(OSError), part.open("rb") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink()
-
-
-def _sync_folder(path: str) -> None:
-    """Write to the disk that the file has its name."""
-    folder = os.open(Path(path).parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

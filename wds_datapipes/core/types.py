@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Member", "MemberTuple", "Opener", "Sample", "ShardURL"]
+__all__ = ["Member", "MemberTuple", "Opener", "PlacedField", "PlacedSample", "Sample", "ShardInfo", "ShardURL"]
 
 Sample = dict[str, Any]
 """One training sample: ``__key__``, ``__url__`` and its fields, such as ``{"__key__": "000", "jpg": b"..."}``."""
@@ -62,6 +62,37 @@ class Member(NamedTuple):
 
 MemberTuple: TypeAlias = tuple[str, str, bytes, int]
 """The fields of a `Member` as a plain tuple, which is made and taken apart in a third of the time."""
+
+
+class ShardInfo(NamedTuple):
+    """A shard that was written, and stands whole under its name."""
+
+    #: Its path or URL, or nothing if it was written to a stream.
+    url: str
+    #: How many samples it has.
+    samples: int
+    #: Its size, compressed if it is.
+    bytes: int
+    #: The digest of these bytes, in hexadecimal digits; nothing if none was asked for.
+    sha256: str
+
+
+class PlacedField(NamedTuple):
+    """Where the data of a field are in an archive, before it was compressed."""
+
+    field: str
+    offset: int
+    size: int
+
+
+class PlacedSample(NamedTuple):
+    """Where a sample is in an archive, before it was compressed."""
+
+    key: str
+    #: Where its first header begins.
+    offset: int
+    #: In their order in the archive.
+    fields: tuple[PlacedField, ...]
 
 
 class Opener(Protocol):

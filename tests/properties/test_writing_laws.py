@@ -1,0 +1,218 @@
+"""What is written is read back by every reader, and the same samples are the same bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import webdataset
+from hypothesis import example, given, settings
+from torchdata.datapipes.iter import FileOpener, IterableWrapper
+
+from wds_datapipes import ShardList, TarWriter
+from wds_datapipes.core.compressing import MAKERS
+from wds_datapipes.core.naming import first_dot, is_meta
+from wds_datapipes.core.tar import read_members
+from wds_datapipes.core.ustar import HeaderWriter
+
+Samples = list[dict[str, Any]]
+
+PARTS = st.text("aZ0_-é漢", min_size=1, max_size=8)
+#: Around the lengths that fit into the name field (100 bytes) and the prefix (155), with a field of three letters.
+LENGTHS = st.sampled_from([1, 95, 96, 97, 100, 150, 154, 155, 156, 260])
+KEYS = st.one_of(
+    st.lists(PARTS, min_size=1, max_size=3).map("/".join),
+    LENGTHS.map("k".__mul__),
+    st.builds("{}/{}".format, LENGTHS.map("d".__mul__), LENGTHS.map("k".__mul__)),
+    LENGTHS.map("é".__mul__),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0."), min_size=1),
+).filter(lambda key: first_dot(f"{key}.x") == (key, "x") and not is_meta(f"{key}.x"))
+FIELDS = st.sampled_from(["txt", "cls", "jpg", "left.png", "_x", "seg.png", "é", "meta.json"])
+DATA = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([0, 1, 511, 512, 513, 1024, 33_000, 70_000]).map(
+        lambda size: bytes(range(256)) * (size // 256 + 1)
+    ),
+)
+SAMPLES = st.lists(
+    st.tuples(KEYS, st.dictionaries(FIELDS, DATA, min_size=1, max_size=4)), max_size=6, unique_by=lambda item: item[0]
+).map(lambda items: [{"__key__": key, **fields} for key, fields in items])
+
+
+def written(samples: Samples, **options: Any) -> tuple[bytes, TarWriter]:
+    stream = io.BytesIO()
+    with TarWriter(stream, **options) as shard:
+        for sample in samples:
+            shard.write(sample)
+    return stream.getvalue(), shard
+
+
+def read(path: str) -> Samples:
+    pipe = ShardList([path]).load_wds_shards().group_samples(on_returning_key="raise")
+    return [
+        {key: value for key, value in sample.items() if key not in ("__url__", "__local_path__")} for sample in pipe
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(SAMPLES)
+@example([{"__key__": "k" * 96, "txt": b"", "cls": b"1"}])
+@example([{"__key__": "d" * 155 + "/" + "k" * 96, "txt": b""}])
+@example([{"__key__": "raw\udcff", "txt": b"a file name that is no UTF-8"}])
+def test_reading_is_the_reverse_of_writing(samples: Samples) -> None:
+    archive, shard = written(samples)
+    members = list(read_members(io.BytesIO(archive), url="x.tar"))
+    assert [(name, data) for _, name, data, _ in members] == [
+        (f"{sample['__key__']}.{field}", sample[field]) for sample in samples for field in list(sample)[1:]
+    ]
+    with tarfile.open(fileobj=io.BytesIO(archive), encoding="utf-8") as tar:
+        assert [(each.name, each.size) for each in tar] == [(name, len(data)) for _, name, data, _ in members]
+        for member in tar:
+            assert (member.mtime, member.mode, member.uid, member.gid) == (0, 0o644, 0, 0)
+            fits = member.name.isascii() and (len(member.name) <= 100 or "/" in member.name)
+            assert bool(member.pax_headers) <= (not fits or len(member.name) > 100)
+    # The layout says where all of it is.
+    assert len(archive) == shard.size + 1024
+    placed = shard.layout
+    offsets = iter([offset for *_, offset in members])
+    assert [sample.key for sample in placed] == [sample["__key__"] for sample in samples]
+    for sample, place in zip(samples, placed, strict=True):
+        assert [place.offset] == [next(offsets) for _ in place.fields][:1]
+        for field, offset, size in place.fields:
+            assert archive[offset : offset + size] == sample[field]
+
+
+@settings(max_examples=20, deadline=None)
+@given(SAMPLES)
+def test_the_same_samples_are_the_same_bytes_compressed_or_not(samples: Samples) -> None:
+    plain, _ = written(samples)
+    for compress in (None, *MAKERS):
+        archive, _ = written(samples, compress=compress)
+        assert written(samples, compress=compress)[0] == archive
+        assert (archive == plain) == (compress is None)
+
+
+def test_no_time_is_in_a_compressed_shard() -> None:
+    samples = [{"__key__": "a", "txt": b"text"}]
+    before = {compress: written(samples, compress=compress)[0] for compress in MAKERS}
+    time.sleep(1.1)  # gzip counts seconds
+    assert {compress: written(samples, compress=compress)[0] for compress in MAKERS} == before
+
+
+SHORT = [{"__key__": f"{number:03d}", "txt": b"text %d" % number, "cls": b"%d" % number} for number in range(5)]
+LONG = [
+    {"__key__": "d" * 150 + "/" + "k" * 90, "txt": b"in the prefix"},
+    {"__key__": "n" * 200, "txt": b"in a PAX record"},
+    {"__key__": "grüße/漢字", "txt": b"not ASCII"},
+]
+
+
+@pytest.fixture(params=[SHORT, SHORT + LONG], ids=["short", "long"])
+def shard(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Samples]:
+    path = str(tmp_path / "s.tar")
+    with TarWriter(path) as writer:
+        for sample in request.param:
+            writer.write(sample)
+    return path, request.param
+
+
+def names(samples: Samples) -> list[str]:
+    return [f"{sample['__key__']}.{field}" for sample in samples for field in list(sample)[1:]]
+
+
+def listed(*command: str) -> list[str]:
+    finished = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
+    )
+    assert finished.stderr == ""
+    return finished.stdout.splitlines()
+
+
+def test_gnu_tar_lists_and_unpacks_it(shard: tuple[str, Samples], tmp_path: Path) -> None:
+    path, samples = shard
+    assert listed("tar", "--quoting-style=literal", "-tf", path) == names(samples)
+    (tmp_path / "out").mkdir()
+    listed("tar", "-xf", path, "-C", str(tmp_path / "out"))
+    for sample in samples:
+        assert (tmp_path / "out" / f"{sample['__key__']}.txt").read_bytes() == sample["txt"]
+
+
+def test_libarchive_lists_and_unpacks_it(shard: tuple[str, Samples], tmp_path: Path) -> None:
+    path, samples = shard
+    cmake = str(Path(sys.executable).with_name("cmake"))
+    assert listed(cmake, "-E", "tar", "tf", path) == names(samples)
+    (tmp_path / "out").mkdir()
+    subprocess.run([cmake, "-E", "tar", "xf", path], check=True, cwd=tmp_path / "out")
+    for sample in samples:
+        assert (tmp_path / "out" / f"{sample['__key__']}.txt").read_bytes() == sample["txt"]
+
+
+# webdataset leaves files to the garbage collection.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("closed_garbage")
+def test_webdataset_reads_it(shard: tuple[str, Samples]) -> None:
+    path, samples = shard
+    found = list(webdataset.WebDataset(path, shardshuffle=False))
+    assert [
+        {key: sample[key] for key in sample if key not in ("__url__", "__local_path__")} for sample in found
+    ] == samples
+
+
+def test_torchdata_reads_it(shard: tuple[str, Samples]) -> None:
+    path, samples = shard
+    loader = FileOpener(IterableWrapper([path]), mode="b").load_from_tar()
+    found = [(Path(name).relative_to(path).as_posix(), data.read()) for name, data in loader]
+    assert found == [(f"{s['__key__']}.{field}", s[field]) for s in samples for field in list(s)[1:]]
+
+
+def test_we_read_it(shard: tuple[str, Samples]) -> None:
+    path, samples = shard
+    assert read(path) == samples
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz", "tar.zst"])
+def test_the_name_tells_the_compression(ending: str, tmp_path: Path) -> None:
+    path = str(tmp_path / f"s.{ending}")
+    with TarWriter(path) as writer:
+        for sample in SHORT:
+            writer.write(sample)
+    assert read(path) == SHORT
+    assert listed("tar", "-tf", path) == names(SHORT)
+    magic = {"tar": b"000.txt", "bz2": b"BZh", ".xz": b"\xfd7zXZ", "zst": b"\x28\xb5\x2f\xfd"}
+    assert Path(path).read_bytes().startswith(magic.get(ending[-3:], b"\x1f\x8b\x08"))
+
+
+def test_a_file_of_more_than_eight_gib(tmp_path: Path) -> None:
+    size = 8**11 + 5
+    header = HeaderWriter(user="", group="", mode=0o644, mtime=0).header("big.bin", size)
+    path = tmp_path / "big.tar"
+    with path.open("wb") as file:
+        file.write(header)
+        file.seek(size + -size % 512, io.SEEK_CUR)  # a hole, which takes no room
+        file.write(HeaderWriter(user="", group="", mode=0o644, mtime=0).header("a.txt", 1) + b"x".ljust(512, b"\0"))
+        file.write(bytes(1024))
+    with tarfile.open(path) as tar:
+        assert [(member.name, member.size) for member in tar] == [("big.bin", size), ("a.txt", 1)]
+    with path.open("rb", buffering=0) as stream:
+        found = list(read_members(stream, url="x", select_files=lambda name: name == "a.txt"))
+    assert [(name, data) for _, name, data, _ in found] == [("a.txt", b"x")]
+    assert [line.split()[2] for line in listed("tar", "-tvf", str(path))] == [str(size), "1"]
+
+
+def test_headers_say_what_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "s.tar"
+    with TarWriter(path, user="anna", group="team", mode=0o444, mtime=1234567890.75) as writer:
+        writer.write(SHORT[0])
+    with tarfile.open(path) as tar:
+        for member in tar:
+            assert (member.uname, member.gname, member.mode, member.mtime) == ("anna", "team", 0o444, 1234567890)
+            assert member.pax_headers == {}

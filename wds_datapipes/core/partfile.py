@@ -1,0 +1,86 @@
+"""A file that has another name until it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["PartFile", "sync_folder"]
+
+
+class PartFile:
+    """Creates a file under another name in the same folder, and gives it its own when all is on the disk.
+
+    The file is locked while it is written. So what a killed process has left can be told from what one is writing, and
+    is removed when a file of that name is written next.
+
+    Args:
+        path: what the file will be called. One of that name stays until this one is finished.
+        buffer_bytes: the size of the stream's buffer; 0 is none.
+
+    Raises:
+        OSError: the file cannot be created.
+
+    Attributes:
+        stream: what to write to.
+    """
+
+    def __init__(self, path: str, *, buffer_bytes: int) -> None:
+        self._path = path
+        _remove_abandoned(path)
+        self._part, self.stream = _created(path, buffer_bytes)
+
+    def finish(self) -> None:
+        """Give the file its name.
+
+        Raises:
+            OSError: that failed, or the disk is full. `discard` removes what is left.
+        """
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        Path(self._part).replace(self._path)
+        self.stream.close()
+        sync_folder(self._path)
+
+    def discard(self) -> None:
+        """Leave nothing of the file, unless it is finished."""
+        with contextlib.suppress(OSError):
+            Path(self._part).unlink()
+        with contextlib.suppress(OSError):  # of what could not be written before either
+            self.stream.close()
+
+
+def sync_folder(path: str) -> None:
+    """Write to the disk that a file has its name."""
+    folder = os.open(Path(path).parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _created(path: str, buffer_bytes: int) -> tuple[str, BinaryIO]:
+    """Create a file that becomes ``path``, and lock it."""
+    while True:
+        part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
+        stream: BinaryIO = open(part, "xb", buffering=buffer_bytes)  # noqa: PTH123, SIM115  the writer closes it
+        with contextlib.suppress(OSError):  # without locks nothing is ever taken for abandoned
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        if Path(part).exists():  # and was not taken for abandoned before it was locked
+            return part, stream
+        stream.close()
+
+
+def _remove_abandoned(path: str) -> None:
+    """Remove what processes have left that were killed while they wrote ``path``."""
+    folder, name = os.path.split(path)
+    for each in os.listdir(folder or "."):  # noqa: PTH208  names alone are wanted
+        if each.startswith(f"{name}.") and each.endswith(".part"):
+            part = Path(folder, each)
+            with contextlib.suppress(OSError), part.open("rb") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()

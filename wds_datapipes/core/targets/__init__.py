@@ -1,0 +1,74 @@
+"""Targets: what a shard is written to. It gets the shard's name when the shard is whole, or nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, BinaryIO, Protocol
+
+from wds_datapipes.core.openers import local_path, split_scheme
+
+__all__ = ["Target", "open_target"]
+
+
+class Target(Protocol):
+    """A shard that is being written. Of its methods, either `finish` or `discard` is called last."""
+
+    #: What was asked for, or nothing for a stream.
+    url: str
+
+    def write(self, data: bytes, /) -> None:
+        """Write all of the bytes.
+
+        Raises:
+            ShardNotWritten: they cannot be written.
+            CommandFailed: the command that they are for has ended.
+        """
+
+    def finish(self) -> None:
+        """Give the shard its name, and wait until it has it.
+
+        Raises:
+            ShardNotWritten: that failed.
+            CommandFailed: the command has ended with an error.
+        """
+
+    def discard(self) -> None:
+        """Leave nothing of the shard, as far as that is possible. It raises nothing."""
+
+
+def open_target(target: str | os.PathLike[str] | BinaryIO, storage_options: Mapping[str, Any] | None = None) -> Target:
+    """Begin to write a shard: to a path, a URL, ``pipe:COMMAND``, ``-`` (standard output) or an open binary stream.
+
+    Args:
+        target: where to.
+        storage_options: passed to the file system of a URL.
+
+    Raises:
+        ShardNotWritten: nothing can be written there.
+        UnknownScheme: no file system answers for the scheme.
+        MissingDependency: the scheme needs a package that is not installed.
+        TypeError: it is nothing of these.
+    """
+    if not isinstance(target, str | os.PathLike):
+        from wds_datapipes.core.targets.streams import StreamTarget
+
+        return StreamTarget(target)
+    url = os.fspath(target)
+    scheme, _ = split_scheme(url)
+    if scheme == "pipe":
+        from wds_datapipes.core.targets.command import CommandTarget
+
+        return CommandTarget(url)
+    if scheme == "-":
+        from wds_datapipes.core.targets.streams import standard_output
+
+        return standard_output(url)
+    path = local_path(url)
+    if path is not None:
+        from wds_datapipes.core.targets.local import LocalTarget
+
+        return LocalTarget(url, path)
+    from wds_datapipes.core.targets.remote import RemoteTarget
+
+    return RemoteTarget(url, storage_options or {})
