@@ -165,7 +165,7 @@ REASONS = {
         "eventloop.py is not the file of torchdata",
     ),
     "another system": (
-        "import os, pathlib, shutil; os.name = 'nt'",
+        "import os, fsspec.core; os.name = 'nt'",
         "only watched on POSIX systems, and this one is 'nt'",
     ),
 }

@@ -9,6 +9,7 @@ from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
 
 from wds_datapipes.core.progress import Address
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.advice import ADVICE, check_replay, name_of
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.upstream import sources_of
@@ -23,8 +24,7 @@ HOLDING_NOTHING = (Batcher, Collator, Filter, Mapper)
 
 #: What to use instead of stages that hold samples back.
 INSTEAD = {
-    "Shuffler": "Use .shuffle_samples(n) for samples; .shuffle() belongs before .load_wds_shards()",
-    "Prefetcher": "Workers of ShardReadingService make items ahead by themselves",
+    **ADVICE,
     "CachedSamples": "Leave it out where a state is needed, and the samples are read from the shards again",
     "ColumnAdder": "Use .associate() with a table, or write the fields of all its shards into one",
     "EpochCutter": (
@@ -36,10 +36,7 @@ INSTEAD = {
         "Use .map_samples() or .filter(), or write a class of your own, which holds nothing back between two items or "
         "has state_dict() and load_state_dict()"
     ),
-    **dict.fromkeys(
-        ("FlatMapper", "SampleUnbatcher", "UnBatcher"),
-        "It makes several items of one: put it behind the loader, as in IterableWrapper(loader, deepcopy=False)",
-    ),
+    "SampleUnbatcher": ADVICE["UnBatcher"],
 }
 
 
@@ -102,6 +99,7 @@ def stateful(pipe: Any) -> list[Any]:
     found: list[Any] = []
     for stage in _stages_of(pipe):
         if isinstance(stage, ShardLoader):
+            check_replay(stage)
             break
         if isinstance(stage, Batcher) and any(isinstance(behind, SampleShuffler) for behind in found):
             raise StateError(
@@ -111,7 +109,7 @@ def stateful(pipe: Any) -> list[Any]:
         if callable(getattr(stage, "state_dict", None)):
             found.append(stage)
         elif not (isinstance(stage, HOLDING_NOTHING) or getattr(stage, "holds_nothing", False) or _is_users(stage)):
-            name = type(stage).__name__.removesuffix("IterDataPipe")
+            name = name_of(stage)
             instead = INSTEAD.get(name, "Leave it out, or put it behind the loader")
             raise StateError(f"{name} may hold samples back, and cannot tell which. {instead}")
     if not (found and isinstance(found[-1], SampleGrouper)):
