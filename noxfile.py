@@ -17,6 +17,8 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 CONSTRAINTS = "constraints.txt"
 #: What `tests` leaves to `doctest`.
 DOCUMENTATION = "tests/test_documentation.py"
+#: How pytest ends where the arguments choose no test.
+NOTHING_CHOSEN = 5
 #: What `minimal` runs: tests that import no extra, of each floor, and what depends on the release of torchdata.
 MINIMAL_TESTS = [
     "tests/core/test_fields.py",
@@ -43,7 +45,9 @@ def group(name: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run the tests, with everything that is optional installed."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
-    session.run("pytest", f"--ignore={DOCUMENTATION}", *session.posargs)
+    for chosen, where in (("not alone", ["--numprocesses=2", "--dist=loadfile"]), ("alone", [])):
+        arguments = [f"--ignore={DOCUMENTATION}", "-m", chosen, *where, *session.posargs]
+        session.run("pytest", *arguments, success_codes=[0, NOTHING_CHOSEN])
 
 
 @nox.session

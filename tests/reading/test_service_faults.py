@@ -18,7 +18,7 @@ LIMIT_S = 90
 TOPS = ("bare", "pinned", "prefetched")
 
 # All scenarios of a group run in one fixture, and have limits of their own.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 
 #: In a pipeline with so many workers, the one that meets the fault, and how many items come before it.
 PLACES = {0: (0, 15), 1: (0, 15), 2: (1, 11), 3: (1, 16)}

@@ -18,7 +18,7 @@ PARTS = 2
 GROWTH = 8_000_000
 
 # The script itself ends where one loader hangs.
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.alone]
 
 
 def soak(folder: Path, *arguments: list[str]) -> list[dict[str, Any]]:

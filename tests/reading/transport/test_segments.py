@@ -301,6 +301,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return name
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("nothing_left")
 def test_memory_of_every_kind_is_shared_and_has_no_name(kind: str) -> None:
     before = set(os.listdir("/dev/shm")), set(os.listdir("/tmp"))
