@@ -1,0 +1,45 @@
+"""Saves or goes on with a loader in a process of its own; a script, for test_laws_of_state.py.
+
+The arguments are the number of workers, and a cut or a file with a state. It reads the shards of its working folder,
+and prints as JSON what came in two epochs; and where a cut is given, the state there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from random import Random
+from typing import Any
+
+from wds_datapipes import ShardList, ShardReadingService
+
+from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
+
+STATE = "reading_service_state"
+
+
+def drawn(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
+    return {**sample, "drawn": rng.random()}
+
+
+def main() -> None:
+    pipe = ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+    pipe = pipe.rsample(0.9).shuffle_samples(6).map_samples_with_rng(drawn).to_tuple("__key__", "drawn").batch(3)
+    with DataLoader2(pipe, reading_service=ShardReadingService(int(sys.argv[1]))) as loader:
+        loader.seed(2026)
+        told: dict[str, Any] = {}
+        if sys.argv[2].isdigit():
+            items = iter(loader)
+            head = list(itertools.islice(items, int(sys.argv[2])))
+            told["state"] = json.loads(loader.state_dict()[STATE])
+        else:
+            with open(sys.argv[2], "rb") as file:
+                loader.load_state_dict({**loader.state_dict(), STATE: file.read()})
+            head, items = [], iter(loader)
+        told["epochs"] = [head, list(items), list(loader)]
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
