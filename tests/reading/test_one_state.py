@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -347,6 +348,48 @@ def test_an_epoch_that_is_chosen_is_the_one_that_the_state_is_in() -> None:
         StateError, match=r"set_epoch\(5\) was called, and the state was saved in the middle of epoch 4"
     ):
         list(data)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_epoch_that_is_chosen_and_not_begun_is_in_the_state(way: str) -> None:
+    for saving in ("DataLoader2", "DataLoader"):  # the workers of a StatefulDataLoader have told their states before
+        with opened(saving, 2) as run:
+            epoch = run.epoch()
+            head = list(itertools.islice(epoch, 7))
+            run.set_epoch(6)
+            state = run.save()
+            rest, following = list(epoch), list(run.epoch())
+        with opened(way, 2, state) as run:
+            assert [list(run.epoch()), list(run.epoch())] == [rest, following]
+        assert sorted(head + rest) == sorted(following) == KEYS
+
+
+def start_late(worker: int) -> None:
+    time.sleep(worker / 2)
+
+
+def test_an_epoch_can_be_chosen_while_a_worker_has_not_yet_begun_the_last_one() -> None:
+    data = StatefulShards(pipeline())
+    loader = batches_of(data, 2, batch_size=1, persistent_workers=True, worker_init_fn=start_late)
+    assert len(next(iter(loader))) == 1
+    data.set_epoch(1)
+    first = list(loader)
+    assert sorted(key for batch in first for key in batch) == KEYS
+    other = StatefulShards(pipeline())
+    other.set_epoch(1)
+    assert list(batches_of(other, 2, batch_size=1)) == first
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_another_number_of_workers_in_another_epoch_is_refused(before: int, after: int) -> None:
+    data = StatefulShards(pipeline())
+    list(data.tracked(batches_of(data, before, batch_size=2)))
+    state = data.state_dict()
+    with pytest.raises(StateError, match=f"and there are {after} now"):
+        list(batches_of(data, after, batch_size=2))
+    other = StatefulShards(pipeline())
+    other.load_state_dict(state)
+    assert sorted(key for batch in batches_of(other, after, batch_size=2) for key in batch) == KEYS
 
 
 @dataclass

@@ -19,11 +19,12 @@ class Row(NamedTuple):
     """What a worker has to know when it begins an epoch. All are numbers from 0, and 0 at first.
 
     Attributes:
-        epoch: the number of the next epoch, unless another one is wanted.
+        epoch: the number of the next epoch, unless another one is chosen.
         seed: of the epoch that was begun last, if one was.
         first: the seed of the first epoch, if it has begun.
         next: the seed of the next epoch, if the first has begun.
-        wanted: the number of the epoch that is wanted, plus 1.
+        begun: how many epochs it has begun.
+        workers: among how many workers it has begun the last.
         loaded: which of the states that were loaded it goes on from, counted from 1; 0 if it goes on from none.
     """
 
@@ -31,7 +32,8 @@ class Row(NamedTuple):
     seed: int = 0
     first: int = 0
     next: int = 0
-    wanted: int = 0
+    begun: int = 0
+    workers: int = 0
     loaded: int = 0
 
 
@@ -54,6 +56,26 @@ class Board:
     def write(self, row: Row, worker: int | None = None) -> None:
         """Set the row of a worker, or those of all."""
         self._numbers[slice(-1) if worker is None else worker] = row
+
+    def has_other_workers(self, workers: int) -> bool:
+        """Whether there was another number of workers before, so that not all know which epoch is next."""
+        return any(self.read(number).workers not in (0, workers) for number in range(workers))
+
+    def choose(self, epoch: int | None, begun: int | None = None) -> None:
+        """Choose the number of an epoch.
+
+        Args:
+            epoch: the number; None is for none.
+            begun: how many epochs are begun before it. By default, as many as any worker has begun: another one may
+                still be about to begin the last of them.
+        """
+        found = self._numbers[:-1, Row._fields.index("begun")].max() if begun is None else begun
+        self._numbers[-1, 2:4] = (0 if epoch is None else epoch + 1), found
+
+    def chosen(self, begun: int) -> int | None:
+        """Return which epoch was chosen for when so many are begun, or None."""
+        wanted, found = map(int, self._numbers[-1, 2:4])
+        return wanted - 1 if wanted and found == begun else None
 
     @property
     def has_workers(self) -> bool:

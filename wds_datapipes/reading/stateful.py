@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -97,12 +98,14 @@ class StatefulShards(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Have the order of the next epoch follow from its number and the seed, as some trainers want it.
 
+        A ``StatefulDataLoader`` does not save the choice before that epoch begins.
+
         Args:
             epoch: the number. Without it, the order of an epoch follows from that of the epoch before.
         """
         if epoch < 0:
             raise ValueError(f"epoch is a number from 0, not {epoch!r}")
-        self._board.write(self._board.read(0)._replace(wanted=epoch + 1))
+        self._board.choose(epoch)
 
     def tracked(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Yield what a loader of this data set yields, for an epoch, and take note of what the loop gets.
@@ -169,7 +172,7 @@ class StatefulShards(IterableDataset[Any]):
         if info is not None:
             return self._saved(row, workers=info.num_workers, parts=[self._part], worker=self._number)
         tracked = self._tracked
-        if tracked is not None and tracked.row == self._board.read(tracked.process)._replace(wanted=0):
+        if tracked is not None and tracked.row == self._board.read(tracked.process):
             parts = tracked.states()
             return self._saved(tracked.row, is_over=tracked.is_over, workers=len(parts), turn=tracked.turn, parts=parts)
         if self._board.has_workers:
@@ -196,13 +199,17 @@ class StatefulShards(IterableDataset[Any]):
         for checkpoint in loaded:
             checkpoint.check(self._stages)
             self._check(checkpoint)
+        if not all(checkpoint.is_over for checkpoint in loaded):  # on no rank, then
+            loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
         self._loaded, self._tracked = loaded, None
         self._loads += 1
         last = loaded[0]
-        row = Row(loaded=self._loads)
+        row = Row(begun=self._board.read(0 if info is None else info.id).begun, loaded=self._loads)
         if last.next is not None:
-            row = Row(last.epoch + 1, last.seed, last.first, last.next, loaded=self._loads)
+            row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
         self._board.write(row, None if info is None else info.id)
+        if info is None:
+            self._board.choose(last.wanted if last.is_over else None)
 
     def __iter__(self) -> Iterator[Any]:
         self._is_begun, self._is_over, self._items, self._base = False, True, 0, Resumed(0, 0, None)
@@ -231,6 +238,7 @@ class StatefulShards(IterableDataset[Any]):
             first=row.first if begun else self._first,
             next=row.next if begun else self.seed,
             engines=None,
+            wanted=self._board.chosen(row.begun),
             **{"is_over": False, **place, **facts},
         ).as_dict()
 
@@ -291,8 +299,14 @@ class StatefulShards(IterableDataset[Any]):
                 another epoch than that which was chosen since.
         """
         info = get_worker_info()
-        own = 0 if info is None else info.id
+        own, workers = (0, 0) if info is None else (info.id, info.num_workers)
         row = self._board.read(own)
+        if info is not None and self._board.has_other_workers(workers):
+            raise StateError(
+                f"A StatefulShards has the same number of workers in all epochs, and there are {workers} now. Make "
+                f"another one for another number, and load the state of this one in it to go on"
+            )
+        chosen = self._board.chosen(row.begun)
         going_on = None
         if row.loaded:
             if row.loaded != self._loads or not self._loaded:
@@ -300,22 +314,23 @@ class StatefulShards(IterableDataset[Any]):
                     "The workers were started before the state was loaded, and persistent_workers keeps them. Load it "
                     "before the first epoch, or make another loader"
                 )
-            going_on = self._placed(0 if info is None else info.num_workers)
+            going_on = self._placed(workers)
         seeds, generator = EpochSeeds(), SeedGenerator(row.next if row.epoch else self.seed)
         self._number = own
         if going_on is None or going_on.is_over:
             if row.epoch:
                 seeds.follow(epoch=row.epoch - 1, first=row.first, next=row.next)
-            if row.wanted:
-                seeds.set_epoch(row.wanted - 1)
+            if chosen is not None:
+                seeds.set_epoch(chosen)
             seeds.begin(generator, (lambda seed: seed) if self._distributed else None)
-        elif row.wanted not in (0, going_on.epoch + 1):
+        elif chosen not in (None, going_on.epoch):
             raise StateError(
-                f"set_epoch({row.wanted - 1}) was called, and the state was saved in the middle of epoch "
-                f"{going_on.epoch}. To go on there, call set_epoch({going_on.epoch}), or do not call it before this "
-                f"epoch"
+                f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {going_on.epoch}. To "
+                f"go on there, call set_epoch({going_on.epoch}), or do not call it before this epoch"
             )
         else:
+            if going_on.wanted is not None:
+                self._board.choose(going_on.wanted, row.begun + 1)
             seeds.resume(generator, seed=going_on.seed, epoch=going_on.epoch, first=going_on.first, engines=None)
             if going_on.worker is not None:
                 self._number, self._base = going_on.worker, going_on.parts[0]
@@ -325,7 +340,7 @@ class StatefulShards(IterableDataset[Any]):
                 self._base = going_on.parts[self._number]
         self._seed, self._loaded = seeds.seed, []
         seeds.end(generator)
-        row = Row(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0)
+        row = Row(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
         if info is None:
             self._board.has_workers = False
         self._board.write(row, None if info is None else own)
