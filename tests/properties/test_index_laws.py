@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import ShardIndex, build_index, check_index, first_dot, last_dot
+from wds_datapipes import ShardIndex, TarWriter, build_index, check_index, first_dot, last_dot
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.index import COLUMNS
 from wds_datapipes.core.indexfile import index_bytes, parse_index, read_index, write_index
+from wds_datapipes.core.indexing import written_index
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.naming import KeyRule
 from wds_datapipes.core.samples import OnDuplicate, group_samples
@@ -171,6 +172,31 @@ def test_a_compressed_shard_has_the_same_index(shard: Path, recipe: Any) -> None
     packed = build_index(shard, **rules)
     assert packed.places_equal(plain)
     assert (plain.facts.compression, packed.facts.compression) == (None, "gzip")
+
+
+@given(
+    samples=st.lists(
+        st.tuples(
+            st.sampled_from(["a", "dir/b", "é漢", "k" * 98, "k" * 160, "d" * 90 + "/" + "k" * 40]),
+            st.dictionaries(st.sampled_from(["txt", "tif", "seg.png", "f" * 60]), st.binary(max_size=1100), min_size=1),
+        ),
+        max_size=6,
+        unique_by=lambda sample: sample[0],
+    ),
+    suffix=st.sampled_from(["", ".gz"]),
+)
+@settings(deadline=None, max_examples=60)
+def test_who_writes_a_shard_knows_its_index(shard: Path, samples: list[tuple[str, Fields]], suffix: str) -> None:
+    place = f"{shard}{suffix}"
+    with TarWriter(place, encoder=False, digest=True) as writer:
+        for key, fields in samples:
+            writer.write({"__key__": key, **fields})
+    assert writer.info is not None
+    found = build_index(place, digest=True)
+    index = written_index(writer.layout, writer.info, end=writer.size, compression=found.facts.compression)
+    assert index.places_equal(found)
+    assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None}
+    check_index(index, place, depth="bytes")
 
 
 # What a file of an index may hold

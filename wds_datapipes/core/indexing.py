@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from wds_datapipes.core.headers import EndMarker
@@ -15,9 +15,10 @@ from wds_datapipes.core.openers.ranges import FileFacts, file_facts
 from wds_datapipes.core.samples import OnDuplicate, OnReturningKey
 from wds_datapipes.core.scanning import scan_shard
 from wds_datapipes.core.shardfacts import ShardFacts
+from wds_datapipes.core.types import PlacedSample, ShardInfo
 from wds_datapipes.errors import StaleSidecar
 
-__all__ = ["Depth", "build_index", "check_index"]
+__all__ = ["Depth", "build_index", "check_index", "written_index"]
 
 Depth: TypeAlias = Literal["size", "headers", "bytes"]
 """How much of a shard `check_index` looks at."""
@@ -82,6 +83,46 @@ def build_index(
     )
     facts = ShardFacts(scan.bytes, scan.sha256, scan.mtime_ns, scan.etag, scan.compression)
     return builder.finish(end=scan.end, facts=facts)
+
+
+def written_index(
+    layout: Iterable[PlacedSample],
+    info: ShardInfo,
+    *,
+    end: int,
+    compression: str | None = None,
+    key_rule: KeyRule = first_dot,
+    lowercase: bool = True,
+) -> ShardIndex:
+    """Return the index of a shard that was just written, without reading it.
+
+    It knows no time, so that the same samples give the same index; it holds as long as it is newer than the shard.
+
+    Args:
+        layout: where each sample is: ``layout`` of a `TarWriter`.
+        info: what the finished shard is: its ``info``.
+        end: where the archive ends, without its end marker: its ``size``.
+        compression: how it is compressed, by the names of `ShardFacts`.
+        key_rule: how the shard will be read.
+        lowercase: call fields by their lower-case names.
+
+    Raises:
+        DuplicateField: a field occurs twice in a sample, when it is read.
+
+    Examples:
+        >>> from wds_datapipes import TarWriter
+        >>> with TarWriter("a.tar") as shard:
+        ...     _ = shard.write({"__key__": "x", "txt": "one"})
+        >>> index = written_index(shard.layout, shard.info, end=shard.size)
+        >>> index.places_equal(build_index("a.tar"))
+        True
+    """
+    builder = IndexBuilder(key_rule=key_rule, lowercase=lowercase, archive=redact(info.url) or "The shard")
+    for sample in layout:
+        for field in sample.fields:
+            builder.add(f"{sample.key}.{field.field}", sample.offset, field.offset, field.size)
+    facts = ShardFacts(bytes=info.bytes, sha256=info.sha256 or None, compression=compression)
+    return builder.finish(end=end, facts=facts)
 
 
 def check_index(

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from zlib import adler32
 
-from wds_datapipes.core.ahead import PIECE, Ahead
+from wds_datapipes.core.ahead import Ahead
 from wds_datapipes.core.compression import HEAD_BYTES, compression_name, decompressed, recognised
-from wds_datapipes.core.headers import ADLERS, AGAIN, BLOCK, FILE, NUMBERS, EndMarker, Entry, HeaderReader
+from wds_datapipes.core.headers import ADLERS, AGAIN, BLOCK, FILE, NUMBERS, PAX_LOCAL, EndMarker, Entry, HeaderReader
 from wds_datapipes.core.openers import open_url, redact
 from wds_datapipes.core.openers.ranges import FileFacts, file_facts, open_ranges
 from wds_datapipes.core.tar import PLAIN_FIELDS
@@ -24,6 +24,8 @@ __all__ = ["Scan", "scan_shard"]
 
 #: How much is read at once, in bytes, among small members and behind a large one.
 AMONG_SMALL, BEHIND_LARGE = 256 << 10, 4 << 10
+#: What is passed over is read as well where it is less than this, in bytes.
+SEEK_FROM = 16 << 10
 
 Found = Callable[[str, int, int, int], None]
 """Gets a file's name, where its first header begins, where its data begins, and how many bytes they are."""
@@ -76,7 +78,8 @@ def scan_shard(
                 options = {} if storage_options is None else {"storage_options": storage_options}
                 counted = Counted(opened.enter_context(open_url(url, **options)), digest)
                 stream = opened.enter_context(decompressed(cast(BinaryIO, counted), url=url))
-            end = _scan(stream, archive, found, ignore_zeros, end_marker)
+            total = before.bytes if counted is None else None
+            end = _scan(stream, archive, found, ignore_zeros, end_marker, total)
             compression = compression_name(stream)
             size = before.bytes if counted is None else counted.finish()
         except ShardError:
@@ -102,26 +105,22 @@ def _plain_ranges(url: str, storage_options: Mapping[str, Any] | None, opened: E
     return stream if recognised(head) is None else None
 
 
-def _scan(stream: BinaryIO, archive: str, found: Found, ignore_zeros: bool, end_marker: EndMarker) -> int:
-    """Tell of each file; return where the archive ends, without its end marker."""
+def _scan(
+    stream: BinaryIO, archive: str, found: Found, ignore_zeros: bool, end_marker: EndMarker, total: int | None
+) -> int:
+    """Tell of each file; return where the archive ends, without its end marker.
+
+    The stream seeks if the ``total`` of its bytes is known.
+    """
     ahead = Ahead(stream, archive)
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker)
     read_ahead = BEHIND_LARGE
-    unpack = PLAIN_FIELDS.unpack_from
     while True:
         if ahead.left < BLOCK:
             ahead.fill(read_ahead)
         begin = ahead.offset
         block = ahead.take(BLOCK)
-        entry = None
-        if headers.plain and len(block) == BLOCK:
-            raw_name, raw_size, raw_checksum, kind, prefix = unpack(block)
-            size = NUMBERS[raw_size]
-            if kind == FILE and prefix == b"\0" and size >= 0 and adler32(block) & 0xFFFF == ADLERS[raw_checksum]:
-                try:
-                    entry = Entry(raw_name.partition(b"\0")[0].decode(), size, True, begin)
-                except UnicodeDecodeError:
-                    entry = None
+        entry = _plain_entry(block, ahead, headers, begin) if headers.plain and len(block) == BLOCK else None
         if entry is None:
             entry = headers.resolve(block)
             if entry is None:
@@ -133,16 +132,54 @@ def _scan(stream: BinaryIO, archive: str, found: Found, ignore_zeros: bool, end_
         if needed <= ahead.left:
             ahead.at += needed
             continue
-        read_ahead = AMONG_SMALL if size <= PIECE else BEHIND_LARGE
         # Of a file, the zeros that fill up its last block may be missing where the end marker may.
-        if not ahead.skip(size if is_file else needed):
+        enough = size if is_file else needed
+        far = needed - ahead.left >= SEEK_FROM
+        read_ahead = BEHIND_LARGE if far else AMONG_SMALL
+        if far and total is not None:
+            data_at = ahead.offset
+            is_there = data_at + enough <= total
+            if is_there:
+                _jump(ahead, min(data_at + needed, total))
+        elif is_there := ahead.skip(enough):
+            ahead.fill(read_ahead)
+            ahead.at += min(needed - enough, ahead.left)
+        if not is_there:
             raise TruncatedShard(
                 f"{archive} ends inside the member {name!r} (header at byte {start}): not all of its data is there. "
                 f"{AGAIN}"
             )
-        if is_file:
-            ahead.fill(read_ahead)
-            ahead.at += min(needed - size, ahead.left)
+
+
+def _jump(ahead: Ahead, position: int) -> None:
+    """Go on at another place of a stream that seeks."""
+    ahead.stream.seek(position)
+    ahead.window, ahead.at, ahead.position = b"", 0, position
+
+
+def _plain_entry(block: bytes, ahead: Ahead, headers: HeaderReader, begin: int) -> Entry | None:
+    """Return the plain file that a header tells of, just taken; with a PAX header before it that may be ignored."""
+    after = ahead.at
+    while True:
+        raw_name, raw_size, raw_checksum, kind, prefix = PLAIN_FIELDS.unpack_from(block)
+        size = NUMBERS[raw_size]
+        if prefix != b"\0" or size < 0 or adler32(block) & 0xFFFF != ADLERS[raw_checksum]:
+            return None
+        if kind == FILE:
+            break
+        window = ahead.window
+        next_at = after + size + -size % BLOCK
+        if kind != PAX_LOCAL or next_at + BLOCK > len(window):
+            return None
+        if not headers.may_be_ignored(window[after : after + size]):
+            return None
+        block, after = window[next_at : next_at + BLOCK], next_at + BLOCK
+    try:
+        name = raw_name.partition(b"\0")[0].decode()
+    except UnicodeDecodeError:
+        return None
+    ahead.at = after
+    return Entry(name, size, True, begin)
 
 
 class Counted(io.RawIOBase):

@@ -1,0 +1,104 @@
+"""How fast is the index of a shard built?
+
+    python benchmarks/bench_index.py --json index.json --plot index.png
+
+Every contender delivers the name, offset and size of each member of the same local shards, warm in the page cache;
+their number and the sum of their sizes are compared before anything is timed. "ours" builds the whole index, with keys
+and fields, in one process; "ours, with SHA-256" reads the data too. "tar, as wds2idx" runs GNU tar twice, and parses
+what it prints, as the tool of DALI does; "mapped, as wids" walks over a memory map and looks at nothing but size and
+name of ustar headers, as wids does: it has no checksums, no long names and no end marker.
+
+Measured, times tarfile by processor time, on a machine with other work: ours SMALL 4.5 (5.7 µs a member, 175,000 a
+second on a free core), PAX 6.6, IMG 3.8, BIG 1.3; with SHA-256 4.0, 5.9, 0.7, 0.01, as it reads all data at 1.1 GB/s.
+The two programs of wds2idx are at 5.9, 13, 7.7 and 1.5, and take two cores; they give no keys and fields, and wrong
+offsets for long names. The walk of wids is at 22, 32, 6.6 and 2.9.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from contest import Contender, Contest, options, parse, plot_contests, write_report
+from datasets import SETS, folder
+
+from wds_datapipes import build_index
+
+#: Name, offset of the data, size.
+Place = tuple[str, int, int]
+REFERENCE = "tarfile"
+
+
+def ours(urls: list[str], *, digest: bool = False) -> Iterator[Place]:
+    for url in urls:
+        index = build_index(url, digest=digest)
+        columns = index.columns
+        offsets, sizes = columns["member_offsets"].tolist(), columns["member_sizes"].tolist()
+        yield from zip(map(index.fields.__getitem__, columns["member_fields"].tolist()), offsets, sizes, strict=True)
+
+
+def by_tarfile(urls: list[str]) -> Iterator[Place]:
+    for url in urls:
+        with tarfile.open(url, "r:") as archive:
+            for member in archive:
+                if member.isreg():
+                    yield member.name, member.offset_data, member.size
+
+
+def by_gnu_tar(urls: list[str]) -> Iterator[Place]:
+    for url in urls:
+        commands = [["tar", "--list", "--block-num", "--file", url], ["tar", "-tv", "--numeric-owner", "--file", url]]
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+        blocks, types = [each.communicate()[0].split(b"\n") for each in running]
+        for block, line in zip(blocks, types, strict=False):
+            if block and line[:1] == b"-":
+                place, _, name = block.partition(b": ")
+                yield os.fsdecode(name), (int(place[6:]) + 1) * 512, int(line.split(maxsplit=5)[2])
+
+
+def by_map(urls: list[str]) -> Iterator[Place]:
+    for url in urls:
+        with Path(url).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            at = 0
+            while at < len(view) and view[at]:
+                size = int(view[at + 124 : at + 135].strip(b"\0 "), 8)
+                if view[at + 156] == ord("0"):
+                    yield view[at : at + 100].partition(b"\0")[0].decode(), at + 512, size
+                at += 512 + size + -size % 512
+
+
+def payload(place: Place) -> int:
+    return place[2]
+
+
+def contenders(urls: list[str]) -> list[Contender]:
+    return [
+        Contender("ours", lambda: ours(urls), payload),
+        Contender("ours, with SHA-256", lambda: ours(urls, digest=True), payload),
+        Contender(REFERENCE, lambda: by_tarfile(urls), payload),
+        Contender("tar, as wds2idx", lambda: by_gnu_tar(urls), payload),
+        Contender("mapped, as wids", lambda: by_map(urls), payload),
+    ]
+
+
+def main() -> None:
+    parser = options(__doc__, rounds=7)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="which data (all)")
+    arguments = parse(parser)
+    contests = []
+    for name in arguments.sets:
+        urls = SETS[name].write(folder(arguments.data), arguments.scale)
+        contest = Contest(f"Index {name}", contenders(urls), REFERENCE, unit="member")
+        contest.run(arguments.rounds)
+        contest.show()
+        contests.append(contest)
+    write_report(arguments.json, [contest.facts() for contest in contests])
+    plot_contests(arguments.plot, contests)
+
+
+if __name__ == "__main__":
+    main()
