@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -43,7 +44,10 @@ def load_wds_shards(
     With ``resume``, only what is left is read: samples that are to be read again, and what comes after them.
     """
     policy = ErrorPolicy(on_error, "load_wds_shards")
+    last = sys.maxsize if resume is None else resume.last
     for number, address in enumerate(policy.counted(source)):
+        if number > last:  # the list may have no end
+            break
         if not isinstance(address, str | os.PathLike):
             raise TypeError(
                 f"load_wds_shards reads shards by their URL, so its source has to yield str, not "

@@ -3,76 +3,92 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from itertools import accumulate
 from random import Random
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from wds_datapipes.errors import EmptySource
 
-__all__ = ["Stop", "mix_samples"]
+__all__ = ["MixState", "Stop", "mix_samples"]
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 Stop = Literal["first", "all", "never"]
 _END = object()
 
 
-class Beginner(Protocol[T_co]):
-    """Begins the passes over the sources."""
+class MixState:
+    """What a mixture has to know to go on where it was.
 
-    def __call__(self, source: int, number: int, /) -> Iterator[T_co]:
-        """Begin a pass over one of the sources; both are numbers from 0."""
+    Args:
+        left: the sources that have not ended.
+        turn: which of these is next, where each has its turn.
+        draws: how many numbers were drawn.
+
+    Attributes:
+        at: the source of the last item.
+    """
+
+    def __init__(self, left: list[int], turn: int = 0, draws: int = 0) -> None:
+        self.left = left
+        self.turn = turn
+        self.draws = draws
+        self.at = 0
 
 
 def mix_samples(
-    begin: Beginner[T],
-    sources: int,
+    passes: MutableSequence[Iterator[T]],
+    begin_again: Callable[[int], Iterator[T]],
     *,
     weights: Sequence[float] | None,
     stop: Stop,
     rng: Random,
     has_no_share: Callable[[int], bool],
+    state: MixState,
 ) -> Iterator[T]:
     """Yield items of several sources, from each in turn or from one that is drawn by its weight.
 
     Args:
-        begin: begins a pass over a source.
-        sources: how many there are.
+        passes: one over each source.
+        begin_again: begins another pass over a source.
         weights: one for each source, or None to take them in turn.
         stop: when to stop.
         rng: draws.
         has_no_share: whether nothing of a source was dealt to this instance.
+        state: where to begin; it is kept up to date.
 
     Raises:
         EmptySource: a source that has to begin again has no item.
     """
-    left = [source for source in range(sources) if weights is None or weights[source] > 0]
+    left = state.left
     bounds = _bounds(left, weights)
-    passes = [begin(source, 0) if source in left else iter(()) for source in range(sources)]
-    begun = [1] * sources
-    turn = 0
+    for _ in range(state.draws):
+        rng.random()
     while left:
-        turn = turn % len(left) if weights is None else bisect(bounds, rng.random() * bounds[-1], 0, len(left) - 1)
+        if weights is None:
+            turn = state.turn % len(left)
+        else:
+            turn = bisect(bounds, rng.random() * bounds[-1], 0, len(left) - 1)
+            state.draws += 1
         source = left[turn]
         item = next(passes[source], _END)
         if item is _END and stop == "never":
-            passes[source] = begin(source, begun[source])
-            begun[source] += 1
+            passes[source] = begin_again(source)
             item = next(passes[source], _END)
             if item is _END and not has_no_share(source):
                 raise EmptySource(
-                    f'mix_samples(stop="never") has to begin source {source} (of 0 to {sources - 1}) again, '
+                    f'mix_samples(stop="never") has to begin source {source} (of 0 to {len(passes) - 1}) again, '
                     "and it yields nothing"
                 )
         if item is not _END:
+            state.turn, state.at = turn + 1, source
             yield item  # type: ignore[misc]  # mypy does not know that there is one _END
-            turn += 1
         elif stop == "first":
-            return
+            left.clear()
         else:
             del left[turn]
+            state.turn = turn
             bounds = _bounds(left, weights)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
 
-__all__ = ["Address", "Deal", "Passed", "Progress", "Resume", "check_of", "runs_of"]
+__all__ = ["NOTHING_LEFT", "Address", "Deal", "Passed", "Progress", "Resume", "check_of", "runs_of"]
+
+#: The place behind all shards.
+NOTHING_LEFT = (sys.maxsize, 0)
 
 
 class Address(NamedTuple):
@@ -18,11 +22,25 @@ class Address(NamedTuple):
         shard: the number of its shard among those that were opened, from 0.
         start: where its first header begins in the archive, in bytes.
         end: where the next sample begins; -1 if it is the last one of the shard.
+        way: which way it came, where there are several: for each stage that reads several sources, or one again and
+            again, the number of the source, if there are several, and that of the pass over it; the last stage first.
     """
 
     shard: int
     start: int
     end: int
+    way: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """What no other sample has."""
+        return (self.shard, self.start, *self.way)
+
+    @classmethod
+    def from_values(cls, values: Sequence[int]) -> Address:
+        """Return the address that a state holds as one list of numbers."""
+        shard, start, end, *way = values
+        return cls(shard, start, end, tuple(way))
 
 
 class Progress:
@@ -64,7 +82,7 @@ class Passed:
 
     def __init__(self, count: int = 0, again: Iterable[Address] = ()) -> None:
         self.count = count
-        self._again = {address[:2] for address in again}
+        self._again = {address.place for address in again}
 
     @property
     def awaits(self) -> bool:
@@ -77,7 +95,7 @@ class Passed:
         Args:
             address: tells where it is, if that is known.
         """
-        if self._again and address is not None and (place := address()[:2]) in self._again:
+        if self._again and address is not None and (place := address().place) in self._again:
             self._again.remove(place)
             return True
         self.count += 1
@@ -160,6 +178,11 @@ class Resume:
     again: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     deal: Deal | None = None
     check: int = 0
+
+    @property
+    def last(self) -> int:
+        """The last shard of which there may be something to read."""
+        return max(self.again, default=-1) if self.next == NOTHING_LEFT else NOTHING_LEFT[0]
 
     def spans(self, shard: int) -> list[tuple[int, int]]:
         """Return the parts of a shard to read, in order, each from one place to another; -1 is its end."""

@@ -46,7 +46,7 @@ def map_samples_with_rng(
         if not repeats and isinstance(item, dict) and "__url__" in item and "__key__" in item:
             facts = (item["__url__"], item["__key__"])
         else:
-            at = None if address is None else address()[:2]
+            at = None if address is None else address().place
             number = number + 1 if at == last else 0  # among items from one place, as of a sample that was taken apart
             last = at
             facts = (*place, *(at or ()), number)

@@ -61,7 +61,7 @@ def shuffle_samples(
     """
     items: Iterator[Any] = iter(source)
     buffer: list[T] = []
-    if state.draws or state.waiting:
+    if state.draws or state.waiting or state.passing:
         buffer = yield from _refilled(items, state, address)
         for _ in range(state.draws):
             rng.random()
@@ -99,8 +99,8 @@ def _refilled(
     items: Iterator[Any], state: ShuffleState, address: Callable[[], Address] | None
 ) -> Generator[T, None, list[T]]:
     """Return the items that wait, once they were read again; yield those that a later stage waits for."""
-    missing = {place[:2]: slot for slot, place in enumerate(state.waiting)}
-    passing = {place[:2] for place in state.passing}
+    missing = {address.place: slot for slot, address in enumerate(state.waiting)}
+    passing = {address.place for address in state.passing}
     buffer: list[Any] = [None] * len(missing)
     while missing or passing:
         item: Any = next(items, _END)
@@ -109,13 +109,13 @@ def _refilled(
                 f"{len(missing) + len(passing)} samples that waited in a shuffle buffer are no longer where they were. "
                 "A state can be loaded only with the very shards that it was saved with"
             )
-        place = address() if address is not None else Address(-1, 0, 0)
-        slot = missing.pop(place[:2], None)
+        at = address() if address is not None else Address(-1, 0, 0)
+        slot = missing.pop(at.place, None)
         if slot is not None:
             buffer[slot] = item
-        elif place[:2] in passing:
-            passing.discard(place[:2])
-            state.at = place
+        elif at.place in passing:
+            passing.discard(at.place)
+            state.at = at
             yield item
     return buffer
 

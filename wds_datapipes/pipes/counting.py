@@ -24,10 +24,14 @@ class Counting:
         """Go on from a state when it is iterated next.
 
         Args:
-            state: what `state_dict` has returned.
+            state: what `state_dict` has returned; or ``{}``, where only what passes once more will come.
             again: samples that have passed, wait in later stages, and pass once more.
         """
-        self._loaded = Passed(state["passed"], again)
+        self._loaded = Passed(state.get("passed", 0), again)
+
+    def forget_state(self) -> None:
+        """Begin anew when it is iterated next."""
+        self._loaded = None
 
     def _begin_counting(self) -> Passed:
         """Begin an epoch, where a loaded state says if there is one."""

@@ -59,7 +59,7 @@ class EpochCutter(IterDataPipe[Any]):
         self.source = source
         self.n = _number("n is the number of items in an epoch, from 1", n, 1)
         self._stream: Stream[Any] = Stream()
-        self._passes = Passes(place_of(source), None)
+        self._passes = Passes(source, place_of(source), None)
         self._seed: int | None = None
 
     def set_seed(self, seed: int) -> EpochCutter:
@@ -80,7 +80,7 @@ class EpochCutter(IterDataPipe[Any]):
 
     def _begin(self, number: int) -> Iterator[Any]:
         if number == 0:
-            self._passes = Passes(place_of(self.source), self._seed)
+            self._passes = Passes(self.source, place_of(self.source), self._seed)
         return self._passes.begin(self.source, number)
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from random import Random
 from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.mixing import Stop, mix_samples
+from wds_datapipes.core.mixing import MixState, Stop, mix_samples
+from wds_datapipes.core.progress import Address
 from wds_datapipes.core.seeds import derived_seed
-from wds_datapipes.pipes.passes import Passes
+from wds_datapipes.pipes.passes import BEGINNING, Passes
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.seeded import Seeded
-from wds_datapipes.pipes.upstream import has_no_share, place_of, refuse_fed
+from wds_datapipes.pipes.state import renewed
+from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed
 
 __all__ = ["SampleMixer"]
 
@@ -85,6 +87,64 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         self.stop: Stop = stop
         self._weights()  # raises where a source has no size
         self._rng = Random()
+        self._state = MixState([])
+        self._passes: list[Passes] = []
+        self._loaded: tuple[Mapping[str, Any], list[Address]] | None = None
+
+    @property
+    def restarts(self) -> bool:
+        """Whether sources are begun again in an epoch."""
+        return self.stop == "never"
+
+    @property
+    def address(self) -> Callable[[], Address] | None:
+        """What tells where the item is that was yielded last, if all sources can tell it."""
+        known = all(address_of(source) is not None for source in self.state_branches())
+        return self._address if known else None
+
+    def _beginning(self) -> dict[str, Any]:
+        return {"left": None, "turn": 0, "draws": 0, "sources": [BEGINNING for _ in self.state_branches()]}
+
+    def _address(self) -> Address:
+        number = self._state.at
+        address = address_of(self.state_branches()[number])
+        if address is None:
+            raise RuntimeError(f"Source {number} of mix_samples cannot tell any more where its items are")
+        shard, start, end, way = address()
+        return Address(shard, start, end, (number, self._passes[number].number, *way))
+
+    def state_branches(self) -> Sequence[IterDataPipe[Any]]:
+        """Return the sources, which begin one by one."""
+        return (self.source, *self.others)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which sources are left, whose turn is next, how many numbers were drawn, and where the sources are.
+
+        Raises:
+            StateError: a stage of a source holds samples back, and has no state.
+        """
+        if self._loaded is not None:
+            return dict(self._loaded[0])
+        if not self._passes:
+            return self._beginning()
+        state = self._state
+        sources = [each.state_dict(source) for each, source in zip(self._passes, self.state_branches(), strict=True)]
+        return {"left": [*state.left], "turn": state.turn, "draws": state.draws, "sources": sources}
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+        """Go on from a state when it is iterated next.
+
+        Args:
+            state: what `state_dict` has returned; or ``{}``, where only samples that come again are left. Without
+                ``"left"``, the mixture begins anew, and its sources where their states say.
+            again: samples that wait in later stages, and are yielded first.
+        """
+        self._loaded = state, [*again]
+
+    def forget_state(self) -> None:
+        """Begin anew when it is iterated next; but sources may go on from the epoch before."""
+        lasting = None if self._loaded is None else renewed([self._loaded[0]])
+        self._loaded = None if lasting is None else (lasting[0] or {}, [])
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
@@ -92,25 +152,39 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         self._rng.seed(self._own_seed)
 
     def __iter__(self) -> Iterator[Any]:
-        sources = (self.source, *self.others)
+        sources = self.state_branches()
         weights = self._weights()
         place = place_of(self)
-        passes = [
-            Passes(place, derived_seed("mix_samples", self._own_seed, number)) for number, _ in enumerate(sources)
+        self._passes = passes = [
+            Passes(source, place, derived_seed("mix_samples", self._own_seed, number))
+            for number, source in enumerate(sources)
         ]
+        (loaded, again), self._loaded = self._loaded or (self._beginning(), []), None
+        states = loaded.get("sources", [{}] * len(sources))
+        left = loaded.get("left", None if "sources" in loaded else [])
+        if left is None:
+            left = [source for source in range(len(sources)) if weights is None or weights[source] > 0]
+        self._state = MixState([*left], loaded.get("turn", 0), loaded.get("draws", 0))
+        items = []
+        for number, source in enumerate(sources):
+            self._state.at = number
+            own = [each._replace(way=each.way[1:]) for each in again if each.way[0] == number]
+            begun = yield from passes[number].go_on(source, states[number], own)
+            items.append(begun if number in left else iter(()))
+            del begun  # closes the shard that it reads, if the source has ended
 
-        def begin(source: int, number: int) -> Iterator[Any]:
-            if number:
-                refuse_fed(sources[source], 'mix_samples(stop="never")')
-            return passes[source].begin(sources[source], number)
+        def begin_again(source: int) -> Iterator[Any]:
+            refuse_fed(sources[source], 'mix_samples(stop="never")')
+            return passes[source].begin(sources[source], passes[source].number + 1)
 
         yield from mix_samples(
-            begin,
-            len(sources),
+            items,
+            begin_again,
             weights=weights,
             stop=self.stop,
             rng=self._rng,
             has_no_share=lambda source: has_no_share(sources[source]),
+            state=self._state,
         )
 
     def _weights(self) -> tuple[float, ...] | None:

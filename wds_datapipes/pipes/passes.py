@@ -1,49 +1,131 @@
-"""What seeds the stages of a source have when it begins again."""
+"""The passes over a source that a stage begins by itself: what seeds each has, and where it goes on."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.core.progress import Address
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.sharing import Place
+from wds_datapipes.errors import ChangedShard
+from wds_datapipes.pipes.state import load_state, save_state, stateful
 from wds_datapipes.pipes.upstream import splitters, upstream
 
-__all__ = ["Passes"]
+__all__ = ["BEGINNING", "Passes"]
+
+#: The state of a source that is yet to begin.
+BEGINNING: Mapping[str, Any] = {"pass": 0, "state": None}
+
+Pipe = IterDataPipe[Any]
 
 
 class Passes:
-    """Begins the passes over a source, each with seeds of its own.
+    """Begins the passes over a source, each with seeds of its own, and tells where the present one is.
 
     The first one has the seeds that the loader has set. A loader sets them once an epoch, and workers come to a later
     pass in different epochs, or to several in one. So its seeds follow from those of the first pass. Before the data is
     split, they are the same in all workers and ranks, as each would else split another order.
 
     Args:
+        source: the source. It is not kept, as the stage that has this object has it as well.
         place: of this instance.
         seed: of this instance, or None if there is no loader, which would have set one.
+        first: the seeds of the stages in the first pass, if it was begun elsewhere.
+
+    Attributes:
+        number: of the present pass, from 0.
+        first: the seeds of the stages in the first pass; None where no loader has set one.
     """
 
-    def __init__(self, place: Place, seed: int | None) -> None:
+    def __init__(self, source: Pipe, place: Place, seed: int | None, first: Sequence[int | None] | None = None) -> None:
+        self.number = 0
+        self.seed = seed
+        # torch's stages, and ours, keep the seed that was set until they begin.
+        self.first = list(first or (getattr(stage, "_seed", None) for stage in _seeded(source)))
         self._place = place
-        self._seed = seed
-        self._shared: tuple[int, ...] = ()
+        self._state: Any = None  # where the present pass goes on, if it is yet to begin
+        self._is_begun = False
 
-    def begin(self, source: IterDataPipe[Any], number: int) -> Iterator[Any]:
-        """Begin a pass over ``source``, which is the ``number``-th, from 0."""
+    def begin(self, source: Pipe, number: int, state: Any = None, again: Iterable[Address] = ()) -> Iterator[Any]:
+        """Return an iterator over a pass, which begins when it is asked for the first item.
+
+        Args:
+            source: the source.
+            number: of the pass.
+            state: where it goes on, or None at the beginning.
+            again: samples that come before.
+        """
+        self.number, self._state, self._is_begun = number, state, False
+        return self._items(source, again)
+
+    def go_on(
+        self, source: Pipe, state: Mapping[str, Any], again: Iterable[Address]
+    ) -> Generator[Any, None, Iterator[Any]]:
+        """Yield what stages behind wait for, and return an iterator over the present pass behind that.
+
+        Args:
+            source: the source.
+            state: what `state_dict` has returned; or ``{}``, where nothing else is left.
+            again: what stages behind wait for, with the number of the pass at the front of its `Address.way`.
+
+        Returns:
+            Iterator: over what comes next.
+        """
+        of_pass = defaultdict[int, list[Address]](list)
+        for address in again:
+            number, *way = address.way
+            of_pass[number].append(address._replace(way=tuple(way)))
+        number = state.get("pass", -1)
+        for earlier in sorted(of_pass.keys() - {number}):
+            nothing_else: list[dict[str, Any]] = [{} for _ in stateful(source)]
+            items = self.begin(source, earlier, nothing_else, of_pass[earlier])
+            yield from _exactly(len(of_pass[earlier]), items)
+            del items  # closes the shard that it reads
+        items = self.begin(source, number, state.get("state"), of_pass[number])
+        yield from _exactly(len(of_pass[number]), items)
+        return items
+
+    def state_dict(self, source: Pipe) -> dict[str, Any]:
+        """Return which pass this is, and where it is; None is its beginning."""
+        return {"pass": self.number, "state": save_state(source) if self._is_begun else self._state}
+
+    def _items(self, source: Pipe, again: Iterable[Address]) -> Iterator[Any]:
+        self._set_seeds(source)
+        load_state(source, self._state, again)
+        self._state, self._is_begun = None, True
+        yield from source
+
+    def _set_seeds(self, source: Pipe) -> None:
         before = {id(stage) for splitter in splitters(source) for stage in upstream(splitter)}
-        stages = [stage for stage in upstream(source) if inspect.ismethod(getattr(stage, "set_seed", None))]
-        if number == 0:
-            # torch's stages, and ours, keep the seed that was set until they begin.
-            seeds = (getattr(stage, "_seed", None) for stage in stages if id(stage) in before)
-            self._shared = tuple(seed for seed in seeds if seed is not None)
-        for position, stage in enumerate(stages if number else ()):
-            if id(stage) in before:
-                if self._shared:
-                    stage.set_seed(derived_seed("shared", *self._shared, number, position))
-            elif self._seed is not None:
-                stage.set_seed(derived_seed("own", self._seed, *self._place, number, position))
-        return iter(source)
+        stages = list(zip(_seeded(source), self.first, strict=True))
+        shared = [first for stage, first in stages if id(stage) in before and first is not None]
+        for position, (stage, first) in enumerate(stages):
+            if self.number == 0:
+                if first is not None:
+                    stage.set_seed(first)
+            elif id(stage) in before:
+                if shared:
+                    stage.set_seed(derived_seed("shared", *shared, self.number, position))
+            elif self.seed is not None:
+                stage.set_seed(derived_seed("own", self.seed, *self._place, self.number, position))
+
+
+def _seeded(source: Pipe) -> Iterator[Any]:
+    """Yield the stages that take a seed."""
+    return (stage for stage in upstream(source) if inspect.ismethod(getattr(stage, "set_seed", None)))
+
+
+def _exactly(count: int, items: Iterator[Any]) -> Iterator[Any]:
+    end = object()
+    for number in range(count):
+        if (item := next(items, end)) is end:
+            raise ChangedShard(
+                f"{count - number} samples that waited in a shuffle buffer are no longer where they were. A state can "
+                "be loaded only with the very shards that it was saved with"
+            )
+        yield item

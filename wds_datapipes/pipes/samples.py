@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.policy import OnError, check_on_error
-from wds_datapipes.core.progress import Address, Deal, Progress, Resume
+from wds_datapipes.core.progress import NOTHING_LEFT, Address, Deal, Progress, Resume
 from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, checked_key, group_samples
 from wds_datapipes.core.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.core.types import Member, Sample
@@ -124,15 +124,19 @@ class SampleGrouper(IterDataPipe[Sample]):
         """Go on from a state when it is iterated next.
 
         Args:
-            state: what `state_dict` has returned.
+            state: what `state_dict` has returned; or ``{}``, where only samples that come again are left.
             again: samples before that place, which are yielded first.
         """
-        shard, offset = state["next"]
+        shard, offset = state.get("next", NOTHING_LEFT)
         places = defaultdict[int, list[tuple[int, int]]](list)
         for address in again:
             places[address.shard].append((address.start, address.end))
         deal = Deal.from_state(state["dealt"]) if "dealt" in state else None
         self._resume = Resume((shard, offset), places, deal, state.get("check", 0))
+
+    def forget_state(self) -> None:
+        """Begin anew when it is iterated next."""
+        self._resume = None
 
     def __iter__(self) -> Iterator[Sample]:
         resume, self._resume = self._resume, None
@@ -216,20 +220,25 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the samples are that wait in the buffer, how many were drawn, and how many may wait."""
         state = self._loaded or self._state
-        return {"waiting": [list(address) for address in state.waiting], "draws": state.draws, "room": state.room}
+        waiting = [[shard, start, end, *way] for shard, start, end, way in state.waiting]
+        return {"waiting": waiting, "draws": state.draws, "room": state.room}
 
     def load_state_dict(self, state: Mapping[str, Any], passing: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.
 
         Args:
-            state: what `state_dict` has returned.
+            state: what `state_dict` has returned; or ``{}``, where only samples are left that wait in a later stage.
             passing: samples that wait in a later stage, and are to be handed on first.
         """
-        loaded = ShuffleState(state["room"])
-        loaded.waiting = [Address(*address) for address in state["waiting"]]
-        loaded.draws = state["draws"]
+        loaded = ShuffleState(state.get("room", self.initial))
+        loaded.waiting = [Address.from_values(values) for values in state.get("waiting", ())]
+        loaded.draws = state.get("draws", 0)
         loaded.passing = set(passing)
         self._loaded = loaded
+
+    def forget_state(self) -> None:
+        """Begin anew when it is iterated next."""
+        self._loaded = None
 
     def set_shuffle(self, shuffle: bool = True) -> SampleShuffler:
         """Turn shuffling on or off; loaders call this."""

@@ -18,9 +18,11 @@ from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo
 
-from wds_datapipes.core.progress import Deal
+from wds_datapipes.core.progress import Address, Deal
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
+from wds_datapipes.pipes.state import branches_of
 from wds_datapipes.pipes.upstream import unsplit
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.resuming import Resumed
@@ -120,22 +122,60 @@ def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Che
     """
     rank, ranks, distributed, workers = place
     _check_whole(saved)
-    stages = len(_dealable(old.pipe))
+    _check_dealable(old.pipe)
     parts = [
         _behind_delivered(checkpoint, number, part, old)
         for checkpoint in sorted(saved, key=lambda checkpoint: checkpoint.rank)
         for number, part in enumerate(checkpoint.parts)
     ]
     here = max(workers, 1)
-    deals = deal_anew(parts, ranks * here)[rank * here : (rank + 1) * here]
-    resumed = [Resumed(0, 0, [{"next": [0, 0], "dealt": deal.state_dict()}, *[None] * (stages - 1)]) for deal in deals]
+    states = _dealt_states(old.pipe, parts, [[] for _ in parts], ranks * here)[rank * here : (rank + 1) * here]
+    resumed = [Resumed(0, 0, state) for state in states]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(
         running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed, engines=None
     )
 
 
-def deal_anew(parts: Sequence[Sequence[Mapping[str, Any] | None] | None], instances: int) -> list[Deal]:
+Parts = Sequence[Sequence[Mapping[str, Any] | None] | None]
+
+
+def _dealt_states(
+    pipe: Any, parts: Parts, behind: Sequence[Sequence[Address]], instances: int
+) -> list[list[dict[str, Any] | None]]:
+    """Return where each instance of a pipeline goes on when what is left is dealt anew.
+
+    Args:
+        pipe: the pipeline, or a source of it.
+        parts: its states in all instances that there were.
+        behind: the samples of each that wait in stages behind it.
+        instances: how many there are now.
+    """
+    first, *others = stateful(pipe)
+    branches = branches_of(first)
+    firsts: list[dict[str, Any]]
+    if not branches:
+        deals = deal_anew(parts, instances, behind)
+        firsts = [{"next": [0, 0], "dealt": deal.state_dict()} for deal in deals]
+    else:
+        waiting = [[*own, *_waiting(part)] for own, part in zip(behind, parts, strict=True)]
+        dealt = []
+        for number, source in enumerate(branches):
+            mixed = [None if part is None else part[0] for part in parts]
+            states = [None if each is None else each["sources"][number]["state"] for each in mixed]
+            # In front are the numbers of the source and of the pass, of which there is one.
+            own = [[each._replace(way=each.way[2:]) for each in some if each.way[0] == number] for some in waiting]
+            dealt.append(_dealt_states(source, states, own, instances))
+        firsts = [{"sources": [{"pass": 0, "state": state} for state in each]} for each in zip(*dealt, strict=True)]
+    return [[each, *[None] * len(others)] for each in firsts]
+
+
+def _waiting(part: Sequence[Mapping[str, Any] | None] | None) -> list[Address]:
+    """Return where the samples are that wait in the stages of an instance."""
+    return [Address.from_values(values) for stage in part or () for values in (stage or {}).get("waiting", ())]
+
+
+def deal_anew(parts: Parts, instances: int, behind: Sequence[Sequence[Address]] | None = None) -> list[Deal]:
     """Deal what the instances of a pipeline have not yielded to others.
 
     What is left of a shard that was begun goes to one of them, with the samples of it that wait. Then the other shards
@@ -144,6 +184,7 @@ def deal_anew(parts: Sequence[Sequence[Mapping[str, Any] | None] | None], instan
     Args:
         parts: the states of all instances that there were, behind what was delivered; None is the beginning.
         instances: how many there are now.
+        behind: the samples of each instance that wait in stages whose states are not among these.
 
     Raises:
         StateError: the rest of this epoch was dealt anew before.
@@ -162,9 +203,8 @@ def deal_anew(parts: Sequence[Sequence[Mapping[str, Any] | None] | None], instan
         begun.append(shard + (start > 0))
         if start:
             starts[shard * len(parts) + number] = start
-        for stage in own:
-            for its_shard, *its_place in stage.get("waiting", ()):
-                again[its_shard * len(parts) + number].append((its_place[0], its_place[1]))
+        for address in (*_waiting(stages), *(behind[number] if behind else ())):
+            again[address.shard * len(parts) + number].append((address.start, address.end))
     # Large pieces come first, so that no instance has many more than another.
     pieces = sorted(starts.keys() | again.keys(), key=lambda shard: (shard not in starts, -len(again[shard]), shard))
     deals = []
@@ -202,17 +242,25 @@ def _check_whole(saved: Sequence[Checkpoint]) -> None:
         raise StateError("The states are not of one epoch: they were saved between different steps, or in several runs")
 
 
-def _dealable(pipe: Any) -> list[Any]:
-    """Return the stages of a pipeline that have a state, if it can be dealt anew."""
+def _check_dealable(pipe: Any) -> None:
+    """Make sure that what is left of a pipeline's epoch can be dealt anew."""
     stages = stateful(pipe)
     for stage in stages:
-        if type(stage) not in (SampleGrouper, SampleShuffler):
+        if type(stage) is SampleMixer and stage.stop != "all":
+            raise StateError(
+                f'What is left of mix_samples(stop="{stage.stop}") follows from what each worker has mixed, which '
+                f"means nothing where there is another number of them. Go on with as many ranks and workers as before, "
+                f'or mix with stop="all"'
+            )
+        if type(stage) not in (SampleGrouper, SampleShuffler, SampleMixer):
             raise StateError(
                 f"{type(stage).__name__} counts what passes in each worker, which means nothing where there is another "
                 f"number of them. Go on with as many ranks and workers as before, or leave it out"
             )
-    unsplit(stages[0].source.source)
-    return stages
+    for branch in branches_of(stages[0]):
+        _check_dealable(branch)
+    if not branches_of(stages[0]):
+        unsplit(stages[0].source.source)
 
 
 def _behind_delivered(checkpoint: Checkpoint, number: int, part: Resumed, old: Workplace) -> State | None:

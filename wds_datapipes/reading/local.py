@@ -15,7 +15,7 @@ from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.reading.report import WorkerReport, log_skipped
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import returned
-from wds_datapipes.reading.state import save_state
+from wds_datapipes.reading.state import load_state, save_state
 
 __all__ = ["LocalItems"]
 
@@ -48,6 +48,7 @@ class LocalItems(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
         begin = perf_counter()
+        load_state(self.source, None)
         if resumed is not None:
             resumed.load(self.source)
         for item in self.source if resumed is None else resumed.pass_over(self.source):
@@ -85,6 +86,7 @@ class LocalItems(IterDataPipe[Any]):
         """Call what is to be called at the beginning of an epoch."""
         self._epoch += 1
         self._mark = Resumed(0, 0, None)
+        self._resumed = None
         self._made = 0
         self.is_over = False
         if self.ahead is not None:

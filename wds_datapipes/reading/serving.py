@@ -25,7 +25,7 @@ from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import reset_pipeline, returned
-from wds_datapipes.reading.state import save_state
+from wds_datapipes.reading.state import load_state, save_state
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
 from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
@@ -258,6 +258,7 @@ class Worker:
         resumed, self.resumed = self.resumed, None
         self.items = 0 if resumed is None else resumed.items
         self.state_due = 0.0
+        load_state(self.pipe, None)
         if resumed is not None:
             resumed.load(self.pipe)
         self.iterator = iter(self.pipe) if resumed is None else resumed.pass_over(self.pipe)

@@ -1,0 +1,183 @@
+"""The state of a pipeline: what its stages have to know to go on where they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
+
+from wds_datapipes.core.progress import Address
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.advice import ADVICE, check_replay, name_of
+from wds_datapipes.pipes.members import ShardLoader
+from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
+from wds_datapipes.pipes.upstream import sources_of, upstream
+
+__all__ = ["State", "branches_of", "check_state", "lasts", "load_state", "renewed", "save_state", "stateful"]
+
+State = list[dict[str, Any]]
+"""The states of the stages that have one, in the order in which the samples pass them.
+
+They begin at ``.group_samples()``, or at the stage nearest to the end that begins its sources by itself, and therefore
+holds their states in its own (see `branches_of`).
+"""
+
+#: Stages of torch that hold nothing back once they have yielded an item.
+HOLDING_NOTHING = (Batcher, Collator, Filter, Mapper)
+
+#: What to use instead of stages that hold samples back.
+INSTEAD = {
+    **ADVICE,
+    "CachedSamples": "Leave it out where a state is needed, and the samples are read from the shards again",
+    "ColumnAdder": "Use .associate() with a table, or write the fields of all its shards into one",
+    "EpochCutter": (
+        "Leave it out, and let .resample_wds_shards(count) draw so many shards for an epoch, or let the loop count and "
+        "save a state there"
+    ),
+    "StreamComposer": (
+        "Use .map_samples() or .filter(), or write a class of your own, which holds nothing back between two items or "
+        "has state_dict() and load_state_dict()"
+    ),
+    "SampleUnbatcher": ADVICE["UnBatcher"],
+}
+
+
+def save_state(pipe: Any) -> State:
+    """Return the state of a pipeline between two items.
+
+    Raises:
+        StateError: a stage holds samples back, and has no state.
+    """
+    return [stage.state_dict() for stage in stateful(pipe)]
+
+
+def check_state(pipe: Any) -> None:
+    """Make sure that a pipeline has a state.
+
+    Raises:
+        StateError: a stage holds samples back, and has no state.
+    """
+    stateful(pipe)
+
+
+def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, again: Iterable[Address] = ()) -> None:
+    """Have a pipeline go on from a state when it is iterated next, whatever was loaded before.
+
+    Args:
+        pipe: the pipeline.
+        state: where to go on. A stage whose state is None begins anew; so do all without a state.
+        again: samples that come again, before all others: stages behind the pipeline wait for them.
+
+    Raises:
+        StateError: as `save_state`; or the state is one of other stages.
+    """
+    for stage in upstream(pipe):
+        if callable(forget := getattr(stage, "forget_state", None)):
+            forget()
+    if state is None:
+        return
+    stages = stateful(pipe)
+    if len(stages) != len(state):
+        raise StateError(f"The state has {len(state)} stages, and the pipeline has {len(stages)} that have one")
+    waiting = list(again)
+    for stage, own in reversed(list(zip(stages, state, strict=True))):
+        if own is None:
+            continue
+        stage.load_state_dict(own, waiting)
+        waiting += map(Address.from_values, own.get("waiting", ()))
+
+
+def renewed(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
+    """Return the state at the beginning of the next epoch; None if all begins anew.
+
+    What a stage keeps for the next epoch is in its state as ``"lasting"``, and the states of its sources, if it begins
+    these by itself, as ``"sources"``.
+
+    Args:
+        state: that of the end of an epoch, or where it was broken off.
+    """
+    kept = [_lasting(own or {}) for own in state or ()]
+    return kept if any(kept) else None
+
+
+def _lasting(own: Mapping[str, Any]) -> dict[str, Any] | None:
+    if own.get("lasting") is not None:
+        return {"lasting": own["lasting"]}
+    sources = [renewed(source["state"]) for source in own.get("sources", ())]
+    return {"sources": [{"pass": 0, "state": source} for source in sources]} if any(sources) else None
+
+
+def lasts(pipe: Any) -> bool:
+    """Whether an epoch of a pipeline goes on where the last one has ended."""
+    return any(getattr(stage, "lasts", False) for stage in upstream(pipe))
+
+
+def branches_of(stage: Any) -> Sequence[Any]:
+    """Return the sources that a stage begins by itself, at any time, so that it has to keep their states."""
+    branches = getattr(stage, "state_branches", None)
+    return branches() if callable(branches) else ()
+
+
+def _stages_of(pipe: Any) -> Iterator[Any]:
+    """Yield the stages of a pipeline from the last to the one that reads the shards, or that begins its sources.
+
+    Raises:
+        StateError: there is none.
+    """
+    while True:
+        yield pipe
+        if isinstance(pipe, ShardLoader) or branches_of(pipe):
+            return
+        sources = list(sources_of(pipe))
+        if len(sources) != 1:
+            what = f"has {len(sources)} sources" if sources else "is no .load_wds_shards(), and has no source"
+            raise StateError(
+                f"The place in a pipeline is known by the shards that it reads, and {type(pipe).__name__} {what}"
+            )
+        pipe = sources[0]
+
+
+def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
+    """Return the stages that have a state, in the order in which the samples pass them.
+
+    Args:
+        pipe: the pipeline.
+        behind: the stages behind it.
+
+    Raises:
+        StateError: one of the stages holds samples back, and has no state.
+    """
+    found: list[Any] = []
+    later = list(behind)
+    for stage in _stages_of(pipe):
+        if isinstance(stage, ShardLoader):
+            check_replay(stage)
+            break
+        if isinstance(stage, Batcher) and any(isinstance(each, SampleShuffler) for each in later):
+            raise StateError(
+                "shuffle_samples can tell where single samples are that wait in it, and here it is behind .batch(). "
+                "Put .shuffle_samples() before .batch()"
+            )
+        if getattr(stage, "lasts", False) and any(getattr(each, "restarts", False) for each in later):
+            raise StateError(
+                f"{type(stage).__name__} goes on from one epoch to the next, and has no state where another stage "
+                f"behind it begins it again and again. Leave one of the two out"
+            )
+        later.append(stage)
+        if callable(getattr(stage, "state_dict", None)):
+            found.append(stage)
+        elif not (isinstance(stage, HOLDING_NOTHING) or getattr(stage, "holds_nothing", False) or _is_users(stage)):
+            name = name_of(stage)
+            instead = INSTEAD.get(name, "Leave it out, or put it behind the loader")
+            raise StateError(f"{name} may hold samples back, and cannot tell which. {instead}")
+        for branch in branches_of(stage):
+            stateful(branch, later)
+    if not (found and (isinstance(found[-1], SampleGrouper) or branches_of(found[-1]))):
+        raise StateError("The place in a pipeline is known where samples are gathered: it needs .group_samples()")
+    return found[::-1]
+
+
+def _is_users(stage: object) -> bool:
+    """Whether a stage's class is neither torch's nor torchdata's nor of this package."""
+    return type(stage).__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")
