@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import http.server
+import io
+import multiprocessing
 import os
 import re
+import resource
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, BinaryIO
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from wds_datapipes import ShardList, build_index, build_indexes, check_index, index_url, read_index, write_index
+from wds_datapipes import (
+    ShardIndex,
+    ShardList,
+    build_index,
+    build_indexes,
+    check_index,
+    index_url,
+    read_index,
+    write_index,
+)
 from wds_datapipes.core.indexes import IndexResult
 from wds_datapipes.core.indexfile import index_bytes
 from wds_datapipes.core.naming import last_dot
 from wds_datapipes.core.openers import register_opener, schemes
 from wds_datapipes.core.openers.local import open_path
-from wds_datapipes.core.openers.ranges import FIRST_BYTES, RangeReader
+from wds_datapipes.core.openers.ranges import FIRST_BYTES, RangeReader, open_ranges
 from wds_datapipes.errors import (
     CorruptShard,
     CorruptSidecar,
@@ -187,6 +202,26 @@ def test_what_is_no_index(tmp_path: Path) -> None:
             read_index(str(place))
     with pytest.raises(MissingSidecar, match=r"x\.wdsidx cannot be written: "):
         write_index(build_index(shard(tmp_path / "x.tar")), str(tmp_path / "none/x.wdsidx"))
+
+
+def write_on_a_full_disk(index: ShardIndex, place: Path) -> None:
+    """In a process of its own, of which a limit stands for the disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    with pytest.raises(MissingSidecar, match=r"x\.wdsidx cannot be written: OSError: File too large"):
+        write_index(index, str(place))
+
+
+def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path) -> None:
+    small, large = shard(tmp_path / "small.tar"), shard(tmp_path / "large.tar", 400)
+    place = tmp_path / "x.wdsidx"
+    write_index(build_index(small), str(place))
+    before = place.read_bytes()
+    writing = multiprocessing.get_context("fork").Process(target=write_on_a_full_disk, args=(build_index(large), place))
+    writing.start()
+    writing.join()
+    assert writing.exitcode == 0
+    assert place.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large.tar", "small.tar", "x.wdsidx"]
 
 
 def test_the_version_of_the_format_is_told(tmp_path: Path) -> None:
@@ -384,6 +419,48 @@ def test_of_a_remote_shard_only_the_headers_are_fetched(tmp_path: Path, server: 
     handler.sent.clear()
     assert build_index(f"{address}/x.tar", digest=True).facts.sha256 == build_index(local, digest=True).facts.sha256
     assert sum(end - begin for begin, end in handler.sent) == len(handler.files["/x.tar"])
+
+
+def test_many_remote_shards_are_indexed_in_processes(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+    address, handler = server
+    locals_ = [shard(tmp_path / f"{name}.tar", 3, 300_000) for name in "abc"]
+    for local in locals_:
+        handler.files[f"/{Path(local).name}"] = Path(local).read_bytes()
+    urls = [f"{address}/{Path(local).name}" for local in locals_]
+    build_index(urls[0])  # so that this process has a thread for HTTP, which those that it forks have not
+    results = build_indexes(urls, folder=tmp_path / "indexes", max_workers=3)
+    for result, local in zip(results, locals_, strict=True):
+        assert read_index(result.index_url).places_equal(build_index(local))
+    assert [result.is_new for result in build_indexes(urls, folder=tmp_path / "indexes", max_workers=3)] == [False] * 3
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 600_000)), max_size=8)
+
+
+@given(places=RANGES, jumps=st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_ranges_are_those_of_the_file(places: list[tuple[int, int]], jumps: bool) -> None:
+    content = Random(0).randbytes(2_500_000)
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/ranges/x", content)
+    plain = io.BytesIO(content)
+    stream = open_ranges("memory://ranges/x")
+    assert stream is not None
+    for place, count in places:
+        for each in (plain, stream):
+            each.seek(place if jumps else place % 300_000, io.SEEK_SET if jumps else io.SEEK_CUR)
+        assert stream.tell() == plain.tell()
+        assert _exactly(stream, count) == plain.read(count)
+    assert stream.seek(0, io.SEEK_END) == len(content)
+    assert stream.read(1) == b""
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytes:
+    """Read so much, unless the file ends before: a stream may give less at once than it was asked for."""
+    data = b""
+    while len(data) < count and (more := stream.read(count - len(data))):
+        data += more
+    return data
 
 
 def test_small_members_are_fetched_in_few_requests(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes import Manifest, build_indexes, check_manifest, read_manifest, write_manifest
+from wds_datapipes import Manifest, TarWriter, build_indexes, check_manifest, read_manifest, write_manifest
 from wds_datapipes.core.manifest import ManifestEntry
 from wds_datapipes.errors import CorruptSidecar, MissingSidecar, StaleSidecar
 from wds_datapipes.testing import build_shard
@@ -41,6 +41,18 @@ def test_a_manifest_has_counts_sizes_and_digests(manifest: Manifest, tmp_path: P
     assert manifest != Manifest(manifest.entries[:2])
     assert manifest != "manifest"
     assert {manifest, Manifest(manifest.entries)} == {manifest}
+
+
+def test_a_manifest_of_what_was_written(tmp_path: Path) -> None:
+    written = []
+    for name in "ab":
+        with TarWriter(tmp_path / f"{name}.tar", digest=name == "b") as writer:
+            writer.write({"__key__": name, "cls": 1})
+        assert writer.info is not None
+        written.append(writer.info)
+    manifest = Manifest(written)
+    assert [(entry.samples, entry.sha256 is None) for entry in manifest.entries] == [(1, True), (1, False)]
+    check_manifest(manifest, depth="bytes", max_workers=1)
 
 
 @pytest.mark.parametrize("place", ["data/manifest.json", "manifest.json", "elsewhere/manifest.json"])

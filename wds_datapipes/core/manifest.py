@@ -78,7 +78,7 @@ class Manifest:
     """Which shards a dataset has, in their order, with their counts, sizes and digests.
 
     Args:
-        shards: what is known of each shard: what `build_indexes` returned, for example.
+        shards: what is known of each shard: what `build_indexes` returned, or each `ShardInfo` of a writer.
 
     Attributes:
         entries: the shards, each a `ManifestEntry`.
@@ -96,7 +96,7 @@ class Manifest:
     """
 
     def __init__(self, shards: Iterable[Described]) -> None:
-        self.entries = tuple(ManifestEntry(each.url, each.samples, each.bytes, each.sha256) for each in shards)
+        self.entries = tuple(ManifestEntry(each.url, each.samples, each.bytes, each.sha256 or None) for each in shards)
 
     def __len__(self) -> int:
         """How many shards there are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -56,7 +57,10 @@ def each_shard(
             yield number, _called(work, url, arguments)
         return
     with _pool(executor, workers) as pool:
-        tasks = {pool.submit(work, url, *arguments): number for number, url in enumerate(urls)}
+        with warnings.catch_warnings():
+            # From Python 3.12 on. What is forked runs none of what the threads of torch and fsspec hold locks for.
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+            tasks = {pool.submit(work, url, *arguments): number for number, url in enumerate(urls)}
         try:
             for task in as_completed(tasks):
                 if isinstance(error := task.exception(), BrokenExecutor):

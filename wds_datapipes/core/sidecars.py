@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from wds_datapipes.core.openers import known_schemes, local_path, open_url, redact, split_scheme
 from wds_datapipes.core.openers.filesystems import hiding, remote_filesystem
-from wds_datapipes.errors import MissingSidecar, ShardError, WdsError
+from wds_datapipes.core.partfile import PartFile
+from wds_datapipes.core.targets.remote import RemoteTarget
+from wds_datapipes.errors import MissingSidecar, ShardError, ShardNotWritten, WdsError
 
 __all__ = ["beside", "read_sidecar", "write_sidecar"]
 
@@ -67,43 +67,44 @@ def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] |
     """Write a file, which is there as a whole or not at all, and replace one that was there.
 
     Raises:
-        MissingSidecar: it cannot be written.
+        MissingSidecar: it cannot be written. One that was there is still there.
     """
     path = local_path(url)
     try:
         if path is not None:
-            _write_local(Path(path), content)
+            _write_local(path, content)
         elif split_scheme(url)[0] in known_schemes():
             raise MissingSidecar(
                 f"{redact(url)} cannot be written: its opener only reads. Say in which folder it shall be"
             )
         else:
-            filesystem, place = remote_filesystem(url, storage_options)
-            filesystem.pipe_file(place, content)
-    except WdsError:
-        raise
-    except Exception as error:  # noqa: BLE001  the same
+            _write_remote(url, content, storage_options or {})
+    except ShardNotWritten as error:
+        raise MissingSidecar(str(error)) from None
+    except OSError as error:
+        if isinstance(error, MissingSidecar):
+            raise
         raise _failed(url, storage_options, "written", error) from None
 
 
-def _write_local(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+def _write_local(path: str, content: bytes) -> None:
+    part = PartFile(str(Path(path).resolve()), buffer_bytes=len(content) + 1)
     try:
-        with part.open("xb", buffering=0) as file:
-            view = memoryview(content)
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
-        part.replace(path)
+        part.stream.write(content)
+        part.finish()
     except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink()
+        part.discard()
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+
+
+def _write_remote(url: str, content: bytes, storage_options: Mapping[str, Any]) -> None:
+    target = RemoteTarget(url, storage_options)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        target.write(content)
+        target.finish()
+    except BaseException:
+        target.discard()
+        raise
 
 
 def _failed(url: str, options: Mapping[str, Any] | None, what: str, error: Exception) -> WdsError:
