@@ -25,6 +25,7 @@ from wds_datapipes.core.manifest import Manifest, check_manifest, read_manifest,
 from wds_datapipes.core.naming import first_dot, last_dot
 from wds_datapipes.core.openers import register_opener
 from wds_datapipes.core.policy import ErrorBudget
+from wds_datapipes.core.shardwriter import ShardWriter
 from wds_datapipes.core.tarwriter import TarWriter
 from wds_datapipes.core.types import Member, Sample, ShardInfo
 from wds_datapipes.pipes.batches import SampleUnbatcher
@@ -46,6 +47,7 @@ from wds_datapipes.pipes.selection import FieldSelector, KeyExtractor, KeyRename
 from wds_datapipes.pipes.shards import DatasetSpec, ShardList
 from wds_datapipes.pipes.streams import StreamComposer
 from wds_datapipes.pipes.subsets import EmptinessChecker, SampleSlicer, SampleThinner
+from wds_datapipes.pipes.writing import SampleWriter
 from wds_datapipes.reading.repairs import apply as _apply_repairs
 from wds_datapipes.reading.repairs import repairs
 
@@ -87,12 +89,14 @@ __all__ = [
     "SampleSlicer",
     "SampleThinner",
     "SampleUnbatcher",
+    "SampleWriter",
     "ShardIndex",
     "ShardInfo",
     "ShardList",
     "ShardLoader",
     "ShardReadingService",
     "ShardResampler",
+    "ShardWriter",
     "StatefulShards",
     "StreamComposer",
     "TarWriter",

@@ -26,6 +26,7 @@ from wds_datapipes.errors import (
     MissingEntry,
     MissingField,
     ShardNotOpened,
+    UnwritableSample,
     WdsError,
 )
 from wds_datapipes.testing import build_shard, check_stage
@@ -117,6 +118,14 @@ TABLE = {
         [{"__key__": "x", "cls": "seven"}],
         EncodeError,
         "'cls' of sample 'x' holds the str 'seven'.*It takes an int",
+    ),
+    "write_wds_shards": Stage(
+        SAMPLES,
+        ("written-%03d.tar",),
+        {"maxcount": 2},
+        [{"__key__": "x.y", "cls": 1}],
+        UnwritableSample,
+        r"key 'x\.y' cannot be written",
     ),
     # It goes on where it stopped, so another iteration has the same items only if all are alike.
     "with_epoch": Stage([1, 1, 1, 1], (3,), {}, [], ValueError, "3 is odd"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from wds_datapipes.core.compressing import Compress, find_compressor
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.packing import Encoder, PackedSample, SamplePacker
-from wds_datapipes.core.targets import open_target
+from wds_datapipes.core.targets import Target, open_target
 from wds_datapipes.core.types import PlacedField, PlacedSample, Sample, ShardInfo
 from wds_datapipes.core.ustar import END, HeaderWriter
 from wds_datapipes.errors import UnwritableSample
@@ -77,7 +77,7 @@ class TarWriter:
 
     def __init__(
         self,
-        target: str | os.PathLike[str] | BinaryIO,
+        target: str | os.PathLike[str] | BinaryIO | Target,
         *,
         user: str = "",
         group: str = "",
@@ -95,7 +95,7 @@ class TarWriter:
         headers = HeaderWriter(user=user, group=group, mode=mode, mtime=mtime)
         self._packer = SamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
         self._key_rule = key_rule
-        name = os.fspath(target) if isinstance(target, str | os.PathLike) else ""
+        name = os.fspath(target) if isinstance(target, str | os.PathLike) else str(getattr(target, "url", ""))
         self._compressor = find_compressor(compress, name)
         self._keys: set[str] = set()
         self._waiting: list[bytes] = []

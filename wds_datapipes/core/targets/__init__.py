@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Protocol
 
 from wds_datapipes.core.openers import local_path, split_scheme
 
-__all__ = ["Target", "open_target"]
+__all__ = ["Target", "open_target", "size_of"]
 
 
 class Target(Protocol):
@@ -37,7 +37,9 @@ class Target(Protocol):
         """Leave nothing of the shard, as far as that is possible. It raises nothing."""
 
 
-def open_target(target: str | os.PathLike[str] | BinaryIO, storage_options: Mapping[str, Any] | None = None) -> Target:
+def open_target(
+    target: str | os.PathLike[str] | BinaryIO | Target, storage_options: Mapping[str, Any] | None = None
+) -> Target:
     """Begin to write a shard: to a path, a URL, ``pipe:COMMAND``, ``-`` (standard output) or an open binary stream.
 
     Args:
@@ -53,7 +55,7 @@ def open_target(target: str | os.PathLike[str] | BinaryIO, storage_options: Mapp
     if not isinstance(target, str | os.PathLike):
         from wds_datapipes.core.targets.streams import StreamTarget
 
-        return StreamTarget(target)
+        return target if isinstance(target, StreamTarget) else StreamTarget(target)
     url = os.fspath(target)
     scheme, _ = split_scheme(url)
     if scheme == "pipe":
@@ -72,3 +74,20 @@ def open_target(target: str | os.PathLike[str] | BinaryIO, storage_options: Mapp
     from wds_datapipes.core.targets.remote import RemoteTarget
 
     return RemoteTarget(url, storage_options or {})
+
+
+def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
+    """Return the size of a shard in bytes, or ``None`` if there is none, or nothing that has a size."""
+    path = local_path(url)
+    try:
+        if path is not None:
+            return os.stat(path).st_size  # noqa: PTH116
+        if split_scheme(url)[0] in ("pipe", "-"):
+            return None
+        from wds_datapipes.core.openers.filesystems import remote_filesystem
+
+        filesystem, place = remote_filesystem(url, storage_options)
+        size: int | None = filesystem.size(place)
+    except FileNotFoundError:
+        return None
+    return size

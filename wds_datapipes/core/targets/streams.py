@@ -1,7 +1,8 @@
-"""Shards that are written to streams which somebody else has opened, and will close."""
+"""Shards that are written to streams which somebody else has opened."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -11,13 +12,20 @@ __all__ = ["StreamTarget", "standard_output"]
 
 
 class StreamTarget:
-    """Writes to a stream. What was written stays there, but an archive that was broken off has no end marker."""
+    """Writes to a stream. What was written stays there, but an archive that was broken off has no end marker.
 
-    def __init__(self, stream: Any, url: str = "") -> None:
+    Args:
+        stream: what has a method ``write`` that takes bytes.
+        url: what it is called.
+        close: close the stream at the end, which is left to its owner otherwise.
+    """
+
+    def __init__(self, stream: Any, url: str = "", *, close: bool = False) -> None:
         if not callable(getattr(stream, "write", None)):
             raise TypeError(f"a shard is written to a path, a URL or a binary stream, not to {stream!r}")
         self.url = url
         self._stream = stream
+        self._close = close
 
     def write(self, data: bytes, /) -> None:
         """Write all of the bytes, which a stream without a buffer may take in parts."""
@@ -30,9 +38,14 @@ class StreamTarget:
         """Hand on what the stream has buffered."""
         if callable(flush := getattr(self._stream, "flush", None)):
             flush()
+        if self._close:
+            self._stream.close()
 
     def discard(self) -> None:
-        """Leave the stream as it is."""
+        """Leave in the stream what is there."""
+        if self._close:
+            with contextlib.suppress(Exception):
+                self._stream.close()
 
 
 def standard_output(url: str) -> StreamTarget:

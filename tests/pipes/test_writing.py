@@ -1,0 +1,150 @@
+"""The stage that writes shards, under the loaders."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardInfo, ShardList, ShardReadingService, ShardWriter
+from wds_datapipes.errors import EncodeError, StateError
+from wds_datapipes.reading.state import save_state
+from wds_datapipes.testing import build_shard
+
+SHARDS = 6
+KEYS = [f"{shard}{number}" for shard in range(SHARDS) for number in range(7)]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard in range(SHARDS):
+        build_shard(f"in-{shard}.tar", [{"__key__": f"{shard}{n}", "cls": f"{n}", "json": "{}"} for n in range(7)])
+
+
+def samples() -> IterDataPipe[Any]:
+    pipe: IterDataPipe[Any] = (
+        ShardList(f"in-{{0..{SHARDS - 1}}}.tar").sharding_filter().load_wds_shards().group_samples()
+    )
+    return pipe
+
+
+def keys(pattern: str = "out-*.tar") -> list[str]:
+    return [sample["__key__"] for sample in ShardList(pattern).load_wds_shards().group_samples()]
+
+
+def written(infos: list[ShardInfo]) -> list[str]:
+    """The names of the shards, each of which is as its line says."""
+    for info in infos:
+        assert (info.bytes, info.samples) == (os.path.getsize(info.url), len(keys(info.url)))
+    return sorted(info.url for info in infos)
+
+
+def load(pipe: IterDataPipe[Any], kind: str, workers: int) -> list[ShardInfo]:
+    if kind == "DataLoader":
+        return list(DataLoader(pipe, batch_size=None, num_workers=workers))
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than there are cores
+def test_workers_take_turns_with_the_numbers(kind: str, workers: int) -> None:
+    infos = load(samples().write_wds_shards("out-%02d.tar", maxcount=5), kind, workers)
+    assert all(type(info) is ShardInfo for info in infos)
+    names = written(infos)
+    assert len(set(names)) == len(names)
+    assert sorted(keys()) == KEYS
+    count = max(workers, 1)
+    # 42 samples in all: each worker has the samples of whole shards, and a last shard of its own that is not full.
+    shares = [len(KEYS[7 * worker :: 7 * count]) for worker in range(count)]
+    expected = []
+    for worker, share in enumerate(shares):
+        total = share * 7
+        expected += [f"out-{worker + count * number:02d}.tar" for number in range(-(-total // 5))]
+    assert names == sorted(expected)
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
+def test_workers_have_names_of_their_own_where_the_pattern_has_a_field_for_them(kind: str) -> None:
+    infos = load(samples().write_wds_shards("out-{rank}-{worker}-%d.tar", maxcount=100), kind, 2)
+    assert written(infos) == ["out-0-0-0.tar", "out-0-1-0.tar"]
+    assert sorted(keys()) == KEYS
+
+
+def test_a_pipeline_without_loader_is_the_writer() -> None:
+    infos = list(samples().write_wds_shards("out-%02d.tar", maxcount=5))
+    with ShardWriter("again-%02d.tar", maxcount=5) as writer:
+        for sample in samples():
+            writer.write(sample)
+    assert [(info.samples, info.bytes, info.sha256) for info in infos] == [info[1:] for info in writer.shards]
+    assert keys() == KEYS
+
+
+def test_a_shard_is_yielded_when_it_is_finished_and_breaking_off_leaves_whole_ones() -> None:
+    iterator = iter(samples().write_wds_shards("out-%02d.tar", maxcount=5))
+    assert next(iterator).url == "out-00.tar"
+    assert [name for name in os.listdir() if name.startswith("out")] == ["out-00.tar"]
+    next(iterator)
+    del iterator
+    assert sorted(name for name in os.listdir() if name.startswith("out")) == ["out-00.tar", "out-01.tar"]
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
+def test_a_loader_that_is_broken_off_leaves_whole_shards(kind: str) -> None:
+    pipe = samples().write_wds_shards("out-%02d.tar", maxcount=2)
+    if kind == "DataLoader":
+        iterator = iter(DataLoader(pipe, batch_size=None, num_workers=2))
+        next(iterator)
+        del iterator
+    else:
+        with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
+            next(iter(loader))
+    for name in os.listdir():
+        if name.startswith("out") and name.endswith(".tar"):
+            assert len(keys(name)) <= 2
+
+
+def test_values_are_encoded_and_what_cannot_be_is_passed_over() -> None:
+    source = IterableWrapper([{"__key__": str(n), "cls": n if n != 2 else None} for n in range(5)])
+    with pytest.raises(EncodeError):
+        list(source.write_wds_shards("out-%d.tar"))
+    assert not [name for name in os.listdir() if name.startswith("out")]
+    [info] = source.write_wds_shards("out-%d.tar", on_error="skip")
+    assert info.samples == 4
+    assert keys() == ["0", "1", "3", "4"]
+    [info] = source.wds_encode(on_error="skip").write_wds_shards("other-%d.tar", encoder=False)
+    assert info.samples == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_conversion_goes_on_in_each_worker(workers: int) -> None:
+    pipe = samples().write_wds_shards("out-%02d.tar", maxcount=2, resume=True)
+    first = load(pipe, "DataLoader2", workers)
+    names, before = written(first), {info.url: Path(info.url).stat().st_mtime_ns for info in first}
+    os.unlink(names[-1])
+    again = load(pipe, "DataLoader2", workers)
+    assert sorted(again) == sorted(first)
+    rewritten = [name for name in names if Path(name).stat().st_mtime_ns != before[name]]
+    assert rewritten == names[-1:]
+    assert Counter(keys()) == Counter(KEYS)
+    journals = [name for name in os.listdir() if name.endswith(".journal")]
+    assert len(journals) == max(workers, 1)
+
+
+def test_it_has_no_state() -> None:
+    pipe = samples().write_wds_shards("out-%02d.tar")
+    with pytest.raises(StateError, match="SampleWriter may hold samples back"):
+        save_state(pipe)
+
+
+def test_a_step_is_not_for_the_user() -> None:
+    with pytest.raises(TypeError, match="but step, and no step"):
+        samples().write_wds_shards("out-%d.tar", step=2)

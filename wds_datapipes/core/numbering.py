@@ -1,0 +1,72 @@
+"""Numbers in the names of shards that are written, and how several writers share them."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from wds_datapipes.core.openers import local_path
+
+__all__ = ["check_pattern", "deal_numbers", "journal_path"]
+
+#: Where the number goes in a pattern.
+NUMBER = re.compile(r"%[-+ 0#]*\d*[diu]")
+
+
+def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: float) -> str:
+    """Return a pattern as a string, if it and the limits of shards make sense.
+
+    Raises:
+        ValueError: they do not.
+    """
+    text = os.fspath(pattern)
+    try:
+        different = text % 0 != text % 1
+    except (TypeError, ValueError):
+        different = False
+    if not different:
+        raise ValueError(
+            f"A pattern for shards has one place for their numbers, as in 'train-%06d.tar', and {text!r} has not. "
+            f"Another percent sign is written twice"
+        )
+    if maxcount < 1:
+        raise ValueError(f"maxcount is a number of samples, from 1, not {maxcount!r}")
+    if not maxsize > 0:
+        raise ValueError(f"maxsize is a number of bytes, above 0, not {maxsize!r}")
+    return text
+
+
+def deal_numbers(pattern: str, start: int, *, rank: int, ranks: int, worker: int, workers: int) -> tuple[str, int, int]:
+    """Return what one of several writers has to use: its pattern, its first number, and its step.
+
+    ``{rank}`` and ``{worker}`` in the pattern become numbers. The writers that this does not tell apart take turns.
+
+    >>> deal_numbers("train-%06d.tar", 0, rank=0, ranks=1, worker=1, workers=4)
+    ('train-%06d.tar', 1, 4)
+    >>> deal_numbers("train-{worker}-%06d.tar", 0, rank=2, ranks=8, worker=1, workers=4)
+    ('train-1-%06d.tar', 2, 8)
+    """
+    first, step = 0, 1
+    if "{worker}" not in pattern:
+        first, step = worker, workers
+    if "{rank}" not in pattern:
+        first, step = first + step * rank, step * ranks
+    return pattern.replace("{rank}", str(rank)).replace("{worker}", str(worker)), start + first, step
+
+
+def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: int, step: int) -> str:
+    """Return the path of a journal: the one that was asked for, or one beside the shards.
+
+    Raises:
+        ValueError: the shards are not local, and no path was asked for.
+    """
+    if journal is not None:
+        return os.fspath(journal)
+    path = local_path(pattern)
+    if path is None:
+        raise ValueError(
+            f"{pattern!r} is no local path, and lines cannot be added to a file in a store. Name a local file for the "
+            f"journal, as in journal='shards.journal'"
+        )
+    dealt = f"-{first}-of-{step}" if step > 1 else ""
+    return f"{NUMBER.sub('shards', path)}{dealt}.journal"

@@ -1,0 +1,144 @@
+"""The journal of a conversion: which shards are finished, and of which samples, so that it can go on after a break."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wds_datapipes.core.types import ShardInfo
+from wds_datapipes.errors import ShardNotWritten, StateError
+
+__all__ = ["FinishedShard", "GivenKeys", "ShardJournal"]
+
+
+class GivenKeys:
+    """The keys that a writer was given one after the other: how many, and a digest of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._hash = hashlib.sha256()
+
+    def add(self, sample: Any) -> None:
+        """Take note of a sample; one without a key is noted too."""
+        key = sample.get("__key__") if isinstance(sample, Mapping) else None
+        self._hash.update(repr(key).encode("utf-8", "surrogatepass") + b"\0")
+        self.count += 1
+
+    def digest(self) -> str:
+        """Return the digest so far, in hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+class FinishedShard(NamedTuple):
+    """A line of a journal."""
+
+    number: int
+    info: ShardInfo
+    #: How many samples were given from the end of the last shard to the end of this one, those that were refused too.
+    given: int
+    #: The digest of their keys.
+    keys: str
+
+
+class ShardJournal:
+    """A file with a line for each finished shard, in JSON; the first line has the settings of the conversion.
+
+    A line is on the disk before the next shard is begun. It is locked, as two conversions cannot share it.
+
+    Args:
+        path: of the file; it is made if it is not there.
+        settings: what has to be the same for the shards to be the same.
+
+    Raises:
+        StateError: the file is of another conversion, or no journal, or another process has it.
+        ShardNotWritten: it cannot be opened or written.
+    """
+
+    def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
+        self._path = path
+        head = {"wds-datapipes": "journal of shards", "version": 1, **settings}
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ShardNotWritten(f"The journal {path!r} cannot be opened: {error.strerror}") from error
+        try:
+            self.finished = self._begin(head)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def add(self, shard: FinishedShard) -> None:
+        """Write a line, and wait until it is on the disk."""
+        row = {"number": shard.number, **shard.info._asdict(), "given": shard.given, "keys": shard.keys}
+        self._write(row)
+        self.finished.append(shard)
+
+    def keep(self, count: int) -> None:
+        """Keep the lines of the first shards, and drop the others: what they tell of is no longer there."""
+        if count < len(self.finished):
+            kept = self.finished[:count]
+            os.ftruncate(self._file, self._ends[count])
+            os.lseek(self._file, 0, os.SEEK_END)
+            self.finished = kept
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _begin(self, head: dict[str, Any]) -> list[FinishedShard]:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateError(f"The journal {self._path!r} is in use: another process writes these shards now") from None
+        except OSError:
+            pass  # a file system without locks
+        data = Path(self._path).read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]  # a line that was broken off says nothing
+        lines = whole.splitlines(keepends=True)
+        os.ftruncate(self._file, len(whole))
+        os.lseek(self._file, 0, os.SEEK_END)
+        #: Where the head ends, and each line after it.
+        self._ends = [len(lines[0])] if lines else []
+        if not lines:
+            self._write(head)
+            self._ends = [os.lseek(self._file, 0, os.SEEK_CUR)]
+            return []
+        self._compare(lines[0], head)
+        finished = []
+        for line in lines[1:]:
+            row = json.loads(line)
+            info = ShardInfo(*(row[name] for name in ShardInfo._fields))
+            finished.append(FinishedShard(row["number"], info, row["given"], row["keys"]))
+            self._ends.append(self._ends[-1] + len(line))
+        return finished
+
+    def _compare(self, line: bytes, head: dict[str, Any]) -> None:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or found.get("wds-datapipes") != head["wds-datapipes"]:
+            raise StateError(f"The file {self._path!r} is no journal of shards. Name another with journal=")
+        wanted = json.loads(json.dumps(head))
+        for name in wanted:
+            if found.get(name) != wanted[name]:
+                raise StateError(
+                    f"The journal {self._path!r} is of a conversion with {name}={found.get(name)!r}, and this one has "
+                    f"{wanted[name]!r}, so its shards would not fit. Use the same, or delete the journal and its shards"
+                )
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps(row).encode() + b"\n"
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+            os.fsync(self._file)
+        except OSError as error:
+            raise ShardNotWritten(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
