@@ -257,6 +257,8 @@ EXACT = {
 }
 #: Names that stand elsewhere in a pipeline.
 ELSEWHERE = {"group_samples", "load_wds_shards", "resample_wds_shards"}
+#: Names of what ends a pipeline, and has nothing to train on behind it. These are refused a state by their classes.
+WRITING = {"write_wds_shards"}
 
 
 def behind(build: Build) -> Pipe:
@@ -356,7 +358,7 @@ def test_a_stage_between_members_and_samples_is_exact_or_refused(name: str) -> N
 def test_every_registered_stage_is_swept() -> None:
     """What cannot be built here, for want of a package or of files, is refused by its class alone."""
     unbuilt = {name: kind for name, kind in registered().items() if name not in BEHIND and not is_of_others(kind)}
-    assert {name for name, kind in unbuilt.items() if is_ours(kind)} == ELSEWHERE
+    assert {name for name, kind in unbuilt.items() if is_ours(kind)} == ELSEWHERE | WRITING
     assert len(unbuilt) > 20
     assert len(registered()) > 110
     for name, kind in unbuilt.items():
