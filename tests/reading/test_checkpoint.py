@@ -531,6 +531,7 @@ def test_the_main_process_does_not_grow_while_states_are_taken() -> None:
             if number % (BATCHES // 10) == BATCHES // 10 - 1:
                 gc.collect()
                 sizes.append(process.memory_info().rss)
+    print([size >> 10 for size in sizes], "KiB")
     # At first, buffers are made, and modules imported.
     assert max(sizes[3:]) - max(sizes[:3]) < 2 << 20, sizes
 
