@@ -295,7 +295,6 @@ def taken_apart(batch: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("refused", "instead"),
     [
-        (lambda pipe: pipe.with_epoch(5), r"let \.resample_wds_shards\(count\) draw"),
         (lambda pipe: pipe.compose(iter), r"Use \.map_samples\(\) or \.filter\(\)"),
         (lambda pipe: pipe.batch(2).collate().unbatch_samples(), "put it behind the loader"),
         (lambda pipe: pipe.batch(2).unbatch(), "put it behind the loader"),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.epochs import Stream
+from wds_datapipes.core.progress import Address
 from wds_datapipes.core.sharing import share
 from wds_datapipes.pipes.passes import Passes
 from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.upstream import has_no_share, place_of, refuse_fed
+from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed
 
 __all__ = ["EpochCutter", "LengthDeclarer"]
 
@@ -53,11 +54,14 @@ class EpochCutter(IterDataPipe[Any]):
     """
 
     _is_child_datapipe = False
+    #: The next epoch goes on where this one ends.
+    lasts = True
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         super().__init__()
         self.source = source
         self.n = _number("n is the number of items in an epoch, from 1", n, 1)
+        self._loaded: tuple[Mapping[str, Any], list[Address]] | None = None
         self._stream: Stream[Any] = Stream()
         self._passes = Passes(source, place_of(source), None)
         self._seed: int | None = None
@@ -67,8 +71,65 @@ class EpochCutter(IterDataPipe[Any]):
         self._seed = seed
         return self
 
+    @property
+    def address(self) -> Callable[[], Address] | None:
+        """What tells where the item is that was yielded last, if the source can tell it."""
+        known = address_of(self.source)
+        if known is None:
+            return None
+
+        def address() -> Address:
+            shard, start, end, way = known()
+            return Address(shard, start, end, (self._passes.number, *way))
+
+        return address
+
+    def state_branches(self) -> Sequence[IterDataPipe[Any]]:
+        """Return the source, which begins when the last pass has ended."""
+        return (self.source,)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many items there were in this epoch, and where the stream is, which lasts beyond it.
+
+        Raises:
+            StateError: a stage before holds samples back, and has no state.
+        """
+        if self._loaded is not None:
+            return dict(self._loaded[0])
+        stream, passes = self._stream, self._passes
+        lasting = None
+        if stream.is_begun:
+            place = passes.state_dict(self.source) if stream.is_open else {"pass": stream.passes, "state": None}
+            lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **place}
+        return {"given": stream.given if stream.is_begun else 0, "lasting": lasting}
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+        """Go on from a state when it is iterated next.
+
+        Args:
+            state: what `state_dict` has returned. Without ``"given"``, an epoch begins.
+            again: samples that wait in later stages, and are yielded first.
+        """
+        self._loaded = state, [*again]
+
+    def forget_state(self) -> None:
+        """Begin an epoch when it is iterated next; the stream goes on as it would have."""
+        if self._loaded is not None:
+            self._loaded = {"given": 0, "lasting": self._loaded[0]["lasting"]}, []
+
     def __iter__(self) -> Iterator[Any]:
         refuse_fed(self.source, "with_epoch")
+        (state, again), self._loaded = self._loaded or ({}, []), None
+        self._stream.given = 0
+        if state and state["lasting"] is None:
+            self._stream = Stream()
+        elif state:
+            lasting = state["lasting"]
+            self._passes = Passes(self.source, place_of(self.source), lasting["seed"], lasting["first"])
+            items = yield from self._passes.go_on(self.source, lasting, again)
+            is_open = lasting["is_open"]
+            self._stream.go_on(items if is_open else None, lasting["pass"] + is_open, state.get("given", 0))
+            del items
         yield from self._stream.take(
             share(self.n, place_of(self.source)),
             begin=self._begin,

@@ -16,7 +16,6 @@ from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.pipes.passes import BEGINNING, Passes
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.seeded import Seeded
-from wds_datapipes.pipes.state import renewed
 from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed
 
 __all__ = ["SampleMixer"]
@@ -92,11 +91,6 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         self._loaded: tuple[Mapping[str, Any], list[Address]] | None = None
 
     @property
-    def restarts(self) -> bool:
-        """Whether sources are begun again in an epoch."""
-        return self.stop == "never"
-
-    @property
     def address(self) -> Callable[[], Address] | None:
         """What tells where the item is that was yielded last, if all sources can tell it."""
         known = all(address_of(source) is not None for source in self.state_branches())
@@ -142,9 +136,8 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         self._loaded = state, [*again]
 
     def forget_state(self) -> None:
-        """Begin anew when it is iterated next; but sources may go on from the epoch before."""
-        lasting = None if self._loaded is None else renewed([self._loaded[0]])
-        self._loaded = None if lasting is None else (lasting[0] or {}, [])
+        """Begin anew when it is iterated next."""
+        self._loaded = None
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""

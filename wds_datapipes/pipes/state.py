@@ -31,10 +31,6 @@ INSTEAD = {
     **ADVICE,
     "CachedSamples": "Leave it out where a state is needed, and the samples are read from the shards again",
     "ColumnAdder": "Use .associate() with a table, or write the fields of all its shards into one",
-    "EpochCutter": (
-        "Leave it out, and let .resample_wds_shards(count) draw so many shards for an epoch, or let the loop count and "
-        "save a state there"
-    ),
     "StreamComposer": (
         "Use .map_samples() or .filter(), or write a class of your own, which holds nothing back between two items or "
         "has state_dict() and load_state_dict()"
@@ -91,21 +87,13 @@ def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, agai
 def renewed(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
     """Return the state at the beginning of the next epoch; None if all begins anew.
 
-    What a stage keeps for the next epoch is in its state as ``"lasting"``, and the states of its sources, if it begins
-    these by itself, as ``"sources"``.
+    What a stage keeps for the next epoch is in its state as ``"lasting"``.
 
     Args:
         state: that of the end of an epoch, or where it was broken off.
     """
-    kept = [_lasting(own or {}) for own in state or ()]
-    return kept if any(kept) else None
-
-
-def _lasting(own: Mapping[str, Any]) -> dict[str, Any] | None:
-    if own.get("lasting") is not None:
-        return {"lasting": own["lasting"]}
-    sources = [renewed(source["state"]) for source in own.get("sources", ())]
-    return {"sources": [{"pass": 0, "state": source} for source in sources]} if any(sources) else None
+    kept = [own and own.get("lasting") for own in state or ()]
+    return [None if lasting is None else {"lasting": lasting} for lasting in kept] if any(kept) else None
 
 
 def lasts(pipe: Any) -> bool:
@@ -159,10 +147,10 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
                 "shuffle_samples can tell where single samples are that wait in it, and here it is behind .batch(). "
                 "Put .shuffle_samples() before .batch()"
             )
-        if getattr(stage, "lasts", False) and any(getattr(each, "restarts", False) for each in later):
+        if getattr(stage, "lasts", False) and any(map(branches_of, later)):
             raise StateError(
-                f"{type(stage).__name__} goes on from one epoch to the next, and has no state where another stage "
-                f"behind it begins it again and again. Leave one of the two out"
+                f"{type(stage).__name__} goes on from one epoch to the next, and has no state where a stage behind it "
+                f"begins it by itself, as mix_samples or another with_epoch does. Put one .with_epoch() behind all"
             )
         later.append(stage)
         if callable(getattr(stage, "state_dict", None)):

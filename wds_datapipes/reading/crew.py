@@ -73,6 +73,9 @@ class Crew:
         self.turn = 0
         self.is_over = False
         self._begun = 0  # epochs
+        #: Whether an epoch goes on where the one before has ended.
+        self.lasts = False
+        self._awaits_beginning = False
         #: Where each worker has begun.
         self.bases: Sequence[Resumed] = ()
         #: Whose items were taken and are not delivered yet, where a stage of the main process takes them ahead.
@@ -133,6 +136,7 @@ class Crew:
         self.bases = [Resumed(0, 0, None) for _ in self.workers] if resumed is None else resumed
         self.delivered, self.turn = [base.items for base in self.bases], turn
         self.is_over = False
+        self._awaits_beginning = self.lasts and resumed is None and self._begun > 0
         self._begun += 1
         if self.ahead is not None:
             self.ahead.clear()
@@ -179,6 +183,8 @@ class Crew:
         """Return where each worker would have to go on behind what the loop has."""
         found = []
         for link, base, delivered in zip(self.workers, self.bases, self.delivered, strict=True):
+            if self._awaits_beginning and not link.states:
+                link.await_state()
             states = link.states
             while len(states) > 1 and states[1][0] <= delivered:
                 states.popleft()

@@ -106,7 +106,18 @@ def placed(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Checkpo
     same = [checkpoint for checkpoint in saved if checkpoint.place == place]
     if not same and all(checkpoint.is_over for checkpoint in saved):
         same = list(saved)
-    return same[0] if same else dealt_anew(saved, old, place)
+    found = same[0] if same else dealt_anew(saved, old, place)
+    if not found.is_over:
+        return found
+    parts = [part.renewed() for part in found.parts]
+    if not any(part.stages for part in parts):
+        return replace(found, parts=[])
+    if found.place != place:
+        raise StateError(
+            "The next epoch goes on where each worker was in its own stream, as with_epoch has it, which means nothing "
+            "where there is another number of them. Go on with as many ranks and workers as before"
+        )
+    return replace(found, parts=parts, turn=0)
 
 
 def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Checkpoint:

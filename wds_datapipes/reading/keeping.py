@@ -60,7 +60,7 @@ class StateKeeper:
     @property
     def parts(self) -> Sequence[Resumed | None]:
         """Where each worker goes on; None is the beginning of an epoch."""
-        if self.going_on is None or self.going_on.is_over:
+        if self.going_on is None or not self.going_on.parts:
             return [None] * max(self._workers, 1)
         return self.going_on.parts
 
@@ -131,13 +131,14 @@ class StateKeeper:
             self.refusal = str(error)  # the error itself would keep all that its frames hold
 
     def begin(self, seed_generator: Any, ranks: Ranks | None) -> Checkpoint | None:
-        """Begin an epoch: seed the generator of the loader; return where the epoch goes on, if not at its beginning.
+        """Begin an epoch: seed the generator of the loader; return where it goes on, if it does not begin anew.
 
         Raises:
             StateError: another epoch was chosen than that in which the state was saved.
             RankLost: another rank will not come, or does not come in time.
         """
         going_on, self.going_on = self.going_on, None
+        beginning = None  # of an epoch, if it goes on where the one before has ended
         chosen = self.seeds.wanted  # since the state was loaded
         if going_on is not None and not going_on.is_over and chosen not in (None, going_on.epoch):
             raise StateError(
@@ -149,6 +150,7 @@ class StateKeeper:
             self.seeds.follow(epoch=going_on.epoch, first=going_on.first, next=going_on.next, wanted=wanted)
             if self._seeds_too and going_on.next is not None:
                 seed_generator.seed(going_on.next)
+            beginning = going_on if going_on.parts else None
             going_on = None
         meet = None if ranks is None else ranks.meet
         if going_on is None:
@@ -166,7 +168,7 @@ class StateKeeper:
             )
         if ranks is not None:
             seed_generator.spawn(ranks.rank, inplace=True)
-        return going_on
+        return going_on or beginning
 
     def dumps(self, maker: Maker | None, ranks: Ranks | None) -> bytes:
         """Return the state of the loop, as JSON.

@@ -134,6 +134,25 @@ class Link:
                 self._inlet.credit()
             woken = self._wait(begin)
 
+    def await_state(self) -> None:
+        """Wait until the process has told where its epoch begins, which it does before all else; or goes on without.
+
+        Raises:
+            WorkerDied: as `items`; so are the others that tell of the process, and not of its items.
+        """
+        begin = time.monotonic()
+        woken = False
+        while True:
+            with self._turn:
+                self._check()
+                message = None if self.states else self._sift(self.epoch, look_around=woken)
+                if message is not None:
+                    self._backlog.appendleft(message)
+                if self.states or message is not None:
+                    return
+                self._inlet.credit()
+            woken = self._wait(begin)
+
     def drain(self) -> None:
         """Take note of what a process says that sends its items to somebody else."""
         with self._turn, suppress(WorkerDied):  # whoever waits for its items raises that

@@ -12,10 +12,11 @@ from torch.utils.data import IterDataPipe
 from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.core.ledger import LEDGER
+from wds_datapipes.errors import StateError
 from wds_datapipes.reading.report import WorkerReport, log_skipped
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import returned
-from wds_datapipes.reading.state import load_state, save_state
+from wds_datapipes.reading.state import lasts, load_state, renewed, save_state
 
 __all__ = ["LocalItems"]
 
@@ -73,7 +74,7 @@ class LocalItems(IterDataPipe[Any]):
 
     def states(self) -> list[Resumed]:
         """Return where to go on behind what the loop has."""
-        if self.ahead is None and self._made > self._mark.items:
+        if (self.ahead is None and self._made > self._mark.items) or (self.is_over and lasts(self.source)):
             return [Resumed(self._made, 0, save_state(self.source))]
         return [self._mark]
 
@@ -85,8 +86,8 @@ class LocalItems(IterDataPipe[Any]):
     ) -> None:
         """Call what is to be called at the beginning of an epoch."""
         self._epoch += 1
-        self._mark = Resumed(0, 0, None)
-        self._resumed = None
+        self._mark = self._beginning()
+        self._resumed = None if self._resumed is None else self._mark
         self._made = 0
         self.is_over = False
         if self.ahead is not None:
@@ -96,6 +97,15 @@ class LocalItems(IterDataPipe[Any]):
         if worker_reset_fn is not None:
             source = worker_reset_fn(self.source, WorkerInfo(1, 0), seed_generator)
             self.source = returned("worker_reset_fn", source)
+
+    def _beginning(self) -> Resumed:
+        """Return where an epoch begins behind the last one."""
+        if self._resumed is not None:
+            return self._resumed.renewed()
+        try:
+            return Resumed(0, 0, renewed(save_state(self.source)) if lasts(self.source) else None)
+        except StateError:  # whoever asks for a state is told
+            return Resumed(0, 0, None)
 
     def report(self) -> WorkerReport:
         """Return what was done so far. All that is passed over in this process counts."""

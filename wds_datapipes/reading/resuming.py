@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_datapipes.errors import ChangedShard
-from wds_datapipes.reading.state import load_state
+from wds_datapipes.reading.state import load_state, renewed
 
 __all__ = ["Resumed"]
 
@@ -25,6 +25,10 @@ class Resumed:
     items: int
     skip: int
     stages: Sequence[Mapping[str, Any] | None] | None
+
+    def renewed(self) -> Resumed:
+        """Return where the next epoch begins, if this is the end of one."""
+        return Resumed(0, 0, renewed(self.stages))
 
     def load(self, pipe: Any) -> None:
         """Have a pipeline go on from here when it is iterated next."""

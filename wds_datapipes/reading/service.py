@@ -34,6 +34,7 @@ from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
 from wds_datapipes.reading.seeding import returned, seed_stages
 from wds_datapipes.reading.serving import Job, split
+from wds_datapipes.reading.state import lasts
 from wds_datapipes.reading.transport.messages import Command
 
 __all__ = ["ShardReadingService"]
@@ -336,6 +337,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         if method is None:
             method = "fork" if "fork" in multiprocessing.get_all_start_methods() else multiprocessing.get_start_method()
         self._crew = Crew(jobs, first, method, self.timeout_s)
+        self._crew.lasts = lasts(branches[0])
         items = self._items = CrewItems(self._crew)
         if branches[0] is datapipe:
             return items

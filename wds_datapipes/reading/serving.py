@@ -25,7 +25,7 @@ from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import reset_pipeline, returned
-from wds_datapipes.reading.state import load_state, save_state
+from wds_datapipes.reading.state import lasts, load_state, renewed, save_state
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
 from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
@@ -156,6 +156,7 @@ class Worker:
         self.resumed = job.resumed
         self.items = 0
         self.state_due = 0.0
+        self.lasts = False  # whether the next epoch goes on where this one ends
         self.who = f"worker process {job.info.worker_id}"
 
     def run(self) -> None:
@@ -206,6 +207,8 @@ class Worker:
             except StopIteration:
                 self.iterator = None
                 self.tell_ledger()
+                if self.lasts:
+                    self.tell_state()
                 outlet.say(Kind.END)
                 return
             sent = outlet.put(item)
@@ -259,6 +262,10 @@ class Worker:
         self.items = 0 if resumed is None else resumed.items
         self.state_due = 0.0
         load_state(self.pipe, None)
+        self.lasts = self.job.tells_state and lasts(self.pipe)
+        if self.lasts and resumed is None:
+            self.tell_state(lambda pipe: renewed(save_state(pipe)))
+            self.state_due = 0.0
         if resumed is not None:
             resumed.load(self.pipe)
         self.iterator = iter(self.pipe) if resumed is None else resumed.pass_over(self.pipe)
@@ -273,11 +280,11 @@ class Worker:
             self.told = LEDGER.entries
             self.outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
 
-    def tell_state(self) -> None:
+    def tell_state(self, save: Callable[[Any], Any] = save_state) -> None:
         """Send what is needed to go on behind the item that was made last. It takes a hundredth of the time."""
         begin = thread_time()  # not that of other processes, nor how long the loop lets it wait
         try:
-            state = json.dumps(save_state(self.pipe)).encode()
+            state = json.dumps(save(self.pipe)).encode()
         except StateError:
             # The user's functions have made another pipeline of it. It can still be replayed, from its beginning on.
             self.state_due = math.inf

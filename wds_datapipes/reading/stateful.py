@@ -25,7 +25,7 @@ from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, state_of
 from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stages
 from wds_datapipes.reading.serving import STATE_EVERY_S, split
-from wds_datapipes.reading.state import check_state, save_state
+from wds_datapipes.reading.state import check_state, lasts, save_state
 from wds_datapipes.reading.tracking import Telling, Told, Tracked
 
 __all__ = ["StatefulShards"]
@@ -74,6 +74,11 @@ class StatefulShards(IterableDataset[Any]):
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed is a number from 0 with at most 64 bits, not {seed}")
         check_state(pipe)
+        if lasts(pipe):
+            raise StateError(
+                "with_epoch goes on from one epoch to the next, and the worker processes of these loaders may end with "
+                "each. Use DataLoader2 with ShardReadingService, or leave it out, and let the loop count"
+            )
         self.pipe = pipe
         self.seed = seed
         self._distributed = distributed.is_available() and distributed.is_initialized()

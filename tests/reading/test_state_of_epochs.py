@@ -1,0 +1,211 @@
+"""Streams that are cut into epochs go on where a state was saved, in an epoch and between two."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data.graph_settings import apply_random_seed
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.errors import StateError
+from wds_datapipes.reading.state import load_state, renewed, save_state
+from wds_datapipes.testing import build_shard
+
+SIZES = (5, 3, 4, 1, 2, 6)
+Pipe = Any
+Stage = Callable[[Pipe], Pipe]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("shards"))
+        for shard, size in enumerate(SIZES):
+            build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(size)])
+        yield
+
+
+def draw(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
+    return {**sample, "drawn": sample.get("drawn", 0) + rng.random()}
+
+
+def shuffled(buffer_size: int, pipe: Pipe) -> Pipe:
+    return pipe.shuffle_samples(buffer_size)
+
+
+def drawing(pipe: Pipe) -> Pipe:
+    return pipe.map_samples_with_rng(draw)
+
+
+def thinned(pipe: Pipe) -> Pipe:
+    return pipe.rsample(0.7)
+
+
+def split() -> Pipe:
+    return ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+
+
+def drawn() -> Pipe:
+    return ShardList("{0..5}.tar").resample_wds_shards().load_wds_shards().group_samples()
+
+
+def mixed() -> Pipe:
+    return split().mix_samples(drawn(), stop="never")
+
+
+STAGES: list[Stage] = [drawing, thinned, partial(shuffled, 3), partial(shuffled, 30)]
+
+
+def cut_stream(source: Callable[[], Pipe], before: list[Stage], batch: int, n: int, behind: list[Stage]) -> Pipe:
+    pipe = source()
+    for stage in before:
+        pipe = stage(pipe)
+    pipe = pipe.batch(batch) if batch else pipe
+    pipe = pipe.with_epoch(n)
+    for stage in () if batch else behind:
+        pipe = stage(pipe)
+    return pipe
+
+
+def epochs_of(pipe: Pipe, numbers: range) -> list[list[Any]]:
+    return [list(seeded(pipe, number)) for number in numbers]
+
+
+def seeded(pipe: Pipe, epoch: int) -> Pipe:
+    apply_random_seed(pipe, torch.Generator().manual_seed(epoch))
+    load_state(pipe, None)
+    return pipe
+
+
+def saved(pipe: Pipe) -> Any:
+    return json.loads(json.dumps(save_state(pipe)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    source=st.sampled_from([split, drawn, mixed]),
+    before=st.lists(st.sampled_from(STAGES), max_size=2),
+    behind=st.lists(st.sampled_from(STAGES), max_size=2),
+    batch=st.sampled_from([0, 0, 2]),
+    n=st.sampled_from([1, 4, 9, 30]),
+    epoch=st.integers(0, 3),
+    cut=st.integers(0, 30),
+)
+def test_a_stream_goes_on_from_any_cut_in_any_epoch_and_so_do_the_next(
+    source: Callable[[], Pipe], before: list[Stage], behind: list[Stage], batch: int, n: int, epoch: int, cut: int
+) -> None:
+    new = partial(cut_stream, source, before, batch, n, behind)
+    whole = epochs_of(new(), range(6))
+    cut = min(cut, len(whole[epoch]))
+    pipe = new()
+    assert epochs_of(pipe, range(epoch)) == whole[:epoch]
+    iterator = iter(seeded(pipe, epoch))
+    assert list(itertools.islice(iterator, cut)) == whole[epoch][:cut]
+    state = saved(pipe) if cut else renewed(saved(pipe))
+    del iterator
+    resumed = seeded(new(), epoch)
+    load_state(resumed, state)
+    assert list(resumed) == whole[epoch][cut:]
+    state = renewed(saved(resumed))
+    assert epochs_of(resumed, range(epoch + 1, 6)) == whole[epoch + 1 :]
+    following = seeded(new(), epoch + 1)
+    load_state(following, state)
+    assert [list(following), *epochs_of(following, range(epoch + 2, 6))] == whole[epoch + 1 :]
+
+
+def loader(pipe: Pipe, workers: int) -> DataLoader2[Any]:
+    made: DataLoader2[Any] = DataLoader2(pipe, reading_service=ShardReadingService(workers))
+    made.seed(8)
+    return made
+
+
+def natural(source: Callable[[], Pipe]) -> Pipe:
+    return drawing(source().shuffle_samples(4)).to_tuple("__key__", "drawn").batch(2).with_epoch(7)
+
+
+def with_shuffle_behind(source: Callable[[], Pipe]) -> Pipe:
+    return drawing(source()).with_epoch(13).shuffle_samples(5).to_tuple("__key__", "drawn")
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("build", [natural, with_shuffle_behind])
+@pytest.mark.parametrize("source", [split, drawn])
+def test_epochs_of_workers_go_on_in_them_and_between_them(
+    source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe], workers: int
+) -> None:
+    with loader(build(source), workers) as one:
+        whole = [list(one) for _ in range(5)]
+    assert len({len(epoch) for epoch in whole}) == 1
+    for epoch, cut in ((0, 2), (1, 0), (2, 4), (1, len(whole[0]))):
+        with loader(build(source), workers) as first:
+            assert [list(first) for _ in range(epoch)] == whole[:epoch]
+            iterator = iter(first)
+            assert list(itertools.islice(iterator, cut)) == whole[epoch][:cut]
+            if cut == len(whole[0]):
+                assert list(iterator) == []
+            state = first.state_dict()
+        with loader(build(source), workers) as second:
+            second.load_state_dict(state)
+            if cut == len(whole[0]):
+                assert [list(second), list(second)] == whole[epoch + 1 : epoch + 3]
+            else:
+                assert [list(second), list(second)] == [whole[epoch][cut:], whole[epoch + 1]]
+            state = second.state_dict()
+            done = epoch + 2 + (cut == len(whole[0]))
+        with loader(build(source), workers) as third:
+            third.load_state_dict(state)
+            assert [list(third) for _ in range(done, 5)] == whole[done:]
+
+
+@pytest.mark.parametrize("cut", [3, 7])
+def test_a_stream_has_no_meaning_on_another_number_of_workers(cut: int) -> None:
+    with loader(natural(drawn), 2) as one:
+        iterator = iter(one)
+        assert len(list(itertools.islice(iterator, cut))) == cut
+        if cut == 7:
+            assert list(iterator) == []
+        state = one.state_dict()
+    with loader(natural(drawn), 1) as other:
+        other.load_state_dict(state)
+        with pytest.raises(StateError, match="means nothing where there is another number of them"):
+            next(iter(other))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_after_one_that_was_broken_off_goes_on_where_it_began(workers: int) -> None:
+    with loader(natural(split), workers) as first:
+        assert len(list(itertools.islice(first, 3))) == 3
+        iterator = iter(first)
+        state = first.state_dict()
+        rest = list(iterator)
+        following = list(first)
+    with loader(natural(split), workers) as second:
+        second.load_state_dict(state)
+        assert [list(second), list(second)] == [rest, following]
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        lambda: split().mix_samples(drawn().with_epoch(4), stop="all"),
+        lambda: split().with_epoch(4).with_epoch(3),
+    ],
+)
+def test_a_stream_that_another_stage_begins_again_is_refused(pipe: Callable[[], Pipe]) -> None:
+    with pytest.raises(StateError, match="EpochCutter goes on from one epoch to the next, and has no state where"):
+        save_state(pipe())
+
+
+def test_loaders_whose_workers_end_with_each_epoch_refuse_a_stream() -> None:
+    with pytest.raises(StateError, match="Use DataLoader2 with ShardReadingService"):
+        StatefulShards(natural(split))
