@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import io
 import multiprocessing
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from wds_datapipes import (
     ShardIndex,
     ShardList,
+    TarWriter,
     build_index,
     build_indexes,
     check_index,
@@ -148,6 +150,43 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
             build_index(url, digest=digest)
     with pytest.raises(ShardNotOpened, match=r"There is no file"):
         build_index(tmp_path / "none.tar")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
+def test_the_index_is_written_with_the_shard(tmp_path: Path, suffix: str) -> None:
+    url = f"{tmp_path}/x.tar{suffix}"
+    contents = []
+    for _ in range(2):
+        with TarWriter(url, index=True, digest=True, key_rule=last_dot) as writer:
+            for number in range(3):
+                writer.write({"__key__": f"{number}", "txt": "a" * number, "cls": number})
+        contents.append(Path(index_url(url)).read_bytes())
+    index = read_index(index_url(url))
+    found = build_index(url, digest=True, key_rule=last_dot)
+    assert index.places_equal(found)
+    assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None}
+    assert contents[0] == contents[1], "the same samples give the same index"
+    assert not build_indexes([url], key_rule=last_dot, digest=True)[0].is_new
+    check_index(index, url, depth="bytes")
+
+
+def test_no_index_without_a_whole_shard(tmp_path: Path) -> None:
+    with contextlib.suppress(RuntimeError), TarWriter(tmp_path / "x.tar", index=True) as writer:
+        writer.write({"__key__": "a", "txt": "1"})
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"index=True needs the name of a file, .* and a key_rule"):
+        TarWriter(io.BytesIO(), index=True)
+    with pytest.raises(ValueError, match=r"index=True needs the name of a file, .* and a key_rule"):
+        TarWriter(tmp_path / "x.tar", index=True, key_rule=None)
+    with pytest.raises(ValueError, match=r"has no place for files beside it"):
+        TarWriter("pipe:cat > x.tar", index=True)
+    with TarWriter("memory://indexed/x.tar", index=True) as writer:
+        writer.write({"__key__": "a", "txt": "1"})
+    try:
+        assert read_index("memory://indexed/x.tar.wdsidx").places_equal(build_index("memory://indexed/x.tar"))
+    finally:
+        fsspec.filesystem("memory").rm("/indexed", recursive=True)
 
 
 # Does it hold?

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ShardIndex, TarWriter, build_index, check_index, first_dot, last_dot
@@ -129,6 +129,7 @@ def test_an_index_says_what_reading_gives(
     assert pickle.loads(pickle.dumps(index)) == index
 
 
+@example(recipe=("ustar", [("a.txt", tarfile.REGTYPE, 60_000, False)]), cut=1200, end_marker="optional")
 @given(recipe=RECIPES, cut=st.integers(0, 80_000), end_marker=st.sampled_from(["required", "optional"]))
 @settings(deadline=None, max_examples=120)
 def test_what_is_cut_is_refused_as_in_reading(shard: Path, recipe: Any, cut: int, end_marker: EndMarker) -> None:
@@ -142,6 +143,7 @@ def test_what_is_cut_is_refused_as_in_reading(shard: Path, recipe: Any, cut: int
             build_index(shard, on_duplicate="first", on_returning_key="ignore", end_marker=end_marker)
     else:
         index = build_index(shard, on_duplicate="first", on_returning_key="ignore", end_marker=end_marker)
+        assert index.end <= len(archive)
         assert list(by_index(index, archive)) == expected
 
 

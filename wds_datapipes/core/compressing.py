@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias, cast
 from wds_datapipes.core.openers import split_scheme
 from wds_datapipes.core.optional import require
 
-__all__ = ["Compress", "Compressor", "find_compressor"]
+__all__ = ["Compress", "Compressor", "compression_kind", "find_compressor"]
 
 Compress: TypeAlias = "bool | Literal['gz', 'bz2', 'xz', 'zst'] | None"
 """``None`` goes by the name; ``True`` is gzip, and ``False`` is none."""
@@ -53,6 +53,16 @@ def find_compressor(compress: Compress, url: str) -> Compressor | None:
         ValueError: there is no such compression.
         MissingDependency: zstd is asked for, and its package is not installed.
     """
+    kind = compression_kind(compress, url)
+    return None if kind is None else MAKERS[kind]()
+
+
+def compression_kind(compress: Compress, url: str) -> str | None:
+    """Return which compression a new shard gets: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or none.
+
+    Raises:
+        ValueError: there is no such compression.
+    """
     kind: object = "gz" if compress is True else compress
     if kind is None and split_scheme(url)[0] not in ("pipe", "-"):
         kind = next((kind for ending, kind in ENDINGS.items() if url.lower().endswith(ending)), None)
@@ -60,7 +70,7 @@ def find_compressor(compress: Compress, url: str) -> Compressor | None:
         return None
     if kind not in MAKERS:
         raise ValueError(f"compress is True, False, None or one of {', '.join(MAKERS)}, not {compress!r}")
-    return MAKERS[str(kind)]()
+    return str(kind)
 
 
 def _gzip() -> Compressor:

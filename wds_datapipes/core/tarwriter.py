@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_datapipes.core.compressing import Compress, find_compressor
+from wds_datapipes.core.compressing import Compress, compression_kind, find_compressor
+from wds_datapipes.core.indexfile import index_url, write_index
+from wds_datapipes.core.indexing import written_index
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.packing import Encoder, PackedSample, SamplePacker
 from wds_datapipes.core.targets import Target, open_target
@@ -24,6 +26,8 @@ __all__ = ["TarWriter"]
 #: How much is collected before it is written, in bytes; data of that size are written without being copied.
 FLUSH_BYTES = 256 << 10
 DIRECT_BYTES = 32 << 10
+#: What an index calls the kinds of compression.
+COMPRESSIONS = {"bz2": "bz2", "gz": "gzip", "xz": "xz", "zst": "zstd"}
 
 
 class TarWriter:
@@ -55,6 +59,8 @@ class TarWriter:
             key that was written before. ``None`` writes any names, and any key again.
         storage_options: passed to the file system of a URL.
         digest: compute the SHA-256 of the shard for `info`, which takes as long as writing large fields does.
+        index: write the index of the shard beside it, once it is finished; `ShardIndex` tells what that is. With a
+            ``digest``, the index has it.
 
     Attributes:
         samples: how many samples were written.
@@ -90,6 +96,7 @@ class TarWriter:
         key_rule: KeyRule | None = first_dot,
         storage_options: Mapping[str, Any] | None = None,
         digest: bool = False,
+        index: bool = False,
     ) -> None:
         self._closed = True  # until there is something to close
         headers = HeaderWriter(user=user, group=group, mode=mode, mtime=mtime)
@@ -97,6 +104,11 @@ class TarWriter:
         self._key_rule = key_rule
         name = os.fspath(target) if isinstance(target, str | os.PathLike) else str(getattr(target, "url", ""))
         self._compressor = find_compressor(compress, name)
+        if index and (not name or key_rule is None):
+            raise ValueError("index=True needs the name of a file, which the index goes beside, and a key_rule")
+        self._index_place = index_url(name) if index else ""
+        self._compression = COMPRESSIONS.get(compression_kind(compress, name) or "")
+        self._storage_options = storage_options
         self._keys: set[str] = set()
         self._waiting: list[bytes] = []
         self._waiting_bytes = self._written = 0
@@ -163,6 +175,7 @@ class TarWriter:
 
         Raises:
             ShardNotWritten: that failed, and nothing is left.
+            MissingSidecar: the shard is finished, and its index cannot be written.
             CommandFailed: the command has ended with an error.
         """
         if self._closed:
@@ -179,6 +192,11 @@ class TarWriter:
         self._closed = True
         digest = "" if self._hash is None else self._hash.hexdigest()
         self.info = ShardInfo(self._target.url, self.samples, self._written, digest)
+        if self._index_place and self._key_rule is not None:
+            index = written_index(
+                self.layout, self.info, end=self.size, compression=self._compression, key_rule=self._key_rule
+            )
+            write_index(index, self._index_place, storage_options=self._storage_options)
 
     def discard(self) -> None:
         """Leave nothing of the shard, unless it is finished."""
