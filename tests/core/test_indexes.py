@@ -309,6 +309,7 @@ def test_indexes_are_built_where_they_are_missing_or_stale(shards: list[str], tm
     assert read_index(index_url(shards[2]))[0].entries[0].size == 6
     assert built(key_rule=last_dot) == "abc"
     assert built(lowercase=False) == "abc"
+    assert built() == "abc"
     assert built(digest=True) == "abc"
     assert built() == ""
     assert built(on_duplicate="last") == "abc"

@@ -129,7 +129,7 @@ def test_an_index_says_what_reading_gives(
     assert pickle.loads(pickle.dumps(index)) == index
 
 
-@example(recipe=("ustar", [("a.txt", tarfile.REGTYPE, 60_000, False)]), cut=1200, end_marker="optional")
+@example(recipe=("ustar", [("a.txt", tarfile.REGTYPE, 60_000, False)]), cut=1100, end_marker="optional")
 @given(recipe=RECIPES, cut=st.integers(0, 80_000), end_marker=st.sampled_from(["required", "optional"]))
 @settings(deadline=None, max_examples=120)
 def test_what_is_cut_is_refused_as_in_reading(shard: Path, recipe: Any, cut: int, end_marker: EndMarker) -> None:
@@ -239,7 +239,7 @@ NUMBERS = st.one_of(
 
 
 @given(
-    name=st.sampled_from([name for name, kind in COLUMNS.items() if kind == "<i8"]),
+    name=st.sampled_from([name for name in COLUMNS if name not in ("key_text", "field_text")]),
     at=st.integers(0, 10),
     number=NUMBERS,
     length=st.one_of(st.none(), st.integers(0, 8)),
@@ -250,7 +250,7 @@ def test_numbers_that_do_not_go_together_are_refused(
 ) -> None:
     """Whatever its columns are, an index leads to no place outside of its sample."""
     columns = {each: np.array(column) for each, column in index.columns.items()}
-    columns[name][at % len(columns[name])] = number
+    columns[name][at % len(columns[name])] = number if name != "member_fields" else number % 2**32
     columns[name] = columns[name][:length]
     try:
         made = ShardIndex(index.facts, columns)
