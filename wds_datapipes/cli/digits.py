@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import tarfile
 from collections.abc import Iterable
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from wds_datapipes.core.optional import require
+from wds_datapipes.core.tarwriter import TarWriter
 
 __all__ = ["TEST_SHARDS", "TRAIN_SHARDS", "write_digits"]
 
@@ -47,17 +44,7 @@ def write_digits(folder: Path, *, seed: int) -> tuple[list[Path], list[Path]]:
 
 
 def write_shard(path: Path, scans: Iterable[tuple[int, Any, int]]) -> None:
-    """Write scans, each with its number, its pixels from 0 to 16 and its digit. Nothing but ``tarfile`` is needed."""
-    with tarfile.open(path, "w") as archive:
+    """Write scans, each with its number, its pixels from 0 to 16 and its digit, as PNG files, white on black."""
+    with TarWriter(path) as shard:
         for number, pixels, digit in scans:
-            for field, data in {"png": png(pixels), "cls": str(digit).encode()}.items():
-                member = tarfile.TarInfo(f"{number:04d}.{field}")
-                member.size = len(data)
-                archive.addfile(member, BytesIO(data))
-
-
-def png(pixels: Any) -> bytes:
-    """Return a scan as a PNG file, white on black."""
-    stream = BytesIO()
-    Image.fromarray((pixels * 255 / 16).round().astype("uint8")).save(stream, "png")
-    return stream.getvalue()
+            shard.write({"__key__": f"{number:04d}", "png": pixels / 16, "cls": digit})
