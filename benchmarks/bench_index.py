@@ -8,10 +8,10 @@ and fields, in one process; "ours, with SHA-256" reads the data too. "tar, as wd
 what it prints, as the tool of DALI does; "mapped, as wids" walks over a memory map and looks at nothing but size and
 name of ustar headers, as wids does: it has no checksums, no long names and no end marker.
 
-Measured, times tarfile by processor time, on a machine with other work: ours SMALL 4.5 (5.7 µs a member, 175,000 a
-second on a free core), PAX 6.6, IMG 3.8, BIG 1.3; with SHA-256 4.0, 5.9, 0.7, 0.01, as it reads all data at 1.1 GB/s.
-The two programs of wds2idx are at 5.9, 13, 7.7 and 1.5, and take two cores; they give no keys and fields, and wrong
-offsets for long names. The walk of wids is at 22, 32, 6.6 and 2.9.
+Measured, times tarfile by processor time, on a machine with other work: ours SMALL 6.9 (3.5 µs a member, 280,000 a
+second on a free core), PAX 9.3, IMG 4.3, BIG 1.3; with SHA-256 5.5, 7.6, 0.7, 0.01, as it reads all data at 1.1 GB/s.
+The two programs of wds2idx are at 6.2, 15, 11 and 1.7, and take two cores; they give no keys and fields, and wrong
+offsets for long names. The walk of wids is at 22, 31, 8.3 and 2.8.
 """
 
 from __future__ import annotations

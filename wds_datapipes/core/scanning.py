@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Scan", "scan_shard"]
 
-#: How much is read at once, in bytes, among small members and behind a large one.
-AMONG_SMALL, BEHIND_LARGE = 256 << 10, 4 << 10
+#: How much is read at once, in bytes: first and behind a large member, and twice as much each time, up to the most.
+FIRST_AHEAD, MOST_AHEAD = 4 << 10, 256 << 10
 #: What is passed over is read as well where it is less than this, in bytes.
 SEEK_FROM = 16 << 10
 
@@ -114,15 +114,15 @@ def _scan(
     """
     ahead = Ahead(stream, archive)
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker)
-    read_ahead = BEHIND_LARGE
+    read_ahead = FIRST_AHEAD
     while True:
         if ahead.left < BLOCK:
             ahead.fill(read_ahead)
-        begin = ahead.offset
-        block = ahead.take(BLOCK)
-        entry = _plain_entry(block, ahead, headers, begin) if headers.plain and len(block) == BLOCK else None
+            read_ahead = min(read_ahead * 2, MOST_AHEAD)
+        entry = _plain_members(ahead, headers, found) if headers.plain else None
         if entry is None:
-            entry = headers.resolve(block)
+            begin = ahead.offset
+            entry = headers.resolve(ahead.take(BLOCK))
             if entry is None:
                 return begin
         name, size, is_file, start = entry
@@ -134,15 +134,15 @@ def _scan(
             continue
         # Of a file, the zeros that fill up its last block may be missing where the end marker may.
         enough = size if is_file else needed
-        far = needed - ahead.left >= SEEK_FROM
-        read_ahead = BEHIND_LARGE if far else AMONG_SMALL
-        if far and total is not None:
+        if total is not None and needed - ahead.left >= SEEK_FROM:
+            read_ahead = FIRST_AHEAD
             data_at = ahead.offset
             is_there = data_at + enough <= total
             if is_there:
                 _jump(ahead, min(data_at + needed, total))
         elif is_there := ahead.skip(enough):
             ahead.fill(read_ahead)
+            read_ahead = min(read_ahead * 2, MOST_AHEAD)
             ahead.at += min(needed - enough, ahead.left)
         if not is_there:
             raise TruncatedShard(
@@ -157,29 +157,39 @@ def _jump(ahead: Ahead, position: int) -> None:
     ahead.window, ahead.at, ahead.position = b"", 0, position
 
 
-def _plain_entry(block: bytes, ahead: Ahead, headers: HeaderReader, begin: int) -> Entry | None:
-    """Return the plain file that a header tells of, just taken; with a PAX header before it that may be ignored."""
-    after = ahead.at
-    while True:
+def _plain_members(ahead: Ahead, headers: HeaderReader, found: Found) -> Entry | None:
+    """Tell of the plain files that lie in the window whole, as `read_members` slices them out of it.
+
+    Return the one after them if it is a plain file too, of which the window has the header and not all data.
+    """
+    window, at = ahead.window, ahead.at
+    available = len(window)
+    begin = ahead.position - available  # of the window in the archive
+    first_at = at  # of the first header of the member
+    while (data_at := at + BLOCK) <= available:
+        block = window[at:data_at]
         raw_name, raw_size, raw_checksum, kind, prefix = PLAIN_FIELDS.unpack_from(block)
         size = NUMBERS[raw_size]
         if prefix != b"\0" or size < 0 or adler32(block) & 0xFFFF != ADLERS[raw_checksum]:
-            return None
-        if kind == FILE:
             break
-        window = ahead.window
-        next_at = after + size + -size % BLOCK
-        if kind != PAX_LOCAL or next_at + BLOCK > len(window):
-            return None
-        if not headers.may_be_ignored(window[after : after + size]):
-            return None
-        block, after = window[next_at : next_at + BLOCK], next_at + BLOCK
-    try:
-        name = raw_name.partition(b"\0")[0].decode()
-    except UnicodeDecodeError:
-        return None
-    ahead.at = after
-    return Entry(name, size, True, begin)
+        next_at = data_at + ((size + BLOCK - 1) & -BLOCK)
+        if kind != FILE:
+            # A PAX header that says nothing of how to read the member, as tarfile writes one for a fractional time.
+            if kind != PAX_LOCAL or next_at > available or not headers.may_be_ignored(window[data_at : data_at + size]):
+                break
+            at = next_at
+            continue
+        try:
+            name = raw_name.partition(b"\0")[0].decode()
+        except UnicodeDecodeError:
+            break
+        if next_at > available:
+            ahead.at = data_at
+            return Entry(name, size, True, begin + first_at)
+        found(name, begin + first_at, begin + data_at, size)
+        at = first_at = next_at
+    ahead.at = first_at
+    return None
 
 
 class Counted(io.RawIOBase):
