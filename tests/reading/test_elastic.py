@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,20 @@ from hypothesis import strategies as st
 from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
+from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.reading.elastic import deal_anew
+from wds_datapipes.reading.checkpoint import Checkpoint
+from wds_datapipes.reading.dealing import deal_anew
+from wds_datapipes.reading.elastic import Workplace, placed
 from wds_datapipes.reading.resuming import Resumed
-from wds_datapipes.reading.state import load_state, save_state
+from wds_datapipes.reading.seeding import reset_pipeline
+from wds_datapipes.reading.serving import split
+from wds_datapipes.reading.state import save_state
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 0, 13, 1, 9, 4, 11)
@@ -64,70 +71,118 @@ def pipeline(
     return pipe.map(key_of)
 
 
-def instance(pipe: IterDataPipe[Any], ranks: int, workers: int, number: int) -> IterDataPipe[Any]:
-    """Split a pipeline as services do, with one order of the shards for all."""
-    apply_random_seed(pipe, torch.Generator().manual_seed(17))
-    apply_sharding(pipe, ranks, number // workers, SHARDING_PRIORITIES.DISTRIBUTED)
-    apply_sharding(pipe, workers, number % workers, SHARDING_PRIORITIES.MULTIPROCESSING)
-    return pipe
+def mixture() -> IterDataPipe[Any]:
+    first = ShardList("{0..2}.tar").shuffle().sharding_filter().load_wds_shards().group_samples().shuffle_samples(4)
+    second = ShardList("{3..6}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+    mixed = first.mix_samples(second, weights=[1, 2], stop="all").shuffle_samples(3)
+    keys: IterDataPipe[Any] = mixed.map(key_of)
+    return keys
 
 
-def as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+SEED = 17
+PIPELINES: dict[str, Callable[[], IterDataPipe[Any]]] = {
+    "in order": partial(pipeline, 1),
+    "a small buffer": pipeline,
+    "a buffer for more than all": partial(pipeline, 50),
+    "two buffers": partial(pipeline, twice=True, mapped=True),
+    "filtered between buffers": partial(pipeline, 4, filtered=True, twice=True),
+    "a mixture": mixture,
+}
+#: How many ranks a run has, and how many workers each of them.
+Topology = tuple[int, int]
+START = Resumed(0, 0, None)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def worker_of(pipe: Any, topology: Topology, number: int, resumed: Resumed) -> tuple[Any, Iterator[str]]:
+    """Do what a worker does when an epoch begins, or goes on: return its pipeline, and an iterator over the items."""
+    (ranks, workers), (rank, worker) = topology, divmod(number, topology[1])
+    pipe = apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+    info = WorkerInfo(workers, worker)
+    pipe = split(pipe, info, None)
+    generator = SeedGenerator(SEED).spawn(rank, inplace=True).spawn(worker)
+    reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
+    resumed.load(pipe)
+    return pipe, resumed.pass_over(pipe)
+
+
+def checkpoint_of(topology: Topology, rank: int, parts: list[Resumed]) -> Checkpoint:
+    """Return what a rank saves, as it comes out of a file."""
+    ranks, workers = topology
+    saved = Checkpoint(
+        stages=["a pipeline"],
+        seed=SEED,
+        epoch=0,
+        first=SEED,
+        next=SEED + 1,
+        engines=None,
+        is_over=False,
+        rank=rank,
+        ranks=ranks,
+        distributed=True,
+        workers=workers,
+        turn=0,
+        parts=parts,
+    )
+    return Checkpoint.of_dict(json.loads(saved.dumps()))
+
+
+cuts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=12, max_size=12)
+
+
+@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    before=st.tuples(st.integers(1, 3), st.integers(1, 4)),
-    after=st.tuples(st.integers(1, 3), st.integers(1, 4)),
-    cuts=st.lists(st.integers(0, 20), min_size=12, max_size=12),
-    again=st.lists(st.integers(0, 12), min_size=12, max_size=12),
-    buffer_size=st.sampled_from([1, 2, 6, 50]),
-    kind=st.fixed_dictionaries({"filtered": st.booleans(), "twice": st.booleans(), "mapped": st.booleans()}),
+    kind=st.sampled_from(sorted(PIPELINES)),
+    chain=st.lists(st.tuples(st.tuples(st.integers(1, 3), st.integers(1, 4)), cuts), min_size=1, max_size=4),
+    last=st.tuples(st.integers(1, 3), st.integers(1, 4)),
 )
-@example((1, 1), (1, 1), [5] * 12, [3] * 12, 6, {"filtered": False, "twice": True, "mapped": False})
-@example((2, 2), (1, 3), [9] * 12, [4] * 12, 50, {"filtered": True, "twice": True, "mapped": True})
-def test_all_that_is_left_comes_once_on_others_and_once_more_from_there(
-    before: tuple[int, int],
-    after: tuple[int, int],
-    cuts: list[int],
-    again: list[int],
-    buffer_size: int,
-    kind: dict[str, bool],
+@example("two buffers", [((1, 1), [(9, 3)] * 12), ((2, 2), [(3, 0)] * 12), ((2, 2), [(0, 0)] * 12)], (1, 3))
+@example("a mixture", [((2, 2), [(5, 2)] * 12), ((1, 3), [(2, 1)] * 12), ((3, 3), [(1, 0)] * 12)], (1, 2))
+@example("in order", [((3, 4), [(4, 1)] * 12), ((1, 1), [(9, 0)] * 12), ((1, 2), [(2, 0)] * 12)], (3, 1))
+def test_a_chain_of_runs_gets_each_sample_once_however_often_the_epoch_is_dealt_anew(
+    kind: str, chain: list[tuple[Topology, list[tuple[int, int]]]], last: Topology
 ) -> None:
-    def new(topology: tuple[int, int], number: int) -> IterDataPipe[Any]:
-        return instance(pipeline(buffer_size, **kind), *topology, number)
+    """Of each worker, some items were delivered, and it has told where it was some items before the last of these."""
+    new = PIPELINES[kind]
+    whole = sorted(new())
+    came, saved = list[str](), list[Checkpoint]()
+    expected: list[list[str]] = []  # what each instance would have yielded behind the state
+    before: Topology | None = None
+    for topology, cuts in [*chain, (last, [(0, 0)] * 12)]:
+        ranks, workers = topology
+        places = [(rank, ranks, True, workers) for rank in range(ranks)]
+        found = [placed(saved, Workplace(new()), place).parts if saved else [START] * workers for place in places]
+        pipes, rests, states = list[Any](), list[list[str]](), list[Resumed]()
+        for number, part in enumerate(itertools.chain(*found)):
+            pipe, items = worker_of(new(), topology, number, part)
+            delivered, behind = cuts[number]
+            told = list(itertools.islice(items, max(0, delivered - behind)))
+            state = save_state(pipe) if told else part.stages
+            untold = list(itertools.islice(items, min(behind, delivered)))
+            skip = len(untold) + (0 if told else part.skip)
+            states.append(Resumed(part.items + len(told + untold), skip, state))
+            came += told + untold
+            rests.append(list(items))
+            pipes.append(pipe)
+            if topology == before:
+                assert told + untold + rests[-1] == expected[number]  # as many as before go on exactly
+        saved = [checkpoint_of(topology, rank, states[rank * workers : (rank + 1) * workers]) for rank in range(ranks)]
+        before, expected = topology, rests
+    assert sorted(came + list(itertools.chain(*expected))) == whole
+    # The epoch after it is split as ever.
+    following = [list(worker_of(pipe, last, number, START)[1]) for number, pipe in enumerate(pipes)]
+    assert following == [list(worker_of(new(), last, number, START)[1]) for number in range(len(pipes))]
+    assert sorted(itertools.chain(*following)) == whole
 
-    wanted = [key for key in KEYS if not kind["filtered"] or int(key.split("-")[1]) % 3]
-    came, states = list[str](), list[Any]()
-    for number in range(before[0] * before[1]):
-        pipe = new(before, number)
-        iterator = iter(pipe)
-        came += itertools.islice(iterator, cuts[number])
-        states.append(as_json(save_state(pipe)) if cuts[number] else None)
-    deals = deal_anew(states, after[0] * after[1])
-    for number, deal in enumerate(deals):
-        pipe = new(after, number)
-        stages = [{"next": [0, 0], "dealt": as_json(deal.state_dict())}, *[None] * (1 + kind["twice"])]
-        load_state(pipe, stages)
-        iterator = iter(pipe)
-        came += itertools.islice(iterator, again[number])
-        state = as_json(save_state(pipe))
-        rest = list(iterator)
-        resumed = new(after, number)
-        load_state(resumed, state)
-        assert list(resumed) == rest
-        came += rest
-        # The epoch after it is split as ever.
-        apply_random_seed(resumed, torch.Generator().manual_seed(17))
-        assert list(resumed) == list(new(after, number))
-    assert sorted(came) == wanted
 
-
-def test_a_second_deal_in_one_epoch_is_refused() -> None:
-    state = [{"next": [0, 0], "dealt": deal_anew([None], 2)[0].state_dict()}]
-    with pytest.raises(StateError, match="as many ranks and workers"):
-        deal_anew([state, None], 3)
+def test_what_is_dealt_again_takes_no_more_place_with_each_time() -> None:
+    """A state that held the history of its epoch would grow."""
+    part: list[Any] = [[{"next": [5, 512]}], [{"next": [3, 0]}]]
+    sizes = []
+    for instances in [3, 2] * 20:
+        deals = deal_anew(part, instances)
+        part = [[{"next": [0, 0], "dealt": json.loads(json.dumps(deal.state_dict()))}] for deal in deals]
+        sizes.append(len(json.dumps(part)))
+    assert sizes[:2] * 20 == sizes
 
 
 def loader_of(pipe: IterDataPipe[Any], workers: int, *, distributed: bool = False) -> DataLoader2[Any]:
@@ -205,7 +260,7 @@ def run_ranks(folder: Path, cut: int, saved: Sequence[dict[str, Any]] = ()) -> l
     return found
 
 
-def test_two_ranks_become_one_and_two_again(tmp_path: Path) -> None:
+def test_two_ranks_become_one_and_two_and_one_again_within_an_epoch(tmp_path: Path) -> None:
     ranks = run_ranks(tmp_path / "first", 8)
     came = [key for _, head, _, _, _ in ranks for key in head]
     states = [state for _, _, state, _, _ in ranks]
@@ -218,13 +273,18 @@ def test_two_ranks_become_one_and_two_again(tmp_path: Path) -> None:
             next(iter(loader))
     with loader_of(pipeline(), 3) as loader:
         loader.load_state_dict(merge_states(states))
-        assert sorted(came + list(loader)) == KEYS
-        assert sorted(loader) == KEYS
-    with loader_of(pipeline(), 3) as loader:
-        came = list(itertools.islice(loader, 20))
+        iterator = iter(loader)
+        came += itertools.islice(iterator, 6)
         state = loader.state_dict()
+        assert sorted(came + list(iterator)) == KEYS
+        assert sorted(loader) == KEYS
     two = run_ranks(tmp_path / "third", 5, [state])
     assert sorted(came + [key for _, head, _, rest, _ in two for key in head + rest]) == KEYS
+    came += [key for _, head, *_ in two for key in head]
+    with loader_of(pipeline(), 1) as loader:
+        loader.load_state_dict(merge_states([state for _, _, state, *_ in two]))
+        assert sorted(came + list(loader)) == KEYS
+        assert sorted(loader) == KEYS
     assert sorted(key for *_, epoch in two for key in epoch) == KEYS
 
 

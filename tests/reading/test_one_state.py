@@ -164,6 +164,29 @@ def test_another_number_of_workers_makes_all_that_is_left(saving: str, before: i
     assert sorted(following) == KEYS
 
 
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [("DataLoader2", 2), ("DataLoader", 3), ("StatefulDataLoader", 1), ("DataLoader2", 0)],
+        [("StatefulDataLoader", 0), ("DataLoader2", 3), ("DataLoader", 2), ("StatefulDataLoader", 3)],
+        [("DataLoader", 3), ("StatefulDataLoader", 2), ("DataLoader2", 2), ("DataLoader", 1)],
+    ],
+)
+def test_an_epoch_is_dealt_anew_from_loader_to_loader(chain: list[tuple[str, int]]) -> None:
+    came, state, before, rest = list[str](), None, -1, list[str]()
+    for way, workers in chain:
+        with opened(way, workers, None if state is None else merge_states([state])) as run:
+            epoch = run.epoch()
+            head = list(itertools.islice(epoch, 5))
+            state = run.save()
+            came, rest, expected = came + head, list(epoch), rest
+            assert sorted(came + rest) == KEYS
+            if workers == before:
+                assert head + rest == expected
+            assert sorted(run.epoch()) == KEYS
+        before = workers
+
+
 def read_as_rank(rank: int, folder: str, results: Any) -> None:
     """Be one of two ranks: read an epoch in each way, then a part of the next, and what is left of it in other ways."""
     init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -104,63 +104,57 @@ class Passed:
 
 @dataclass(frozen=True)
 class Deal:
-    """What one instance of a pipeline has got when the rest of an epoch was dealt anew.
+    """What one instance of a pipeline has to read of the shards that all of them share.
 
-    The shards have the numbers that they have before the list of the epoch is split.
+    The shards have the numbers that they have before the list of the epoch is split. When an epoch begins, all of them
+    are dealt in turn. When the rest of it is dealt anew, so are those that nobody can have begun; of the others, each
+    instance gets pieces.
 
     Attributes:
-        starts: the numbers of shards that were begun, and where to go on in each.
-        again: the places of samples that were read and waited, by the number of their shard.
-        begun: how many shards each of the instances had begun that there were before.
-        every: among how many instances the shards are dealt which nobody had begun.
-        turn: which of them this one gets: the first one with this number, and each ``every``-th from there.
+        every: among how many instances the shards are dealt.
+        turn: which of them this one gets: those whose numbers, divided by ``every``, leave this.
+        since: the first shard that is dealt in this way.
+        pieces: the parts to read of shards before it, in order, each from one place to another; -1 is the shard's end.
     """
 
-    starts: Mapping[int, int]
-    again: Mapping[int, Sequence[tuple[int, int]]]
-    begun: Sequence[int]
-    every: int
-    turn: int
+    every: int = 1
+    turn: int = 0
+    since: int = 0
+    pieces: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
-    def spans(self, shard: int) -> list[tuple[int, int]]:
+    def spans(self, shard: int) -> Sequence[tuple[int, int]]:
         """Return the parts of a shard to read, in order, each from one place to another; -1 is its end."""
-        spans = runs_of(self.again.get(shard, ()))
-        if shard in self.starts:
-            spans.append((self.starts[shard], -1))
-        elif self._has_untouched(shard):
-            spans.append((0, -1))
-        return spans
+        if shard < self.since:
+            return self.pieces.get(shard, ())
+        return [(0, -1)] if shard % self.every == self.turn else ()
 
-    def _has_untouched(self, shard: int) -> bool:
-        """Whether nobody had begun a shard, and it is dealt to this instance."""
-        number, owner = divmod(shard, len(self.begun))
-        if number < self.begun[owner]:
-            return False
-        earlier = (max(0, number + (each < owner) - begun) for each, begun in enumerate(self.begun))
-        return sum(earlier) % self.every == self.turn
+    def shards(self, end: int) -> Iterator[int]:
+        """Yield the numbers of the shards before ``end`` of which there is something to read, in no order."""
+        yield from self.pieces
+        yield from range(self.since + (self.turn - self.since) % self.every, end, self.every)
 
     def state_dict(self, after: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-        """Return it as plain values, without the samples before a place."""
-        return {
-            "starts": [[shard, start] for shard, start in self.starts.items() if shard >= after[0]],
-            "again": [
-                [shard, *place]
-                for shard, places in self.again.items()
-                for place in places
-                if (shard, place[0]) >= after
-            ],
-            "begun": list(self.begun),
-            "every": self.every,
-            "turn": self.turn,
-        }
+        """Return it as plain values, without most of what is before a place."""
+        shard, reached = after
+        pieces = [
+            [number, start, end]
+            for number, spans in self.pieces.items()
+            for start, end in spans
+            if number > shard or (number == shard and (end < 0 or end > reached))
+        ]
+        return {"every": self.every, "turn": self.turn, "since": self.since, "pieces": pieces}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Deal:
         """Return what `state_dict` was called on."""
-        again = defaultdict[int, list[tuple[int, int]]](list)
-        for shard, start, end in state["again"]:
-            again[shard].append((start, end))
-        return cls(dict(state["starts"]), again, state["begun"], state["every"], state["turn"])
+        pieces = defaultdict[int, list[tuple[int, int]]](list)
+        for shard, start, end in state["pieces"]:
+            pieces[shard].append((start, end))
+        return cls(state["every"], state["turn"], state["since"], pieces)
+
+
+#: All shards of a list that is an instance's own.
+ALL = Deal()
 
 
 @dataclass(frozen=True)
@@ -170,7 +164,7 @@ class Resume:
     Attributes:
         next: the shard, and the place in it, where that begins which was never read.
         again: the places of samples before it to read again first, by the number of their shard.
-        deal: what of the whole list this instance has to read; None if the list is its own.
+        deal: what of the list, before it is split, this instance has to read; None if the list is its own.
         check: `check_of` the key of the sample at ``next``.
     """
 
@@ -189,8 +183,8 @@ class Resume:
         spans = runs_of(self.again.get(shard, ()))
         first, place = self.next
         if shard >= first:
-            own = [(0, -1)] if self.deal is None else self.deal.spans(shard)
             reached = place if shard == first else 0
+            own = (self.deal or ALL).spans(shard)
             spans += [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
         return spans
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -18,20 +17,20 @@ from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo
 
-from wds_datapipes.core.progress import Address, Deal
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.state import branches_of
 from wds_datapipes.pipes.upstream import unsplit
 from wds_datapipes.reading.checkpoint import Checkpoint
+from wds_datapipes.reading.dealing import dealt_states
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import KEY, checkpoints_in, state_of
 from wds_datapipes.reading.seeding import reset_pipeline, returned
 from wds_datapipes.reading.serving import split
 from wds_datapipes.reading.state import State, save_state, stateful
 
-__all__ = ["Workplace", "deal_anew", "dealt_anew", "merge_states", "placed"]
+__all__ = ["Workplace", "dealt_anew", "merge_states", "placed"]
 
 #: The rank, of how many, whether the service splits among them, and the workers.
 Place = tuple[int, int, bool, int]
@@ -140,97 +139,12 @@ def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Che
         for number, part in enumerate(checkpoint.parts)
     ]
     here = max(workers, 1)
-    states = _dealt_states(old.pipe, parts, [[] for _ in parts], ranks * here)[rank * here : (rank + 1) * here]
+    states = dealt_states(old.pipe, parts, [[] for _ in parts], ranks * here)[rank * here : (rank + 1) * here]
     resumed = [Resumed(0, 0, state) for state in states]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(
         running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed, engines=None
     )
-
-
-Parts = Sequence[Sequence[Mapping[str, Any] | None] | None]
-
-
-def _dealt_states(
-    pipe: Any, parts: Parts, behind: Sequence[Sequence[Address]], instances: int
-) -> list[list[dict[str, Any] | None]]:
-    """Return where each instance of a pipeline goes on when what is left is dealt anew.
-
-    Args:
-        pipe: the pipeline, or a source of it.
-        parts: its states in all instances that there were.
-        behind: the samples of each that wait in stages behind it.
-        instances: how many there are now.
-    """
-    first, *others = stateful(pipe)
-    branches = branches_of(first)
-    firsts: list[dict[str, Any]]
-    if not branches:
-        deals = deal_anew(parts, instances, behind)
-        firsts = [{"next": [0, 0], "dealt": deal.state_dict()} for deal in deals]
-    else:
-        waiting = [[*own, *_waiting(part)] for own, part in zip(behind, parts, strict=True)]
-        dealt = []
-        for number, source in enumerate(branches):
-            mixed = [None if part is None else part[0] for part in parts]
-            states = [None if each is None else each["sources"][number]["state"] for each in mixed]
-            # In front are the numbers of the source and of the pass, of which there is one.
-            own = [[each._replace(way=each.way[2:]) for each in some if each.way[0] == number] for some in waiting]
-            dealt.append(_dealt_states(source, states, own, instances))
-        firsts = [{"sources": [{"pass": 0, "state": state} for state in each]} for each in zip(*dealt, strict=True)]
-    return [[each, *[None] * len(others)] for each in firsts]
-
-
-def _waiting(part: Sequence[Mapping[str, Any] | None] | None) -> list[Address]:
-    """Return where the samples are that wait in the stages of an instance."""
-    return [Address.from_values(values) for stage in part or () for values in (stage or {}).get("waiting", ())]
-
-
-def deal_anew(parts: Parts, instances: int, behind: Sequence[Sequence[Address]] | None = None) -> list[Deal]:
-    """Deal what the instances of a pipeline have not yielded to others.
-
-    What is left of a shard that was begun goes to one of them, with the samples of it that wait. Then the other shards
-    are dealt, one to each in turn.
-
-    Args:
-        parts: the states of all instances that there were, behind what was delivered; None is the beginning.
-        instances: how many there are now.
-        behind: the samples of each instance that wait in stages whose states are not among these.
-
-    Raises:
-        StateError: the rest of this epoch was dealt anew before.
-    """
-    starts: dict[int, int] = {}
-    again = defaultdict[int, list[tuple[int, int]]](list)
-    begun = []
-    for number, stages in enumerate(parts):
-        own = [] if stages is None else [stage for stage in stages if stage is not None]
-        if any("dealt" in stage for stage in own):
-            raise StateError(
-                "The rest of this epoch was dealt anew before, and that can be done once. Go on with as many ranks and "
-                "workers as when the state was saved, until the epoch is over"
-            )
-        shard, start = own[0]["next"] if own else (0, 0)
-        begun.append(shard + (start > 0))
-        if start:
-            starts[shard * len(parts) + number] = start
-        for address in (*_waiting(stages), *(behind[number] if behind else ())):
-            again[address.shard * len(parts) + number].append((address.start, address.end))
-    # Large pieces come first, so that no instance has many more than another.
-    pieces = sorted(starts.keys() | again.keys(), key=lambda shard: (shard not in starts, -len(again[shard]), shard))
-    deals = []
-    for instance in range(instances):
-        own_pieces = pieces[instance::instances]
-        deals.append(
-            Deal(
-                starts={shard: starts[shard] for shard in own_pieces if shard in starts},
-                again={shard: sorted(again[shard]) for shard in own_pieces if again[shard]},
-                begun=begun,
-                every=instances,
-                turn=(instance - len(pieces)) % instances,
-            )
-        )
-    return deals
 
 
 def _check_whole(saved: Sequence[Checkpoint]) -> None:
