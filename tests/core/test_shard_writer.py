@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import ShardInfo, ShardList, ShardWriter
+from wds_datapipes import ShardInfo, ShardList, ShardWriter, check_index, index_url, read_index
 from wds_datapipes.core.types import PlacedSample
 from wds_datapipes.errors import EncodeError, ShardNotWritten, StateError, UnwritableSample
 
@@ -172,6 +172,16 @@ def test_keys_are_checked_within_a_shard() -> None:
         writer.write({"__key__": "b", "txt": "2"})
         writer.write({"__key__": "a", "txt": "3"})  # in another shard
     assert read() == [("s-0.tar", ["a", "b"]), ("s-1.tar", ["a"])]
+
+
+def test_an_index_is_written_beside_each_shard() -> None:
+    convert(samples(5), index=True, resume=True)
+    for name in ("s-000.tar", "s-001.tar"):
+        check_index(read_index(index_url(name)), name)
+    with pytest.raises(ValueError, match="index=True needs names of files"):
+        ShardWriter("s-%d.tar", index=True, opener=open)  # type: ignore[arg-type]  # it is refused
+    with pytest.raises(StateError, match="index=True"):
+        convert(samples(5), resume=True)
 
 
 # Breaks

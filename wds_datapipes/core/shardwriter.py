@@ -54,6 +54,7 @@ class ShardWriter:
         resume: keep a journal, and go on from it if there is one.
         journal: the path of the journal, a local file; for local shards, it is beside them by default.
         digest: compute the SHA-256 of each shard.
+        index: write the index of each shard beside it, as `TarWriter` does.
         user, group, mode, mtime, compress, encoder, keep_meta, unsafe, key_rule, storage_options: as for `TarWriter`.
 
     Attributes:
@@ -86,6 +87,7 @@ class ShardWriter:
         resume: bool = False,
         journal: str | os.PathLike[str] | None = None,
         digest: bool = True,
+        index: bool = False,
         user: str = "",
         group: str = "",
         mode: int = 0o644,
@@ -101,6 +103,8 @@ class ShardWriter:
         if start_shard < 0 or step < 1:
             raise ValueError(f"start_shard is a number from 0, and step one from 1, not {start_shard} and {step}")
         self._maxcount, self._maxsize = maxcount, maxsize
+        if index and (opener is not None or key_rule is None):
+            raise ValueError("index=True needs names of files, which indexes go beside, and a key_rule; not an opener")
         self._number, self._step = start_shard, step
         self._post, self._on_shard, self._opener, self._verbose = post, on_shard, opener, verbose
         find_compressor(compress, self.pattern)
@@ -114,6 +118,7 @@ class ShardWriter:
             "key_rule": key_rule,
             "storage_options": storage_options,
             "digest": digest,
+            "index": index,
         }
         self._shard: TarWriter | None = None
         self._given = GivenKeys()
@@ -123,10 +128,9 @@ class ShardWriter:
         self.shards: list[ShardInfo] = []
         self._closed = False
         if resume:
-            kept = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard, "step": step, **settings}
-            self._journal = ShardJournal(
-                journal_path(self.pattern, journal, start_shard, step), {"pattern": self.pattern, **kept}
-            )
+            kept = {"pattern": self.pattern, "maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard}
+            kept |= {"step": step, "index": index, "keep_meta": keep_meta, **settings}
+            self._journal = ShardJournal(journal_path(self.pattern, journal, start_shard, step), kept)
             self._go_on(self._journal)
 
     def write(self, sample: Sample) -> None:
