@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardInfo, ShardList, ShardReadingService, ShardWriter
 from wds_datapipes.errors import EncodeError, StateError
-from wds_datapipes.reading.state import save_state
+from wds_datapipes.pipes.state import save_state
 from wds_datapipes.testing import build_shard
 
 SHARDS = 6
@@ -76,6 +79,25 @@ def test_workers_take_turns_with_the_numbers(kind: str, workers: int) -> None:
 def test_workers_have_names_of_their_own_where_the_pattern_has_a_field_for_them(kind: str) -> None:
     infos = load(samples().write_wds_shards("out-{rank}-{worker}-%d.tar", maxcount=100), kind, 2)
     assert written(infos) == ["out-0-0-0.tar", "out-0-1-0.tar"]
+    assert sorted(keys()) == KEYS
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("out-%d.tar", ["out-0.tar", "out-1.tar", "out-2.tar", "out-3.tar"]),
+        ("out-{rank}-%d.tar", ["out-0-0.tar", "out-0-1.tar", "out-1-0.tar", "out-1-1.tar"]),
+        ("out-{worker}-%d.tar", ["out-0-0.tar", "out-0-1.tar", "out-1-0.tar", "out-1-1.tar"]),
+    ],
+)
+def test_ranks_and_their_workers_write_shards_of_their_own(pattern: str, names: list[str]) -> None:
+    infos: list[ShardInfo] = []
+    for rank, worker in itertools.product(range(2), range(2)):
+        pipe = samples().write_wds_shards(pattern)
+        apply_sharding(pipe, 2, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        apply_sharding(pipe, 2, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+        infos += pipe
+    assert written(infos) == names
     assert sorted(keys()) == KEYS
 
 
@@ -141,7 +163,7 @@ def test_a_conversion_goes_on_in_each_worker(workers: int) -> None:
 
 def test_it_has_no_state() -> None:
     pipe = samples().write_wds_shards("out-%02d.tar")
-    with pytest.raises(StateError, match="SampleWriter may hold samples back"):
+    with pytest.raises(StateError, match=r"SampleWriter may hold samples back.*resume=True"):
         save_state(pipe)
 
 

@@ -36,6 +36,7 @@ INSTEAD = {
         "has state_dict() and load_state_dict()"
     ),
     "SampleUnbatcher": ADVICE["UnBatcher"],
+    "SampleWriter": "Go on with write_wds_shards(resume=True), which keeps a journal of the finished shards",
 }
 
 
