@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes import ShardList, TarWriter
+from wds_datapipes import ShardList, TarWriter, build_index, build_indexes, check_index, read_index, write_index
 from wds_datapipes.core.openers import (
     known_schemes,
     local_path,
@@ -33,13 +33,16 @@ from wds_datapipes.core.openers import (
     schemes,
     split_scheme,
 )
+from wds_datapipes.core.openers.ranges import open_ranges
 from wds_datapipes.core.shards import expand_urls
 from wds_datapipes.errors import (
     MissingDependency,
+    MissingSidecar,
     PatternError,
     ShardError,
     ShardNotOpened,
     ShardNotWritten,
+    StaleSidecar,
     UnknownScheme,
 )
 
@@ -433,6 +436,34 @@ def test_a_shard_on_s3_appears_when_its_upload_is_finished(s3: dict[str, Any]) -
     assert list(filesystem.list_multipart_uploads("bucket")) == []
     members = ShardList("s3://bucket/w/*.tar", storage_options=s3).load_wds_shards(storage_options=s3)
     assert [(member.name, len(member.data)) for member in members] == [(f"{n}.bin", 5 << 20) for n in range(5)]
+
+
+def test_shards_on_s3_are_indexed_there(s3: dict[str, Any]) -> None:
+    url = "s3://bucket/i/x.tar"
+    write_parts(url, s3, None)
+    results = build_indexes([url], storage_options=s3)
+    assert [(result.index_url, result.samples, result.is_new) for result in results] == [(f"{url}.wdsidx", 5, True)]
+    assert [result.is_new for result in build_indexes([url], storage_options=s3)] == [False]
+    index = read_index(f"{url}.wdsidx", storage_options=s3)
+    assert index.facts.etag
+    check_index(index, url, depth="headers", storage_options=s3)
+    stream = open_ranges(url, storage_options=s3)
+    assert stream is not None
+    stream.seek(index[3].offset)
+    assert stream.read(5) == b"3.bin"
+    with TarWriter(url, storage_options=s3) as shard:
+        shard.write({"__key__": "a", "txt": "another"})
+    with pytest.raises(StaleSidecar, match=r"s3://bucket/i/x\.tar has changed since its index was built"):
+        check_index(index, url, storage_options=s3)
+    assert build_indexes([url], storage_options=s3)[0].is_new
+    other = {**s3, "secret": f"wrong{SECRET}"}
+    with pytest.raises(ShardNotOpened, match=r"x\.tar cannot be opened: permission denied") as caught:
+        build_index(url, storage_options=other)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    for use in (read_index, lambda place, **options: write_index(index, place, **options)):
+        with pytest.raises(MissingSidecar, match=r"x\.tar\.wdsidx cannot be (read|written)") as refused:
+            use(f"{url}.wdsidx", storage_options=other)
+        assert SECRET not in "".join(traceback.format_exception(refused.value))
 
 
 def test_writing_to_s3_tells_no_secret(s3: dict[str, Any]) -> None:
