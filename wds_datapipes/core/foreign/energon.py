@@ -84,8 +84,8 @@ def write_energon_index(
     *,
     end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
-) -> int:
-    """Write the index of a shard for Energon, and return how many samples it has.
+) -> str:
+    """Write the index of a shard for Energon, and return its name.
 
     Args:
         url: the shard, a path or a URL.
@@ -102,19 +102,14 @@ def write_energon_index(
     Examples:
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "jpg": "one"}, {"__key__": "y", "jpg": "two"}])
-        >>> write_energon_index(url)
-        2
         >>> import numpy
-        >>> numpy.fromfile("a.tar.idx", "<u8")
+        >>> numpy.fromfile(write_energon_index(url), "<u8")
         array([   0, 1024, 2048], dtype=uint64)
     """
     path = os.fspath(url)
-    index = _indexed(ShardMembers(path, end_marker=end_marker, storage_options=storage_options), redact(path))
-    if not len(index):
-        raise UnsupportedSidecar(f"{redact(path)} has no samples, and Energon takes no shard without any")
     target = os.fspath(place) if place is not None else energon_index_url(path)
-    write_sidecar(target, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
-    return len(index)
+    _write(path, target, end_marker, storage_options)
+    return target
 
 
 def read_energon_index(
@@ -201,7 +196,7 @@ def write_energon_dataset(
         if split_scheme(name)[0] or name.startswith("/"):
             raise ValueError(f"{redact(url)} is not in the folder {redact(place)}, where Energon looks for shards")
     counts: dict[int, int] = {}
-    work = (None, end_marker, storage_options)
+    work = (end_marker, storage_options)
     for number, task in each_shard(_one, urls, work, executor=executor, max_workers=max_workers):
         counts[number] = task.result()
     dataset = EnergonDataset(
@@ -256,8 +251,17 @@ def read_energon_dataset(
         raise CorruptSidecar(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
 
 
-def _one(url: str, place: str | None, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> int:
-    return write_energon_index(url, place, end_marker=end_marker, storage_options=storage_options)
+def _one(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> int:
+    return _write(url, energon_index_url(url), end_marker, storage_options)
+
+
+def _write(url: str, place: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> int:
+    """Write the index of a shard, and return how many samples it has."""
+    index = _indexed(ShardMembers(url, end_marker=end_marker, storage_options=storage_options), redact(url))
+    if not len(index):
+        raise UnsupportedSidecar(f"{redact(url)} has no samples, and Energon takes no shard without any")
+    write_sidecar(place, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
+    return len(index)
 
 
 def _indexed(members: ShardMembers, archive: str) -> ShardIndex:
