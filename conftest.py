@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -49,6 +51,75 @@ def closed_garbage() -> Iterator[None]:
     """Close what webdataset leaves to the garbage collection, while nobody minds: a later test would be blamed."""
     yield
     gc.collect()
+
+
+class Ended(NamedTuple):
+    """How the command line has ended, and what it has written: bytes, if it was a process of its own."""
+
+    code: int
+    out: Any
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has printed, by lines."""
+        lines: list[str] = self.out.splitlines()
+        return lines
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to an empty folder, where the command line prints plain lines of 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def program(folder: Path) -> Callable[..., Ended]:
+    """Return what runs the command line in this process; anything but an exit is raised."""
+    from typer.testing import CliRunner
+
+    from wds_datapipes.cli import COMMANDS
+    from wds_datapipes.cli.program import build_program
+
+    def run(*arguments: str) -> Ended:
+        result = CliRunner().invoke(build_program(COMMANDS), list(arguments))
+        if not isinstance(result.exception, SystemExit | None):
+            raise result.exception
+        return Ended(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture
+def process(folder: Path) -> Callable[..., Ended]:
+    """Return what runs the command line as a process of its own."""
+
+    def run(*arguments: str, stdin: bytes = b"") -> Ended:
+        command = [sys.executable, "-m", "wds_datapipes.cli", *arguments]
+        done = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, check=False)
+        return Ended(done.returncode, done.stdout, done.stderr.decode())
+
+    return run
+
+
+@pytest.fixture
+def shards(folder: Path) -> list[str]:
+    """Write a-0.tar, a-1.tar and a-2.tar with four samples each: 00 to 03, 10 to 13 and 20 to 23."""
+    from wds_datapipes.testing import build_shard
+
+    return [
+        build_shard(
+            f"a-{shard}.tar",
+            [
+                {"__key__": f"{shard}{number}", "jpg": bytes([shard]) * (100 * number + shard), "cls": str(number)}
+                for number in range(4)
+            ],
+        )
+        for shard in range(3)
+    ]
 
 
 def opened() -> set[str]:

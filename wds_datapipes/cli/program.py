@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from importlib import import_module, metadata
 from typing import Annotated, ParamSpec
@@ -19,12 +22,14 @@ from wds_datapipes.errors import (
     WdsError,
 )
 
-__all__ = ["FAULT_FOUND", "WRONG_USE", "WrongUse", "build_program", "told"]
+__all__ = ["FAULT_FOUND", "WRONG_USE", "WrongUse", "build_program", "printable", "told"]
 
 P = ParamSpec("P")
 
-#: Exit codes beside 0.
-FAULT_FOUND, WRONG_USE = 1, 2
+#: Exit codes beside 0; the last two are those of a program that Ctrl-C, or the end of its reader, has ended.
+FAULT_FOUND, WRONG_USE, INTERRUPTED, UNREAD = 1, 2, 130, 141
+#: What would change the terminal, or a line: control characters, and bytes that were no text.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class WrongUse(Exception):
@@ -65,18 +70,43 @@ def describe(
 def reporting(command: Callable[P, None]) -> Callable[P, None]:
     """Let a command end with one line and an exit code where it would end with a traceback.
 
-    This is for the errors that the package raises on purpose. All others are bugs, and keep their traceback.
+    This is for the errors that the package raises on purpose, for Ctrl-C, and for a reader of the output that has gone,
+    as ``| head`` does. All others are bugs, and keep their traceback.
     """
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.showwarning = show_warning
+                command(*args, **kwargs)
+            sys.stdout.flush()
         except (WdsError, WrongUse) as error:
             typer.echo(f"Error: {told(error)}", err=True)
             raise typer.Exit(WRONG_USE if isinstance(error, USER_ERRORS) else FAULT_FOUND) from None
+        except KeyboardInterrupt:
+            typer.echo("Interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # What is still in the buffer shall not be written when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(UNREAD) from None
 
     return run
+
+
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Show a warning as one line, without the place in the code that it comes from."""
+    typer.echo(f"Warning: {message}", err=True)
+
+
+def printable(text: str) -> str:
+    r"""Return a name from an archive as it may be printed in a line of a terminal.
+
+    >>> printable("a\x1b[31m\n"), printable("Bär")
+    ('a\\x1b[31m\\x0a', 'Bär')
+    """
+    return UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def told(error: Exception) -> str:

@@ -1,0 +1,111 @@
+"""What several commands take: shards, how they are read, how many processes work."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from enum import Enum
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from wds_datapipes.cli.program import WrongUse
+from wds_datapipes.core.naming import KeyRule, first_dot, last_dot
+from wds_datapipes.core.shards import expand_urls
+
+__all__ = [
+    "AsJson",
+    "EndMarkerOption",
+    "KeyRuleOption",
+    "KeyRuleWord",
+    "Presence",
+    "Shards",
+    "StorageOptions",
+    "Workers",
+    "key_rule_of",
+    "listed",
+    "options_of",
+    "parse_bytes",
+]
+
+#: What stands behind a number of bytes, and what it is worth.
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+class KeyRuleWord(str, Enum):
+    """The key rules, for the command line."""
+
+    first_dot = "first-dot"
+    last_dot = "last-dot"
+
+
+class Presence(str, Enum):
+    """Whether archives have to have their end marker."""
+
+    required = "required"
+    optional = "optional"
+
+
+Shards: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SHARDS",
+        help="Paths, URLs or patterns, such as 'train-{000..099}.tar' or 's3://bucket/\\*.tar'; - is standard input.",
+        show_default=False,
+    ),
+]
+KeyRuleOption: TypeAlias = Annotated[
+    KeyRuleWord, typer.Option("--key-rule", help="Where the key of a sample ends in the name of a file.")
+]
+EndMarkerOption: TypeAlias = Annotated[
+    Presence, typer.Option("--end-marker", help="Whether a shard without its end marker is faulty.")
+]
+StorageOptions: TypeAlias = Annotated[
+    str, typer.Option("--storage-options", metavar="JSON", help="For fsspec, such as '{\"anon\": true}'.")
+]
+Workers: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="How many processes; one for each processor by default.", show_default=False),
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")]
+
+
+def listed(patterns: Sequence[str], storage_options: dict[str, Any] | None) -> list[str]:
+    """Return the shards that patterns stand for, in their order."""
+    return expand_urls(list(patterns), variables=os.environ, storage_options=storage_options)
+
+
+def key_rule_of(word: KeyRuleWord) -> KeyRule:
+    """Return the key rule of a word."""
+    return {KeyRuleWord.first_dot: first_dot, KeyRuleWord.last_dot: last_dot}[word]
+
+
+def options_of(text: str) -> dict[str, Any] | None:
+    """Return storage options from JSON."""
+    if not text:
+        return None
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise WrongUse(f"--storage-options is no JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise WrongUse(f"--storage-options is a JSON object, as in '{{\"anon\": true}}', not {text}")
+    return options
+
+
+def parse_bytes(text: str, option: str) -> float:
+    """Return a number of bytes.
+
+    >>> parse_bytes("500MB", "--maxsize"), parse_bytes("2 GiB", "--maxsize"), parse_bytes("1e9", "--maxsize")
+    (500000000.0, 2147483648.0, 1000000000.0)
+    """
+    word = text.strip().lower().removesuffix("b")
+    number = word.rstrip("kmgti ")
+    try:
+        size = float(number) * UNITS[word[len(number) :].strip()]
+    except (KeyError, ValueError):
+        raise WrongUse(f"{option} is a number of bytes, such as 500MB, 2GiB or 1e9, not {text!r}") from None
+    if not 0 < size < float("inf"):
+        raise WrongUse(f"{option} is a number of bytes above 0, not {text!r}")
+    return size
