@@ -140,6 +140,8 @@ def resumed(pipe: Pipe, state: Any) -> Pipe:
 @example([split, split], [[], [], []], [partial(shuffled, 100)], None, "never", 0, [30, 0, 5])
 @example([nested_without_end, split], [[], [], []], [partial(shuffled, 100)] * 2, None, "never", 0, [30, 20, 5])
 @example([split, nested], [[], [], []], [partial(shuffled, 5), thinned, partial(shuffled, 5)], None, "all", 0, [9, 9])
+# The second state is saved where the shuffle has all that it waits for, and its sources have not come to what is new.
+@example([nested_without_end, drawn], [[], [], []], [filtered, partial(shuffled, 5)], None, "first", 0, [18, 1])
 def test_a_mixture_goes_on_from_any_cut_and_the_epoch_after_it_is_whole(
     sources: list[Callable[[str], Pipe]],
     before: list[list[Stage]],

@@ -95,7 +95,7 @@ class EpochCutter(IterDataPipe[Any]):
             StateError: a stage before holds samples back, and has no state.
         """
         if self._loaded is not None:
-            return dict(self._loaded[0])
+            return {"given": 0, **self._loaded[0]}
         stream, passes = self._stream, self._passes
         lasting = None
         if stream.is_begun:
@@ -119,17 +119,18 @@ class EpochCutter(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         refuse_fed(self.source, "with_epoch")
-        (state, again), self._loaded = self._loaded or ({}, []), None
+        state, again = self._loaded or ({}, [])
         self._stream.given = 0
         if state and state["lasting"] is None:
             self._stream = Stream()
         elif state:
             lasting = state["lasting"]
-            self._passes = Passes(self.source, place_of(self.source), lasting["seed"], lasting["first"])
-            items = yield from self._passes.go_on(self.source, lasting, again)
+            self._passes = Passes(self.source, place_of(self.source), lasting["seed"], lasting["first"], lasting)
+            items = yield from self._passes.go_on(self.source, again)
             is_open = lasting["is_open"]
             self._stream.go_on(items if is_open else None, lasting["pass"] + is_open, state.get("given", 0))
             del items
+        self._loaded = None  # not before: whoever waits for samples that come again may stop at the last of them
         yield from self._stream.take(
             share(self.n, place_of(self.source)),
             begin=self._begin,

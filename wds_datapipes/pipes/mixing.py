@@ -148,12 +148,12 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         sources = self.state_branches()
         weights = self._weights()
         place = place_of(self)
-        self._passes = passes = [
-            Passes(source, place, derived_seed("mix_samples", self._own_seed, number))
-            for number, source in enumerate(sources)
-        ]
         (loaded, again), self._loaded = self._loaded or (self._beginning(), []), None
         states = loaded.get("sources", [{}] * len(sources))
+        self._passes = passes = [
+            Passes(source, place, derived_seed("mix_samples", self._own_seed, number), loaded=states[number])
+            for number, source in enumerate(sources)
+        ]
         left = loaded.get("left", None if "sources" in loaded else [])
         if left is None:
             left = [source for source in range(len(sources)) if weights is None or weights[source] > 0]
@@ -162,7 +162,7 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         for number, source in enumerate(sources):
             self._state.at = number
             own = [each._replace(way=each.way[1:]) for each in again if each.way[0] == number]
-            begun = yield from passes[number].go_on(source, states[number], own)
+            begun = yield from passes[number].go_on(source, own)
             items.append(begun if number in left else iter(()))
             del begun  # closes the shard that it reads, if the source has ended
 

@@ -36,13 +36,22 @@ class Passes:
         place: of this instance.
         seed: of this instance, or None if there is no loader, which would have set one.
         first: the seeds of the stages in the first pass, if it was begun elsewhere.
+        loaded: where it goes on. That stays its state until `go_on` has come to what is new, as whoever waits for
+            samples that come again may stop at the last of them.
 
     Attributes:
         number: of the present pass, from 0.
         first: the seeds of the stages in the first pass; None where no loader has set one.
     """
 
-    def __init__(self, source: Pipe, place: Place, seed: int | None, first: Sequence[int | None] | None = None) -> None:
+    def __init__(
+        self,
+        source: Pipe,
+        place: Place,
+        seed: int | None,
+        first: Sequence[int | None] | None = None,
+        loaded: Mapping[str, Any] | None = None,
+    ) -> None:
         self.number = 0
         self.seed = seed
         # torch's stages, and ours, keep the seed that was set until they begin.
@@ -50,6 +59,7 @@ class Passes:
         self._place = place
         self._state: Any = None  # where the present pass goes on, if it is yet to begin
         self._is_begun = False
+        self._loaded = loaded
 
     def begin(self, source: Pipe, number: int, state: Any = None, again: Iterable[Address] = ()) -> Iterator[Any]:
         """Return an iterator over a pass, which begins when it is asked for the first item.
@@ -63,14 +73,13 @@ class Passes:
         self.number, self._state, self._is_begun = number, state, False
         return self._items(source, again)
 
-    def go_on(
-        self, source: Pipe, state: Mapping[str, Any], again: Iterable[Address]
-    ) -> Generator[Any, None, Iterator[Any]]:
+    def go_on(self, source: Pipe, again: Iterable[Address]) -> Generator[Any, None, Iterator[Any]]:
         """Yield what stages behind wait for, and return an iterator over the present pass behind that.
+
+        It goes on from ``loaded``: what `state_dict` has returned; or ``{}``, where nothing else is left.
 
         Args:
             source: the source.
-            state: what `state_dict` has returned; or ``{}``, where nothing else is left.
             again: what stages behind wait for, with the number of the pass at the front of its `Address.way`.
 
         Returns:
@@ -80,6 +89,7 @@ class Passes:
         for address in again:
             number, *way = address.way
             of_pass[number].append(address._replace(way=tuple(way)))
+        state = self._loaded or {}
         number = state.get("pass", -1)
         for earlier in sorted(of_pass.keys() - {number}):
             nothing_else: list[dict[str, Any]] = [{} for _ in stateful(source)]
@@ -87,11 +97,14 @@ class Passes:
             yield from _exactly(len(of_pass[earlier]), items)
             del items  # closes the shard that it reads
         items = self.begin(source, number, state.get("state"), of_pass[number])
+        self._loaded = None
         yield from _exactly(len(of_pass[number]), items)
         return items
 
     def state_dict(self, source: Pipe) -> dict[str, Any]:
         """Return which pass this is, and where it is; None is its beginning."""
+        if self._loaded is not None:
+            return {"pass": self._loaded["pass"], "state": self._loaded["state"]}
         return {"pass": self.number, "state": save_state(source) if self._is_begun else self._state}
 
     def _items(self, source: Pipe, again: Iterable[Address]) -> Iterator[Any]:
