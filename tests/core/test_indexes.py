@@ -44,6 +44,7 @@ from wds_datapipes.errors import (
     CorruptSidecar,
     DuplicateField,
     MissingSidecar,
+    PatternError,
     ReadFailed,
     ReturningKey,
     ShardError,
@@ -348,6 +349,14 @@ def test_a_broken_shard_is_told_and_the_others_are_indexed(shards: list[str]) ->
     assert not Path(index_url(shards[1])).exists()
     with pytest.raises(ValueError, match="on_error is"):
         build_indexes(shards, on_error="none")  # type: ignore[arg-type]  # that is what is tested
+
+
+def test_arguments_that_make_no_sense(shards: list[str]) -> None:
+    with pytest.raises(ValueError, match="max_workers is a number from 1, not 0"):
+        build_indexes(shards, max_workers=0)
+    with pytest.raises(PatternError, match=r"Only ShardList puts variables in\. Pass ShardList\('\$\{DATA\}/a\.tar'\)"):
+        build_indexes("${DATA}/a.tar")
+    assert build_indexes([]) == []
 
 
 def test_duplicates_are_as_asked(tmp_path: Path) -> None:

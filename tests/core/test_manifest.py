@@ -41,6 +41,8 @@ def test_a_manifest_has_counts_sizes_and_digests(manifest: Manifest, tmp_path: P
     assert manifest != Manifest(manifest.entries[:2])
     assert manifest != "manifest"
     assert {manifest, Manifest(manifest.entries)} == {manifest}
+    with pytest.raises(TypeError, match=r"got the name 'a\.tar'\. Pass what build_indexes returns"):
+        Manifest(["a.tar"])  # type: ignore[list-item]  # that is what is tested
 
 
 def test_a_manifest_of_what_was_written(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_a_file_that_is_no_manifest(tmp_path: Path) -> None:
         place.write_bytes(content)
         with pytest.raises(CorruptSidecar, match=r"manifest\.json is no manifest, or is damaged"):
             read_manifest(place)
-    with pytest.raises(MissingSidecar, match=r"manifest\.json cannot be written"):
+    with pytest.raises(MissingSidecar, match=r"manifest\.json cannot be written: there is no such folder"):
         write_manifest(Manifest([]), tmp_path / "none/manifest.json")
 
 

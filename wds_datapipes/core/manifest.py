@@ -8,14 +8,13 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from wds_datapipes.core.indexing import Depth, build_index
-from wds_datapipes.core.openers import redact, split_scheme
+from wds_datapipes.core.openers import redact
 from wds_datapipes.core.openers.ranges import file_facts
 from wds_datapipes.core.parallel import each_shard
-from wds_datapipes.core.sidecars import read_sidecar, write_sidecar
+from wds_datapipes.core.sidecars import folder_of, joined, read_sidecar, within, write_sidecar
 from wds_datapipes.errors import CorruptSidecar, ShardError, StaleSidecar
 
 __all__ = [
@@ -23,10 +22,7 @@ __all__ = [
     "Manifest",
     "ManifestEntry",
     "check_manifest",
-    "folder_of",
-    "joined",
     "read_manifest",
-    "within",
     "write_manifest",
 ]
 
@@ -96,7 +92,15 @@ class Manifest:
     """
 
     def __init__(self, shards: Iterable[Described]) -> None:
-        self.entries = tuple(ManifestEntry(each.url, each.samples, each.bytes, each.sha256 or None) for each in shards)
+        entries = []
+        for each in shards:
+            if isinstance(each, str | os.PathLike):
+                raise TypeError(
+                    f"A Manifest is made of what is known of shards, and got the name {os.fspath(each)!r}. Pass what "
+                    f"build_indexes returns"
+                )
+            entries.append(ManifestEntry(each.url, each.samples, each.bytes, each.sha256 or None))
+        self.entries = tuple(entries)
 
     def __len__(self) -> int:
         """How many shards there are."""
@@ -267,30 +271,6 @@ def _entry(found: Mapping[str, Any]) -> ManifestEntry:
     if not is_right or type(entry.sha256) not in (str, type(None)):
         raise ValueError(f"its entry {found!r} is not that of a shard")
     return entry
-
-
-def folder_of(url: str) -> str:
-    """Return the folder of a file, with a slash behind it; that of a bare name is nothing."""
-    scheme, _ = split_scheme(url)
-    path = url.partition("?")[0] if scheme in ("http", "https") else url
-    return path[: path.rfind("/") + 1]
-
-
-def within(folder: str, url: str) -> str:
-    """Return the name of a file as it is from a folder; in another place, a name that holds from everywhere."""
-    if folder and url.startswith(folder):
-        return url[len(folder) :]
-    if split_scheme(url)[0]:
-        return url
-    path = Path(url).absolute()
-    if not split_scheme(folder)[0] and path.is_relative_to(place := Path(folder).absolute()):
-        return str(path.relative_to(place))
-    return str(path)
-
-
-def joined(folder: str, url: str) -> str:
-    """Return the name of a file that is named from a folder."""
-    return url if split_scheme(url)[0] or url.startswith("/") else folder + url
 
 
 def _base(url: str) -> str:

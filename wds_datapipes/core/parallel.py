@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.shards import expand_urls
-from wds_datapipes.errors import WorkerDied
+from wds_datapipes.errors import PatternError, WorkerDied
 
 __all__ = ["Shards", "each_shard", "listed_shards"]
 
@@ -25,6 +25,8 @@ Shards: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 def listed_shards(urls: Shards) -> list[str]:
     """Return the URLs of shards: those of a pattern, or those that an iterable yields, as they are."""
     if isinstance(urls, str | os.PathLike):
+        if "${" in (text := os.fspath(urls)):
+            raise PatternError(f"Only ShardList puts variables in. Pass ShardList({redact(text)!r})")
         return expand_urls(urls, variables={})
     return [os.fspath(url) for url in urls]
 
@@ -49,8 +51,11 @@ def each_shard(
         max_workers: how many of them, if not one for each processor. With 1, or one shard, this process works itself.
 
     Raises:
+        ValueError: ``max_workers`` makes no sense.
         WorkerDied: a worker process has ended without a result.
     """
+    if max_workers is not None and max_workers < 1:
+        raise ValueError(f"max_workers is a number from 1, not {max_workers!r}")
     workers = min(max_workers or len(os.sched_getaffinity(0)), len(urls))
     if executor is None and workers <= 1:
         for number, url in enumerate(urls):

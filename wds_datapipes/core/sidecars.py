@@ -13,7 +13,7 @@ from wds_datapipes.core.partfile import PartFile
 from wds_datapipes.core.targets.remote import RemoteTarget
 from wds_datapipes.errors import MissingSidecar, ShardError, ShardNotWritten, WdsError
 
-__all__ = ["beside", "read_sidecar", "write_sidecar"]
+__all__ = ["beside", "folder_of", "joined", "read_sidecar", "within", "write_sidecar"]
 
 
 def beside(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
@@ -38,6 +38,30 @@ def beside(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) 
             f"{redact(url)} has no place for files beside it. Say in which folder they are, or write it to a file first"
         )
     return f"{path}{suffix}{mark}{query}"
+
+
+def folder_of(url: str) -> str:
+    """Return the folder of a file, with a slash behind it; that of a bare name is nothing."""
+    scheme, _ = split_scheme(url)
+    path = url.partition("?")[0] if scheme in ("http", "https") else url
+    return path[: path.rfind("/") + 1]
+
+
+def within(folder: str, url: str) -> str:
+    """Return the name of a file as it is from a folder; in another place, a name that holds from everywhere."""
+    if folder and url.startswith(folder):
+        return url[len(folder) :]
+    if split_scheme(url)[0]:
+        return url
+    path = Path(url).absolute()
+    if not split_scheme(folder)[0] and path.is_relative_to(place := Path(folder).absolute()):
+        return str(path.relative_to(place))
+    return str(path)
+
+
+def joined(folder: str, url: str) -> str:
+    """Return the name of a file that is named from a folder."""
+    return url if split_scheme(url)[0] or url.startswith("/") else folder + url
 
 
 def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
@@ -110,6 +134,7 @@ def _write_remote(url: str, content: bytes, storage_options: Mapping[str, Any]) 
 def _failed(url: str, options: Mapping[str, Any] | None, what: str, error: Exception) -> WdsError:
     hide = hiding(options or {})
     if isinstance(error, FileNotFoundError):
-        return MissingSidecar(f"{hide(url)} cannot be {what}: there is no such file")
+        missing = "file" if what == "read" else "folder"
+        return MissingSidecar(f"{hide(url)} cannot be {what}: there is no such {missing}")
     reason = (isinstance(error, OSError) and error.strerror) or hide(str(error))
     return MissingSidecar(f"{hide(url)} cannot be {what}: {type(error).__name__}: {reason}")

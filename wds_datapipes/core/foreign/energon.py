@@ -19,11 +19,10 @@ from wds_datapipes.core.foreign.members import ShardMembers
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.index import ShardIndex
 from wds_datapipes.core.indexbuilder import IndexBuilder
-from wds_datapipes.core.manifest import joined, within
 from wds_datapipes.core.openers import redact, split_scheme
 from wds_datapipes.core.optional import require
 from wds_datapipes.core.parallel import Shards, each_shard, listed_shards
-from wds_datapipes.core.sidecars import read_sidecar, write_sidecar
+from wds_datapipes.core.sidecars import joined, read_sidecar, within, write_sidecar
 from wds_datapipes.errors import CorruptSidecar, MissingSidecar, UnsupportedSidecar, WrongSidecar
 
 __all__ = [

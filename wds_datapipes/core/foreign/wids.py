@@ -10,11 +10,11 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from wds_datapipes.core.indexing import Depth, build_index
-from wds_datapipes.core.manifest import Manifest, ManifestEntry, folder_of, joined, within
+from wds_datapipes.core.manifest import Manifest, ManifestEntry
 from wds_datapipes.core.openers import open_url, redact
 from wds_datapipes.core.openers.ranges import file_facts
 from wds_datapipes.core.parallel import Shards, each_shard, listed_shards
-from wds_datapipes.core.sidecars import read_sidecar, write_sidecar
+from wds_datapipes.core.sidecars import folder_of, joined, read_sidecar, within, write_sidecar
 from wds_datapipes.errors import CorruptSidecar, WrongSidecar
 
 __all__ = ["read_wids_index", "write_wids_index"]
