@@ -404,6 +404,13 @@ def test_another_file_is_no_journal() -> None:
     assert Path("s-shards.tar.journal").read_text() == "my notes\n"
 
 
+@pytest.mark.usefixtures("nothing_left")
+def test_a_writer_that_is_forgotten_holds_no_journal() -> None:
+    writers = [ShardWriter("s-%03d.tar", resume=True)]
+    writers.clear()
+    ShardWriter("s-%03d.tar", resume=True).close()
+
+
 def test_two_conversions_cannot_share_a_journal() -> None:
     writer = ShardWriter("s-%03d.tar", resume=True)
     with pytest.raises(StateError, match="is in use: another process writes these shards now"):

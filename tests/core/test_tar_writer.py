@@ -154,6 +154,16 @@ def test_ctrl_c_in_the_middle_of_a_conversion_leaves_nothing() -> None:
     assert files() == []
 
 
+def test_a_forked_process_leaves_the_shard_to_the_one_that_writes_it() -> None:
+    shards = [TarWriter("s.tar")]
+    shards[0].write(LARGE)
+    assert forked(shards.clear) == 0
+    assert len(files()) == 1
+    with shards.pop() as shard:
+        shard.write(SAMPLE)
+    assert names("s.tar") == ["large.bin", "a.txt", "a.cls"]
+
+
 def write_to_a_full_disk(size: int) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -294,6 +304,8 @@ def test_a_key_that_comes_again_is_refused_unless_nothing_is_checked() -> None:
         shard.write({**SAMPLE, "__key__": "b"})
     assert names("s.tar") == ["a.txt", "a.cls", "b.txt", "b.cls"]
     with TarWriter("s.tar", key_rule=None) as shard:
+        with pytest.raises(UnwritableSample, match="__key__ is a str"):
+            shard.write({"__key__": 5, "txt": ""})
         for key in ("x.y", "x.y", "z"):
             shard.write({"__key__": key, "JPG": b""})
     assert names("s.tar") == ["x.y.JPG", "x.y.JPG", "z.JPG"]

@@ -84,6 +84,8 @@ class SamplePacker:
                 f"A sample to be written is a dict with __key__ and its fields, and this is {described(sample)}"
                 f"{' with ' + ' '.join(map(str, encoded)) if hasattr(encoded, 'keys') else ''}"
             ) from None
+        if not isinstance(key, str):
+            raise UnwritableSample(f"__key__ is a str, and {key!r} is {described(key)}. Make it one: f'{{number:06d}}'")
         if self._rule is not None:
             self._check_key(key, self._rule)
         raw_key = key.encode("ascii") if key.isascii() else b""
@@ -146,10 +148,8 @@ class SamplePacker:
             f"first, as wds_encode or encoder=True does"
         )
 
-    def _check_key(self, key: object, rule: KeyRule) -> None:
+    def _check_key(self, key: str, rule: KeyRule) -> None:
         """Refuse a key that could not be read back."""
-        if not isinstance(key, str):
-            raise UnwritableSample(f"__key__ is a str, and {key!r} is {described(key)}. Make it one: f'{{number:06d}}'")
         if rule is first_dot and key.isalnum():  # as most are
             return
         name = f"{key}.x"

@@ -59,6 +59,8 @@ class ShardJournal:
         ShardNotWritten: it cannot be opened or written.
     """
 
+    _file = -1
+
     def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
         self._path = path
         head = {"wds-datapipes": "journal of shards", "version": 1, **settings}
@@ -69,7 +71,7 @@ class ShardJournal:
         try:
             self.finished = self._begin(head)
         except BaseException:
-            os.close(self._file)
+            self.close()
             raise
 
     def add(self, shard: FinishedShard) -> None:
@@ -91,6 +93,9 @@ class ShardJournal:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def _begin(self, head: dict[str, Any]) -> list[FinishedShard]:
         try:

@@ -117,6 +117,7 @@ class TarWriter:
         self._layout: list[tuple[str, int, list[tuple[str, int, int]]]] = []
         self.info: ShardInfo | None = None
         self._target = open_target(target, storage_options)
+        self._owner = os.getpid()
         self._closed = False
 
     def write(self, sample: Sample) -> int:
@@ -203,7 +204,8 @@ class TarWriter:
         if not self._closed:
             self._closed = True
             self._waiting.clear()
-            self._target.discard()
+            if os.getpid() == self._owner:  # and not in a forked process, which has a copy of the writer
+                self._target.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -215,13 +217,10 @@ class TarWriter:
             self.discard()
 
     def __del__(self) -> None:
-        if not self._closed:
-            warnings.warn(
-                f"the shard {self._target.url!r} was not closed, so nothing of it was kept",
-                ResourceWarning,
-                stacklevel=2,
-            )
-            self.discard()
+        if not self._closed and os.getpid() == self._owner:
+            self.discard()  # first, as a warning may be an error
+            text = f"the shard {self._target.url!r} was not closed, so nothing of it was kept"
+            warnings.warn(text, ResourceWarning, stacklevel=2)
 
     @property
     def layout(self) -> list[PlacedSample]:

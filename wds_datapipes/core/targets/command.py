@@ -67,9 +67,10 @@ class CommandTarget:
 
     def discard(self) -> None:
         """Kill the command, and all that it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         with contextlib.suppress(OSError):
             self._input.close()
         self._told.close()
