@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
-from torch import distributed
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info, graph_settings
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import description
+from wds_datapipes.pipes.state import check_state, lasts
 from wds_datapipes.pipes.upstream import upstream
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
-from wds_datapipes.reading.elastic import Workplace, placed
+from wds_datapipes.reading.epochs import Epochs, own_worker
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, state_of
-from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stages
-from wds_datapipes.reading.serving import STATE_EVERY_S, split
-from wds_datapipes.reading.state import check_state, lasts, save_state
 from wds_datapipes.reading.tracking import Telling, Told, Tracked
 
 __all__ = ["StatefulShards"]
@@ -81,24 +73,10 @@ class StatefulShards(IterableDataset[Any]):
             )
         self.pipe = pipe
         self.seed = seed
-        self._distributed = distributed.is_available() and distributed.is_initialized()
-        self._rank, self._ranks = 0, 1
-        if self._distributed:
-            self._rank, self._ranks = distributed.get_rank(), distributed.get_world_size()
         self._stages = [description(stage) for stage in upstream(pipe)]
         self._board = Board()
-        self._loaded: list[Checkpoint] = []
-        self._loads = 0
+        self._epochs = Epochs(pipe, seed, self._board)
         self._tracked: Tracked | None = None
-        # Of the iteration in this process.
-        self._is_begun = False
-        self._is_over = True
-        self._seed = seed
-        self._number = 0  # of this worker, in the round in which the epoch goes
-        self._base = Resumed(0, 0, None)
-        self._items = 0
-        self._is_tracked = False
-        self._state_due = 0.0
 
     def set_epoch(self, epoch: int) -> None:
         """Have the order of the next epoch follow from its number and the seed, as some trainers want it.
@@ -129,9 +107,9 @@ class StatefulShards(IterableDataset[Any]):
             raise ValueError("tracked() takes a loader of this very data set")
         if not loader.num_workers:
             for batch in loader:
-                self._is_over = False  # the loop is not, even if the pipeline is
+                self._epochs.is_over = False  # the loop is not, even if the pipeline is
                 yield batch
-            self._is_over = True
+            self._epochs.is_over = True
             return
         tracked = self._tracking(loader.num_workers)
         collate, loader.collate_fn = loader.collate_fn, Telling(loader.collate_fn)
@@ -154,28 +132,17 @@ class StatefulShards(IterableDataset[Any]):
         finally:
             self._board.is_tracked = False
 
-    def told(self, batch: Any) -> Any:
-        """Return a batch, in a worker, with the place of the worker behind it if the loop is tracked."""
-        if not self._is_tracked:
-            return batch
-        stages, begin = None, perf_counter()
-        if begin >= self._state_due:
-            stages = json.dumps(save_state(self.pipe)).encode()
-            now = perf_counter()
-            self._state_due = now + max(STATE_EVERY_S, 100 * (now - begin))  # it takes a hundredth of the time
-        return Told(batch, _worker().worker_id, self._number, self._items, stages)
-
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is, as values that JSON has; or, in a worker, where the worker is.
 
         Raises:
             StateError: worker processes read the data, and the loop is not ``tracked``.
         """
-        info, row = get_worker_info(), self._board.read(_worker().worker_id)
+        info, row = get_worker_info(), self._board.read(own_worker().worker_id)
         if row.loaded:
-            return state_of(self._loaded, is_one=True)
+            return state_of(self._epochs.loaded, is_one=True)
         if info is not None:
-            return self._saved(row, workers=info.num_workers, parts=[self._part], worker=self._number)
+            return self._saved(row, workers=info.num_workers, parts=[self._epochs.part], worker=self._epochs.number)
         tracked = self._tracked
         if tracked is not None and tracked.row == self._board.read(tracked.process):
             parts = tracked.states()
@@ -185,7 +152,7 @@ class StatefulShards(IterableDataset[Any]):
                 "The places of worker processes are not known here. Loop over data.tracked(loader), ask "
                 "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
             )
-        return self._saved(row, is_over=self._is_over, parts=[self._part])
+        return self._saved(row, is_over=self._epochs.is_over, parts=[self._epochs.part])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state when it is iterated next. It comes before a loader of the data set starts its workers.
@@ -206,36 +173,26 @@ class StatefulShards(IterableDataset[Any]):
             self._check(checkpoint)
         if not all(checkpoint.is_over for checkpoint in loaded):  # on no rank, then
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
-        self._loaded, self._tracked = loaded, None
-        self._loads += 1
+        self._tracked = None
         last = loaded[0]
-        row = Row(begun=self._board.read(0 if info is None else info.id).begun, loaded=self._loads)
+        row = Row(begun=self._board.read(0 if info is None else info.id).begun, loaded=self._epochs.load(loaded))
         if last.next is not None:
             row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
         self._board.write(row, None if info is None else info.id)
         if info is None:
             self._board.choose(last.wanted if last.is_over else None)
 
-    def __iter__(self) -> Iterator[Any]:
-        self._is_begun, self._is_over, self._items, self._base = False, True, 0, Resumed(0, 0, None)
-        if get_worker_info() is not None:
-            # Here, and not with the first item: a loop that is broken off at once has begun its epoch in all workers.
-            self._board.has_workers = True
-            with suppress(StateError):  # torch's loader would lose it here: it comes with the first item
-                self._begin()
-        return self._iterated()
+    def told(self, batch: Any) -> Any:
+        """Return a batch, in a worker, with the place of the worker behind it if the loop is tracked."""
+        return self._epochs.told(batch)
 
-    @property
-    def _part(self) -> Resumed:
-        """Where this process goes on."""
-        if self._items <= self._base.items:
-            return self._base
-        return Resumed(self._items, 0, save_state(self.pipe))
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._epochs)
 
     def _saved(self, row: Row, **facts: Any) -> dict[str, Any]:
         """Return the state of the epoch that a row tells of; before the first one, the one before that is over."""
-        begun = row.epoch > 0
-        place = {"rank": self._rank, "ranks": self._ranks, "distributed": self._distributed, "workers": 0, "turn": 0}
+        begun, epochs = row.epoch > 0, self._epochs
+        place = {"rank": epochs.rank, "ranks": epochs.ranks, "distributed": epochs.distributed, "workers": 0, "turn": 0}
         return Checkpoint(
             stages=self._stages,
             seed=row.seed if begun else self.seed,
@@ -250,7 +207,7 @@ class StatefulShards(IterableDataset[Any]):
     @property
     def _first(self) -> int:
         """The seed of the first epoch."""
-        return int(SeedGenerator(self.seed).generate_shared_seed()) if self._distributed else self.seed
+        return int(SeedGenerator(self.seed).generate_shared_seed()) if self._epochs.distributed else self.seed
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Make sure that a state is one of this seed, and can be loaded here.
@@ -271,111 +228,18 @@ class StatefulShards(IterableDataset[Any]):
                 "ShardReadingService(distributed=True) instead of it"
             )
         info = get_worker_info()
-        if checkpoint.worker is not None and (info is None or checkpoint.place != self._place(info.num_workers)):
+        if checkpoint.worker is not None and (info is None or checkpoint.place != self._epochs.place(info.num_workers)):
             raise StateError(
                 "This is the state of one worker, and only the same worker can go on from it. Load the whole state of "
                 "the loader"
             )
 
-    def _place(self, workers: int) -> tuple[int, int, bool, int]:
-        return self._rank, self._ranks, self._distributed, workers
-
-    def _placed(self, workers: int) -> Checkpoint:
-        """Return where the state goes on that was loaded, on this rank."""
-        if self._loaded[0].worker is not None:
-            return self._loaded[0]
-        return placed(self._loaded, Workplace(self.pipe), self._place(workers))
-
     def _tracking(self, workers: int) -> Tracked:
         """Return what keeps track of an epoch."""
         turn, parts = 0, [Resumed(0, 0, None)] * workers
         if self._board.read(0).loaded:
-            going_on = self._placed(workers)
-            self._loaded = [going_on]  # so that not each worker deals anew
+            going_on = self._epochs.placed(workers)
+            self._epochs.loaded = [going_on]  # so that not each worker deals anew
             if not going_on.is_over:
                 turn, parts = going_on.turn, going_on.parts
         return Tracked(parts, turn)
-
-    def _begin(self) -> None:
-        """Begin an epoch in this process.
-
-        Raises:
-            StateError: this worker cannot go on from the state that was loaded; or it was saved in the middle of
-                another epoch than that which was chosen since.
-        """
-        info = get_worker_info()
-        own, workers = (0, 0) if info is None else (info.id, info.num_workers)
-        row = self._board.read(own)
-        if info is not None and self._board.has_other_workers(workers):
-            raise StateError(
-                f"A StatefulShards has the same number of workers in all epochs, and there are {workers} now. Make "
-                f"another one for another number, and load the state of this one in it to go on"
-            )
-        chosen = self._board.chosen(row.begun)
-        going_on = None
-        if row.loaded:
-            if row.loaded != self._loads or not self._loaded:
-                raise StateError(
-                    "The workers were started before the state was loaded, and persistent_workers keeps them. Load it "
-                    "before the first epoch, or make another loader"
-                )
-            going_on = self._placed(workers)
-        seeds, generator = EpochSeeds(), SeedGenerator(row.next if row.epoch else self.seed)
-        self._number = own
-        if going_on is None or going_on.is_over:
-            if row.epoch:
-                seeds.follow(epoch=row.epoch - 1, first=row.first, next=row.next)
-            if chosen is not None:
-                seeds.set_epoch(chosen)
-            seeds.begin(generator, (lambda seed: seed) if self._distributed else None)
-        elif chosen not in (None, going_on.epoch):
-            raise StateError(
-                f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {going_on.epoch}. To "
-                f"go on there, call set_epoch({going_on.epoch}), or do not call it before this epoch"
-            )
-        else:
-            if going_on.wanted is not None:
-                self._board.choose(going_on.wanted, row.begun + 1)
-            seeds.resume(generator, seed=going_on.seed, epoch=going_on.epoch, first=going_on.first, engines=None)
-            if going_on.worker is not None:
-                self._number, self._base = going_on.worker, going_on.parts[0]
-            else:
-                # The loader begins with its worker 0, and the epoch goes on with the worker whose turn it is.
-                self._number = (own + going_on.turn) % len(going_on.parts)
-                self._base = going_on.parts[self._number]
-        self._seed, self._loaded = seeds.seed, []
-        seeds.end(generator)
-        row = Row(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
-        if info is None:
-            self._board.has_workers = False
-        self._board.write(row, None if info is None else own)
-        self._is_begun, self._is_over = True, False
-        self._is_tracked, self._state_due = info is not None and self._board.is_tracked, 0.0
-
-    def _iterated(self) -> Iterator[Any]:
-        if not self._is_begun:
-            self._begin()
-        base, info = self._base, _worker()
-        self._items = base.items
-        pipe: Any = self.pipe
-        generator = SeedGenerator(self._seed)
-        if self._distributed:
-            pipe = graph_settings.apply_sharding(pipe, self._ranks, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
-            generator.spawn(self._rank, inplace=True)
-        pipe = split(pipe, WorkerInfo(info.num_workers, self._number), None)
-        if get_worker_info() is None:  # the generators of this process are those of the training
-            seed_stages(pipe, generator)
-        else:
-            generator = generator.spawn(self._number)
-            reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
-        base.load(pipe)
-        for item in base.pass_over(pipe):
-            self._items += 1
-            yield item
-        self._is_over = True
-
-
-def _worker() -> Any:
-    """Return torchdata's ``WorkerInfo`` of this process, which may be the only one."""
-    info = get_worker_info()
-    return WorkerInfo(1, 0) if info is None else WorkerInfo(info.num_workers, info.id)

@@ -1,0 +1,190 @@
+"""The epochs of a `StatefulShards` in one process, which may be a worker of a loader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+from torch import distributed
+from torch.utils.data import get_worker_info, graph_settings
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.utils import WorkerInfo
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.state import save_state
+from wds_datapipes.reading.board import Board, Row
+from wds_datapipes.reading.checkpoint import Checkpoint
+from wds_datapipes.reading.elastic import Workplace, placed
+from wds_datapipes.reading.resuming import Resumed
+from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stages
+from wds_datapipes.reading.serving import STATE_EVERY_S, split
+from wds_datapipes.reading.tracking import Told
+
+__all__ = ["Epochs", "own_worker"]
+
+
+class Epochs:
+    """Reads a pipeline in this process, as often as it is iterated, and knows how far it is.
+
+    Args:
+        pipe: the pipeline, before it is split.
+        seed: what the orders follow from.
+        board: what all processes know.
+
+    Attributes:
+        rank: of this process, among how many ``ranks``, if the run is ``distributed``.
+        loaded: the states that were loaded, until an epoch has begun from them.
+        number: of this worker, in the round in which the epoch goes.
+        is_over: whether all of the epoch was yielded; so it is before the first one.
+    """
+
+    def __init__(self, pipe: Any, seed: int, board: Board) -> None:
+        self.distributed = distributed.is_available() and distributed.is_initialized()
+        self.rank, self.ranks = 0, 1
+        if self.distributed:
+            self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+        self.loaded: list[Checkpoint] = []
+        self.number = 0
+        self.is_over = True
+        self._pipe = pipe
+        self._seed = seed  # of the first epoch
+        self._board = board
+        self._loads = 0
+        # Of the present epoch.
+        self._seeds = EpochSeeds()
+        self._is_begun = False
+        self._base = Resumed(0, 0, None)
+        self._items = 0
+        self._is_tracked = False
+        self._state_due = 0.0
+
+    @property
+    def part(self) -> Resumed:
+        """Where this process goes on."""
+        if self._items <= self._base.items:
+            return self._base
+        return Resumed(self._items, 0, save_state(self._pipe))
+
+    def place(self, workers: int) -> tuple[int, int, bool, int]:
+        """Return where this process is, among so many workers, as a checkpoint has it."""
+        return self.rank, self.ranks, self.distributed, workers
+
+    def load(self, loaded: list[Checkpoint]) -> int:
+        """Begin the next epoch from states; return how many times that was asked for."""
+        self.loaded = loaded
+        self._loads += 1
+        return self._loads
+
+    def placed(self, workers: int) -> Checkpoint:
+        """Return where the states go on that were loaded, on this rank."""
+        if self.loaded[0].worker is not None:
+            return self.loaded[0]
+        return placed(self.loaded, Workplace(self._pipe), self.place(workers))
+
+    def told(self, batch: Any) -> Any:
+        """Return a batch, in a worker, with the place of the worker behind it if the loop is tracked."""
+        if not self._is_tracked:
+            return batch
+        stages, begin = None, perf_counter()
+        if begin >= self._state_due:
+            stages = json.dumps(save_state(self._pipe)).encode()
+            now = perf_counter()
+            self._state_due = now + max(STATE_EVERY_S, 100 * (now - begin))  # it takes a hundredth of the time
+        return Told(batch, own_worker().worker_id, self.number, self._items, stages)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._is_begun, self.is_over, self._items, self._base = False, True, 0, Resumed(0, 0, None)
+        if get_worker_info() is not None:
+            # Here, and not with the first item: a loop that is broken off at once has begun its epoch in all workers.
+            self._board.has_workers = True
+            with suppress(StateError):  # torch's loader would lose it here: it comes with the first item
+                self._begin()
+        return self._iterated()
+
+    def _begin(self) -> None:
+        """Begin an epoch.
+
+        Raises:
+            StateError: this worker cannot go on from the state that was loaded; or it was saved in the middle of
+                another epoch than that which was chosen since.
+        """
+        info = get_worker_info()
+        own, workers = (0, 0) if info is None else (info.id, info.num_workers)
+        row = self._board.read(own)
+        if info is not None and self._board.has_other_workers(workers):
+            raise StateError(
+                f"A StatefulShards has the same number of workers in all epochs, and there are {workers} now. Make "
+                f"another one for another number, and load the state of this one in it to go on"
+            )
+        chosen = self._board.chosen(row.begun)
+        going_on = None
+        if row.loaded:
+            if row.loaded != self._loads or not self.loaded:
+                raise StateError(
+                    "The workers were started before the state was loaded, and persistent_workers keeps them. Load it "
+                    "before the first epoch, or make another loader"
+                )
+            going_on = self.placed(workers)
+        seeds, generator = EpochSeeds(), SeedGenerator(row.next if row.epoch else self._seed)
+        self.number = own
+        if going_on is None or going_on.is_over:
+            if row.epoch:
+                seeds.follow(epoch=row.epoch - 1, first=row.first, next=row.next)
+            if chosen is not None:
+                seeds.set_epoch(chosen)
+            seeds.begin(generator, (lambda seed: seed) if self.distributed else None)
+        elif chosen not in (None, going_on.epoch):
+            raise StateError(
+                f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {going_on.epoch}. To "
+                f"go on there, call set_epoch({going_on.epoch}), or do not call it before this epoch"
+            )
+        else:
+            if going_on.wanted is not None:
+                self._board.choose(going_on.wanted, row.begun + 1)
+            seeds.resume(generator, seed=going_on.seed, epoch=going_on.epoch, first=going_on.first, engines=None)
+            if going_on.worker is not None:
+                self.number, self._base = going_on.worker, going_on.parts[0]
+            else:
+                # The loader begins with its worker 0, and the epoch goes on with the worker whose turn it is.
+                self.number = (own + going_on.turn) % len(going_on.parts)
+                self._base = going_on.parts[self.number]
+        self._seeds, self.loaded = seeds, []
+        seeds.end(generator)
+        row = Row(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
+        if info is None:
+            self._board.has_workers = False
+        self._board.write(row, None if info is None else own)
+        self._is_begun, self.is_over = True, False
+        self._is_tracked, self._state_due = info is not None and self._board.is_tracked, 0.0
+
+    def _iterated(self) -> Iterator[Any]:
+        if not self._is_begun:
+            self._begin()
+        base, info = self._base, own_worker()
+        self._items = base.items
+        pipe: Any = self._pipe
+        generator = SeedGenerator(self._seeds.seed)
+        if self.distributed:
+            pipe = graph_settings.apply_sharding(pipe, self.ranks, self.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+            generator.spawn(self.rank, inplace=True)
+        pipe = split(pipe, WorkerInfo(info.num_workers, self.number), None)
+        if get_worker_info() is None:  # the generators of this process are those of the training
+            seed_stages(pipe, generator)
+        else:
+            generator = generator.spawn(self.number)
+            reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
+        base.load(pipe)
+        for item in base.pass_over(pipe):
+            self._items += 1
+            yield item
+        self.is_over = True
+
+
+def own_worker() -> Any:
+    """Return torchdata's ``WorkerInfo`` of this process, which may be the only one."""
+    info = get_worker_info()
+    return WorkerInfo(1, 0) if info is None else WorkerInfo(info.num_workers, info.id)
