@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import io
+import itertools
 import json
 import logging
 import os
@@ -22,16 +23,18 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterDataPipe
+from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.core.progress import runs_of
 from wds_datapipes.core.tar import read_members
 from wds_datapipes.errors import ChangedShard
-from wds_datapipes.reading.state import load_state, save_state
+from wds_datapipes.pipes.state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
 SECRET = "hunter2hunter2"
@@ -456,6 +459,44 @@ def test_a_shard_that_ends_before_the_place_is_an_error_on_the_web(site: Site) -
     build_shard("0.tar", samples(count=1))
     with pytest.raises(ChangedShard, match=r"ends before byte \d{7}, where it was to be read on"):
         list(resumed(pipeline(f"{site.url}/0.tar", 1), state))
+
+
+def is_wanted(sample: dict[str, Any]) -> bool:
+    return bool(sample["cls"] != b"-")
+
+
+def never_ending(urls: str) -> Any:
+    return ShardList(urls).resample_wds_shards().load_wds_shards().group_samples().filter(is_wanted)
+
+
+@pytest.mark.parametrize(
+    "cut_or_mixed",
+    [
+        lambda pipe: pipe,
+        lambda pipe: pipe.slice_samples(19),
+        lambda pipe: pipe.mix_samples(never_ending("other.tar"), stop="never"),
+        lambda pipe: pipe.with_epoch(30),
+    ],
+    ids=["alone", "slice_samples", "mix_samples", "with_epoch"],
+)
+def test_a_stream_without_an_end_is_not_read_on_for_samples_that_are_gone(folder: Path, cut_or_mixed: Any) -> None:
+    """Other labels have taken the place of all labels, in the very same bytes, so that nothing else tells it."""
+
+    def new() -> Any:
+        pipe = cut_or_mixed(never_ending("{a..c}.tar")).shuffle_samples(5)
+        apply_random_seed(pipe, torch.Generator().manual_seed(3))
+        return pipe
+
+    names = ("a", "b", "c", "other")
+    for name in names:
+        build_shard(f"{name}.tar", [{"__key__": f"{name}{number}", "cls": str(number)} for number in range(4)])
+    state = state_at(new(), 17)
+    assert list(itertools.islice(resumed(new(), state), 3))
+    for name in names:
+        labels = ["-" if number < 3 else "3" for number in range(4)]
+        build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "cls": label} for n, label in enumerate(labels)])
+    with pytest.raises(ChangedShard, match="samples that waited in a shuffle buffer are no longer where they were"):
+        next(iter(resumed(new(), state)))
 
 
 # Parts of archives --------------------------------------------------------------------------------------------------

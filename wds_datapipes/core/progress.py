@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
 
-__all__ = ["NOTHING_LEFT", "Address", "Deal", "Passed", "Progress", "Resume", "check_of", "runs_of"]
+from wds_datapipes.errors import ChangedShard
+
+__all__ = ["NOTHING_LEFT", "Address", "Deal", "Passed", "Progress", "Resume", "check_of", "gone", "runs_of"]
 
 #: The place behind all shards.
 NOTHING_LEFT = (sys.maxsize, 0)
@@ -94,8 +96,13 @@ class Passed:
 
         Args:
             address: tells where it is, if that is known.
+
+        Raises:
+            ChangedShard: it is a new one, and others were to pass before.
         """
-        if self._again and address is not None and (place := address().place) in self._again:
+        if self._again and address is not None:
+            if (place := address().place) not in self._again:
+                raise gone(len(self._again))
             self._again.remove(place)
             return True
         self.count += 1
@@ -187,6 +194,14 @@ class Resume:
             own = (self.deal or ALL).spans(shard)
             spans += [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
         return spans
+
+
+def gone(count: int) -> ChangedShard:
+    """Return the error for samples that do not come again, after all others that were to, and before new ones."""
+    return ChangedShard(
+        f"{count} samples that waited in a shuffle buffer are no longer where they were. A state can be loaded only "
+        "with the very shards that it was saved with"
+    )
 
 
 def check_of(key: str) -> int:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
 
-from wds_datapipes.core.progress import Address
-from wds_datapipes.errors import ChangedShard
+from wds_datapipes.core.progress import Address, gone
 
 __all__ = ["ShuffleState", "nbytes", "shuffle_samples"]
 
@@ -105,10 +104,7 @@ def _refilled(
     while missing or passing:
         item: Any = next(items, _END)
         if item is _END:
-            raise ChangedShard(
-                f"{len(missing) + len(passing)} samples that waited in a shuffle buffer are no longer where they were. "
-                "A state can be loaded only with the very shards that it was saved with"
-            )
+            raise gone(len(missing) + len(passing))
         at = address() if address is not None else Address(-1, 0, 0)
         slot = missing.pop(at.place, None)
         if slot is not None:
@@ -117,6 +113,8 @@ def _refilled(
             passing.discard(at.place)
             state.at = at
             yield item
+        else:  # it is new, and more new ones may come for ever
+            raise gone(len(missing) + len(passing))
     return buffer
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.progress import Address
+from wds_datapipes.core.progress import Address, gone
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.sharing import Place
-from wds_datapipes.errors import ChangedShard
 from wds_datapipes.pipes.state import load_state, save_state, stateful
 from wds_datapipes.pipes.upstream import splitters, upstream
 
@@ -137,8 +136,5 @@ def _exactly(count: int, items: Iterator[Any]) -> Iterator[Any]:
     end = object()
     for number in range(count):
         if (item := next(items, end)) is end:
-            raise ChangedShard(
-                f"{count - number} samples that waited in a shuffle buffer are no longer where they were. A state can "
-                "be loaded only with the very shards that it was saved with"
-            )
+            raise gone(count - number)
         yield item
