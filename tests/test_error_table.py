@@ -35,8 +35,8 @@ from wds_datapipes import (
     read_index,
 )
 from wds_datapipes.core.optional import require
+from wds_datapipes.pipes.state import load_state, save_state
 from wds_datapipes.reading.ranks import Ranks
-from wds_datapipes.reading.state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
 

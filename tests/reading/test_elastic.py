@@ -24,13 +24,13 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.state import save_state
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.dealing import deal_anew
 from wds_datapipes.reading.elastic import Workplace, placed
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import reset_pipeline
 from wds_datapipes.reading.serving import split
-from wds_datapipes.reading.state import save_state
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 0, 13, 1, 9, 4, 11)

@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import apply_random_seed
 
 from wds_datapipes import ShardList
-from wds_datapipes.reading.state import load_state, save_state
+from wds_datapipes.pipes.state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 0, 13, 1, 9)

@@ -18,7 +18,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.reading.state import load_state, renewed, save_state
+from wds_datapipes.pipes.state import load_state, renewed, save_state
 from wds_datapipes.testing import build_shard
 
 SIZES = (5, 3, 4, 1, 2, 6)

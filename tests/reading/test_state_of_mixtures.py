@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import ChangedShard, StateError
-from wds_datapipes.reading.state import load_state, save_state
+from wds_datapipes.pipes.state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
 #: Of each of the datasets.

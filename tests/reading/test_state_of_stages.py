@@ -20,7 +20,7 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.core.openers import open_url
 from wds_datapipes.errors import EmptySource, StateError
-from wds_datapipes.reading.state import load_state, save_state
+from wds_datapipes.pipes.state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 0, 13, 1, 9)

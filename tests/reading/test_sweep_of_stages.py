@@ -18,7 +18,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
-from wds_datapipes.reading.state import check_state
+from wds_datapipes.pipes.state import check_state
 from wds_datapipes.testing import build_shard
 
 Pipe = Any

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wds_datapipes.core.progress import Address, Deal, Resume
-from wds_datapipes.pipes.state import branches_of
-from wds_datapipes.reading.state import stateful
+from wds_datapipes.pipes.state import branches_of, stateful
 
 __all__ = ["deal_anew", "dealt_states"]
 

@@ -20,7 +20,7 @@ from torchdata.dataloader2.utils import WorkerInfo
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
-from wds_datapipes.pipes.state import branches_of
+from wds_datapipes.pipes.state import State, branches_of, save_state, stateful
 from wds_datapipes.pipes.upstream import unsplit
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.dealing import dealt_states
@@ -28,7 +28,6 @@ from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import KEY, checkpoints_in, state_of
 from wds_datapipes.reading.seeding import reset_pipeline, returned
 from wds_datapipes.reading.serving import split
-from wds_datapipes.reading.state import State, save_state, stateful
 
 __all__ = ["Workplace", "dealt_anew", "merge_states", "placed"]
 

@@ -12,6 +12,7 @@ from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import description
+from wds_datapipes.pipes.state import check_state
 from wds_datapipes.pipes.upstream import upstream
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.elastic import Workplace, placed
@@ -19,7 +20,6 @@ from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, state_of
 from wds_datapipes.reading.seeding import EpochSeeds
-from wds_datapipes.reading.state import check_state
 
 __all__ = ["Maker", "StateKeeper", "described"]
 

@@ -13,10 +13,10 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.state import lasts, load_state, renewed, save_state
 from wds_datapipes.reading.report import WorkerReport, log_skipped
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import returned
-from wds_datapipes.reading.state import lasts, load_state, renewed, save_state
 
 __all__ = ["LocalItems"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_datapipes.errors import ChangedShard
-from wds_datapipes.reading.state import load_state, renewed
+from wds_datapipes.pipes.state import load_state, renewed
 
 __all__ = ["Resumed"]
 

@@ -24,6 +24,7 @@ from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_ro
 from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.state import lasts
 from wds_datapipes.reading.crew import Crew, CrewItems
 from wds_datapipes.reading.delivery import Delivered
 from wds_datapipes.reading.elastic import Workplace
@@ -34,7 +35,6 @@ from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
 from wds_datapipes.reading.seeding import returned, seed_stages
 from wds_datapipes.reading.serving import Job, split
-from wds_datapipes.reading.state import lasts
 from wds_datapipes.reading.transport.messages import Command
 
 __all__ = ["ShardReadingService"]

@@ -21,11 +21,11 @@ from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_di
 
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.errors import StateError, WorkerDied
+from wds_datapipes.pipes.state import lasts, load_state, renewed, save_state
 from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import reset_pipeline, returned
-from wds_datapipes.reading.state import lasts, load_state, renewed, save_state
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
 from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
