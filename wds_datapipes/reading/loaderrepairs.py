@@ -1,0 +1,132 @@
+"""What is mended in the seeds, orders and states of torchdata's ``DataLoader2``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from wds_datapipes.reading.mending import Mends, replace
+
+__all__ = ["LOADER_REPAIRS"]
+
+LOADER_REPAIRS = Mends()
+
+
+@LOADER_REPAIRS.repair(issue=None)
+def repeated_order() -> None:
+    """Every epoch has the order of the first, with and without ``DataLoader2.seed``.
+
+    With a seed: the workers draw from copies of the loader's generator, and the original never advances. It is seeded
+    anew after each epoch has begun, from itself: one ``seed()`` makes a whole run reproducible, and its first epoch is
+    the one it always was.
+
+    Without a seed: from 0.8.0 on a seed is drawn from torch's generator inside ``fork_rng``, which puts the generator
+    back. It is drawn without it, as in 0.7.1 and as by torch's ``DataLoader``. ``torch.manual_seed`` still makes a run
+    reproducible; each epoch takes one number from torch's generator.
+    """
+    from torchdata.dataloader2.random import seed_generator as seeding
+    from torchdata.dataloader2.reading_service import MultiProcessingReadingService
+
+    initialize_iteration = MultiProcessingReadingService.initialize_iteration
+
+    @functools.wraps(initialize_iteration)
+    def initialize_iteration_and_advance(self: Any, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        next_reset_fn = initialize_iteration(self, seed_generator, iter_reset_fn)
+        if self._mp:
+            seed_generator.seed(seed_generator.generate_shared_seed())
+        return next_reset_fn
+
+    def torch_random_seed() -> int:
+        import torch
+
+        return int(torch.randint(-(2**63), 2**63 - 1, ()).item()) + 2**63
+
+    replace(MultiProcessingReadingService, "initialize_iteration", initialize_iteration_and_advance)
+    replace(seeding, "_get_torch_random_seed", torch_random_seed)
+
+
+@LOADER_REPAIRS.repair(issue=None)
+def unseeded_service() -> None:
+    """``DataLoader2.seed`` has no effect without a reading service.
+
+    Seeds reach the pipeline through a reading service. ``InProcessReadingService``, which its own documentation calls
+    the default, takes the place of none when a seed is set.
+    """
+    from torchdata.dataloader2 import DataLoader2, InProcessReadingService
+
+    seed = DataLoader2.seed
+
+    @functools.wraps(seed)
+    def seed_through_service(self: Any, value: int) -> None:
+        seed(self, value)
+        if self.reading_service is None:
+            self.reading_service = InProcessReadingService()
+
+    replace(DataLoader2, "seed", seed_through_service)
+
+
+@LOADER_REPAIRS.repair(issue=None)
+def distributed_state() -> None:
+    """Saving and loading a state behind ``DistributedReadingService`` warns that it has none, and it needs none.
+
+    ``SequentialReadingService`` warns of every service without ``checkpoint`` and ``restore``. What this one gives
+    to ranks is drawn from the generator of the loader, which is in the state. It has both now, and saves nothing.
+    """
+    from torchdata.dataloader2 import DistributedReadingService
+
+    def checkpoint(_: Any) -> bytes:
+        return b""
+
+    def restore(self: Any, datapipe: Any, _: bytes) -> Any:
+        return self.initialize(datapipe)
+
+    replace(DistributedReadingService, "checkpoint", checkpoint)
+    replace(DistributedReadingService, "restore", restore)
+
+
+@LOADER_REPAIRS.repair(issue=None)
+def unknown_pipeline() -> None:
+    """``DataLoader2.load_state_dict`` puts the pipeline of a state in the place of another one, and does not tell.
+
+    Whoever has changed the pipeline since, or the list of shards, goes on with what there was before. Now that is a
+    ``StateError`` which says what differs, where the state is one of a ``ShardReadingService``. So that the state knows
+    its pipeline also before the first iteration, the service is told it when a state is asked for.
+    """
+    from torchdata.dataloader2 import DataLoader2
+
+    state_dict, load_state_dict = DataLoader2.state_dict, DataLoader2.load_state_dict
+
+    @functools.wraps(state_dict)
+    def acquaint_and_save(self: Any) -> dict[str, Any]:
+        from wds_datapipes.reading.acquainting import acquaint
+
+        acquaint(self)
+        state: dict[str, Any] = state_dict(self)
+        return state
+
+    @functools.wraps(load_state_dict)
+    def check_and_load(self: Any, state_dict: dict[str, Any]) -> None:
+        from wds_datapipes.reading.acquainting import check_pipeline
+
+        check_pipeline(self, state_dict)
+        load_state_dict(self, state_dict)
+
+    replace(DataLoader2, "state_dict", acquaint_and_save)
+    replace(DataLoader2, "load_state_dict", check_and_load)
+
+
+@LOADER_REPAIRS.repair(issue=None)
+def no_set_epoch() -> None:
+    """``DataLoader2`` has no ``set_epoch``, which trainers call that choose an order by the number of the epoch.
+
+    It has one now where a ``ShardReadingService`` is its reading service, or is in it.
+    """
+    from torchdata.dataloader2 import DataLoader2
+
+    def set_epoch(self: Any) -> Callable[[int], None]:
+        from wds_datapipes.reading.acquainting import epoch_setter
+
+        return epoch_setter(self)
+
+    replace(DataLoader2, "set_epoch", property(set_epoch))
