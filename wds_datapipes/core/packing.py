@@ -104,15 +104,18 @@ class SamplePacker:
                 data = self._data(encoded, field)
             size = len(data)
             if raw_key and suffix and len(raw_key) + len(suffix) <= NAME_BYTES and size < TOO_LARGE:
-                header = self._headers.plain(raw_key + suffix, size)
+                # In parts, which are put together once, with those of many samples.
+                parts += self._headers.plain(raw_key + suffix, size)
+                at += BLOCK
             else:
                 try:
                     header = self._headers.header(f"{key}.{field}", size)
                 except UnicodeEncodeError as error:
                     raise UnwritableSample(f"The name {f'{key}.{field}'!r} cannot be written: {error}") from error
-            fields.append((field, at + len(header), size))
-            at += len(header) + size
-            parts.append(header)
+                parts.append(header)
+                at += len(header)
+            fields.append((field, at, size))
+            at += size
             parts.append(data)
             if size % BLOCK:
                 parts.append(PADDING[size % BLOCK])

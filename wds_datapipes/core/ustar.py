@@ -73,7 +73,7 @@ class HeaderWriter:
             UnicodeEncodeError: half of a surrogate pair is in the name.
         """
         if len(name) <= NAME_BYTES and size < TOO_LARGE and name.isascii():
-            return self.plain(name.encode("ascii"), size)
+            return b"".join(self.plain(name.encode("ascii"), size))
         try:
             raw, binary = name.encode("utf-8"), False
         except UnicodeEncodeError:
@@ -95,8 +95,8 @@ class HeaderWriter:
         extended = self._block(b"././@PaxHeader", len(records), b"x")
         return extended + records + PADDING[len(records) % BLOCK] + self._block(short, size, b"0", prefix)
 
-    def plain(self, raw: bytes, size: int) -> bytes:
-        """Return the header of a file whose name has at most 100 ASCII characters, and whose size is below 8 GiB."""
+    def plain(self, raw: bytes, size: int) -> tuple[bytes, ...]:
+        """Return the header of a file in parts: its name has at most 100 ASCII characters, its size is below 8 GiB."""
         try:
             middle, total = self._middles[size]
         except KeyError:
@@ -107,7 +107,7 @@ class HeaderWriter:
             self._middles[size] = middle, total
         # The low half of Adler-32 is one plus the sum of the bytes, and these are few enough for it.
         checksum = CHECKSUMS[total + (adler32(raw) & 0xFFFF) - 1]
-        return raw.ljust(NAME_BYTES, b"\0") + middle + checksum + self._tail
+        return raw.ljust(NAME_BYTES, b"\0"), middle, checksum, self._tail
 
     def _block(self, name: bytes, size: int, kind: bytes, prefix: bytes = b"") -> bytes:
         before = name.ljust(NAME_BYTES, b"\0") + self._before_size + b"%011o\0" % size + self._time
