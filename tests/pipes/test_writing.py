@@ -161,6 +161,14 @@ def test_a_conversion_goes_on_in_each_worker(workers: int) -> None:
     assert len(journals) == max(workers, 1)
 
 
+@pytest.mark.parametrize(("pattern", "journal"), [("out-%02d.tar", "j"), ("out-{worker}-%d.tar", "j-{worker}")])
+def test_each_worker_has_a_journal_of_its_own(pattern: str, journal: str) -> None:
+    pipe = samples().write_wds_shards(pattern, maxcount=4, resume=True, journal=journal)
+    first = load(pipe, "DataLoader2", 2)
+    assert len([name for name in os.listdir() if name.startswith("j")]) == 2
+    assert load(pipe, "DataLoader2", 2) == first
+
+
 def test_it_has_no_state() -> None:
     pipe = samples().write_wds_shards("out-%02d.tar")
     with pytest.raises(StateError, match=r"SampleWriter may hold samples back.*resume=True"):

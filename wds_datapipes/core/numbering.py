@@ -55,18 +55,18 @@ def deal_numbers(pattern: str, start: int, *, rank: int, ranks: int, worker: int
 
 
 def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: int, step: int) -> str:
-    """Return the path of a journal: the one that was asked for, or one beside the shards.
+    """Return the path of a journal: the one that was asked for, or one beside the shards; each writer has its own.
 
     Raises:
         ValueError: the shards are not local, and no path was asked for.
     """
+    dealt = f"-{first}-of-{step}" if step > 1 else ""
     if journal is not None:
-        return os.fspath(journal)
+        return f"{os.fspath(journal)}{dealt}"
     path = local_path(pattern)
     if path is None:
         raise ValueError(
             f"{pattern!r} is no local path, and lines cannot be added to a file in a store. Name a local file for the "
             f"journal, as in journal='shards.journal'"
         )
-    dealt = f"-{first}-of-{step}" if step > 1 else ""
     return f"{NUMBER.sub('shards', path)}{dealt}.journal"

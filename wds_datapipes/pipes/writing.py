@@ -32,7 +32,8 @@ class SampleWriter(IterDataPipe[ShardInfo]):
     In several workers and ranks, which share the data by ``sharding_filter``, each writes shards of its own. Where the
     pattern has ``{worker}`` and ``{rank}``, these become numbers, and each counts from ``start_shard``. What the
     pattern does not tell apart takes turns: of four workers, the second writes the numbers 1, 5, 9 and so on. Then
-    numbers may be missing at the end; a directory or ``*`` lists the shards that there are.
+    numbers may be missing at the end; a directory or ``*`` lists the shards that there are. A ``journal`` may have the
+    fields too. Each writer has its own, so ``resume=True`` goes on with as many workers and ranks as before.
 
     Yields:
         ShardInfo: of each shard, when it is finished: its name, how many samples and bytes it has, and its digest.
@@ -93,7 +94,11 @@ class SampleWriter(IterDataPipe[ShardInfo]):
         ShardWriter(pattern, **limits, **{**options, "resume": False}).close()  # type: ignore[arg-type]  # mypy mixes the types
 
     def __iter__(self) -> Iterator[ShardInfo]:
-        pattern, start_shard, step = deal_numbers(self.pattern, self.start_shard, **_place_among_all(self.source))
+        place = _place_among_all(self.source)
+        pattern, start_shard, step = deal_numbers(self.pattern, self.start_shard, **place)
+        options = dict(self._options.value)
+        if (journal := options.get("journal")) is not None:
+            options["journal"], _, _ = deal_numbers(os.fspath(journal), 0, **place)
         yield from write_wds_shards(
             self.source,
             pattern,
@@ -102,7 +107,7 @@ class SampleWriter(IterDataPipe[ShardInfo]):
             start_shard=start_shard,
             step=step,
             on_error=self.on_error,
-            **self._options.value,
+            **options,
         )
 
 
