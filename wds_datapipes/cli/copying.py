@@ -1,0 +1,185 @@
+"""Copying samples as they are to archives, shards and commands: what ``cat`` and ``split`` share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from wds_datapipes.cli.meter import Meter, human_bytes, plural
+from wds_datapipes.cli.program import WrongUse, printable
+from wds_datapipes.core.excerpt import Excerpt
+from wds_datapipes.core.numbering import NUMBER
+from wds_datapipes.core.openers import redact
+from wds_datapipes.core.shardwriter import ShardWriter
+from wds_datapipes.core.tarwriter import TarWriter
+from wds_datapipes.core.types import Sample, ShardInfo
+from wds_datapipes.errors import UnwritableSample
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Compression", "MaxCount", "MaxSize", "Output", "SkipBad", "copy_samples", "parse_slice_text", "report"]
+
+#: How many of the errors that were passed over are shown.
+SHOWN = 10
+
+MaxCount: TypeAlias = Annotated[int, typer.Option("--maxcount", min=1, help="The most samples of a shard.")]
+MaxSize: TypeAlias = Annotated[
+    str, typer.Option("--maxsize", metavar="BYTES", help="The most bytes of a shard, such as 500MB or 2GiB.")
+]
+Compression: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--compress", metavar="KIND", help="gz, bz2, xz or zst, if the name does not tell it.", show_default=False
+    ),
+]
+SkipBad: TypeAlias = Annotated[
+    bool, typer.Option("--skip-bad", help="Pass over bad samples, and the rest of bad shards, and say which.")
+]
+
+
+class Output:
+    """One archive, or shards with numbers where the name has ``%06d`` or the like.
+
+    Args:
+        target: path or URL, ``pipe:COMMAND`` or ``-``.
+        maxcount: how many samples a shard with a number has at the most.
+        maxsize: how many bytes.
+        **options: for the writer.
+    """
+
+    def __init__(self, target: str, *, maxcount: int, maxsize: float, **options: Any) -> None:
+        if target == "-" and sys.stdout.isatty():
+            raise WrongUse("An archive is nothing for a terminal. Name a file with --output, or send it to a pipe")
+        self._writer: ShardWriter | TarWriter
+        try:
+            if NUMBER.search(target):
+                self._writer = ShardWriter(
+                    target, maxcount=maxcount, maxsize=maxsize, encoder=False, verbose=False, digest=False, **options
+                )
+            else:
+                self._writer = TarWriter(target, encoder=False, **options)
+        except (ValueError, TypeError) as error:
+            raise WrongUse(str(error)) from None
+
+    @property
+    def shards(self) -> list[ShardInfo]:
+        """What was written and is whole."""
+        if isinstance(self._writer, ShardWriter):
+            return self._writer.shards
+        return [] if self._writer.info is None else [self._writer.info]
+
+    def write(self, sample: Sample) -> None:
+        """Write a sample.
+
+        Raises:
+            UnwritableSample: it would be read back as another; it has left nothing.
+        """
+        try:
+            self._writer.write(sample)
+        except UnwritableSample as error:
+            raise UnwritableSample(f"{error}. On the command line, --rekey '{{number:08d}}' makes new keys") from None
+
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        self._writer.__exit__(kind, error, traceback)
+
+
+def copy_samples(
+    make: Callable[[Callable[[Exception], bool] | str], Excerpt],
+    urls: list[str],
+    outputs: Iterable[Output],
+    choose: Callable[[Sample], Output],
+    *,
+    skip_bad: bool,
+    label: str,
+    shown: bool,
+) -> list[Exception]:
+    """Copy the samples of an excerpt, and return the errors that were passed over.
+
+    Args:
+        make: makes the excerpt with an error policy.
+        urls: the shards to read.
+        outputs: what may be written to. They are finished at the end, or discarded when an error or Ctrl-C comes.
+        choose: tells which of them a sample is for.
+        skip_bad: pass over errors.
+        label: what the bar says.
+        shown: whether there may be a bar.
+    """
+    faults: list[Exception] = []
+
+    def passes(error: Exception) -> bool:
+        faults.append(error)
+        return True
+
+    excerpt = make(passes if skip_bad else "raise")
+    with ExitStack() as opened, Meter(label, len(urls), shown=shown) as meter:
+        for output in outputs:
+            opened.enter_context(output)
+        latest = ""
+
+        def seen(sample: Sample) -> None:
+            nonlocal latest
+            is_next = bool(latest) and sample["__url__"] != latest
+            latest = sample["__url__"]
+            meter.add(shards=is_next, samples=1, size=sum(len(v) for v in sample.values() if type(v) is bytes))
+
+        for sample in excerpt.samples(urls, on_read=seen):
+            with ExitStack() if not skip_bad else _noting(faults):
+                choose(sample).write(sample)
+    return faults
+
+
+@contextmanager
+def _noting(faults: list[Exception]) -> Iterator[None]:
+    """Pass over a sample that is refused."""
+    try:
+        yield
+    except UnwritableSample as error:
+        faults.append(error)
+
+
+def report(shards: list[ShardInfo], faults: list[Exception], *, as_json: bool, **facts: object) -> None:
+    """Print what was written, and to standard error what was passed over."""
+    if as_json:
+        told = [{"url": redact(info.url), "samples": info.samples, "bytes": info.bytes} for info in shards]
+        skipped = [{"kind": type(error).__name__, "message": str(error)} for error in faults]
+        sys.stdout.write(json.dumps({**facts, "shards": told, "skipped": skipped}) + "\n")
+        return
+    for info in shards:
+        sys.stdout.write(
+            f"{printable(redact(info.url))}: {plural(info.samples, 'sample')}, {human_bytes(info.bytes)}\n"
+        )
+    sys.stdout.flush()
+    for error in faults[:SHOWN]:
+        typer.echo(f"Passed over: {type(error).__name__}: {printable(str(error))}", err=True)
+    if len(faults) > SHOWN:
+        typer.echo(f"Passed over: {len(faults) - SHOWN:,} more", err=True)
+
+
+def parse_slice_text(text: str) -> tuple[int | None, ...]:
+    """Return the positions of a slice.
+
+    >>> parse_slice_text("10:20"), parse_slice_text(":100:2"), parse_slice_text("5:")
+    ((10, 20), (None, 100, 2), (5, None))
+    """
+    if not text:
+        return ()
+    words = text.split(":")
+    try:
+        if not 2 <= len(words) <= 3:
+            raise ValueError
+        positions = tuple(int(word) if word else None for word in words)
+        if any(position is not None and position < 0 for position in positions) or positions[2:] == (0,):
+            raise ValueError
+    except ValueError:
+        raise WrongUse(f"--slice is START:STOP or START:STOP:STEP, counted from 0, as in 10:20, not {text!r}") from None
+    return positions
