@@ -15,7 +15,7 @@ from wds_datapipes.core.headers import ADLERS, AGAIN, BLOCK, FILE, NUMBERS, PAX_
 from wds_datapipes.core.openers import open_url, redact
 from wds_datapipes.core.openers.ranges import FileFacts, file_facts, open_ranges
 from wds_datapipes.core.tar import PLAIN_FIELDS
-from wds_datapipes.errors import ReadFailed, ShardError, StaleSidecar, TruncatedShard
+from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError, StaleSidecar, TruncatedShard
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -82,6 +82,8 @@ def scan_shard(
             end = _scan(stream, archive, found, ignore_zeros, end_marker, total)
             compression = compression_name(stream)
             size = before.bytes if counted is None else counted.finish()
+        except ChangedShard as error:
+            raise _changed(archive) from error
         except ShardError:
             raise
         except OSError as error:
@@ -89,9 +91,13 @@ def scan_shard(
     if before != FileFacts() and (
         before != file_facts(url, storage_options=storage_options) or before.bytes not in (None, size)
     ):
-        raise StaleSidecar(f"{archive} has changed while its headers were read. Build its index again")
+        raise _changed(archive)
     sha256 = None if counted is None or counted.hash is None else counted.hash.hexdigest()
     return Scan(end, size or 0, sha256, before.mtime_ns, before.etag, compression)
+
+
+def _changed(archive: str) -> StaleSidecar:
+    return StaleSidecar(f"{archive} has changed while its headers were read. Build its index again")
 
 
 def _plain_ranges(url: str, storage_options: Mapping[str, Any] | None, opened: ExitStack) -> BinaryIO | None:

@@ -6,12 +6,15 @@ import contextlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from wds_datapipes.core.openers.filesystems import hiding, reason, remote_filesystem
 from wds_datapipes.core.openers.local import local_path, open_local
+from wds_datapipes.core.openers.parts import RemoteParts, open_remote_parts
+from wds_datapipes.core.openers.redaction import redact
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
-from wds_datapipes.errors import ReadFailed, ShardError, ShardNotOpened
+from wds_datapipes.errors import ReadFailed, ShardNotOpened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -30,8 +33,6 @@ class FileFacts(NamedTuple):
     bytes: int | None = None
     mtime_ns: int | None = None
     etag: str | None = None
-    #: Whether any part of it may be readable without the rest; a web server tells that when it is tried.
-    may_have_ranges: bool = False
 
 
 def file_facts(url: str, *, storage_options: Mapping[str, Any] | None = None) -> FileFacts:
@@ -42,10 +43,12 @@ def file_facts(url: str, *, storage_options: Mapping[str, Any] | None = None) ->
     """
     path = local_path(url)
     if path is not None:
-        with open_local(path, asked=url):  # which tells in words what is wrong
+        try:
             status = Path(path).stat()
-        regular = Path(path).is_file()
-        return FileFacts(status.st_size, status.st_mtime_ns, None, True) if regular else FileFacts()
+        except (OSError, ValueError):
+            open_local(path, asked=url).close()  # which tells in words what is wrong
+            raise
+        return FileFacts(status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else FileFacts()
     scheme, _ = split_scheme(url)
     if scheme in known_schemes():
         return FileFacts()
@@ -59,7 +62,7 @@ def file_facts(url: str, *, storage_options: Mapping[str, Any] | None = None) ->
         raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}") from None
     size = found.get("size")
     etag = found.get("ETag") or found.get("etag")
-    return FileFacts(size, None, str(etag).strip('"') if etag else None, size is not None)
+    return FileFacts(size, None, str(etag).strip('"') if etag else None)
 
 
 def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:
@@ -72,37 +75,19 @@ def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -
     """
     path = local_path(url)
     if path is not None:
-        stream = open_local(path, asked=url)
-        if Path(path).is_file():
-            return stream
-        stream.close()
+        return open_local(path, asked=url) if Path(path).is_file() else None
+    size = file_facts(url, storage_options=storage_options).bytes
+    if size is None:
         return None
-    facts = file_facts(url, storage_options=storage_options)
-    if not facts.may_have_ranges or facts.bytes is None:
-        return None
-    if split_scheme(url)[0] in ("http", "https") and not _web_has_ranges(url, facts.bytes, storage_options):
-        return None
-    return cast(BinaryIO, RangeReader(url, facts.bytes, storage_options))
-
-
-def _web_has_ranges(url: str, size: int, storage_options: Mapping[str, Any] | None) -> bool:
-    """Ask a web server for the second byte of a file. One that knows no ranges begins with the first, and is left."""
-    filesystem, place = remote_filesystem(url, storage_options)
-    try:
-        with filesystem.open(place, "rb", size=size, block_size=1 << 20, cache_type="none") as file:
-            file.seek(1)
-            return len(file.read(1)) == 1
-    except Exception:  # noqa: BLE001  the same; what is really wrong shows when the file is read as a whole
-        return False
+    parts = open_remote_parts(url, storage_options=storage_options)
+    return None if parts is None else cast(BinaryIO, RangeReader(parts, url, size))
 
 
 class RangeReader(io.RawIOBase):
     """A remote file that is read by ranges: few bytes after a jump, and more where reading goes on."""
 
-    def __init__(self, url: str, size: int, storage_options: Mapping[str, Any] | None) -> None:
-        self._filesystem, self._place = remote_filesystem(url, storage_options)
-        self._url, self._size = url, size
-        self._hide = hiding(storage_options or {})
+    def __init__(self, parts: RemoteParts, url: str, size: int) -> None:
+        self._parts, self._url, self._size = parts, url, size
         self._at = 0
         #: What was fetched last, and where it begins.
         self._window, self._begin = memoryview(b""), 0
@@ -138,22 +123,24 @@ class RangeReader(io.RawIOBase):
         self._at += size
         return size
 
+    def close(self) -> None:
+        """Give the file back."""
+        if not self.closed:
+            self._parts.close()
+            super().close()
+
     def _fetch(self, count: int) -> None:
         reached = self._begin + len(self._window)
         goes_on = bool(self._window) and 0 <= self._at - reached < JUMP_FROM
         begin = reached if goes_on else self._at
         self._next_bytes = min(self._next_bytes * 2, MOST_BYTES) if goes_on else FIRST_BYTES
         end = min(max(begin + self._next_bytes, self._at + count), self._size)
-        try:
-            data = self._filesystem.cat_file(self._place, start=begin, end=end)
-        except Exception as error:  # noqa: BLE001  every network library has errors of its own
-            raise ShardError(
-                f"Reading {self._hide(self._url)} failed at byte {begin}: {type(error).__name__}: "
-                f"{self._hide(str(error))}"
-            ) from None
+        with self._parts.part(begin, end) as stream:
+            pieces = list(iter(lambda: stream.read(end - begin), b""))
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if len(data) != end - begin:
             raise ReadFailed(
-                f"{self._hide(self._url)} was asked for its bytes {begin} to {end}, and gave {len(data)} bytes. It may "
-                f"have changed meanwhile, or its server may know no ranges"
+                f"{redact(self._url)} was asked for its bytes {begin} to {end}, and gave {len(data)} bytes. It may "
+                f"have changed meanwhile"
             )
         self._window, self._begin = memoryview(data), begin
