@@ -78,13 +78,15 @@ def umask() -> int:
 
 
 @pytest.mark.parametrize("name", ["s.tar", "s.tar.gz"])
-def test_the_digest_is_that_of_the_file(name: str) -> None:
+def test_the_digest_is_that_of_the_file_and_leaves_no_thread(name: str) -> None:
+    threads = threading.active_count()
     with TarWriter(name, digest=True) as shard:
         shard.write(SAMPLE)
         shard.write(LARGE)
     assert shard.info is not None
     told = subprocess.run(["sha256sum", name], capture_output=True, text=True, check=True).stdout.split()[0]
     assert shard.info == ShardInfo(name, 2, os.path.getsize(name), told)
+    assert threading.active_count() == threads
 
 
 @pytest.mark.usefixtures("nothing_left")

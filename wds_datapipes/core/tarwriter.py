@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_datapipes.core.compressing import Compress, compression_kind, find_compressor
+from wds_datapipes.core.digest import Digest
 from wds_datapipes.core.indexfile import index_url, write_index
 from wds_datapipes.core.indexing import written_index
 from wds_datapipes.core.naming import KeyRule, first_dot
@@ -112,7 +113,7 @@ class TarWriter:
         self._keys: set[str] = set()
         self._waiting: list[bytes] = []
         self._waiting_bytes = self._written = 0
-        self._hash = hashlib.sha256() if digest else None
+        self._digest = Digest() if digest else None
         self.samples = self.size = 0
         self._layout: list[tuple[str, int, list[tuple[str, int, int]]]] = []
         self.info: ShardInfo | None = None
@@ -191,7 +192,10 @@ class TarWriter:
             self.discard()
             raise
         self._closed = True
-        digest = "" if self._hash is None else self._hash.hexdigest()
+        digest = ""
+        if self._digest is not None:
+            digest = self._digest.hexdigest()
+            self._digest.close()
         self.info = ShardInfo(self._target.url, self.samples, self._written, digest)
         if self._index_place and self._key_rule is not None:
             index = written_index(
@@ -206,6 +210,8 @@ class TarWriter:
             self._waiting.clear()
             if os.getpid() == self._owner:  # and not in a forked process, which has a copy of the writer
                 self._target.discard()
+                if self._digest is not None:
+                    self._digest.close()
 
     def __enter__(self) -> Self:
         return self
@@ -251,7 +257,6 @@ class TarWriter:
 
     def _send(self, data: bytes) -> None:
         if data:
-            if self._hash is not None:
-                self._hash.update(data)
-            self._target.write(data)
+            with contextlib.nullcontext() if self._digest is None else self._digest.taking(data):
+                self._target.write(data)
             self._written += len(data)
