@@ -118,6 +118,7 @@ def test_what_is_encoded_is_decoded(extension: str) -> None:
     law()
 
 
+@settings(deadline=None)
 @given(st.binary(), st.sampled_from([*CODECS, *IMAGE_FORMATS, "bin", "unknown"]))
 def test_bytes_are_never_encoded_again(data: bytes, extension: str) -> None:
     for value in (data, bytearray(data), memoryview(data)):
