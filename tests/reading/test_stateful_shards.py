@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 import torch
 from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, StatefulShards
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.testing import build_shard
 
@@ -194,3 +196,44 @@ def test_a_pipeline_without_a_state_is_refused() -> None:
         StatefulShards(pipeline(), seed=-1)
     with pytest.raises(ValueError, match="a number from 0, not -1"):
         StatefulShards(pipeline()).set_epoch(-1)
+
+
+class FirstFour(IterDataPipe[Any]):
+    """A stage of a user, which does not begin its source where it needs nothing of it."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int], waiting: Any) -> None:
+        self.count = state["count"]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.count < 4:
+            for item in itertools.islice(self.source, 4 - self.count):
+                self.count += 1
+                yield item
+        self.count = 0
+
+
+def test_a_state_that_no_stage_has_used_is_forgotten_with_its_epoch() -> None:
+
+    def new() -> IterDataPipe[Any]:
+        gathered = ShardList("{0..4}.tar").sharding_filter().load_wds_shards().group_samples()
+        return FirstFour(gathered.map(key_of))
+
+    loader = StatefulDataLoader(StatefulShards(new()), batch_size=None)
+    whole = list(loader)
+    assert len(list(itertools.islice(loader, 4))) == 4
+    state = loader.state_dict()
+    loader = StatefulDataLoader(StatefulShards(new()), batch_size=None)
+    loader.load_state_dict(state)
+    assert [list(loader), list(loader)] == [[], whole]
+    other: DataLoader2[Any] = DataLoader2(new(), reading_service=ShardReadingService(0))
+    other.seed(0)
+    other.reading_service.load_state_dict(state)
+    with other:
+        assert [list(other), list(other)] == [[], whole]

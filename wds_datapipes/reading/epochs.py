@@ -15,7 +15,7 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state import save_state
+from wds_datapipes.pipes.state import load_state, save_state
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.elastic import Workplace, placed
@@ -177,6 +177,7 @@ class Epochs:
         else:
             generator = generator.spawn(self.number)
             reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
+        load_state(pipe, None)
         base.load(pipe)
         for item in base.pass_over(pipe):
             self._items += 1
