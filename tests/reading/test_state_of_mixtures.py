@@ -127,7 +127,7 @@ def resumed(pipe: Pipe, state: Any) -> Pipe:
     return pipe
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     sources=st.lists(st.sampled_from(SOURCES), min_size=2, max_size=3),
     before=st.lists(st.lists(st.sampled_from(STAGES), max_size=2), min_size=3, max_size=3),
@@ -189,28 +189,29 @@ def natural(stop: str) -> Pipe:
     return facts(drawing(pipe.shuffle_samples(6)).slice_samples(40))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-@pytest.mark.parametrize("stop", ["first", "all", "never"])
+@pytest.mark.parametrize(("stop", "workers"), [("first", 2), ("all", 1), ("all", 3), ("never", 0), ("never", 2)])
 def test_a_mixture_goes_on_in_workers_and_so_do_the_next_epochs(stop: str, workers: int) -> None:
     with loader(natural(stop), workers) as one:
         epochs = [list(one) for _ in range(3)]
     whole = epochs[0]
     assert len(whole) > 4
-    for cut in (1, len(whole) // 2, len(whole)):
+    for cut in (1, len(whole) // 2):
         with loader(natural(stop), workers) as first:
             assert list(itertools.islice(first, cut)) == whole[:cut]
             state = first.state_dict()
         with loader(natural(stop), workers) as second:
             second.load_state_dict(state)
-            head = list(itertools.islice(second, 2))
+            assert list(itertools.islice(second, 2)) == whole[cut : cut + 2]
             state = second.state_dict()
-            if cut < len(whole) - 2:
-                assert head == whole[cut : cut + 2]
         with loader(natural(stop), workers) as third:
             third.load_state_dict(state)
-            if cut < len(whole) - 2:
-                assert list(third) == whole[cut + 2 :]
-                assert [list(third), list(third)] == epochs[1:]
+            assert [list(third), list(third), list(third)] == [whole[cut + 2 :], *epochs[1:]]
+    with loader(natural(stop), workers) as first:
+        assert list(itertools.islice(first, len(whole))) == whole
+        state = first.state_dict()
+    with loader(natural(stop), workers) as second:
+        second.load_state_dict(state)
+        assert [list(second), list(second)] == [[], epochs[1]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -250,8 +251,9 @@ def key_of(sample: dict[str, Any]) -> str:
     return str(sample["__key__"])
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 3), (3, 1), (2, 0)])
-@pytest.mark.parametrize("cut", [1, 13, 26])
+@pytest.mark.parametrize(
+    ("before", "after", "cut"), [(0, 2, 13), (2, 3, 1), (2, 3, 26), (3, 1, 13), (2, 0, 1), (2, 0, 26)]
+)
 def test_all_that_is_left_of_a_mixture_comes_once_on_other_workers(before: int, after: int, cut: int) -> None:
     with loader(dealable(), before) as one:
         came = list(itertools.islice(one, cut))
