@@ -15,32 +15,23 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import MultiProcessingReadingService
-from torchdata.dataloader2.graph import list_dps, replace_dp, traverse_dps
-from torchdata.dataloader2.graph._serialization import attach_wrapper
-from torchdata.dataloader2.graph.utils import _find_replicable_branches
+from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
-from torchdata.dataloader2.utils import WorkerInfo
-from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_round_robin_sharding_dp
-from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state import lasts
-from wds_datapipes.reading.crew import Crew, CrewItems
+from wds_datapipes.reading.crew import Crew
 from wds_datapipes.reading.delivery import Delivered
 from wds_datapipes.reading.elastic import Workplace
+from wds_datapipes.reading.hiring import Hiring
 from wds_datapipes.reading.keeping import StateKeeper
 from wds_datapipes.reading.local import LocalItems
 from wds_datapipes.reading.pinning import pinned
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
-from wds_datapipes.reading.seeding import returned, seed_stages
-from wds_datapipes.reading.serving import Job, split
+from wds_datapipes.reading.seeding import seed_stages
 from wds_datapipes.reading.transport.messages import Command
 
 __all__ = ["ShardReadingService"]
-
-#: How many small items may share a message.
-TOGETHER = 256
 
 Pipe = IterDataPipe[Any]
 
@@ -137,7 +128,6 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._ranks: Ranks | None = None
         self._crew: Crew | None = None
         self._local: LocalItems | None = None
-        self._items: CrewItems | None = None
         self._end: Callable[[], object] | None = None
 
     def initialize(self, datapipe: Pipe) -> Pipe:
@@ -280,69 +270,26 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._keeper.find(Workplace(datapipe, self.worker_init_fn, self.worker_reset_fn), self._ranks)
         if self._ranks is not None:
             datapipe = self._ranks.split(datapipe)
+        hiring = Hiring(
+            self.num_workers,
+            self.multiprocessing_context,
+            self.worker_prefetch_cnt,
+            self.main_prefetch_cnt,
+            self.timeout_s,
+            self.worker_init_fn,
+            self.worker_reset_fn,
+        )
+        items: Pipe
         if self.num_workers:
-            datapipe = self._hire(datapipe)
+            datapipe, self._crew, items = hiring.crew(datapipe, self._keeper)
         else:
-            datapipe = split(datapipe, WorkerInfo(1, 0), None)
-            if self.worker_init_fn is not None:
-                datapipe = returned("worker_init_fn", self.worker_init_fn(datapipe, WorkerInfo(1, 0)))
-            # torchdata's stage for ranks that wait for each other takes an item ahead, as if it were behind workers.
-            waiting = datapipe if isinstance(datapipe, FullSync) else None
-            part = datapipe if waiting is None else waiting.datapipe
-            self._keeper.refuse(part, [])
-            self._local = LocalItems(part)
-            if waiting is None:
-                datapipe = self._local
-            else:
-                waiting.datapipe = self._local
-        items: CrewItems | LocalItems | None = self._items if self._crew is not None else self._local
+            datapipe, self._local = hiring.nobody(datapipe, self._keeper)
+            items = self._local
         datapipe = pinned(datapipe) if self.pin_memory else datapipe
         if datapipe is items or self._keeper.refusal:
             return datapipe
         supplier = self._crew or self._local
         return datapipe if supplier is None else Delivered(datapipe, supplier)
-
-    def _hire(self, datapipe: Pipe) -> Pipe:
-        """Start the processes, each with its part of the pipeline; return the part of the main process."""
-        graph = traverse_dps(datapipe)
-        dispatching = find_lca_round_robin_sharding_dp(graph)
-        if dispatching is not None:
-            graph = replace_dp(graph, dispatching, _DummyIterDataPipe())
-            ((datapipe, _),) = graph.values()
-        branches = _find_replicable_branches(graph)
-        if len(branches) != 1:
-            raise ValueError(
-                f"The pipeline has {len(branches)} branches that workers could run, and one is needed: join what comes "
-                "before the first stage that has to stay in the main process (whose is_replicable() is False)."
-            )
-        workers = self.num_workers
-        # Small items share messages only where a worker may be ahead at all.
-        window = 1 + self.worker_prefetch_cnt + -(-self.main_prefetch_cnt // workers)
-        together = TOGETHER if self.worker_prefetch_cnt else 1
-        own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
-        if dispatching is not None:
-            self._keeper.refusal = "sharding_round_robin_dispatch deals items to workers, and has no state"
-        self._keeper.refuse(branches[0], [stage for stage in list_dps(graph) if id(stage) not in own])
-        share = attach_wrapper(branches[0])
-        infos = [WorkerInfo(workers, number) for number in range(workers)]
-        tells_state = not self._keeper.refusal
-        jobs = [
-            Job(share, info, window, together, self.worker_init_fn, self.worker_reset_fn, part, tells_state)
-            for info, part in zip(infos, self._keeper.parts, strict=True)
-        ]
-        first = None
-        if dispatching is not None:
-            first = Job(attach_wrapper(dispatching), infos[0], window, together, reset_fn=self.worker_reset_fn)
-        method = self.multiprocessing_context
-        if method is None:
-            method = "fork" if "fork" in multiprocessing.get_all_start_methods() else multiprocessing.get_start_method()
-        self._crew = Crew(jobs, first, method, self.timeout_s)
-        self._crew.lasts = lasts(branches[0])
-        items = self._items = CrewItems(self._crew)
-        if branches[0] is datapipe:
-            return items
-        replace_dp(graph, branches[0], items)
-        return datapipe
 
     def _pause(self, pause_fn: Callable[[Pipe], Pipe] | None = None) -> None:
         for stage in list_dps(traverse_dps(self._end_datapipe)):
