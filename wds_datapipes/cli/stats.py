@@ -1,0 +1,118 @@
+"""The command ``stats``: how many samples, which fields, and how large they are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from wds_datapipes.cli.meter import Meter, human_bytes, plural
+from wds_datapipes.cli.options import (
+    AsJson,
+    EndMarkerOption,
+    KeyRuleOption,
+    KeyRuleWord,
+    Presence,
+    Shards,
+    StorageOptions,
+    Workers,
+    key_rule_of,
+    listed,
+    options_of,
+)
+from wds_datapipes.cli.pool import worker_pool
+from wds_datapipes.cli.program import FAULT_FOUND, printable
+from wds_datapipes.core.datasetstats import DatasetStats, Sizes, dataset_stats
+
+__all__ = ["stats"]
+
+#: How wide the largest bar of the histogram is.
+WIDTH = 40
+
+
+def stats(
+    shards: Shards,
+    workers: Workers = None,
+    as_json: AsJson = False,
+    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
+    end_marker: EndMarkerOption = Presence.required,
+    storage_options: StorageOptions = "",
+) -> None:
+    """Count samples and fields, and tell how large they are.
+
+    Only headers are read, where shards can be read by ranges. What cannot be read is told at the end, and the exit
+    code is 1 then.
+    """
+    options = options_of(storage_options)
+    urls = listed(shards, options)
+    with Meter("Counting", len(urls)) as meter, worker_pool(workers, urls) as pool:
+        found = dataset_stats(
+            urls,
+            executor=pool,
+            max_workers=None if pool is not None else 1,
+            on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
+            key_rule=key_rule_of(key_rule),
+            end_marker=end_marker.value,
+            storage_options=options,
+        )
+    if as_json:
+        sys.stdout.write(json.dumps(facts_of(found), indent=1) + "\n")
+    else:
+        print_stats(found, len(urls))
+        sys.stdout.flush()
+        for fault in found.faults:
+            typer.echo(f"Error: {printable(fault.message)}", err=True)
+    if found.faults:
+        raise typer.Exit(FAULT_FOUND)
+
+
+def facts_of(found: DatasetStats) -> dict[str, Any]:
+    """Return all facts for JSON."""
+    return {
+        "shards": found.shards._asdict(),
+        "samples_per_shard": found.samples_per_shard._asdict(),
+        "samples": found.samples._asdict(),
+        "fields": {name: sizes._asdict() for name, sizes in found.fields.items()},
+        "histogram": found.histogram,
+        "faults": [fault._asdict() for fault in found.faults],
+    }
+
+
+def print_stats(found: DatasetStats, shards: int) -> None:
+    """Print the sums, a table of sizes, and a histogram."""
+    per_shard = found.samples_per_shard
+    sys.stdout.write(
+        f"{plural(shards, 'shard')} of {human_bytes(found.shards.total)}, {plural(found.samples.number, 'sample')}, "
+        f"from {per_shard.smallest:,} to {per_shard.largest:,} in a shard\n\n"
+    )
+    rows = [("", "count", "total", "smallest", "median", "mean", "largest"), row("shards", found.shards)]
+    rows += [row("samples", found.samples), *(row(printable(name), each) for name, each in found.fields.items())]
+    print_table(rows)
+    if found.histogram:
+        sys.stdout.write("\nSamples by size\n")
+        most = max(found.histogram.values())
+        bars = [
+            (f"from {human_bytes(size)}", f"{count:,}", "#" * max(1, round(count * WIDTH / most)))
+            for size, count in found.histogram.items()
+        ]
+        print_table(bars, left=(0, 2))
+
+
+def row(name: str, sizes: Sizes) -> tuple[str, ...]:
+    """Return a row of the table of sizes."""
+    told = (sizes.total, sizes.smallest, sizes.median, sizes.mean, sizes.largest)
+    return name, f"{sizes.number:,}", *map(human_bytes, told)
+
+
+def print_table(rows: Sequence[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> None:
+    """Print rows in columns, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        line = "  ".join(
+            f"{cell:{width}}" if at in left else f"{cell:>{width}}"
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        sys.stdout.write(f"{line.rstrip()}\n")
