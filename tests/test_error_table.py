@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch.distributed import destroy_process_group, init_process_group
@@ -30,6 +30,7 @@ from wds_datapipes import (
     TarWriter,
     build_index,
     check_index,
+    convert_shards,
     errors,
     read_dali_index,
     read_index,
@@ -217,6 +218,10 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         r"key 'a\.b' cannot be written: its files would be read back as of 'a'",
     ),
     "ShardNotWritten": (lambda folder: TarWriter(folder / "no/x.tar"), r"no folder '.*/no'\. Make it first"),
+    "ConversionFailed": (
+        lambda folder: convert_shards(cast(Any, len), [shard(folder)], f"{folder}/out/", retries=0, max_workers=0),
+        r"1 of 1 shards .*in 1 attempts.*\n.*x\.tar: TypeError: the function returns a sample, samples or None",
+    ),
     "UnsafeCodec": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "pyd": pickle.dumps(1)})).wds_decode()),
         r"unsafe=True",

@@ -9,6 +9,7 @@ import typing
 
 from wds_datapipes.core.codecs.images import ImageDecoder
 from wds_datapipes.core.codecs.matching import handle_extension
+from wds_datapipes.core.conversion import ConvertedShard, convert_shards
 from wds_datapipes.core.foreign.dali import read_dali_index, write_dali_index
 from wds_datapipes.core.foreign.energon import (
     read_energon_dataset,
@@ -61,6 +62,7 @@ __all__ = [
     "Associator",
     "CachedSamples",
     "ColumnAdder",
+    "ConvertedShard",
     "DatasetSpec",
     "DictMapper",
     "DirectoryShards",
@@ -107,6 +109,7 @@ __all__ = [
     "build_indexes",
     "check_index",
     "check_manifest",
+    "convert_shards",
     "first_dot",
     "handle_extension",
     "index_url",

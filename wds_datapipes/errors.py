@@ -23,6 +23,7 @@
     │   ├── EncodeError (ValueError)        a field's value is not what its name says
     │   └── UnwritableSample (ValueError)   its names would be read back as others, or its key is there already
     ├── ShardNotWritten (OSError)           a shard could not be written, and nothing stands under its name
+    ├── ConversionFailed (RuntimeError)     some of many shards could not be converted, and the others are
     ├── MisalignedShards (ValueError)       parallel shards do not hold the same keys in the same order
     ├── EmptySource (ValueError)            a stage needs an item of its source, which yields none
     ├── StateError (ValueError)             a state cannot be saved or loaded
@@ -46,6 +47,7 @@ __all__ = [
     "CacheError",
     "ChangedShard",
     "CommandFailed",
+    "ConversionFailed",
     "CorruptShard",
     "CorruptSidecar",
     "DecodeError",
@@ -173,6 +175,18 @@ class UnwritableSample(SampleError, ValueError):
 
 class ShardNotWritten(WdsError, OSError):
     """A shard could not be written, and nothing of it stands under its name."""
+
+
+class ConversionFailed(WdsError, RuntimeError):
+    """Some of many shards could not be converted. The others are.
+
+    Attributes:
+        failures: the last error of each, by the URL of the shard that was to be read.
+    """
+
+    def __init__(self, *message: object) -> None:
+        super().__init__(*message)
+        self.failures: dict[str, BaseException] = {}
 
 
 class MisalignedShards(WdsError, ValueError):

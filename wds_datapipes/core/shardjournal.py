@@ -88,6 +88,10 @@ class ShardJournal:
             os.lseek(self._file, 0, os.SEEK_END)
             self.finished = kept
 
+    def fileno(self) -> int:
+        """Return its descriptor, which holds the lock in every process that has it."""
+        return self._file
+
     def close(self) -> None:
         """Give the file back."""
         if self._file >= 0:
