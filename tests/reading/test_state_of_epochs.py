@@ -13,9 +13,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.random import SeedGenerator
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
@@ -256,6 +258,109 @@ def test_a_stream_that_another_stage_begins_again_is_refused(pipe: Callable[[], 
         save_state(pipe())
 
 
-def test_loaders_whose_workers_end_with_each_epoch_refuse_a_stream() -> None:
-    with pytest.raises(StateError, match="Use DataLoader2 with ShardReadingService"):
-        StatefulShards(natural(split))
+#: StatefulDataLoader calls what torch has deprecated.
+stateful = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+def itself(item: Any) -> Any:
+    return item
+
+
+def data_of(source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe]) -> StatefulShards:
+    return StatefulShards(build(source), seed=8)
+
+
+@stateful
+@pytest.mark.parametrize(("source", "build"), [(split, natural), (drawn, with_shuffle_behind)])
+def test_streams_go_on_from_one_loader_to_another_in_an_epoch_and_between_two(
+    source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe]
+) -> None:
+    """Four loaders in a row read one stream, which is that of DataLoader2."""
+
+    def by_torch(data: StatefulShards) -> Any:
+        return data.tracked(DataLoader(data, batch_size=None, collate_fn=itself))
+
+    with loader(build(source), 0) as one:
+        whole = [list(one) for _ in range(7)]
+    data = data_of(source, build)
+    assert [list(by_torch(data)) for _ in range(2)] == whole[:2]
+    state = json.loads(json.dumps(data.state_dict()))
+    data = data_of(source, build)
+    data.load_state_dict(state)
+    assert json.loads(json.dumps(data.state_dict())) == state
+    assert list(by_torch(data)) == whole[2]
+    iterator = by_torch(data)
+    assert list(itertools.islice(iterator, 4)) == whole[3][:4]
+    state = json.loads(json.dumps(data.state_dict()))
+    with loader(build(source), 0) as other:
+        other.reading_service.load_state_dict(state)
+        assert [list(other), list(other)] == [whole[3][4:], whole[4]]
+        state = other.state_dict()
+    data = data_of(source, build)
+    data.load_state_dict(state)
+    third: StatefulDataLoader[Any] = StatefulDataLoader(data, batch_size=None, collate_fn=itself)
+    assert list(itertools.islice(third, 2)) == whole[5][:2]
+    state = third.state_dict()
+    fourth: StatefulDataLoader[Any] = StatefulDataLoader(data_of(source, build), batch_size=None, collate_fn=itself)
+    fourth.load_state_dict(state)
+    assert list(fourth) == whole[5][2:]
+    state = fourth.state_dict()
+    fifth: StatefulDataLoader[Any] = StatefulDataLoader(data_of(source, build), batch_size=None, collate_fn=itself)
+    fifth.load_state_dict(state)
+    assert list(fifth) == whole[6]
+
+
+def test_an_epoch_of_torchs_loader_that_is_broken_off_is_followed_by_the_next_items() -> None:
+    with loader(natural(split), 0) as one:
+        stream = list(itertools.chain(*(one for _ in range(3))))
+    data = data_of(split, natural)
+    batches = DataLoader(data, batch_size=None, collate_fn=itself)
+    assert list(itertools.islice(data.tracked(batches), 3)) == stream[:3]
+    iter(batches)  # takes nothing
+    resumed = data_of(split, natural)
+    resumed.load_state_dict(data.state_dict())
+    assert list(resumed.tracked(DataLoader(resumed, batch_size=None, collate_fn=itself))) == stream[3:10]
+    iterator = data.tracked(batches)
+    assert list(itertools.islice(iterator, 1)) == stream[3:4]
+    resumed = data_of(split, natural)
+    resumed.load_state_dict(data.state_dict())
+    assert [*iterator, *data.tracked(batches)] == stream[4:17]
+    batches = DataLoader(resumed, batch_size=None, collate_fn=itself)
+    assert [*resumed.tracked(batches), *resumed.tracked(batches)] == stream[4:17]
+
+
+REFUSED: list[Any] = []
+
+
+def unless_refused(item: Any) -> Any:
+    if REFUSED:
+        raise ValueError(REFUSED.pop())
+    return item
+
+
+def test_a_stream_whose_first_item_of_an_epoch_is_refused_goes_on_behind_it() -> None:
+    def new() -> StatefulShards:
+        return StatefulShards(split().to_tuple("__key__").with_epoch(4).map(unless_refused))
+
+    data = new()
+    stream = list(itertools.chain(*(DataLoader(data, batch_size=None, collate_fn=itself) for _ in range(2))))
+    data = new()
+    batches = DataLoader(data, batch_size=None, collate_fn=itself)
+    assert list(batches) == stream[:4]
+    REFUSED.append("no such label")
+    with pytest.raises(ValueError, match="no such label"):
+        list(batches)
+    resumed = new()
+    resumed.load_state_dict(data.state_dict())
+    assert list(DataLoader(resumed, batch_size=None, collate_fn=itself)) == stream[5:8]
+
+
+@stateful
+def test_worker_processes_of_torchs_loaders_refuse_a_stream() -> None:
+    data = data_of(split, natural)
+    refusal = "Use DataLoader2 with ShardReadingService, or num_workers=0"
+    with pytest.raises(StateError, match=refusal):
+        next(data.tracked(DataLoader(data, batch_size=None, num_workers=1)))
+    for new in (DataLoader, StatefulDataLoader):
+        with pytest.raises(StateError, match=refusal):
+            next(iter(new(data, batch_size=None, num_workers=1)))

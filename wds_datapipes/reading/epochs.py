@@ -15,7 +15,7 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state import load_state, save_state
+from wds_datapipes.pipes.state import lasts, load_state, save_state
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.elastic import Workplace, placed
@@ -24,7 +24,7 @@ from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stage
 from wds_datapipes.reading.serving import STATE_EVERY_S, split
 from wds_datapipes.reading.tracking import Told
 
-__all__ = ["Epochs", "own_worker"]
+__all__ = ["Epochs", "own_worker", "refuse_streams"]
 
 
 class Epochs:
@@ -51,6 +51,7 @@ class Epochs:
         self.number = 0
         self.is_over = True
         self._pipe = pipe
+        self._lasts = lasts(pipe)
         self._seed = seed  # of the first epoch
         self._board = board
         self._loads = 0
@@ -65,7 +66,9 @@ class Epochs:
     @property
     def part(self) -> Resumed:
         """Where this process goes on."""
-        if self._items <= self._base.items:
+        # A stream that goes on as it is knows where it is, also before the first item of an epoch.
+        goes_on = self._lasts and self._base.stages is None
+        if self._items <= self._base.items and not goes_on:
             return self._base
         return Resumed(self._items, 0, save_state(self._pipe))
 
@@ -110,9 +113,11 @@ class Epochs:
 
         Raises:
             StateError: this worker cannot go on from the state that was loaded; or it was saved in the middle of
-                another epoch than that which was chosen since.
+                another epoch than that which was chosen since; or the pipeline is a stream, and this is a worker.
         """
         info = get_worker_info()
+        if info is not None:
+            refuse_streams(self._pipe)
         own, workers = (0, 0) if info is None else (info.id, info.num_workers)
         row = self._board.read(own)
         if info is not None and self._board.has_other_workers(workers):
@@ -137,6 +142,8 @@ class Epochs:
             if chosen is not None:
                 seeds.set_epoch(chosen)
             seeds.begin(generator, (lambda seed: seed) if self.distributed else None)
+            if self._lasts and going_on is not None and going_on.parts:
+                self._base = going_on.parts[0]
         elif chosen not in (None, going_on.epoch):
             raise StateError(
                 f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {going_on.epoch}. To "
@@ -183,6 +190,19 @@ class Epochs:
             self._items += 1
             yield item
         self.is_over = True
+
+
+def refuse_streams(pipe: Any) -> None:
+    """Refuse a pipeline whose epochs go on where the last one has ended, for worker processes of torch's loaders.
+
+    Raises:
+        StateError: it is one.
+    """
+    if lasts(pipe):
+        raise StateError(
+            "with_epoch goes on from one epoch to the next, and the worker processes of these loaders may end with "
+            "each. Use DataLoader2 with ShardReadingService, or num_workers=0; or leave it out, and let the loop count"
+        )
 
 
 def own_worker() -> Any:

@@ -11,11 +11,11 @@ from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import description
-from wds_datapipes.pipes.state import check_state, lasts
+from wds_datapipes.pipes.state import check_state
 from wds_datapipes.pipes.upstream import upstream
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
-from wds_datapipes.reading.epochs import Epochs, own_worker
+from wds_datapipes.reading.epochs import Epochs, own_worker, refuse_streams
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, state_of
 from wds_datapipes.reading.tracking import Telling, Told, Tracked
@@ -66,11 +66,6 @@ class StatefulShards(IterableDataset[Any]):
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed is a number from 0 with at most 64 bits, not {seed}")
         check_state(pipe)
-        if lasts(pipe):
-            raise StateError(
-                "with_epoch goes on from one epoch to the next, and the worker processes of these loaders may end with "
-                "each. Use DataLoader2 with ShardReadingService, or leave it out, and let the loop count"
-            )
         self.pipe = pipe
         self.seed = seed
         self._stages = [description(stage) for stage in upstream(pipe)]
@@ -101,7 +96,8 @@ class StatefulShards(IterableDataset[Any]):
 
         Raises:
             ValueError: the loader is that of another data set.
-            StateError: its workers were started by a loop that was not tracked, and stay for all epochs.
+            StateError: its workers were started by a loop that was not tracked, and stay for all epochs; or it has
+                workers, and the pipeline is a stream that ``with_epoch`` cuts.
         """
         if loader.dataset is not self:
             raise ValueError("tracked() takes a loader of this very data set")
@@ -111,6 +107,7 @@ class StatefulShards(IterableDataset[Any]):
                 yield batch
             self._epochs.is_over = True
             return
+        refuse_streams(self.pipe)
         tracked = self._tracking(loader.num_workers)
         collate, loader.collate_fn = loader.collate_fn, Telling(loader.collate_fn)
         self._board.is_tracked = True
