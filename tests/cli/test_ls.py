@@ -78,7 +78,7 @@ def test_names_cannot_write_to_the_terminal(program: Any, folder: Path) -> None:
 
 
 def test_a_broken_shard_is_listed_as_far_as_it_goes(program: Any, shards: list[str]) -> None:
-    Path("a-0.tar").write_bytes(Path("a-0.tar").read_bytes()[: 2600])
+    Path("a-0.tar").write_bytes(Path("a-0.tar").read_bytes()[:2600])
     done = program("ls", "a-0.tar", "a-1.tar")
     assert done.code == 1
     assert done.out.startswith("a-0.tar:\n00  1  jpg 0  cls 1\n\na-1.tar:\n10 ")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli.meter import Meter, human_bytes, plural
-from wds_datapipes.cli.program import WrongUse, printable
+from wds_datapipes.cli.program import WrongUse, on_one_line, printable
 from wds_datapipes.core.excerpt import Excerpt
 from wds_datapipes.core.numbering import NUMBER
 from wds_datapipes.core.openers import redact
@@ -160,7 +160,7 @@ def report(shards: list[ShardInfo], faults: list[Exception], *, as_json: bool, *
         )
     sys.stdout.flush()
     for error in faults[:SHOWN]:
-        typer.echo(f"Passed over: {type(error).__name__}: {printable(str(error))}", err=True)
+        typer.echo(f"Passed over: {type(error).__name__}: {on_one_line(str(error))}", err=True)
     if len(faults) > SHOWN:
         typer.echo(f"Passed over: {len(faults) - SHOWN:,} more", err=True)
 

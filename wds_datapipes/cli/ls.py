@@ -21,7 +21,7 @@ from wds_datapipes.cli.options import (
     listed,
     options_of,
 )
-from wds_datapipes.cli.program import FAULT_FOUND, WRONG_USE, printable
+from wds_datapipes.cli.program import FAULT_FOUND, WRONG_USE, on_one_line, printable
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.outline import OutlinedSample, ShardOutline, outline_shard
 
@@ -59,7 +59,7 @@ def ls(
             print_samples(outline.samples[:count])
         for fault in outline.faults:
             sys.stdout.flush()
-            typer.echo(f"Error: {printable(fault.message)}", err=True)
+            typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
             worst = max(worst, FAULT_FOUND if fault.kind != "ShardNotOpened" else WRONG_USE)
     if worst:
         raise typer.Exit(worst)

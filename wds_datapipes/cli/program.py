@@ -22,12 +22,22 @@ from wds_datapipes.errors import (
     WdsError,
 )
 
-__all__ = ["FAULT_FOUND", "WRONG_USE", "WrongUse", "build_program", "printable", "told"]
+__all__ = ["FAULT_FOUND", "WRONG_USE", "WrongUse", "build_program", "on_one_line", "printable", "told"]
 
 P = ParamSpec("P")
 
 #: Exit codes beside 0; the last two are those of a program that Ctrl-C, or the end of its reader, has ended.
 FAULT_FOUND, WRONG_USE, INTERRUPTED, UNREAD = 1, 2, 130, 141
+#: What messages say to who calls functions, and what that is on the command line.
+WORDS = {
+    'pass end_marker="optional"': "use --end-marker optional",
+    ' on_error="warn" or "skip" passes over such samples': "",
+    ", or pass key_rule=None if that is meant": "",
+    ', or pass on_duplicate="first" or "last"': "",
+    "pass key_rule=last_dot, and read the shard with it; or key_rule=None, which checks nothing": (
+        "use --key-rule last-dot"
+    ),
+}
 #: What would change the terminal, or a line: control characters, and bytes that were no text.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -82,7 +92,7 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
                 command(*args, **kwargs)
             sys.stdout.flush()
         except (WdsError, WrongUse) as error:
-            typer.echo(f"Error: {told(error)}", err=True)
+            typer.echo(f"Error: {on_one_line(told(error))}", err=True)
             raise typer.Exit(WRONG_USE if isinstance(error, USER_ERRORS) else FAULT_FOUND) from None
         except KeyboardInterrupt:
             typer.echo("Interrupted", err=True)
@@ -107,6 +117,17 @@ def printable(text: str) -> str:
     ('a\\x1b[31m\\x0a', 'Bär')
     """
     return UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def on_one_line(message: str) -> str:
+    """Return a message as the command line prints it: what it advises is an option here.
+
+    >>> on_one_line('It has no end marker. If it was written so, pass end_marker="optional"')
+    'It has no end marker. If it was written so, use --end-marker optional'
+    """
+    for words, option in WORDS.items():
+        message = message.replace(words, option)
+    return printable(message)
 
 
 def told(error: Exception) -> str:

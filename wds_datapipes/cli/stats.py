@@ -24,7 +24,7 @@ from wds_datapipes.cli.options import (
     options_of,
 )
 from wds_datapipes.cli.pool import worker_pool
-from wds_datapipes.cli.program import FAULT_FOUND, printable
+from wds_datapipes.cli.program import FAULT_FOUND, on_one_line, printable
 from wds_datapipes.core.datasetstats import DatasetStats, Sizes, dataset_stats
 
 __all__ = ["stats"]
@@ -64,7 +64,7 @@ def stats(
         print_stats(found, len(urls))
         sys.stdout.flush()
         for fault in found.faults:
-            typer.echo(f"Error: {printable(fault.message)}", err=True)
+            typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
     if found.faults:
         raise typer.Exit(FAULT_FOUND)
 

@@ -25,7 +25,7 @@ from wds_datapipes.cli.options import (
     options_of,
 )
 from wds_datapipes.cli.pool import worker_pool
-from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, printable
+from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable
 from wds_datapipes.core.manifest import read_manifest
 from wds_datapipes.core.outline import ShardFault
 from wds_datapipes.core.verification import Checks, VerifiedShard, common_keys, verify_shards
@@ -120,7 +120,7 @@ def print_report(
         of_kind = [fault for fault in faults if fault.kind == kind][:shown]
         sys.stdout.write(f"{kind} ({count:,}):\n")
         for fault in of_kind:
-            sys.stdout.write(f"  {printable(fault.message)}\n")
+            sys.stdout.write(f"  {on_one_line(fault.message)}\n")
         if count > len(of_kind) and shown:
             sys.stdout.write(f"  ... and {count - len(of_kind):,} more\n")
     notes = [note for shard in found for note in shard.notes]
