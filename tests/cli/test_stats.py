@@ -62,6 +62,15 @@ def test_what_cannot_be_read_is_told(program: Any, shards: list[str]) -> None:
     assert json.loads(program("stats", *shards, "--json").out)["faults"][0]["kind"] == "TruncatedShard"
 
 
+def test_what_is_not_there_is_wrong_use(program: Any, shards: list[str]) -> None:
+    done = program("stats", "none.tar")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("Error: There is no file 'none.tar'")
+    done = program("stats", "a-0.tar", "none.tar")
+    assert done.code == 2
+    assert "4 samples" in done.lines[0]
+
+
 def test_names_cannot_write_to_the_terminal(program: Any, folder: Path) -> None:
     build_shard("evil.tar", [{"__key__": "a", "\x1b[31m": "x"}])
     assert "\x1b" not in program("stats", "evil.tar").out

@@ -24,7 +24,7 @@ from wds_datapipes.cli.options import (
     options_of,
 )
 from wds_datapipes.cli.pool import worker_pool
-from wds_datapipes.cli.program import FAULT_FOUND, on_one_line, printable
+from wds_datapipes.cli.program import FAULT_FOUND, WRONG_USE, on_one_line, printable
 from wds_datapipes.core.datasetstats import DatasetStats, Sizes, dataset_stats
 
 __all__ = ["stats"]
@@ -44,7 +44,7 @@ def stats(
     """Count samples and fields, and tell how large they are.
 
     Only headers are read, where shards can be read by ranges. What cannot be read is told at the end, and the exit
-    code is 1 then.
+    code is 1 then, or 2 if a shard is not there.
     """
     options = options_of(storage_options)
     urls = listed(shards, options)
@@ -61,12 +61,14 @@ def stats(
     if as_json:
         sys.stdout.write(json.dumps(facts_of(found), indent=1) + "\n")
     else:
-        print_stats(found, len(urls))
-        sys.stdout.flush()
+        if found.samples.number or not found.faults:
+            print_stats(found, len(urls))
+            sys.stdout.flush()
         for fault in found.faults:
             typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
     if found.faults:
-        raise typer.Exit(FAULT_FOUND)
+        is_there = all(fault.kind != "ShardNotOpened" for fault in found.faults)
+        raise typer.Exit(FAULT_FOUND if is_there else WRONG_USE)
 
 
 def facts_of(found: DatasetStats) -> dict[str, Any]:
