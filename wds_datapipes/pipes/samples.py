@@ -102,7 +102,7 @@ class SampleGrouper(IterDataPipe[Sample]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the next sample begins: the number of its shard among those of this instance, and the byte.
 
-        The key of that sample is known by a checksum, if there is one before the end of the shard.
+        The key of that sample is known by a checksum; 0 if there is none before the end of the shard.
         Where the rest of the epoch was dealt anew, shards have their numbers among all, and what was dealt is told.
 
         Raises:
@@ -117,8 +117,7 @@ class SampleGrouper(IterDataPipe[Sample]):
             place, check, deal = self._resume.next, self._resume.check, self._resume.deal
         else:
             (place, check), deal = self._progress.place(), self._deal
-        known = {"check": check} if check else {}
-        return {"next": list(place), **known, **({} if deal is None else {"dealt": deal.state_dict(place)})}
+        return {"next": list(place), "check": check, **({} if deal is None else {"dealt": deal.state_dict(place)})}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.
