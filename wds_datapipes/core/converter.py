@@ -7,6 +7,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from wds_datapipes.core.decoding import Decoder, wds_decode
@@ -19,6 +20,7 @@ from wds_datapipes.core.policy import ErrorPolicy, OnError, note
 from wds_datapipes.core.samples import group_samples
 from wds_datapipes.core.tarwriter import TarWriter
 from wds_datapipes.core.types import Sample, ShardInfo
+from wds_datapipes.core.workforce import ending_later
 from wds_datapipes.errors import EncodeError, ShardNotOpened, UnwritableSample
 
 __all__ = ["ShardConverter", "Written", "output_names", "version_of"]
@@ -79,7 +81,9 @@ class ShardConverter:
             samples = wds_decode(samples, *self._decode, on_error=self._on_error)
         count = _Counted(samples)
         given = self._function(iter(count)) if self._whole_shards else policy.counted(count)
-        with TarWriter(place, **self._writing) as shard:
+        with ExitStack() as opened:
+            with ending_later():
+                shard = opened.enter_context(TarWriter(place, **self._writing))
             for sample in given:
                 if not self._write(shard, sample, policy):
                     break

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import WorkerDied
 
-__all__ = ["ForkedProcesses", "LentExecutor", "ThisProcess", "Workforce", "failure_of"]
+__all__ = ["ForkedProcesses", "LentExecutor", "ThisProcess", "Workforce", "ending_later", "failure_of"]
 
 #: How long processes have to put away what they are writing when they are told to end, in seconds.
 END_S = 5.0
@@ -176,6 +176,21 @@ def failure_of(task: Future[Any]) -> BaseException | None:
 #: What a forked process does, and whether it is about it.
 _inherited: Callable[..., Any] | None = None
 _at_work = threading.Lock()
+#: Whether its end has to wait for a moment, and whether it does.
+_end_waits = _end_is_due = False
+
+
+@contextlib.contextmanager
+def ending_later() -> Iterator[None]:
+    """Let the end of a forked process wait, until what is made here has an owner that removes it."""
+    global _end_waits
+    _end_waits = True
+    try:
+        yield
+    finally:
+        _end_waits = False
+    if _end_is_due:
+        raise SystemExit(1)
 
 
 def _begin(work: Callable[..., Any], private: Collection[int]) -> None:
@@ -200,8 +215,12 @@ def _work(*arguments: Any) -> Any:
 
 
 def _leave(number: int, _frame: object) -> None:
+    global _end_is_due
     signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(1)
+    if _end_waits:
+        _end_is_due = True
+    else:
+        raise SystemExit(1)
 
 
 def _end_with(sentinel: int, parent: int) -> None:
