@@ -225,6 +225,8 @@ def _leave(number: int, _frame: object) -> None:
 
 def _end_with(sentinel: int, parent: int) -> None:
     """End this process soon after its parent, which a later sibling may hide by holding the sentinel open."""
+    # A signal that this thread got would not wake the main one, which alone does something about it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     while not wait_for([sentinel], PARENT_CHECK_S) and os.getppid() == parent:
         pass
     os.kill(os.getpid(), signal.SIGTERM)  # to put away what is being written
