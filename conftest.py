@@ -16,6 +16,7 @@ import pytest
 
 # Before a test module imports torchdata: that alone would show its banner, and a warning is an error here.
 import wds_datapipes
+from wds_datapipes.core.ledger import LEDGER
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,14 @@ def nothing_left() -> Iterator[None]:
     gc.enable()
     assert left == set()
     assert children == set()
+
+
+@pytest.fixture
+def own_ledger() -> Iterator[None]:
+    """Begin with an empty book: this process has read other shards in other tests."""
+    LEDGER.clear()
+    yield
+    LEDGER.clear()
 
 
 @pytest.fixture

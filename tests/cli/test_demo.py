@@ -146,6 +146,7 @@ def test_what_is_held_out(folder: Path, arguments: list[str], parts: str) -> Non
     assert output.startswith(f"{parts}, 3 classes\n")
 
 
+@pytest.mark.usefixtures("own_ledger")
 @pytest.mark.parametrize(("workers", "batches"), [("0", 3), ("1", 3), ("3", 4)])
 def test_any_number_of_workers_serves(folder: Path, workers: str, batches: int) -> None:
     for number, name in enumerate(["a.tar", "b.tar", "c.tar"]):

@@ -304,7 +304,7 @@ def in_another_main(action: Callable[[int], None]) -> str:
         os._exit(0)
     workers = [psutil.Process(pid) for pid in json.loads(os.read(reader, 1000))]
     action(main)
-    gone, left = psutil.wait_procs([psutil.Process(main), *workers], timeout=5)
+    gone, left = psutil.wait_procs([psutil.Process(main), *workers], timeout=30)
     for process in left:
         process.kill()
     return f"{len(left)} left of {len(gone) + len(left)}"

@@ -37,14 +37,6 @@ NAP_S = 0.3
 LAST = SkippedItem("wds_decode", "DecodeError", "a.tar", "1", "cls", "the last one")
 
 
-@pytest.fixture
-def own_ledger() -> Iterator[None]:
-    """Begin with an empty book: this process has read other shards in other tests."""
-    LEDGER.clear()
-    yield
-    LEDGER.clear()
-
-
 def load(pipe: IterDataPipe[Any], workers: int, **options: Any) -> DataLoader2[Any]:
     return DataLoader2(pipe, reading_service=ShardReadingService(workers, **options))
 

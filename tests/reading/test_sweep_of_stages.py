@@ -17,6 +17,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.core.codecs.matching import ExtensionDecoder
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.state import check_state
 from wds_datapipes.testing import build_shard
@@ -310,11 +311,16 @@ def refusal_or_exact(pipe: Pipe) -> str:
 
 
 def registered() -> dict[str, type]:
-    """The classes behind all functional names."""
+    """The classes behind all functional names, but for those of decoders that other tests have registered."""
     found: dict[str, type] = {}
     functions: dict[str, Any] = IterDataPipe.functions
     for name, function in functions.items():
-        found[name] = function.__wrapped__ if hasattr(function, "__wrapped__") else function.args[0]
+        if hasattr(function, "__wrapped__"):
+            found[name] = function.__wrapped__
+        elif isinstance(function, partial):
+            found[name] = function.args[0]
+        else:
+            assert isinstance(function.decoder, ExtensionDecoder)
     return found
 
 
