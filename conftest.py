@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,12 @@ import pytest
 # Before a test module imports torchdata: that alone would show its banner, and a warning is an error here.
 import wds_datapipes
 from wds_datapipes.core.ledger import LEDGER
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C end what tests start, also where they run in a shell's background, whose jobs ignore it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
