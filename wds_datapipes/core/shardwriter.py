@@ -55,7 +55,16 @@ class ShardWriter:
         journal: the path of the journal, a local file; for local shards, it is beside them by default.
         digest: compute the SHA-256 of each shard.
         index: write the index of each shard beside it, as `TarWriter` does.
-        user, group, mode, mtime, compress, encoder, keep_meta, unsafe, key_rule, storage_options: as for `TarWriter`.
+        user: as for `TarWriter`, and so are those that follow.
+        group: see there.
+        mode: see there.
+        mtime: see there.
+        compress: see there.
+        encoder: see there.
+        keep_meta: see there.
+        unsafe: see there.
+        key_rule: see there.
+        storage_options: see there.
 
     Attributes:
         shards: the `ShardInfo` of each finished shard, those of earlier runs too.
