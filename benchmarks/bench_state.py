@@ -13,12 +13,11 @@ in which workers are busy telling where they are; and the seconds from ``load_st
 there, the start of the workers included. The gain is how many times as fast that is as the reference. Figures are
 medians, and ratios are formed within a round.
 
-Measured, medians of three rounds on a machine that had much other work to do (a load of 12 on two cores), with two
-workers behind shuffles of 1, 1,000 and 10,000: 996, 44,967 and 424,795 bytes, which is 22 for each sample that waits;
-0.2, 2.7 and 14 ms to save, or 0.1, 0.5 and 21 batches of these small samples; 0.2, 0.4 and 0.8 s to go on (the last two
-are single runs), where the reference took 13 to 14. Workers are busy telling where they are for 0.8 to 0.9 % of their
-time. Without workers: 0.3, 1.1 and 12 batches to save, and 0.01, 0.1 and 1.0 s to go on, where the reference took 25 to
-31.
+Measured, one round on two cores, with two workers behind shuffles of 1, 1,000 and 10,000: 1,008, 44,482 and 419,414
+bytes, which is 22 for each sample that waits; 0.4, 2.4 and 16 ms to save, or 0.5, 3 and 22 batches of these small
+samples, which take 0.7 ms each; 0.06, 0.13 and 0.9 s to go on, where the reference took 6 to 8. Workers are busy
+telling where they are for 0.8 and 1.1 % of their time. Without workers: 0.3, 0.9 and 9 ms to save, or 0.3, 1.1 and 9
+batches, and 0.01, 0.04 and 0.4 s to go on, where the reference took 8 to 11.
 """
 
 from __future__ import annotations
