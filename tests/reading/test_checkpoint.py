@@ -241,7 +241,6 @@ def sequential(workers: int) -> SequentialReadingService:
 
 
 @pytest.mark.usefixtures("single_rank")
-@pytest.mark.filterwarnings("ignore:.*DistributedReadingService object:UserWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_behind_torchdatas_distributed_service_goes_on(workers: int) -> None:
     check_cuts(pipeline, partial(sequential, workers), step=15)
