@@ -94,8 +94,9 @@ def of_a_fault(name: str) -> str:
         return rf"{before}; {raised('PicklingError: Caught PicklingError', worker, text)}"
     if fault in NUMBERS:
         return rf"\d+; {killed(f'Worker {worker}', fault)}"
-    # What was made before the end counts, where Python has a chance to send it.
-    count = r"\d+" if fault.startswith("os._exit") else str(before)
+    # What was made before the end counts, where Python has a chance to send it, and where the loop does not learn of
+    # the end while it waits for another worker.
+    count = str(before) if workers == "1" and not fault.startswith("os._exit") else r"\d+"
     return rf"{count}; {died(f'Worker {worker}', LEFT_AT_ONCE[fault])}"
 
 
