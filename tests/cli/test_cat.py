@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from wds_datapipes import build_index, check_index, read_index
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.naming import last_dot
 from wds_datapipes.core.samples import group_samples
@@ -264,3 +265,35 @@ def test_the_bytes_are_the_same_again_and_tar_reads_them(program: Any, shards: l
     assert Path("x.tar.gz").read_bytes() == Path("y.tar.gz").read_bytes()
     with tarfile.open("x.tar.gz") as archive:
         assert len(archive.getnames()) == 24
+
+
+def test_each_shard_has_its_index(program: Any, shards: list[str]) -> None:
+    assert program("cat", *shards, "-o", "o-%d.tar.gz", "--maxcount", "5", "--index").code == 0
+    for number in range(3):
+        check_index(read_index(f"o-{number}.tar.gz.wdsidx"), f"o-{number}.tar.gz", depth="headers")
+    assert program("cat", *shards, "-o", "o.tar", "--index").code == 0
+    assert read_index("o.tar.wdsidx").places_equal(build_index("o.tar"))
+    for target in ("-", "pipe:cat > p.tar"):
+        done = program("cat", *shards, "-o", target, "--index")
+        assert (done.code, done.out) == (2, "")
+        assert "has no place for files beside it" in done.err
+
+
+@pytest.mark.parametrize("pattern", ["a-%d.tar", "./a-%01d.tar", "../{here}/a-%d.tar", "file:{whole}/a-%d.tar"])
+def test_shards_are_not_written_over_those_that_are_read(program: Any, shards: list[str], pattern: str) -> None:
+    before = {name: Path(name).read_bytes() for name in shards}
+    pattern = pattern.format(here=Path.cwd().name, whole=Path.cwd())
+    done = program("cat", *shards, "-o", pattern, "--maxcount", "2")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("Error: 'a-0.tar' is read, and '")
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_a_link_to_a_shard_that_is_read_is_followed(program: Any, shards: list[str]) -> None:
+    Path("to").mkdir()
+    Path("to/link").symlink_to(Path.cwd())
+    Path("b-0.tar").symlink_to("a-2.tar")
+    assert program("cat", *shards, "-o", "to/link/a-%d.tar").code == 2
+    assert program("cat", "b-0.tar", "-o", "a-%d.tar").code == 2
+    assert program("cat", "b-0.tar", "-o", "b-%d.tar").code == 2
+    assert program("cat", "b-0.tar", "-o", "to/a-%d.tar").code == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from wds_datapipes import check_index, read_index
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.samples import group_samples
 from wds_datapipes.testing import build_shard
@@ -92,3 +93,14 @@ def test_wrong_use(program: Any, shards: list[str], arguments: str, message: str
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert sorted(path.name for path in Path().iterdir()) == shards
+
+
+def test_a_part_has_indexes_and_spares_what_is_read(program: Any, shards: list[str]) -> None:
+    parts = ["-p", "a=1", "-p", "b=1", "--index"]
+    assert program("split", *shards, *parts, "-o", "x-{part}-%d.tar").code == 0
+    for part in "ab":
+        check_index(read_index(f"x-{part}-0.tar.wdsidx"), f"x-{part}-0.tar", depth="headers")
+    done = program("split", *shards, *parts, "-o", "{part}-%d.tar")
+    assert (done.code, done.out) == (2, "")
+    assert "'a-0.tar' is read" in done.err
+    assert contents(*shards) == contents("x-a-0.tar", "x-b-0.tar")

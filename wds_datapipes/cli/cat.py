@@ -13,6 +13,7 @@ from wds_datapipes.cli.copying import (
     MaxSize,
     Output,
     SkipBad,
+    WithIndex,
     copy_samples,
     parse_slice_text,
     report,
@@ -91,6 +92,7 @@ def cat(
     maxcount: MaxCount = 100_000,
     maxsize: MaxSize = "3GB",
     compress: Compression = None,
+    index: WithIndex = False,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
@@ -130,7 +132,16 @@ def cat(
     except ValueError as error:
         raise WrongUse(str(error)) from None
     urls = listed(shards, options)
-    out = Output(output, maxcount=maxcount, maxsize=size, compress=compress, key_rule=rule, storage_options=options)
+    out = Output(
+        output,
+        maxcount=maxcount,
+        maxsize=size,
+        urls=urls,
+        compress=compress,
+        index=index,
+        key_rule=rule,
+        storage_options=options,
+    )
     faults = copy_samples(make, urls, [out], lambda _: out, skip_bad=skip_bad, label="Copying", shown=output != "-")
     report(out.shards if output != "-" else [], faults, as_json=as_json)
 

@@ -13,7 +13,7 @@ import typer
 from wds_datapipes.cli.meter import Meter, human_bytes, plural
 from wds_datapipes.cli.program import WrongUse, on_one_line, printable
 from wds_datapipes.core.excerpt import Excerpt
-from wds_datapipes.core.numbering import NUMBER
+from wds_datapipes.core.numbering import NUMBER, written_over
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.shardwriter import ShardWriter
 from wds_datapipes.core.tarwriter import TarWriter
@@ -23,7 +23,17 @@ from wds_datapipes.errors import UnwritableSample
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Compression", "MaxCount", "MaxSize", "Output", "SkipBad", "copy_samples", "parse_slice_text", "report"]
+__all__ = [
+    "Compression",
+    "MaxCount",
+    "MaxSize",
+    "Output",
+    "SkipBad",
+    "WithIndex",
+    "copy_samples",
+    "parse_slice_text",
+    "report",
+]
 
 #: How many of the errors that were passed over are shown.
 SHOWN = 10
@@ -38,6 +48,9 @@ Compression: TypeAlias = Annotated[
         "--compress", metavar="KIND", help="gz, bz2, xz or zst, if the name does not tell it.", show_default=False
     ),
 ]
+WithIndex: TypeAlias = Annotated[
+    bool, typer.Option("--index", help="Write the index of each shard beside it, as the command index does.")
+]
 SkipBad: TypeAlias = Annotated[
     bool, typer.Option("--skip-bad", help="Pass over bad samples, and the rest of bad shards, and say which.")
 ]
@@ -50,15 +63,22 @@ class Output:
         target: path or URL, ``pipe:COMMAND`` or ``-``.
         maxcount: how many samples a shard with a number has at the most.
         maxsize: how many bytes.
+        urls: the shards that are read, which a shard with a number may not replace: some would be lost before they are
+            read, or when a later one cannot be written.
         **options: for the writer.
     """
 
-    def __init__(self, target: str, *, maxcount: int, maxsize: float, **options: Any) -> None:
+    def __init__(self, target: str, *, maxcount: int, maxsize: float, urls: list[str], **options: Any) -> None:
         if target == "-" and sys.stdout.isatty():
             raise WrongUse("An archive is nothing for a terminal. Name a file with --output, or send it to a pipe")
         self._writer: ShardWriter | TarWriter
         try:
             if NUMBER.search(target):
+                if (read := written_over(target, urls)) is not None:
+                    raise WrongUse(
+                        f"{redact(read)!r} is read, and {redact(target)!r} may be written over it. Give --output "
+                        f"another name, or another folder"
+                    )
                 self._writer = ShardWriter(
                     target, maxcount=maxcount, maxsize=maxsize, encoder=False, verbose=False, digest=False, **options
                 )

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, Output, SkipBad, copy_samples, report
+from wds_datapipes.cli.copying import (
+    Compression,
+    MaxCount,
+    MaxSize,
+    Output,
+    SkipBad,
+    WithIndex,
+    copy_samples,
+    report,
+)
 from wds_datapipes.cli.options import (
     AsJson,
     EndMarkerOption,
@@ -50,6 +59,7 @@ def split(
     maxcount: MaxCount = 100_000,
     maxsize: MaxSize = "3GB",
     compress: Compression = None,
+    index: WithIndex = False,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
@@ -83,7 +93,9 @@ def split(
             output.replace(PART, name),
             maxcount=maxcount,
             maxsize=size,
+            urls=urls,
             compress=compress,
+            index=index,
             key_rule=rule,
             storage_options=options,
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
 from wds_datapipes.core.openers import local_path
 
-__all__ = ["check_pattern", "deal_numbers", "journal_path"]
+__all__ = ["NUMBER", "check_pattern", "deal_numbers", "journal_path", "written_over"]
 
 #: Where the number goes in a pattern.
 NUMBER = re.compile(r"%[-+ 0#]*\d*[diu]")
@@ -70,3 +71,28 @@ def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: in
             f"journal, as in journal='shards.journal'"
         )
     return f"{NUMBER.sub('shards', path)}{dealt}.journal"
+
+
+def written_over(pattern: str, urls: Iterable[str]) -> str | None:
+    """Return the first of some shards that has a name which a pattern gives, whatever the number is.
+
+    >>> written_over("./train-%06d.tar", ["val-000000.tar", "train-000012.tar"])
+    'train-000012.tar'
+    """
+    target = local_path(pattern)
+    begin, end = (re.escape(text.replace("%%", "%")) for text in NUMBER.split(_placed(target or pattern), maxsplit=1))
+    is_name = re.compile(rf"{begin} *[-+]?\d+ *{end}").fullmatch
+    for url in urls:
+        path = local_path(url)
+        names = {url} if path is None else {_placed(path), os.path.realpath(path)}
+        if (path is None) is (target is None) and any(map(is_name, names)):
+            return url
+    return None
+
+
+def _placed(path: str) -> str:
+    """Return the name of a local file in its real folder, and a URL as it is."""
+    if local_path(path) is None:
+        return path
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118  a pattern is no path
