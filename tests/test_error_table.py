@@ -36,6 +36,7 @@ from wds_datapipes import (
     read_index,
 )
 from wds_datapipes.core.optional import require
+from wds_datapipes.core.samplecommand import SampleCommand
 from wds_datapipes.pipes.state import load_state, save_state
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.testing import build_shard
@@ -177,8 +178,8 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "UnsupportedMember": (lambda folder: members(sparse(folder)), r"x\.tar holds the member 'a\.cls'.*sparse"),
     "ChangedShard": (resumed_elsewhere, r"is not what it was when the state was saved"),
     "StateError": (
-        lambda folder: save_state(samples(shard(folder)).unbatch_samples()),
-        r"SampleUnbatcher may hold samples back, and cannot tell which",
+        lambda folder: save_state(samples(shard(folder)).compose(iter)),
+        r"StreamComposer may hold samples back, and cannot tell which",
     ),
     "DuplicateField": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "cls": "1", "CLS": "2"}))),
@@ -216,6 +217,10 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "UnwritableSample": (
         lambda folder: write(folder, {"__key__": "a.b", "cls": 1}),
         r"key 'a\.b' cannot be written: its files would be read back as of 'a'",
+    ),
+    "SampleCommandFailed": (
+        lambda _: SampleCommand("echo no cat >&2; exit 3")({"__key__": "a", "__url__": "x.tar", "txt": b""}),
+        r"exit 3' ended with status 3 for the sample 'a' of x\.tar\. It said last: no cat",
     ),
     "ShardNotWritten": (lambda folder: TarWriter(folder / "no/x.tar"), r"no folder '.*/no'\. Make it first"),
     "ConversionFailed": (

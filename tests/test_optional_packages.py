@@ -14,6 +14,7 @@ import pytest
 
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
+from wds_datapipes.core.cluster import connected
 from wds_datapipes.core.codecs import records
 from wds_datapipes.core.openers.filesystems import EXTRAS
 from wds_datapipes.errors import MissingDependency
@@ -46,6 +47,11 @@ def read_yaml(folder: Path) -> object:
     return DatasetSpec(folder / "spec.yaml")
 
 
+def connect(_: Path) -> object:
+    with connected("localhost:1"):
+        return None
+
+
 #: What needs a package: the package, the extra that installs it, and something that needs it.
 NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("aiohttp", "http", load("http://127.0.0.1:9/a.tar")),
@@ -53,6 +59,7 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("av", "media", decode("mp4", "torch_video")),
     ("av", "media", decode("wav", "torch_audio")),
     ("cbor2", "cbor", decode("cbor")),
+    ("distributed", "dask", connect),
     ("msgpack", "msgpack", decode("mp")),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("s3fs", "s3", load("s3a://bucket/a.tar")),

@@ -21,7 +21,8 @@
     │   ├── DecodeError (ValueError)        a field's bytes are not what its name says
     │   │   └── UnsafeCodec                 the field's codec can run code, and that was not allowed
     │   ├── EncodeError (ValueError)        a field's value is not what its name says
-    │   └── UnwritableSample (ValueError)   its names would be read back as others, or its key is there already
+    │   ├── UnwritableSample (ValueError)   its names would be read back as others, or its key is there already
+    │   └── SampleCommandFailed (OSError)   a shell command that maps samples has failed with it
     ├── ShardNotWritten (OSError)           a shard could not be written, and nothing stands under its name
     ├── ConversionFailed (RuntimeError)     some of many shards could not be converted, and the others are
     ├── MisalignedShards (ValueError)       parallel shards do not hold the same keys in the same order
@@ -64,6 +65,7 @@ __all__ = [
     "RankLost",
     "ReadFailed",
     "ReturningKey",
+    "SampleCommandFailed",
     "SampleError",
     "ShardError",
     "ShardNotOpened",
@@ -171,6 +173,10 @@ class UnsafeCodec(DecodeError):
 
 class UnwritableSample(SampleError, ValueError):
     """A sample would be read back as another: by its key, the name of a field, or a key that is there already."""
+
+
+class SampleCommandFailed(SampleError, OSError):
+    """A shell command has failed with a sample, has taken too long, or has left what is no sample."""
 
 
 class ShardNotWritten(WdsError, OSError):

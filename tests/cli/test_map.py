@@ -1,0 +1,336 @@
+"""The command ``map``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from wds_datapipes import TarWriter, convert_shards
+from wds_datapipes.core.members import load_wds_shards
+from wds_datapipes.core.samples import group_samples
+from wds_datapipes.testing import build_shard
+
+Read = list[tuple[str, dict[str, bytes]]]
+
+MODULE = """
+from wds_datapipes import ShardList
+
+def label(sample):
+    if sample["cls"] == b"2":
+        return None
+    return {**sample, "label": b"n" + sample["cls"]}
+
+def twice(sample):
+    for number in range(2):
+        yield {**sample, "__key__": f"{sample['__key__']}-{number}"}
+
+def doubled(sample):
+    return {"__key__": sample["__key__"], "cls": 2 * sample["cls"]}
+
+def no_eleven(sample):
+    if sample["__key__"] == "11":
+        raise LookupError("no label\\\\x1b[31m")
+    return sample
+
+def last(samples):
+    yield list(samples)[-1]
+
+def full(sample):
+    raise OSError(28, "No space left on device")
+
+number = 7
+
+class Maps:
+    @staticmethod
+    def same(sample):
+        return sample
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(folder: Path) -> Iterator[None]:
+    """Write a module to the current folder, which no other test has imported."""
+    Path("mapping.py").write_text(MODULE.replace("\\\\", "\\"))
+    Path("broken.py").write_text("import nosuchpackage\n")
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in ("mapping", "broken"):
+        sys.modules.pop(name, None)
+
+
+def read(*urls: str) -> Read:
+    samples = group_samples(load_wds_shards(urls))
+    return [(sample["__key__"], {f: v for f, v in sample.items() if f[:2] != "__"}) for sample in samples]
+
+
+def written(folder: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).glob("*.tar")}
+
+
+def test_map_is_convert_shards_is_a_loop(program: Any, shards: list[str], nothing_left: None) -> None:
+    def label(sample: dict[str, Any]) -> dict[str, Any] | None:
+        return None if sample["cls"] == b"2" else {**sample, "label": b"n" + sample["cls"]}
+
+    Path("looped").mkdir()
+    for shard in shards:
+        with TarWriter(f"looped/{shard}") as target:
+            for sample in group_samples(load_wds_shards([shard])):
+                if made := label(sample):
+                    target.write(made)
+    convert_shards(label, shards, "converted/")
+    for workers in (0, 1, 2):
+        done = program("map", "a-{0..2}.tar", "-f", "mapping:label", "-o", f"{workers}/", "--workers", str(workers))
+        assert (done.code, done.err) == (0, "")
+        assert done.lines[0] == f"{workers}/a-0.tar: 3 samples of 4 read, 9.73 kB"
+        assert written(str(workers)) == written("converted") == written("looped")
+        assert len(written(str(workers))) == 3
+
+
+def test_a_command_is_the_same_in_any_number_of_processes(program: Any, shards: list[str], nothing_left: None) -> None:
+    command = "test $(cat sample.cls) != 2 || { rm sample.*; exit; }; { printf n; cat sample.cls; } > sample.label"
+    program("map", *shards, "-f", "mapping:label", "-o", "wanted/")
+    for workers in ("0", "2"):
+        done = program("map", *shards, "-c", command, "-o", f"{workers}/", "--workers", workers)
+        assert (done.code, done.err) == (0, "")
+        assert written(workers) == written("wanted")
+
+
+def test_several_samples_come_of_one(program: Any, shards: list[str]) -> None:
+    assert program("map", "a-0.tar", "-f", "mapping:twice", "-o", "f/").code == 0
+    assert [key for key, _ in read("f/a-0.tar")] == [f"0{n}-{m}" for n in range(4) for m in range(2)]
+    command = "for n in 0 1; do cp sample.cls sample-$n.cls; echo $(cat sample.__key__)-$n > sample-$n.__key__; done"
+    done = program("map", "a-0.tar", "-m", command, "-o", "c/{name}.tar.gz")
+    assert done.out == "c/a-0.tar.gz: 8 samples of 4 read, 181 B\n"
+    assert read("c/a-0.tar.gz") == [(key, {"cls": fields["cls"]}) for key, fields in read("f/a-0.tar")]
+
+
+def test_values_are_decoded_and_encoded_again(program: Any, shards: list[str]) -> None:
+    assert program("map", *shards, "-f", "mapping:doubled", "-d", "basic", "-o", "o-%d.tar").code == 0
+    assert read("o-1.tar") == [(f"1{n}", {"cls": str(2 * n).encode()}) for n in range(4)]
+    done = program("map", "a-0.tar", "-f", "mapping:doubled", "-d", "nosuchword", "-o", "x/")
+    assert "no decoder is called 'nosuchword'" in done.err
+
+
+def test_a_function_gets_a_whole_shard(program: Any, shards: list[str]) -> None:
+    assert program("map", *shards, "-f", "mapping:last", "--whole-shards", "-o", "o/", "--index").code == 0
+    assert [key for key, _ in read("o/a-0.tar", "o/a-1.tar", "o/a-2.tar")] == ["03", "13", "23"]
+    assert len(list(Path("o").iterdir())) == 7
+
+
+def test_a_second_call_does_what_is_missing(program: Any, shards: list[str]) -> None:
+    call = ["map", *shards, "-f", "mapping:Maps.same", "-o", "o/", "--json"]
+    assert [shard["new"] for shard in json.loads(program(*call).out)["shards"]] == [True] * 3
+    whole = written("o")
+    Path("o/a-1.tar").unlink()
+    facts = json.loads(program(*call).out)
+    assert [shard["new"] for shard in facts["shards"]] == [False, True, False]
+    assert facts["shards"][1]["source"] == "a-1.tar"
+    assert facts["failed"] == facts["skipped"] == []
+    assert written("o") == whole
+    assert ", done before" in program(*call[:-1]).lines[0]
+
+
+@pytest.mark.parametrize("other", [["-f", "mapping:label"], ["-c", ":"], ["-c", "true"]])
+def test_another_function_is_told_and_redone_if_that_is_said(program: Any, shards: list[str], other: list[str]) -> None:
+    program("map", *shards, "-c", "echo x > sample.x", "-o", "o/")
+    before = written("o")
+    done = program("map", *shards, *other, "-o", "o/")
+    assert done.code == 2
+    assert "a-0.tar (another function), a-1.tar (another function)" in done.err
+    assert "Use --if-changed redo to convert these again, --if-changed keep to leave them" in done.err
+    assert program("map", *shards, *other, "-o", "o/", "--if-changed", "keep").code == 0
+    assert written("o") == before
+    assert program("map", *shards, *other, "-o", "o/", "--if-changed", "redo").code == 0
+    assert written("o").keys() == before.keys()
+    assert written("o") != before
+
+
+def test_shards_that_fail_are_named_and_the_others_done(program: Any, shards: list[str], nothing_left: None) -> None:
+    done = program("map", *shards, "-f", "mapping:no_eleven", "-o", "o/", "--retries", "1")
+    assert done.code == 1
+    assert sorted(written("o")) == ["a-0.tar", "a-2.tar"]
+    assert [line.partition(":")[0] for line in done.lines] == ["o/a-0.tar", "o/a-2.tar"]
+    lines = done.err.splitlines()
+    assert lines[0] == r"Warning: a-1.tar was not converted, and is tried again: LookupError: no label\x1b[31m"
+    assert lines[1].startswith(r"Error: a-1.tar: LookupError: no label\x1b[31m")
+    assert lines[2:] == ["Error: 1 of 3 shards has failed. The same command again does only what is missing"]
+    facts = json.loads(program("map", *shards, "-f", "mapping:no_eleven", "-o", "o/", "--retries", "0", "--json").out)
+    assert [shard["new"] for shard in facts["shards"]] == [False, False]
+    assert [(each["source"], each["kind"]) for each in facts["failed"]] == [("a-1.tar", "LookupError")]
+
+
+def test_bad_samples_are_passed_over_and_told_once(program: Any, shards: list[str], nothing_left: None) -> None:
+    command = "echo no such label >&2; test $(cat sample.__key__) != 11"
+    for workers in ("0", "2"):
+        done = program("map", *shards, "-c", command, "-o", f"{workers}/", "--skip-bad", "--workers", workers)
+        assert done.code == 0
+        assert done.lines[1].startswith(f"{workers}/a-1.tar: 3 samples of 4 read")
+        assert done.err == (
+            f"Passed over: SampleCommandFailed: The command {command!r} ended with status 1 for the sample '11' of "
+            f"a-1.tar. It said last: no such label\n"
+        )
+        assert [key for key, _ in read(f"{workers}/a-1.tar")] == ["10", "12", "13"]
+
+
+def test_a_broken_shard_is_a_fault_or_passed_over(program: Any, shards: list[str]) -> None:
+    Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:4000])
+    call = ["map", *shards, "-c", ":", "-o", "o/", "--retries", "0"]
+    done = program(*call)
+    assert done.code == 1
+    assert "Error: a-1.tar: TruncatedShard: a-1.tar ends " in done.err
+    done = program(*call, "--skip-bad", "--json")
+    assert done.code == 0
+    assert [each["kind"] for each in json.loads(done.out)["skipped"]] == ["TruncatedShard"]
+
+
+def test_a_full_disk_is_no_bad_sample(program: Any, shards: list[str]) -> None:
+    done = program("map", "a-0.tar", "-f", "mapping:full", "-o", "o/", "--skip-bad", "--retries", "0")
+    assert done.code == 1
+    assert "OSError: [Errno 28] No space left on device" in done.err
+    assert written("o") == {}
+
+
+def test_hostile_names_write_nothing_outside(program: Any, folder: Path) -> None:
+    names = [
+        f"a.{'x' * 300}",
+        f"b.{'../' * 10}{folder}/evil.txt",
+        "c.x/../../../evil",
+        "d..",
+        "e.$(touch evil)",
+        "f.\n",
+    ]
+    with TarWriter("h.tar", key_rule=None) as shard:
+        for name in names:
+            key, _, field = name.partition(".")
+            shard.write({"__key__": key, field: b"evil"})
+    before = sorted(path.name for path in folder.rglob("*"))
+    done = program("map", "h.tar", "-c", "cat sample.* > /dev/null", "-o", "o/", "--skip-bad", "--json")
+    facts = json.loads(done.out)
+    assert facts["skipped"][0]["kind"] == "UnwritableSample"
+    assert "names of files have at most 255 bytes" in facts["skipped"][0]["message"]
+    made = sorted(path.name for path in folder.rglob("*"))
+    assert [name for name in made if name not in before] == ["o", "shards.journal"]
+    assert read("o/h.tar")[-2:] == [("e", {"$(touch evil)": b"evil"}), ("f", {"\n": b"evil"})]
+
+
+def test_a_cluster_does_the_same(program: Any, shards: list[str]) -> None:
+    from distributed import LocalCluster
+
+    program("map", *shards, "-f", "mapping:label", "-o", "wanted/")
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with LocalCluster(**options) as cluster:  # type: ignore[no-untyped-call]  # Dask has types in part
+        on_it = ["--executor", "dask", "--address", cluster.scheduler_address]
+        done = program("map", *shards, "-f", "mapping:label", "-o", "o/", *on_it)
+        assert (done.code, done.err) == (0, "")
+        assert written("o") == written("wanted")
+        done = program("map", *shards, "-c", "test $(cat sample.__key__) != 11", "-o", "p/", "--skip-bad", *on_it)
+        assert done.code == 0
+        assert done.err.startswith("Passed over: SampleCommandFailed: ")
+        assert done.err.count("\n") == 1
+        assert sum(len(read(f"p/{shard}")) for shard in shards) == 11
+
+
+def test_a_killed_process_is_replaced_and_leaves_nothing(program: Any, shards: list[str], nothing_left: None) -> None:
+    """The first command kills the process that has begun it, and goes on."""
+    command = f"mkdir {Path.cwd()}/once 2>/dev/null && {{ kill -9 $PPID; sleep 64.5; }}; :"
+    place = Path("scratch")
+    place.mkdir()
+    before = tempfile.tempdir
+    tempfile.tempdir = str(place)
+    try:
+        done = program("map", *shards, "-c", command, "-o", "o/")
+    finally:
+        tempfile.tempdir = before
+    assert done.code == 0
+    assert "is tried again: WorkerDied" in done.err
+    assert [read(f"o/{shard}") for shard in shards] == [read(shard) for shard in shards]
+    assert list(place.iterdir()) == []
+    deadline = time.monotonic() + 10
+    while any(each.info["cmdline"] == ["sleep", "64.5"] for each in psutil.process_iter(["cmdline"])):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_ctrl_c_ends_commands_and_leaves_nothing(shards: list[str], workers: str) -> None:
+    Path("scratch").mkdir()
+    call = [sys.executable, "-m", "wds_datapipes.cli", "map", *shards, "-c", "sleep 65.5 & sleep 65.5", "-o", "o/"]
+    running = subprocess.Popen(
+        [*call, "--workers", workers],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(Path("scratch").absolute())},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(Path("scratch").glob("wds-map-*/sample.cls"))) < max(1, int(workers)):
+            assert time.monotonic() < deadline, "nothing was begun"
+            time.sleep(0.02)
+        time.sleep(0.2)
+        family = psutil.Process(running.pid).children(recursive=True)
+        os.killpg(running.pid, signal.SIGINT)
+        said, _ = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert (running.returncode, said) == (130, b"Interrupted\n")
+    assert len(family) >= 2
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert list(Path("scratch").iterdir()) == []
+    assert [path.name for path in Path("o").iterdir()] == ["shards.journal"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("-o o/", "map takes one of --function, --command and --multi-command"),
+        ("-o o/ -f a:b -c x", "map takes one of"),
+        ("-o o/ -f mapping", "--function is MODULE:FUNCTION"),
+        ("-o o/ -f mapping:1", "--function is MODULE:FUNCTION"),
+        ("-o o/ -f nosuchmodule:f", "There is no module 'nosuchmodule', neither installed nor in "),
+        ("-o o/ -f mapping:nope", "has no 'nope'"),
+        ("-o o/ -f mapping:Maps.nope", "'Maps' (no file) has no 'nope'"),
+        ("-o o/ -f mapping:number", "'mapping:number' is no function, but int"),
+        ("-o o/ -f mapping:label --timeout 3", "--timeout is for commands"),
+        ("-o o/ -c : --timeout 0", "above 0 seconds"),
+        ("-o o/ -c : -d pil", "--decode and --whole-shards are for --function"),
+        ("-o o/ -c : --executor dask", "--executor dask and --address go together"),
+        ("-o o/ -c : --address x:1", "--executor dask and --address go together"),
+        ("-o o/ -c : -", "Standard input cannot be read twice"),
+        ("-o o.tar -c :", "o.tar"),
+        ("-o ./ -c :", "would be written over"),
+        ("-o o/ -c : --compress rar", "rar"),
+        ("-o memory://o/ -c :", "journal"),
+        ("-o o/ -c : none.tar", "none.tar"),
+    ],
+)
+def test_wrong_use(program: Any, shards: list[str], arguments: str, message: str) -> None:
+    done = program("map", "a-0.tar", *arguments.split())
+    assert message in done.err
+    assert done.code == (1 if "none.tar" in arguments else 2)
+    assert done.err.count("\n") == 1 + 3 * ("none.tar" in arguments)
+
+
+def test_an_error_in_the_module_keeps_its_traceback(program: Any, shards: list[str]) -> None:
+    with pytest.raises(ModuleNotFoundError, match="nosuchpackage"):
+        program("map", "a-0.tar", "-o", "o/", "-f", "broken:f")
+
+
+def test_the_package_reads_what_it_maps_on_a_store(program: Any, folder: Path) -> None:
+    build_shard("m.tar", [{"__key__": "a", "txt": "x"}])
+    program("cat", "m.tar", "-o", "memory://in/m.tar")
+    arguments = ["memory://in/m.tar", "-c", "cp sample.txt sample.b", "-o", "memory://out/", "--journal", "j"]
+    assert program("map", *arguments, "--workers", "0").code == 0
+    assert read("memory://out/m.tar") == [("a", {"txt": b"x", "b": b"x"})]

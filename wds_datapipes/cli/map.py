@@ -1,0 +1,335 @@
+"""The command ``map``: a function or a shell command for each sample of many shards."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wds_datapipes.cli.copying import Compression
+from wds_datapipes.cli.functions import function_named
+from wds_datapipes.cli.meter import Meter, human_bytes, plural
+from wds_datapipes.cli.options import (
+    AsJson,
+    KeyRuleOption,
+    KeyRuleWord,
+    Shards,
+    StorageOptions,
+    key_rule_of,
+    listed,
+    options_of,
+)
+from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable
+from wds_datapipes.core.cluster import connected, send_module
+from wds_datapipes.core.conversion import ConvertedShard, convert_shards
+from wds_datapipes.core.errornotes import DaskNotes, ErrorNotes, NotedError, message_of
+from wds_datapipes.core.openers import redact
+from wds_datapipes.core.samplecommand import SampleCommand
+from wds_datapipes.errors import ConversionFailed, StateError
+
+__all__ = ["map"]
+
+#: The headings of options.
+WHAT, WHO = {"rich_help_panel": "What is done"}, {"rich_help_panel": "Who works"}
+WRITTEN = {"rich_help_panel": "What is written"}
+#: How many of the errors that were passed over are shown.
+SHOWN = 10
+#: The word for the decoders of the basic table alone.
+BASIC = "basic"
+
+
+class Workplace(str, Enum):
+    """Who works on shards."""
+
+    processes = "processes"
+    dask = "dask"
+
+
+class IfChanged(str, Enum):
+    """What becomes of finished shards that something else has made."""
+
+    fault = "raise"
+    redo = "redo"
+    keep = "keep"
+
+
+def map(  # noqa: A001  the command has this name
+    shards: Shards,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="TARGET",
+            help="A folder, with a slash at its end, or a name with {name} or %06d: a shard for each shard.",
+            **WRITTEN,
+        ),
+    ],
+    function: Annotated[
+        str,
+        typer.Option(
+            "--function",
+            "-f",
+            metavar="MODULE:FUNCTION",
+            help="A function of a sample that returns a sample, None or several samples.",
+            show_default=False,
+            **WHAT,
+        ),
+    ] = "",
+    command: Annotated[
+        str,
+        typer.Option(
+            "--command",
+            "-c",
+            metavar="COMMAND",
+            help="A shell command, run for each sample in a folder with its fields as sample.jpg and so on.",
+            show_default=False,
+            **WHAT,
+        ),
+    ] = "",
+    many: Annotated[
+        str,
+        typer.Option(
+            "--multi-command",
+            "-m",
+            metavar="COMMAND",
+            help="The same, for several samples of one: sample-000000.jpg, sample-000001.jpg and so on.",
+            show_default=False,
+            **WHAT,
+        ),
+    ] = "",
+    decode: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--decode",
+            "-d",
+            metavar="WORD",
+            help="Decode fields before: basic, or with images too: pil, rgb8, torch ...; repeat it.",
+            **WHAT,
+        ),
+    ] = None,
+    whole_shards: Annotated[
+        bool, typer.Option("--whole-shards", help="The function gets all samples of a shard, and yields some.", **WHAT)
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="How long a command may take for a sample.", show_default=False, **WHAT),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Pass over samples that fail, and say which.", **WHAT)
+    ] = False,
+    if_changed: Annotated[
+        IfChanged, typer.Option(help="What becomes of finished shards that something else has made.", **WRITTEN)
+    ] = IfChanged.fault,
+    compress: Compression = None,
+    index: Annotated[bool, typer.Option("--index", help="Write an index beside each shard.", **WRITTEN)] = False,
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="A local file that knows what is finished; beside local shards by default.", **WRITTEN
+        ),
+    ] = None,
+    executor: Annotated[Workplace, typer.Option(help="Processes of this host, or a cluster.", **WHO)] = (
+        Workplace.processes
+    ),
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The scheduler of the Dask cluster.", show_default=False, **WHO)
+    ] = "",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How many processes; one for each processor by default, 0 is this one. With Dask, how many shards at "
+            "once.",
+            show_default=False,
+            **WHO,
+        ),
+    ] = None,
+    retries: Annotated[int, typer.Option(min=0, help="How often a shard that fails is tried again.", **WHO)] = 2,
+    as_json: AsJson = False,
+    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
+    storage_options: StorageOptions = "",
+) -> None:
+    """Map every sample of many shards by a function or a shell command, several shards at once.
+
+    There is a shard for each shard, which appears when it is whole. The same call again does only what is missing,
+    after a fault, Ctrl-C or kill -9. Shards that fail are named at the end, and the exit code is 1; the others are
+    done.
+
+    A function gets the fields as bytes, or decoded with --decode; what it returns is encoded by the names of its
+    fields. None leaves the sample out. A command finds its fields as files, sample.jpg and so on, and what is there as
+    sample.* when it ends is the new sample.
+    """
+    options = options_of(storage_options)
+    work = what_to_do(function, command, many, timeout, decode=decode, whole_shards=whole_shards)
+    if (executor is Workplace.dask) is not bool(address):
+        raise WrongUse("--executor dask and --address go together, as in --executor dask --address localhost:8786")
+    urls = listed(shards, options)
+    if "-" in urls:
+        raise WrongUse("Standard input cannot be read twice, as a shard that is tried again is. Write it to a file")
+    results: dict[str, ConvertedShard] = {}
+    failures: dict[str, BaseException] = {}
+    with ExitStack() as opened:
+        meter = opened.enter_context(Meter("Mapping", len(urls)))
+
+        def take(shard: ConvertedShard) -> None:
+            results[shard.source] = shard
+            meter.add(shards=1, samples=shard.read * shard.is_new, size=shard.info.bytes * shard.is_new)
+
+        opened.enter_context(warnings_of_the_log())
+        if isinstance(work, SampleCommand):
+            opened.callback(work.remove_leftovers)
+        notes, lent = opened.enter_context(workplace(address, work))
+        try:
+            convert_shards(
+                work,
+                urls,
+                output,
+                whole_shards=whole_shards,
+                decode=None if decode is None else [word for word in decode if word != BASIC],
+                key_rule=key_rule_of(key_rule),
+                on_error=notes if skip_bad else "raise",
+                retries=retries,
+                if_changed=if_changed.value,
+                executor=lent,
+                max_workers=(workers or None) if lent is not None else workers,
+                on_result=take,
+                journal=journal,
+                storage_options=options,
+                compress=compress,
+                index=index,
+            )
+        except ConversionFailed as error:
+            failures = error.failures
+        except StateError as error:
+            raise WrongUse(changed(str(error))) from None
+        except ValueError as error:
+            raise WrongUse(str(error)) from None
+        passed_over = notes.read()
+    done = [results[url] for url in urls if url in results]
+    if as_json:
+        sys.stdout.write(json.dumps(facts_of(done, failures, passed_over), indent=1) + "\n")
+    else:
+        report(done, failures, passed_over)
+    if failures:
+        raise typer.Exit(FAULT_FOUND)
+
+
+def what_to_do(
+    function: str,
+    command: str,
+    many: str,
+    timeout: float | None,
+    *,
+    decode: list[str] | None,
+    whole_shards: bool,
+) -> Callable[..., Any]:
+    """Return the one thing that is to be done with a sample."""
+    if [function, command, many].count("") != 2:
+        raise WrongUse("map takes one of --function, --command and --multi-command")
+    if function:
+        if timeout is not None:
+            raise WrongUse("--timeout is for commands. A function that hangs has to be ended by itself")
+        return function_named(function)
+    if decode is not None or whole_shards:
+        raise WrongUse("Commands get the fields of one sample as files: --decode and --whole-shards are for --function")
+    try:
+        return SampleCommand(command or many, several=bool(many), timeout_s=timeout)
+    except ValueError as error:
+        raise WrongUse(str(error)) from None
+
+
+@contextmanager
+def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorNotes, Any]]:
+    """Lend what notes errors, and an executor if there is a cluster."""
+    if not address:
+        with ErrorNotes() as notes:
+            yield notes, None
+        return
+    with ExitStack() as opened:
+        try:
+            client = opened.enter_context(connected(address))
+        except ConnectionError as error:
+            raise WrongUse(str(error)) from None
+        if not isinstance(work, SampleCommand):
+            send_module(client, work, Path.cwd())
+        with client.get_executor() as lent:
+            yield DaskNotes(client), lent
+
+
+@contextmanager
+def warnings_of_the_log() -> Iterator[None]:
+    """Show what the library logs as lines, such as that a shard is tried again."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: typer.echo(f"Warning: {on_one_line(record.getMessage())}", err=True)  # type: ignore[method-assign]  # a class would be longer
+    logger = logging.getLogger("wds_datapipes")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def changed(message: str) -> str:
+    """Say what `convert_shards` says of its argument of the option."""
+    return message.replace('Pass if_changed="redo"', "Use --if-changed redo").replace(
+        'if_changed="keep"', "--if-changed keep"
+    )
+
+
+def facts_of(
+    done: Sequence[ConvertedShard], failures: dict[str, BaseException], passed_over: Sequence[NotedError]
+) -> dict[str, Any]:
+    """Return all facts for JSON."""
+    return {
+        "shards": [
+            {
+                "source": redact(shard.source),
+                "url": redact(shard.info.url),
+                "read": shard.read,
+                "samples": shard.info.samples,
+                "bytes": shard.info.bytes,
+                "sha256": shard.info.sha256,
+                "new": shard.is_new,
+            }
+            for shard in done
+        ],
+        "failed": [
+            {"source": redact(url), "kind": type(error).__name__, "message": message_of(error)}
+            for url, error in failures.items()
+        ],
+        "skipped": [error._asdict() for error in passed_over],
+    }
+
+
+def report(
+    done: Sequence[ConvertedShard], failures: dict[str, BaseException], passed_over: Sequence[NotedError]
+) -> None:
+    """Print what was written, and to standard error what was passed over, and what has failed."""
+    for shard in done:
+        sys.stdout.write(
+            f"{printable(redact(shard.info.url))}: {plural(shard.info.samples, 'sample')} of {shard.read:,} read, "
+            f"{human_bytes(shard.info.bytes)}{'' if shard.is_new else ', done before'}\n"
+        )
+    sys.stdout.flush()
+    for error in passed_over[:SHOWN]:
+        typer.echo(f"Passed over: {error.kind}: {on_one_line(error.message)}", err=True)
+    if len(passed_over) > SHOWN:
+        typer.echo(f"Passed over: {len(passed_over) - SHOWN:,} more", err=True)
+    for url, failure in failures.items():
+        told = f"{type(failure).__name__}: {message_of(failure)}"
+        typer.echo(f"Error: {printable(redact(url))}: {on_one_line(told)}", err=True)
+    if failures:
+        total = len(done) + len(failures)
+        typer.echo(
+            f"Error: {len(failures):,} of {plural(total, 'shard')} {'has' if len(failures) == 1 else 'have'} failed. "
+            f"The same command again does only what is missing",
+            err=True,
+        )
