@@ -35,8 +35,10 @@ from wds_datapipes import (
     read_dali_index,
     read_index,
 )
+from wds_datapipes.core.creation import create_shards
 from wds_datapipes.core.optional import require
 from wds_datapipes.core.samplecommand import SampleCommand
+from wds_datapipes.core.sources.recipe import Recipe
 from wds_datapipes.pipes.state import load_state, save_state
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.testing import build_shard
@@ -213,6 +215,10 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "EncodeError": (
         lambda folder: list(IterableWrapper([{"__key__": "a", "cls": None}]).wds_encode()),
         r"field 'cls' of sample 'a' holds None, which cannot be encoded.*It takes an int",
+    ),
+    "BadSource": (
+        lambda folder: create_shards(Recipe(written(folder, b"a.jpg no.jpg"), root=folder), folder / "a.tar"),
+        r"file '.*/no\.jpg', for the field 'jpg' of the sample 'a' of '.*', cannot be read: No such file",
     ),
     "UnwritableSample": (
         lambda folder: write(folder, {"__key__": "a.b", "cls": 1}),

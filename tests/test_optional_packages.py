@@ -17,6 +17,8 @@ from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.core.cluster import connected
 from wds_datapipes.core.codecs import records
 from wds_datapipes.core.openers.filesystems import EXTRAS
+from wds_datapipes.core.sources.imagenet import find_imagenet
+from wds_datapipes.core.sources.table import Table
 from wds_datapipes.errors import MissingDependency
 
 SOURCES = Path(wds_datapipes.__file__).parent
@@ -52,6 +54,16 @@ def connect(_: Path) -> object:
         return None
 
 
+def read_parquet(folder: Path) -> object:
+    return Table(folder / "a.parquet")
+
+
+def read_devkit(folder: Path) -> object:
+    (folder / "val/n01440764").mkdir(parents=True)
+    (folder / "meta.mat").write_bytes(b"")
+    return find_imagenet(folder, "val")
+
+
 #: What needs a package: the package, the extra that installs it, and something that needs it.
 NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("aiohttp", "http", load("http://127.0.0.1:9/a.tar")),
@@ -61,8 +73,11 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("cbor2", "cbor", decode("cbor")),
     ("distributed", "dask", connect),
     ("msgpack", "msgpack", decode("mp")),
+    ("pyarrow", "parquet", read_parquet),
+    ("pyarrow.parquet", "parquet", read_parquet),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("s3fs", "s3", load("s3a://bucket/a.tar")),
+    ("scipy.io", "imagenet", read_devkit),
     ("yaml", "yaml", read_yaml),
     ("zstandard", "zst", load_zst),
     ("zstandard", "zst", write_zst),

@@ -21,6 +21,7 @@
     │   ├── DecodeError (ValueError)        a field's bytes are not what its name says
     │   │   └── UnsafeCodec                 the field's codec can run code, and that was not allowed
     │   ├── EncodeError (ValueError)        a field's value is not what its name says
+    │   ├── BadSource (ValueError)          what it is to be made of cannot be read, or makes no sample
     │   ├── UnwritableSample (ValueError)   its names would be read back as others, or its key is there already
     │   └── SampleCommandFailed (OSError)   a shell command that maps samples has failed with it
     ├── ShardNotWritten (OSError)           a shard could not be written, and nothing stands under its name
@@ -45,6 +46,7 @@ boundary from its message alone, and an error class with more arguments arrives 
 """
 
 __all__ = [
+    "BadSource",
     "CacheError",
     "ChangedShard",
     "CommandFailed",
@@ -165,6 +167,10 @@ class DecodeError(SampleError, ValueError):
 
 class EncodeError(SampleError, ValueError):
     """The value of a field is not what the field's name says, or nothing encodes such fields."""
+
+
+class BadSource(SampleError, ValueError):
+    """What a sample is to be made of cannot be read, has changed meanwhile, or makes no sample."""
 
 
 class UnsafeCodec(DecodeError):

@@ -1,0 +1,304 @@
+"""The creation of shards from files: a plan, and processes that each write whole shards of it."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from array import array
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from wds_datapipes.core.drafts import Source, read_draft
+from wds_datapipes.core.naming import KeyRule, first_dot
+from wds_datapipes.core.numbering import NUMBER, check_pattern, journal_path
+from wds_datapipes.core.openers import local_path, redact
+from wds_datapipes.core.planning import Plan, check_new_key, draft_of, make_plan
+from wds_datapipes.core.policy import ErrorPolicy, OnError, check_on_error
+from wds_datapipes.core.shardjournal import FinishedShard, ShardJournal
+from wds_datapipes.core.targets import size_of
+from wds_datapipes.core.tarwriter import TarWriter
+from wds_datapipes.core.types import ShardInfo
+from wds_datapipes.core.workforce import ForkedProcesses, ThisProcess, Workforce, ending_later, failure_of
+from wds_datapipes.errors import BadSource, EmptySource, EncodeError, UnwritableSample, WorkerDied
+
+__all__ = ["CreatedShard", "Watcher", "create_shards"]
+
+#: How often the counts of processes are looked at, in seconds.
+LOOK_S = 0.1
+#: What is counted of each shard: samples and bytes.
+COUNTS = 2
+
+
+class CreatedShard(NamedTuple):
+    """A shard that was written, now or by an earlier call."""
+
+    info: ShardInfo
+    is_new: bool
+
+
+class Watcher(Protocol):
+    """Is told how the work goes on."""
+
+    def looked(self, samples: int, size: int, /) -> object:
+        """So many more samples were looked at, whose files have so many bytes."""
+
+    def planned(self, shards: int, samples: int, /) -> object:
+        """All samples were looked at: so many shards are to be written."""
+
+    def wrote(self, shards: int, samples: int, size: int, /) -> object:
+        """So much more was written."""
+
+
+def create_shards(
+    source: Source,
+    output: str | os.PathLike[str],
+    *,
+    maxcount: int = 100_000,
+    maxsize: float = 3e9,
+    rekey: str = "",
+    seed: int | None = None,
+    key_rule: KeyRule = first_dot,
+    on_error: OnError = "raise",
+    max_workers: int | None = None,
+    resume: bool = False,
+    journal: str | os.PathLike[str] | None = None,
+    watcher: Watcher | None = None,
+    **options: Any,
+) -> list[CreatedShard]:
+    """Write the samples of a source to shards, several shards at once.
+
+    All files are looked at first, and then each shard is planned: it has the same bytes, whoever writes it, and the
+    same as `ShardWriter` would give it. Each appears when it is whole. When an error or Ctrl-C ends this, the finished
+    ones stay, and nothing is left of others.
+
+    Args:
+        source: the samples.
+        output: a pattern with ``%06d`` or the like. Without a place for the number there is one archive, of any size.
+            Local folders are made.
+        maxcount: how many samples a shard has at the most.
+        maxsize: how many bytes, before it is compressed, with all headers; a single sample may be larger. What commands
+            will print is not known before, and counts as nothing.
+        rekey: a pattern for new keys, of ``{number}``, which counts the samples of the source, ``{key}`` and
+            ``{name}``, the last part of the key.
+        seed: shuffle the samples; another seed gives another order.
+        key_rule: how the shards will be read.
+        on_error: what to do about samples that cannot be written, as in all stages. What is passed over while a shard
+            is written is missing there, and changes no other shard.
+        max_workers: how many processes write, if not one for each processor; 0 is this one itself.
+        resume: keep a journal of finished shards beside them, and write only those that are missing, or would be others
+            now.
+        journal: the path of the journal, a local file, which has to be told for shards that are not local.
+        watcher: is told how the work goes on.
+        options: those of `TarWriter`: ``compress``, ``index``, ``digest`` and ``storage_options``.
+
+    Returns:
+        All shards in their order.
+
+    Raises:
+        EmptySource: there is no sample.
+        BadSource: what a sample is to be made of cannot be read.
+        UnwritableSample: a sample would be read back as another.
+        ShardNotWritten: a shard cannot be written.
+        WorkerDied: a process has ended without a result.
+        ValueError: an argument makes no sense.
+
+    Examples:
+        >>> from wds_datapipes.core.sources.images import find_images
+        >>> for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"):
+        ...     Path("pets", name).parent.mkdir(parents=True, exist_ok=True)
+        ...     _ = Path("pets", name).write_bytes(b"not really an image")
+        >>> [(shard.info.url, shard.info.samples) for shard in create_shards(find_images("pets"), "%d.tar", maxcount=2)]
+        [('0.tar', 2), ('1.tar', 1)]
+        >>> [(sample["__key__"], sample["cls"]) for sample in ShardList("1.tar").load_wds_shards().group_samples()]
+        [('dog/1', b'1')]
+    """
+    check_on_error(on_error)
+    if rekey:
+        check_new_key(rekey)
+    text = os.fspath(output)
+    is_one = not NUMBER.search(text)
+    if not is_one:
+        check_pattern(text, maxcount=maxcount, maxsize=maxsize)
+    workers = len(os.sched_getaffinity(0)) if max_workers is None else max_workers
+    if is_one or (max_workers is None and workers == 1):
+        workers = 0  # one archive may be this process's standard output
+    if workers < 0:
+        raise ValueError(f"max_workers is a number from 0, not {workers}")
+    policy = ErrorPolicy(on_error, "create_shards")
+    looked = None if watcher is None else watcher.looked
+    plan = make_plan(
+        source,
+        maxcount=2**62 if is_one else maxcount,
+        maxsize=float("inf") if is_one else maxsize,
+        rekey=rekey,
+        seed=seed,
+        key_rule=key_rule,
+        policy=policy,
+        on_looked=looked,
+    )
+    if not plan.order:
+        raise EmptySource(
+            f"There is no sample to write to {text!r}, as there is none in its source that can be written"
+        )
+    places = [text if is_one else text % number for number in range(len(plan.ends))]
+    for folder in {Path(local).parent for place in places if (local := local_path(place)) is not None}:
+        folder.mkdir(parents=True, exist_ok=True)
+    writing = {"encoder": False, "key_rule": key_rule, **options}
+    work = _ShardMaker(source, plan, places, rekey, writing, on_error)
+    book = ShardJournal(journal_path(text, journal, 0, 1), {"of": "create_shards"}) if resume or journal else None
+    try:
+        made_of = {number: _fingerprint(plan, number, work.writing, rekey) for number in range(len(places)) if book}
+        results = {} if book is None else _kept(book, places, made_of, options.get("storage_options"))
+        if watcher is not None:
+            watcher.planned(len(places), len(plan.order))
+            for kept in results.values():
+                watcher.wrote(1, kept.info.samples, kept.info.bytes)
+        missing = [number for number in range(len(places)) if number not in results]
+        with closing(_written(work, missing, workers, book, watcher)) as written:
+            for number, (info, refused) in written:
+                for error in refused:
+                    policy.goes_on(error)
+                if book is not None:
+                    book.add(FinishedShard(number, info, info.samples + len(refused), made_of[number]))
+                results[number] = CreatedShard(info, True)
+    finally:
+        work.close()
+        if book is not None:
+            book.close()
+    policy.finish()
+    return [results[number] for number in sorted(results)]
+
+
+class _ShardMaker:
+    """Writes any shard of a plan, in this process or one that is forked from it; counts are common to all."""
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan,
+        places: list[str],
+        rekey: str,
+        writing: Mapping[str, Any],
+        on_error: OnError,
+    ) -> None:
+        self._source, self._plan, self._places, self._rekey = source, plan, places, rekey
+        self.writing, self._raises = writing, on_error == "raise"
+        self._memory = mmap.mmap(-1, 8 * COUNTS * len(places))
+        self._counts = memoryview(self._memory).cast("Q")
+        self.on_sample: Callable[[], object] | None = None
+
+    def __call__(self, number: int) -> tuple[ShardInfo, list[Exception]]:
+        """Write a shard, and return what it is, and what it lacks."""
+        refused: list[Exception] = []
+        with ending_later():
+            shard = TarWriter(self._places[number], **self.writing)
+        with shard:
+            for at in self._plan.shard(number):
+                try:
+                    size = self._write(shard, at)
+                except (BadSource, UnwritableSample, EncodeError) as error:
+                    if self._raises:
+                        raise
+                    refused.append(error)
+                    continue
+                self._counts[COUNTS * number] += 1
+                self._counts[COUNTS * number + 1] += size
+                if self.on_sample is not None:
+                    self.on_sample()
+        assert shard.info is not None  # noqa: S101  it was closed without an error
+        return shard.info, refused
+
+    def place(self, number: int) -> str:
+        """Return how messages call a shard."""
+        return redact(self._places[number])
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many samples and bytes were written by now, by all processes."""
+        return sum(self._counts[::COUNTS]), sum(self._counts[1::COUNTS])
+
+    def close(self) -> None:
+        """Give the counts back."""
+        self._counts.release()
+        self._memory.close()
+
+    def _write(self, shard: TarWriter, at: int) -> int:
+        draft = draft_of(self._source, at, self._rekey)
+        sample = read_draft(draft)
+        size = sum(len(sample[field]) for field in draft.parts)
+        planned = self._plan.payloads[at]
+        if planned not in (-1, size):
+            raise BadSource(
+                f"{draft.origin} has changed since it was looked at: its fields had {planned} bytes, and now have "
+                f"{size}. Wait until nothing writes to these files, and begin anew"
+            )
+        return shard.append(shard.pack(sample))
+
+
+def _written(
+    work: _ShardMaker, numbers: list[int], workers: int, book: ShardJournal | None, watcher: Watcher | None
+) -> Generator[tuple[int, tuple[ShardInfo, list[Exception]]], None, None]:
+    """Let shards be written, and yield each as it is done; with the first error all others are given up."""
+    told = work.counts()
+
+    def look(shards: int = 0) -> None:
+        nonlocal told
+        now = work.counts()
+        if watcher is not None:
+            watcher.wrote(shards, now[0] - told[0], now[1] - told[1])
+        told = now
+
+    private = [] if book is None else [book.fileno()]
+    workforce: Workforce = ThisProcess(work)
+    if workers:
+        workforce = ForkedProcesses(work, max(1, min(workers, len(numbers))), private)
+    elif watcher is not None:
+        work.on_sample = look
+    waiting = deque(numbers)
+    running: dict[Future[tuple[ShardInfo, list[Exception]]], int] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workforce.at_once:
+                number = waiting.popleft()
+                running[workforce.submit(number)] = number
+            done = wait(running, None if watcher is None else LOOK_S, FIRST_COMPLETED).done
+            look()
+            for task in sorted(done, key=running.__getitem__):
+                number = running.pop(task)
+                failure = failure_of(task)
+                if isinstance(failure, WorkerDied):
+                    raise WorkerDied(f"{failure}, while it wrote {work.place(number)}. Finished shards are there")
+                if failure is not None:
+                    raise failure
+                look(1)
+                yield number, task.result()
+    finally:
+        workforce.end()
+
+
+def _kept(
+    book: ShardJournal, places: list[str], made_of: Mapping[int, str], storage_options: Mapping[str, Any] | None
+) -> dict[int, CreatedShard]:
+    """Return the shards that are there, and would be the same now."""
+    kept: dict[int, CreatedShard] = {}
+    for shard in book.finished:  # the last line of a number holds
+        number = shard.number
+        kept.pop(number, None)
+        if made_of.get(number) == shard.keys and size_of(places[number], storage_options) == shard.info.bytes:
+            kept[number] = CreatedShard(shard.info._replace(url=places[number]), False)
+    return kept
+
+
+def _fingerprint(plan: Plan, number: int, writing: Mapping[str, Any], rekey: str) -> str:
+    """Return what tells a shard from one of other samples, or that is written otherwise."""
+    how = {name: value for name, value in sorted(writing.items()) if name not in ("storage_options", "key_rule")}
+    members = plan.shard(number)
+    stamps = array("Q", (plan.stamps[at] for at in members))
+    digest = hashlib.sha256(repr((how, rekey)).encode())
+    digest.update(members.tobytes())
+    digest.update(stamps.tobytes())
+    return digest.hexdigest()

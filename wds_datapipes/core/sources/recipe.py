@@ -1,0 +1,104 @@
+"""Recipes of tarp: lines of a name in the archive, and where its content comes from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from wds_datapipes.core.drafts import CommandPart, Draft, FilePart, Part
+from wds_datapipes.core.naming import KeyRule, first_dot
+from wds_datapipes.core.openers import local_path, split_scheme
+from wds_datapipes.core.sources.rows import Slices
+from wds_datapipes.errors import BadSource
+
+__all__ = ["Recipe"]
+
+
+class Recipe:
+    """The samples of a recipe, as ``tarp create`` takes it.
+
+    A line is the name of a file in the archive, blanks or a tab, and a source: a path, ``file:PATH``, ``text:STRING``
+    or ``pipe:COMMAND``, which is run by bash. Files of one sample stand in neighbouring lines.
+
+    Args:
+        path: the recipe.
+        root: the folder that paths begin from; that of the process, if it is not told.
+        key_rule: splits names into keys and fields.
+
+    Raises:
+        BadSource: it cannot be read, or a line is none of these.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, root: str | os.PathLike[str] = "", key_rule: KeyRule = first_dot
+    ) -> None:
+        self._root, self._rule = os.fspath(root), key_rule
+        self._slices = Slices(os.fspath(path))
+        try:
+            for begin, end in self._samples():
+                self._slices.add(begin, end)
+        except BaseException:
+            self._slices.close()
+            raise
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self._slices)
+
+    def draft(self, number: int) -> Draft:
+        """Return what a sample is to be made of.
+
+        Raises:
+            BadSource: two of its lines are for one field, or a line has a source that is not known.
+        """
+        parts: dict[str, Part] = {}
+        key = ""
+        for line in filter(str.strip, self._slices.text(number).split("\n")):
+            key, field, source = self._parsed(line)
+            if field in parts:
+                raise BadSource(f"The recipe {self._slices.path!r} has {key}.{field} twice. Remove a line")
+            parts[field] = self._part(source)
+        return Draft(key, parts, f"the sample {key!r} of {self._slices.path!r}")
+
+    def close(self) -> None:
+        """Close the recipe."""
+        self._slices.close()
+
+    def _samples(self) -> Iterator[tuple[int, int]]:
+        """Yield where the lines of each sample begin and end."""
+        latest = ""
+        begin = at = 0
+        for end, raw in self._slices.lines():
+            line = raw.decode("utf-8", "surrogateescape")
+            if line.strip():
+                key, _, _ = self._parsed(line)
+                if latest and key != latest:
+                    yield begin, at
+                if key != latest:
+                    latest, begin = key, at
+            at = end
+        if latest:
+            yield begin, at
+
+    def _parsed(self, line: str) -> tuple[str, str, str]:
+        """Return the key, the field and the source of a line."""
+        name, source = [*line.strip("\r\n").split(None, 1), "", ""][:2]
+        found = self._rule(name)
+        if found is None or not source:
+            what = "no source behind the name" if found is not None else "a name that is not of the form KEY.FIELD"
+            raise BadSource(f"The recipe {self._slices.path!r} has the line {line.strip()!r}, with {what}. Mend it")
+        return found[0], found[1].lower(), source
+
+    def _part(self, source: str) -> Part:
+        scheme, rest = split_scheme(source)
+        if source.startswith("text:"):
+            return source.removeprefix("text:").encode("utf-8", "surrogateescape")
+        if scheme == "pipe":
+            return CommandPart(rest)
+        path = local_path(source)
+        if path is None:
+            raise BadSource(
+                f"The recipe {self._slices.path!r} has the source {source!r}. It may be a path, file:PATH, text:STRING "
+                f"or pipe:COMMAND; pipe:curl -sf URL fetches a file"
+            )
+        return FilePart(os.path.join(self._root, path))  # noqa: PTH118  a string

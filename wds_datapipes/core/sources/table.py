@@ -1,0 +1,183 @@
+"""Samples of a table: a row is a sample, its columns are fields, or name their files."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from wds_datapipes.core.codecs import IMAGE_FORMATS, find_codec
+from wds_datapipes.core.codecs.codec import described
+from wds_datapipes.core.drafts import Draft, FilePart, Part
+from wds_datapipes.core.encoding import EncoderChain
+from wds_datapipes.core.openers import split_scheme
+from wds_datapipes.core.sources.images import field_of
+from wds_datapipes.core.sources.rows import Rows, open_rows
+from wds_datapipes.errors import BadSource, EncodeError
+
+__all__ = ["Table"]
+
+#: Stands for all columns that name no files, as one JSON object.
+REST = "*"
+
+
+class Table:
+    """The samples of a table.
+
+    Args:
+        path: the table, by its ending: CSV with a header, JSON lines or Parquet.
+        files: ``(field, column)`` for columns that name files; without a field, that is the ending of each file.
+        values: ``(field, column)`` for columns whose values are fields. The column ``"*"`` stands for all columns that
+            name no files, as one JSON object. ``None`` takes all columns that are not used otherwise, as fields of
+            their own names.
+        key: the column of keys; without one, keys are numbers with eight digits.
+        root: the folder that names of files begin from, if it is not that of the table.
+        missing: ``"keep"`` leaves a field out where its column is empty, or not there; ``"raise"`` refuses the row.
+
+    Raises:
+        BadSource: the table cannot be read.
+        MissingDependency: it is Parquet, and the package for that is not installed.
+        ValueError: an argument makes no sense, or names a column that is not there.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        files: Sequence[tuple[str, str]] = (),
+        values: Sequence[tuple[str, str]] | None = None,
+        key: str = "",
+        root: str | os.PathLike[str] | None = None,
+        missing: Literal["raise", "keep"] = "raise",
+    ) -> None:
+        self._path = os.fspath(path)
+        self._root = os.path.dirname(self._path) if root is None else os.fspath(root)  # noqa: PTH120  a string
+        self._files, self._key, self._keeps = list(files), key, missing == "keep"
+        self._chain = EncoderChain({})
+        self._rows: Rows = open_rows(self._path)
+        try:
+            self._used = {column for _, column in [*self._files, *(values or ())]} - {REST} | ({key} if key else set())
+            if self._rows.columns is not None:
+                self._check_columns(self._rows.columns)
+                if values is None:
+                    values = [(name.lower(), name) for name in self._rows.columns if name not in self._used]
+            self._values = values
+            for field, column in [*self._files, *(values or ())]:
+                _check_field(field, column)
+        except BaseException:
+            self._rows.close()
+            raise
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
+
+    def draft(self, number: int) -> Draft:
+        """Return what the sample of a row is to be made of.
+
+        Raises:
+            BadSource: the row cannot be read, or lacks a value.
+            EncodeError: a value cannot be encoded as its field's name says.
+        """
+        row = self._rows.row(number)
+        origin = f"row {number + 1} of {self._path!r}"
+        key = f"{number:08d}" if not self._key else self._key_of(row, origin)
+        parts: dict[str, Part] = {}
+        for field, column in self._files:
+            value = row.get(column)
+            if value in (None, ""):
+                self._lacks(column, origin)
+            else:
+                name, part = self._file(value, column, origin)
+                _put(parts, field or field_of(_ending(name, column, origin)), part, origin)
+        values = self._values
+        if values is None:
+            values = [(column.lower(), column) for column in row if column not in self._used]
+        named = {column for _, column in self._files}
+        for field, column in values:
+            value = {name: row[name] for name in row if name not in named} if column == REST else row.get(column)
+            if value is None:
+                self._lacks(column, origin)
+            else:
+                _put(parts, field, self._encoded(field, value, key, origin), origin)
+        return Draft(key, parts, origin)
+
+    def close(self) -> None:
+        """Close the table."""
+        self._rows.close()
+
+    def _key_of(self, row: Mapping[str, Any], origin: str) -> str:
+        value = row.get(self._key)
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            raise BadSource(f"{origin} has {described(value)} in its column {self._key!r}. A key is text or a number")
+        return str(value)
+
+    def _file(self, named: object, column: str, origin: str) -> tuple[str, Part]:
+        """Return the name of a file, and what it holds."""
+        if isinstance(named, Mapping) and isinstance(named.get("bytes"), bytes):
+            return str(named.get("path") or ""), named["bytes"]  # as `datasets` writes files to Parquet
+        if not isinstance(named, str):
+            raise BadSource(f"{origin} has {described(named)} in its column {column!r}, and not the name of a file")
+        if split_scheme(named)[0]:
+            raise BadSource(f"{origin} has {named!r} in its column {column!r}, and only local files are read. Fetch it")
+        return named, FilePart(os.path.join(self._root, named))  # noqa: PTH118  many of them
+
+    def _lacks(self, column: str, origin: str) -> None:
+        if not self._keeps:
+            raise BadSource(f"{origin} has nothing in its column {column!r}. Fill it in, or keep the sample without it")
+
+    def _encoded(self, field: str, value: Any, key: str, origin: str) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        ending = field.rpartition(".")[2]
+        if isinstance(value, str) and (self._rows.is_text or not (find_codec(ending) or ending in IMAGE_FORMATS)):
+            return _utf8(value, origin)
+        try:
+            if isinstance(value, Mapping) and ending == "json":
+                return _utf8(json.dumps(value, ensure_ascii=False, default=_told), origin)
+            return bytes(self._chain.encode_field({"__key__": key, field: value}, field))
+        except (EncodeError, TypeError) as error:
+            raise EncodeError(f"{origin}: {error}") from None
+
+    def _check_columns(self, columns: Sequence[str]) -> None:
+        if unknown := sorted(self._used - set(columns)):
+            raise ValueError(f"{self._path!r} has no column {unknown[0]!r}. It has {', '.join(map(repr, columns))}")
+
+
+def _put(parts: dict[str, Part], field: str, part: Part, origin: str) -> None:
+    if field in parts:
+        raise BadSource(f"{origin} would have the field {field!r} twice. Give one of its columns another field")
+    parts[field] = part
+
+
+def _check_field(field: str, column: str) -> None:
+    if field and (field != field.lower() or "/" in field or field.startswith(("_", "."))):
+        raise ValueError(
+            f"The field {field!r} for the column {column!r} could not be read back. Fields are in lower case, without "
+            f"a slash, and begin with no dot or underscore. Give it another name"
+        )
+
+
+def _ending(name: str, column: str, origin: str) -> str:
+    ending = os.path.splitext(name)[1][1:]  # noqa: PTH122  of a string
+    if not ending:
+        raise BadSource(
+            f"{origin} has the file {name!r} in its column {column!r}, whose name has no ending. Name a field"
+        )
+    return ending
+
+
+def _utf8(text: str, origin: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadSource(f"{origin} has text that is no UTF-8: {error}") from None
+
+
+def _told(value: object) -> object:
+    """Return what JSON has for a value of a table that it does not know."""
+    if isinstance(value, datetime.date | datetime.datetime | datetime.time):
+        return value.isoformat()
+    raise TypeError(f"{described(value)} is nothing that JSON has")
