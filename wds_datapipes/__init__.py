@@ -45,6 +45,7 @@ from wds_datapipes.pipes.randomness import RandomMapper
 from wds_datapipes.pipes.resampling import ShardResampler
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.selection import FieldSelector, KeyExtractor, KeyRenamer
+from wds_datapipes.pipes.shardcache import ShardCacher
 from wds_datapipes.pipes.shards import DatasetSpec, ShardList
 from wds_datapipes.pipes.streams import StreamComposer
 from wds_datapipes.pipes.subsets import EmptinessChecker, SampleSlicer, SampleThinner
@@ -92,6 +93,7 @@ __all__ = [
     "SampleThinner",
     "SampleUnbatcher",
     "SampleWriter",
+    "ShardCacher",
     "ShardIndex",
     "ShardInfo",
     "ShardList",

@@ -20,7 +20,6 @@ import wds_datapipes
 
 #: What is not built yet, and the public names by which one sees that it is. Its rows need tests then.
 PARTS = {
-    "cache of shards": ["cache_wds_shards"],
     "index and samplers": ["IndexedSamples"],
 }
 
@@ -108,7 +107,7 @@ TABLE = [
         "a dataset is a context manager",
         "the loader is one; a pipeline itself leaves nothing open when it is no longer read",
     ),
-    Row("35", "with cache_dir, samples tell the local path of the copy", part="cache of shards"),
+    Row("35", "with cache_dir, samples tell the local path of the copy"),
     Row(
         "36",
         "Cached and LMDBCached yield the samples again, the latter in another object too",
@@ -207,10 +206,22 @@ TABLE = [
     ),
     Row("64", "two detshuffle stages of one seed agree, and their epochs differ"),
     Row("65", "RoundRobin and RandomMix end with the shortest or the longest source"),
-    Row("66", "url_to_cache_name makes a name of one or more parts of a URL", part="cache of shards"),
+    Row(
+        "66",
+        "url_to_cache_name makes a name of one or more parts of a URL",
+        "a digest of the whole URL is the name, since shards of two folders would share a copy",
+    ),
     Row("67", "samples of local shards tell the path, and others do not"),
-    Row("68", "FileCache copies remote shards, and leaves local ones", part="cache of shards"),
-    Row("69", "LRUCleanup deletes the oldest copies until they fit", part="cache of shards"),
+    Row(
+        "68",
+        "FileCache copies remote shards, and leaves local ones",
+        "whoever asks for copies gets them, as of files on a network's disk",
+    ),
+    Row(
+        "69",
+        "LRUCleanup deletes the oldest copies until they fit",
+        "the one that was used longest ago leaves first, and none that is being read",
+    ),
     Row("70", "gopen writes files and pipes, and reads them back"),
     Row("71", "a shard that is not there is an OSError, locally and over http"),
     Row("72", "repeatedly stops after a number of epochs, batches or samples"),
@@ -224,8 +235,8 @@ TABLE = [
     Row("76", "samplers cover the data, disjoint among ranks, with epochs", part="index and samplers"),
     Row("77", "MMIndexedTar reads ustar, PAX and GNU archives", part="index and samplers"),
     Row("78", "LRUCache releases what was not used for longest", part="index and samplers"),
-    Row("79", "many downloads of one shard at once are one download", part="cache of shards"),
-    Row("80", "keep_most_recent_files deletes files by size and age", part="cache of shards"),
+    Row("79", "many downloads of one shard at once are one download"),
+    Row("80", "keep_most_recent_files deletes files by size and age"),
     Row(
         "a",
         "names are split at the first dot of their last part",

@@ -82,6 +82,7 @@ TABLE = {
         SAMPLES, ({str(key): {"n": key} for key in range(5)},), {}, [{"__key__": "x"}], MissingEntry, "the sample 'x'"
     ),
     "cache_samples": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
+    "cache_wds_shards": Stage(["a.tar", "b.tar.gz"], ("copies",), {}, [3], TypeError, "has to yield str, not int: 3"),
     "extract_keys": Stage(SAMPLES, ("c?s", ["txt"]), {}, [{"__key__": "x"}], MissingField, "a field like 'c.s'"),
     "compose": Stage([2, 4], (both, every_second), {}, [], ValueError, "3 is odd"),
     "group_samples": Stage(

@@ -201,6 +201,7 @@ BEFORE: dict[str, Build] = {
     "bucketbatch": lambda urls: urls.bucketbatch(2, batch_num=2, bucket_num=1).unbatch(),
     "concat": lambda urls: urls.concat(ShardList("more-{0..2}.tar")),
     "cache_samples": lambda urls: urls.cache_samples(),
+    "cache_wds_shards": lambda urls: urls.cache_wds_shards("copies"),
     "compose": lambda urls: urls.compose(every_second),
     "cycle": lambda urls: urls.cycle(2),
     "enumerate": lambda urls: urls.enumerate().map(second),
@@ -257,7 +258,7 @@ EXACT = {
     *("mix_samples", "wds_decode", "wds_encode", "with_epoch", "with_length"),
 }
 #: Names that stand elsewhere in a pipeline.
-ELSEWHERE = {"group_samples", "load_wds_shards", "resample_wds_shards"}
+ELSEWHERE = {"cache_wds_shards", "group_samples", "load_wds_shards", "resample_wds_shards"}
 #: Names of what ends a pipeline, and has nothing to train on behind it. These are refused a state by their classes.
 WRITING = {"write_wds_shards"}
 

@@ -8,9 +8,15 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.upstream import splits
+from wds_datapipes.pipes.upstream import splits, upstream
 
-__all__ = ["description"]
+__all__ = ["description", "descriptions"]
+
+
+def descriptions(pipe: Any, *, without: tuple[type, ...] = ()) -> list[str]:
+    """Describe the stages of a pipeline that decide on its items, from the last to the first."""
+    deciding = (stage for stage in upstream(pipe) if not getattr(stage, "is_transparent", False))
+    return [description(stage) for stage in deciding if not isinstance(stage, without)]
 
 
 def description(stage: Any) -> str:

@@ -11,9 +11,8 @@ from torch import distributed as dist
 from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.description import description
+from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
-from wds_datapipes.pipes.upstream import upstream
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.elastic import Workplace, placed
 from wds_datapipes.reading.ranks import Ranks
@@ -206,7 +205,7 @@ class StateKeeper:
 
 def described(pipe: Any) -> list[str]:
     """Describe a pipeline, without the stage that torchdata appends for ranks."""
-    return [description(stage) for stage in upstream(pipe) if not isinstance(stage, FullSync)]
+    return descriptions(pipe, without=(FullSync,))
 
 
 def _rank() -> int:

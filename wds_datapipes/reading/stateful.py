@@ -10,9 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.description import description
+from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
-from wds_datapipes.pipes.upstream import upstream
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.epochs import Epochs, own_worker, refuse_streams
@@ -68,7 +67,7 @@ class StatefulShards(IterableDataset[Any]):
         check_state(pipe)
         self.pipe = pipe
         self.seed = seed
-        self._stages = [description(stage) for stage in upstream(pipe)]
+        self._stages = descriptions(pipe)
         self._board = Board()
         self._epochs = Epochs(pipe, seed, self._board)
         self._tracked: Tracked | None = None

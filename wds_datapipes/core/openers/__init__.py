@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from wds_datapipes.core.openers.forward import ForwardStream
 from wds_datapipes.core.openers.local import local_path
 from wds_datapipes.core.openers.redaction import redact
-from wds_datapipes.core.openers.schemes import find_opener, is_remote, known_schemes, register_opener, split_scheme
+from wds_datapipes.core.openers.schemes import (
+    OpeningURL,
+    find_opener,
+    is_remote,
+    known_schemes,
+    register_opener,
+    split_scheme,
+)
 
 if TYPE_CHECKING:
     from wds_datapipes.core.openers.parts import RemoteParts
@@ -35,6 +42,8 @@ def open_url(url: str, /, **options: Any) -> BinaryIO:
         UnknownScheme: nothing answers for the scheme.
         MissingDependency: the scheme needs a package that is not installed.
     """
+    if isinstance(url, OpeningURL):
+        return url.opened(**options)
     scheme, _ = split_scheme(url)
     stream = find_opener(scheme)(url, **options)
     if isinstance(stream, io.IOBase):
@@ -56,7 +65,7 @@ def open_parts(url: str, /, **options: Any) -> RemoteParts | None:
         MissingDependency: the scheme needs a package that is not installed.
     """
     scheme, _ = split_scheme(url)
-    if not is_remote(scheme):
+    if isinstance(url, OpeningURL) or not is_remote(scheme):
         return None
     from wds_datapipes.core.openers.parts import open_remote_parts  # which imports fsspec
 

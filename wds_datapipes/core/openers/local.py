@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.request import url2pathname
 
-from wds_datapipes.core.openers.schemes import split_scheme
+from wds_datapipes.core.openers.schemes import OpeningURL, split_scheme
 from wds_datapipes.errors import ShardNotOpened
 
 __all__ = ["local_path", "open_file_url", "open_path"]
@@ -28,6 +28,8 @@ def local_path(url: str) -> str | None:
     >>> local_path("data/000.tar"), local_path("file:///data/my%20000.tar"), local_path("s3://data/000.tar")
     ('data/000.tar', '/data/my 000.tar', None)
     """
+    if isinstance(url, OpeningURL):
+        return url.local_path
     scheme, _ = split_scheme(url)
     if scheme == "file":
         return file_url_path(url)

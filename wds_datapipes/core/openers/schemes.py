@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
-from typing import cast
+from typing import Any, BinaryIO, cast
 
 from wds_datapipes.core.types import Opener
 
-__all__ = ["find_opener", "is_remote", "known_schemes", "register_opener", "split_scheme"]
+__all__ = ["OpeningURL", "find_opener", "is_remote", "known_schemes", "register_opener", "split_scheme"]
 
 #: Scheme -> "module:function", imported when the first URL of the scheme is opened.
 BUILT_IN: dict[str, str] = {
@@ -86,6 +86,20 @@ def split_scheme(url: str) -> tuple[str, str]:
         if match[2] or scheme in _registered or scheme in BUILT_IN:
             return scheme, url[match.end(1) + 1 :]
     return "", url
+
+
+class OpeningURL(str):
+    """A URL that knows better than its scheme how it is opened.
+
+    Attributes:
+        local_path: the file that is read.
+    """
+
+    local_path: str
+
+    def opened(self, **options: Any) -> BinaryIO:
+        """Return what an opener would."""
+        raise NotImplementedError
 
 
 def find_opener(scheme: str) -> Opener:

@@ -1,0 +1,138 @@
+"""Shards that are read from local copies, under the loaders of torch and torchdata."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import Manifest, ShardList, ShardReadingService, StatefulShards, build_indexes, write_manifest
+from wds_datapipes.errors import CorruptShard
+from wds_datapipes.testing import build_shard, check_resume
+
+SIZES = (4, 1, 6, 3, 5)
+KEYS = [f"{shard}-{n}" for shard, size in enumerate(SIZES) for n in range(size)]
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves the files of a folder, and counts who asks for them."""
+
+    asked: Counter[str]
+
+    def do_GET(self) -> None:
+        self.asked[self.path] += 1
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def http_is_ready() -> None:
+    """Have fsspec start the thread that it keeps."""
+    fsspec.filesystem("http")
+
+
+@pytest.fixture
+def asked() -> Counter[str]:
+    return Counter()
+
+
+@pytest.fixture
+def pattern(tmp_path: Path, asked: Counter[str]) -> Iterator[str]:
+    for number, size in enumerate(SIZES):
+        build_shard(tmp_path / f"{number}.tar", [{"__key__": f"{number}-{n}", "cls": f"{n}"} for n in range(size)])
+    kind = type("CountingHandler", (Handler,), {"asked": asked})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/{{0..4}}.tar"
+        server.shutdown()
+        thread.join()
+
+
+def pipeline(pattern: str, folder: Path, **options: Any) -> IterDataPipe[Any]:
+    shards = ShardList(pattern).shuffle().sharding_filter().cache_wds_shards(folder, **options)
+    pipe: IterDataPipe[Any] = shards.load_wds_shards().group_samples().to_tuple("__key__").map(first)
+    return pipe
+
+
+def first(item: Any) -> Any:
+    return item[0]
+
+
+@pytest.mark.usefixtures("http_is_ready", "nothing_left")
+@pytest.mark.parametrize("workers", range(4))
+def test_each_shard_is_asked_for_once_in_all_epochs(
+    pattern: str, tmp_path: Path, asked: Counter[str], workers: int
+) -> None:
+    plain = pipeline(pattern, tmp_path / "other")
+    with DataLoader2(pipeline(pattern, tmp_path / "copies"), reading_service=ShardReadingService(workers)) as loader:
+        for epoch in range(2):
+            loader.seed(epoch)
+            assert sorted(loader) == KEYS
+    assert asked == {f"/{number}.tar": 1 for number in range(5)}
+    assert sorted(path.name for path in (tmp_path / "copies").iterdir() if path.suffix in (".part", ".lock")) == [
+        "folder.lock"
+    ]
+    assert sorted(plain) == KEYS
+
+
+@pytest.mark.usefixtures("http_is_ready", "nothing_left")
+def test_torchs_loader_reads_copies(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
+    for _ in range(2):
+        loader = DataLoader(pipeline(pattern, tmp_path / "copies"), batch_size=None, num_workers=2)
+        assert sorted(loader) == KEYS
+    assert asked == {f"/{number}.tar": 1 for number in range(5)}
+
+
+def test_a_pipeline_with_copies_goes_on_exactly(pattern: str, tmp_path: Path) -> None:
+    check_resume(partial(pipeline, pattern, tmp_path / "copies"), cuts=4)
+
+
+def test_what_a_state_is_behind_is_not_fetched(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
+    def loader(*folder: Path) -> Any:
+        shards: Any = ShardList(pattern)
+        for each in folder:
+            shards = shards.cache_wds_shards(each, prefetch=0)
+        return DataLoader(StatefulShards(shards.load_wds_shards().group_samples()), batch_size=None)
+
+    first_half = loader(tmp_path / "a")
+    tracked = first_half.dataset.tracked(first_half)
+    head = [next(tracked)["__key__"] for _ in range(12)]
+    state = first_half.dataset.state_dict()
+    for folder in ([tmp_path / "b"], []):  # the state is one of the samples, wherever they are read from
+        asked.clear()
+        second_half = loader(*folder)
+        second_half.dataset.load_state_dict(state)
+        assert head + [sample["__key__"] for sample in second_half.dataset.tracked(second_half)] == KEYS
+        assert {path for path in asked if path < "/3"} == set()
+        assert asked["/4.tar"] == 1
+
+
+def test_a_manifest_tells_what_has_to_come(pattern: str, tmp_path: Path, asked: Counter[str]) -> None:
+    manifest = Manifest(build_indexes(pattern, digest=True, folder=tmp_path))
+    write_manifest(manifest, tmp_path / "manifest.json")
+    pipe = pipeline(pattern, tmp_path / "copies", manifest=tmp_path / "manifest.json")
+    assert sorted(pipe) == KEYS
+    build_shard(tmp_path / "2.tar", [{"__key__": f"2-{n}", "cls": "x"} for n in range(6)])
+    with pytest.raises(CorruptShard, match=r"2\.tar was fetched, and its SHA-256 is"):
+        list(pipeline(pattern, tmp_path / "more", manifest=manifest))
+    bad = pipeline(pattern, tmp_path / "copies", manifest=manifest)
+    assert sorted(bad) == KEYS  # the copies are there already
+
+
+def test_a_policy_passes_over_a_shard_that_cannot_be_fetched(pattern: str, tmp_path: Path) -> None:
+    (tmp_path / "1.tar").unlink()
+    shards = ShardList(pattern).cache_wds_shards(tmp_path / "copies")
+    pipe = shards.load_wds_shards(on_error="skip").group_samples()
+    assert [sample["__key__"] for sample in pipe] == [key for key in KEYS if key[0] != "1"]
