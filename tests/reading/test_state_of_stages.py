@@ -295,11 +295,10 @@ def taken_apart(batch: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("refused", "instead"),
     [
-        (lambda pipe: pipe.compose(iter), r"Use \.map_samples\(\) or \.filter\(\)"),
-        (lambda pipe: pipe.batch(2).collate().unbatch_samples(), "put it behind the loader"),
-        (lambda pipe: pipe.batch(2).unbatch(), "put it behind the loader"),
-        (lambda pipe: pipe.flatmap(taken_apart), "put it behind the loader"),
-        (lambda pipe: pipe.cache_samples(), "Leave it out where a state is needed"),
+        (lambda pipe: pipe.compose(iter), "pass each_alone=True. If not, write a class of your own"),
+        (lambda pipe: pipe.batch(2).unbatch(), r"Use \.unbatch_samples\(collated=False\)"),
+        (lambda pipe: pipe.flatmap(taken_apart), r"Use \.map\(\) with the same function, and \.unbatch_samples"),
+        (lambda pipe: pipe.shuffled_flatmap(taken_apart), r"behind it, and \.shuffle_samples\(n\) behind that"),
         (lambda pipe: pipe.add_columns(("0.tar", "1.tar")), r"Use \.associate\(\) with a table"),
         (lambda pipe: pipe.shuffle(), r"Use \.shuffle_samples\(n\) for samples"),
     ],

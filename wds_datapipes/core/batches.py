@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["unbatch_samples"]
+__all__ = ["take_lists_apart", "unbatch_samples"]
 
 #: What a batch may be made of.
 KINDS = "tensors, arrays and lists"
@@ -33,6 +33,16 @@ def unbatch_samples(source: Iterable[Any], *, nested_lists: bool = False, copy: 
                     f"{_place(path)} and {length} in {_place(other)}{lists}"
                 )
         yield from _rows(batch, (), nested_lists, copy)
+
+
+def take_lists_apart(source: Iterable[Any]) -> Iterator[Any]:
+    """Yield the items of each list, as they are."""
+    for batch in source:
+        if isinstance(batch, Mapping | str | bytes) or not isinstance(batch, Iterable):
+            raise TypeError(
+                f"unbatch_samples(collated=False) takes lists of samples apart, and got a {type(batch).__name__}"
+            )
+        yield from batch
 
 
 def _columns(value: Any, path: tuple[Any, ...], nested_lists: bool) -> Iterator[tuple[tuple[Any, ...], int]]:
@@ -76,7 +86,7 @@ def _parts(value: Any, path: tuple[Any, ...], nested_lists: bool) -> list[tuple[
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise TypeError(
             f"unbatch_samples takes batches, which are made of columns ({KINDS}), and got a {type(value).__name__}"
-            f"{shape} in {_place(path)}. A list of samples is taken apart by torch's .unbatch()"
+            f"{shape} in {_place(path)}. A list of samples is taken apart by collated=False"
         )
     return None
 

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from wds_datapipes.errors import ChangedShard
 
-__all__ = ["NOTHING_LEFT", "Address", "Deal", "Passed", "Progress", "Resume", "check_of", "gone", "runs_of"]
+__all__ = ["NOTHING_LEFT", "Address", "Deal", "Origin", "Passed", "Progress", "Resume", "check_of", "gone", "runs_of"]
 
 #: The place behind all shards.
 NOTHING_LEFT = (sys.maxsize, 0)
@@ -25,24 +25,38 @@ class Address(NamedTuple):
         start: where its first header begins in the archive, in bytes.
         end: where the next sample begins; -1 if it is the last one of the shard.
         way: which way it came, where there are several: for each stage that reads several sources, or one again and
-            again, the number of the source, if there are several, and that of the pass over it; the last stage first.
+            again, the number of the source, if there are several, and that of the pass over it; for each that makes
+            several items of one, the number of the item among these, and the `Origin` of that one; the last stage
+            first.
     """
 
     shard: int
     start: int
     end: int
-    way: tuple[int, ...] = ()
+    way: tuple[Any, ...] = ()
 
     @property
     def place(self) -> tuple[int, ...]:
         """What no other sample has."""
-        return (self.shard, self.start, *self.way)
+        return (self.shard, self.start, *_numbers(self.way)) if self.way else (self.shard, self.start)
 
     @classmethod
     def from_values(cls, values: Sequence[int]) -> Address:
         """Return the address that a state holds as one list of numbers."""
         shard, start, end, *way = values
         return cls(shard, start, end, tuple(way))
+
+
+class Origin(NamedTuple):
+    """What an item was made of of which a stage makes several.
+
+    Attributes:
+        is_last: whether what is behind these was asked for as well, and there is nothing.
+        addresses: where the items are that it was made of, such as the samples of a batch, in their order.
+    """
+
+    is_last: bool
+    addresses: tuple[Address, ...]
 
 
 class Progress:
@@ -194,6 +208,15 @@ class Resume:
             own = (self.deal or ALL).spans(shard)
             spans += [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
         return spans
+
+
+def _numbers(way: Iterable[Any]) -> Iterator[int]:
+    """Yield what tells one way from all others: no item is in two origins, so the last of one stands for it."""
+    for each in way:
+        if isinstance(each, Origin):
+            yield from _numbers(each.addresses[-1].way)
+        else:
+            yield each
 
 
 def gone(count: int) -> ChangedShard:

@@ -10,9 +10,7 @@ from wds_datapipes.pipes.upstream import upstream
 
 __all__ = ["ADVICE", "check_replay", "name_of"]
 
-_SEVERAL_OF_ONE = (
-    "It makes several items of one: put it behind the loader, as in IterableWrapper(loader, deepcopy=False)"
-)
+_SEVERAL_OF_ONE = "Use .map() with the same function, and .unbatch_samples(collated=False) behind it"
 _OF_UNEQUAL_SIZE = "Use .shuffle_samples(n) and .batch(n), and a collate_fn that takes items of unequal size"
 _SPLIT = "Use one pipeline for each part, with .filter() or with shards of its own"
 _JOINED = "Use .associate() with a table, or write what belongs together into one shard"
@@ -38,7 +36,9 @@ ADVICE = {
     "BatchAsyncMapper": _FASTER,
     "ThreadPoolMapper": _FASTER,
     "WebDataset": "Use .load_wds_shards().group_samples()",
-    **dict.fromkeys(("FlatMapper", "ShuffledFlatMapper", "UnBatcher"), _SEVERAL_OF_ONE),
+    "UnBatcher": "Use .unbatch_samples(collated=False)",
+    "FlatMapper": _SEVERAL_OF_ONE,
+    "ShuffledFlatMapper": f"{_SEVERAL_OF_ONE}, and .shuffle_samples(n) behind that",
     **dict.fromkeys(("Grouper", "BucketBatcher", "MaxTokenBucketizer", "InBatchShuffler"), _OF_UNEQUAL_SIZE),
     **dict.fromkeys(("Demultiplexer", "RoundRobinDemultiplexer", "Forker", "RandomSplitter"), _SPLIT),
     **dict.fromkeys(("Zipper", "ZipperLongest", "IterKeyZipper", "MapKeyZipper"), _JOINED),
@@ -61,25 +61,28 @@ def name_of(stage: Any) -> str:
     return "RandomSplitter" if name == "SplitterIterator" else name
 
 
-def check_replay(loader: Any) -> None:
-    """Make sure that what comes before the shards are loaded can be made again from its seeds.
+def check_replay(reader: Any) -> None:
+    """Make sure that what comes before a stage that reads it again from its beginning can be made again from its seeds.
 
     Args:
-        loader: the stage that loads them.
+        reader: the stage, such as the one that loads the shards.
 
     Raises:
         StateError: an epoch of it does not follow from the seeds of this epoch.
     """
-    for stage in upstream(loader.source):
+    is_cache = getattr(reader, "reads_again", False)
+    before, behind = (".cache_samples()", "it") if is_cache else (".load_wds_shards()", "the samples")
+    for stage in upstream(reader.source):
         if getattr(stage, "lasts", False) or name_of(stage) == "EpochCutter":
             raise StateError(
-                f"{name_of(stage)} goes on from one epoch to the next, and before .load_wds_shards() an epoch has to "
-                f"follow from its seeds. Put it behind the samples"
+                f"{name_of(stage)} goes on from one epoch to the next, and before {before} an epoch has to follow from "
+                f"its seeds. Put it behind {behind}"
             )
         if name_of(stage) in _BEGINNING_OTHERWISE and any(
             each is not stage and inspect.ismethod(getattr(each, "set_seed", None)) for each in upstream(stage)
         ):
             raise StateError(
                 f"{name_of(stage)} does not begin what comes before it once in each epoch, and something there draws: "
-                f"the order of the shards does not follow from the seed. Put {name_of(stage)} before what draws"
+                f"the order of the {'samples' if is_cache else 'shards'} does not follow from the seed. Put "
+                f"{name_of(stage)} before what draws"
             )

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.batches import unbatch_samples
+from wds_datapipes.core.batches import take_lists_apart, unbatch_samples
+from wds_datapipes.pipes.origins import TakingApart
 from wds_datapipes.pipes.registration import register_stage
 
 __all__ = ["SampleUnbatcher"]
 
 
 @register_stage("unbatch_samples")
-class SampleUnbatcher(IterDataPipe[Any]):
+class SampleUnbatcher(TakingApart):
     """Take collated batches apart into samples (functional name: ``unbatch_samples``).
 
     It undoes what torch's ``.collate()`` does. A batch is a dict, a tuple or a list of columns, or a column itself. A
     column is a tensor, an array or a list, whose first dimension is that of the samples; or a dict or a tuple of
     columns again. A list inside of a batch is one column; torch makes such lists also of tuples in samples, and then
     ``nested_lists=True`` is needed.
+
+    With ``collated=False``, a batch is a list of samples, as ``.batch()`` makes it, or as a function has made it that
+    cuts one sample into several::
+
+        pipe = pipe.map(patches).unbatch_samples(collated=False).shuffle_samples(1000)
+
+    A state of the pipeline has where the samples of the batch are, and how many of it were yielded; behind a shuffle,
+    where those of all batches are of which a sample waits.
 
     Behind a loader, it mixes the samples of all workers again, in the main process::
 
@@ -37,10 +47,12 @@ class SampleUnbatcher(IterDataPipe[Any]):
             be a column, such as strings.
         copy: give each sample memory of its own. By default it is a view of its batch, whose memory is free only when
             the last of its samples is. Behind a shuffle, that is several times of what the samples need.
+        collated: the batch is made of columns. If not, it is a list, a tuple or another iterable of samples, and these
+            are yielded as they are.
 
     Raises:
         ValueError: the columns of a batch have different lengths.
-        TypeError: a batch holds what is no column.
+        TypeError: a batch holds what is no column; or, with ``collated=False``, it is no list.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -51,11 +63,19 @@ class SampleUnbatcher(IterDataPipe[Any]):
 
     _is_child_datapipe = False
 
-    def __init__(self, source: IterDataPipe[Any], *, nested_lists: bool = False, copy: bool = False) -> None:
-        super().__init__()
-        self.source = source
+    def __init__(
+        self, source: IterDataPipe[Any], *, nested_lists: bool = False, copy: bool = False, collated: bool = True
+    ) -> None:
+        super().__init__(source)
+        if not collated and (nested_lists or copy):
+            raise ValueError(
+                "unbatch_samples takes nested_lists and copy for batches that are made of columns, and not with "
+                "collated=False"
+            )
         self.nested_lists = nested_lists
         self.copy = copy
+        self.collated = collated
 
     def __iter__(self) -> Iterator[Any]:
-        yield from unbatch_samples(self.source, nested_lists=self.nested_lists, copy=self.copy)
+        columns = partial(unbatch_samples, nested_lists=self.nested_lists, copy=self.copy)
+        yield from self._taken_apart(columns if self.collated else take_lists_apart)

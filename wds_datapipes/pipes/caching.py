@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import IterDataPipe, get_worker_info
 
-from wds_datapipes.core.caching import DiskCache, MemoryCache, Part, SampleCache
+from wds_datapipes.core.caching import DiskCache, MemoryCache, Part, Position, SampleCache
+from wds_datapipes.core.progress import Address
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.errors import CacheError
 from wds_datapipes.pipes.description import description
@@ -40,6 +41,10 @@ class CachedSamples(IterDataPipe[Any]):
     set of files; another pipeline before the cache (its stages, shards, arguments, and the names of its functions) is
     an error.
 
+    A state of the pipeline has how many samples of the pass were yielded. To go on from it, these are passed over in
+    the cache if it is whole there, as on a disk; or the pass is read from the source again, from its beginning, and is
+    kept.
+
     A directory that is given here has to be trusted: samples are pickled, and unpickling runs code.
 
     Yields:
@@ -68,6 +73,8 @@ class CachedSamples(IterDataPipe[Any]):
     """
 
     _is_child_datapipe = False
+    #: What comes before it has no state: a pass is read from its beginning again.
+    reads_again = True
 
     def __init__(
         self,
@@ -87,13 +94,43 @@ class CachedSamples(IterDataPipe[Any]):
         self.max_bytes = max_bytes
         self.seed = seed
         self._cache: SampleCache = MemoryCache(max_bytes) if self.path is None else DiskCache(self.path, max_bytes)
+        self._position = Position()
+        self._loaded: Position | None = None
+
+    def address(self) -> Address:
+        """Return the number of the sample that was yielded last, in place of that of a shard."""
+        return Address(self._position.at, 0, -1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many samples of this pass were yielded, and a checksum of the key of the last of them."""
+        position = self._loaded or self._position
+        return {"passed": position.passed, "check": position.check}
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+        """Go on from a state when it is iterated next.
+
+        Args:
+            state: what `state_dict` has returned; or ``{}``, where only samples that come again are left.
+            again: samples that wait in later stages, and are yielded first.
+        """
+        numbers = {address.shard for address in again}
+        self._loaded = Position(state.get("passed", 0), state.get("check", 0), numbers, ends="passed" not in state)
+
+    def forget_state(self) -> None:
+        """Begin anew when it is iterated next."""
+        self._loaded = None
 
     def __iter__(self) -> Iterator[Any]:
         stages = list(upstream(self.source))
         part = _part(stages)
-        yield from self._cache.cached(
-            lambda: self._begin(stages, part), part, lambda: [f"seed {self.seed}", *map(description, stages)]
+        self._position, self._loaded = self._loaded or Position(), None
+        samples = self._cache.cached(
+            lambda: self._begin(stages, part),
+            part,
+            lambda: [f"seed {self.seed}", *map(description, stages)],
+            self._position.wants,
         )
+        yield from self._position.counted(samples)
 
     def _begin(self, stages: list[Any], part: Part) -> IterDataPipe[Any]:
         """Give all stages before this one the seeds that they have in every pass, on every rank, in every run."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.naming import KeyRule, first_dot
+from wds_datapipes.core.origins import addresses_in, values_of
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.progress import NOTHING_LEFT, Address, Deal, Progress, Resume
 from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, checked_key, group_samples
@@ -219,8 +220,7 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the samples are that wait in the buffer, how many were drawn, and how many may wait."""
         state = self._loaded or self._state
-        waiting = [[shard, start, end, *way] for shard, start, end, way in state.waiting]
-        return {"waiting": waiting, "draws": state.draws, "room": state.room}
+        return {"waiting": values_of(state.waiting), "draws": state.draws, "room": state.room}
 
     def load_state_dict(self, state: Mapping[str, Any], passing: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.
@@ -230,7 +230,7 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
             passing: samples that wait in a later stage, and are to be handed on first.
         """
         loaded = ShuffleState(state.get("room", self.initial))
-        loaded.waiting = [Address.from_values(values) for values in state.get("waiting", ())]
+        loaded.waiting = addresses_in(state.get("waiting", ()))
         loaded.draws = state.get("draws", 0)
         loaded.passing = set(passing)
         self._loaded = loaded

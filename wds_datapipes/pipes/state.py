@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
 
+from wds_datapipes.core.origins import addresses_in, origins_of
 from wds_datapipes.core.progress import Address
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.advice import ADVICE, check_replay, name_of
@@ -14,13 +15,24 @@ from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.upstream import sources_of, upstream
 
-__all__ = ["State", "branches_of", "check_state", "lasts", "load_state", "renewed", "save_state", "stateful"]
+__all__ = [
+    "State",
+    "branches_of",
+    "check_state",
+    "has_state",
+    "holds_nothing",
+    "lasts",
+    "load_state",
+    "renewed",
+    "save_state",
+    "stateful",
+]
 
 State = list[dict[str, Any]]
 """The states of the stages that have one, in the order in which the samples pass them.
 
-They begin at ``.group_samples()``, or at the stage nearest to the end that begins its sources by itself, and therefore
-holds their states in its own (see `branches_of`).
+They begin at ``.group_samples()``; or at the stage nearest to the end that begins its sources by itself, and therefore
+holds their states in its own (see `branches_of`), or that reads its source again from the beginning.
 """
 
 #: Stages of torch that hold nothing back once they have yielded an item.
@@ -29,13 +41,11 @@ HOLDING_NOTHING = (Batcher, Collator, Filter, Mapper)
 #: What to use instead of stages that hold samples back.
 INSTEAD = {
     **ADVICE,
-    "CachedSamples": "Leave it out where a state is needed, and the samples are read from the shards again",
     "ColumnAdder": "Use .associate() with a table, or write the fields of all its shards into one",
     "StreamComposer": (
-        "Use .map_samples() or .filter(), or write a class of your own, which holds nothing back between two items or "
-        "has state_dict() and load_state_dict()"
+        "If what its functions yield follows from each item alone, pass each_alone=True. If not, write a class of your "
+        "own, with state_dict() and load_state_dict()"
     ),
-    "SampleUnbatcher": ADVICE["UnBatcher"],
     "SampleWriter": "Go on with write_wds_shards(resume=True), which keeps a journal of the finished shards",
 }
 
@@ -82,7 +92,9 @@ def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, agai
         if own is None:
             continue
         stage.load_state_dict(own, waiting)
-        waiting += map(Address.from_values, own.get("waiting", ()))
+        if _takes_apart(stage):
+            waiting = origins_of(waiting)
+        waiting = list(dict.fromkeys([*waiting, *addresses_in(own.get("waiting", ()))]))
 
 
 def renewed(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
@@ -116,7 +128,7 @@ def _stages_of(pipe: Any) -> Iterator[Any]:
     """
     while True:
         yield pipe
-        if isinstance(pipe, ShardLoader) or branches_of(pipe):
+        if isinstance(pipe, ShardLoader) or branches_of(pipe) or _reads_again(pipe):
             return
         sources = list(sources_of(pipe))
         if len(sources) != 1:
@@ -143,28 +155,73 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
         if isinstance(stage, ShardLoader):
             check_replay(stage)
             break
-        if isinstance(stage, Batcher) and any(isinstance(each, SampleShuffler) for each in later):
-            raise StateError(
-                "shuffle_samples can tell where single samples are that wait in it, and here it is behind .batch(). "
-                "Put .shuffle_samples() before .batch()"
-            )
+        if isinstance(stage, Batcher):
+            _check_batches(later)
         if getattr(stage, "lasts", False) and any(map(branches_of, later)):
             raise StateError(
                 f"{type(stage).__name__} goes on from one epoch to the next, and has no state where a stage behind it "
                 f"begins it by itself, as mix_samples or another with_epoch does. Put one .with_epoch() behind all"
             )
         later.append(stage)
-        if callable(getattr(stage, "state_dict", None)):
+        if has_state(stage):
             found.append(stage)
-        elif not (isinstance(stage, HOLDING_NOTHING) or getattr(stage, "holds_nothing", False) or _is_users(stage)):
+        elif not holds_nothing(stage):
             name = name_of(stage)
             instead = INSTEAD.get(name, "Leave it out, or put it behind the loader")
             raise StateError(f"{name} may hold samples back, and cannot tell which. {instead}")
         for branch in branches_of(stage):
             stateful(branch, later)
-    if not (found and (isinstance(found[-1], SampleGrouper) or branches_of(found[-1]))):
+        if _reads_again(stage):
+            check_replay(stage)
+    if not (found and (isinstance(found[-1], SampleGrouper) or branches_of(found[-1]) or _reads_again(found[-1]))):
         raise StateError("The place in a pipeline is known where samples are gathered: it needs .group_samples()")
     return found[::-1]
+
+
+def has_state(stage: Any) -> bool:
+    """Whether a stage has a state."""
+    return callable(getattr(stage, "state_dict", None)) and getattr(stage, "has_state", True)
+
+
+def holds_nothing(stage: Any) -> bool:
+    """Whether a stage without a state holds nothing back once it has yielded an item, or is a user's, who knows."""
+    return isinstance(stage, HOLDING_NOTHING) or getattr(stage, "holds_nothing", False) or _is_users(stage)
+
+
+def _reads_again(stage: Any) -> bool:
+    """Whether a stage goes on by reading its source from the beginning, or what it has kept of it."""
+    return getattr(stage, "reads_again", False)
+
+
+def _takes_apart(stage: Any) -> bool:
+    """Whether a stage makes several items of one, and makes them again of what they were made of."""
+    return getattr(stage, "takes_apart", False)
+
+
+def _check_batches(behind: Sequence[Any]) -> None:
+    """Make sure that no stage behind ``.batch()`` has to tell where batches are: only samples can be read again.
+
+    Args:
+        behind: the stages behind it, the last first.
+
+    Raises:
+        StateError: one has.
+    """
+    for number in reversed(range(len(behind))):
+        stage = behind[number]
+        if _takes_apart(stage):
+            return
+        if isinstance(stage, SampleShuffler):
+            raise StateError(
+                "shuffle_samples can tell where single samples are that wait in it, and here it is behind .batch(). "
+                "Put .shuffle_samples() before .batch()"
+            )
+        if has_state(stage) and any(map(_takes_apart, behind[:number])):
+            raise StateError(
+                f"What is taken apart behind .batch() is known by the samples of each batch, and here "
+                f"{type(stage).__name__} is between the two, which counts batches. Put it before .batch(), or behind "
+                f"what takes the batches apart"
+            )
 
 
 def _is_users(stage: object) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.pipes.origins import TakingApart
 from wds_datapipes.pipes.registration import Hidden, register_stage
 
 __all__ = ["StreamComposer"]
@@ -15,12 +16,15 @@ Stream = Callable[[Iterator[Any]], Iterable[Any]]
 
 
 @register_stage("compose")
-class StreamComposer(IterDataPipe[Any]):
+class StreamComposer(TakingApart):
     """Hand the whole stream of items to a function (functional name: ``compose``).
 
     A generator function that takes an iterator is all that a stage of one's own needs: it may yield several items for
     one, leave some out, or look at neighbours. It is called anew in each epoch, and where it is broken off, it is
     closed.
+
+    Nobody can see what a function keeps of earlier items. So a loader can save its place in the stream only where you
+    say, by ``each_alone``, that it keeps nothing; `wds_datapipes.testing.check_resume` finds out whether that is so.
 
     Yields:
         Any: what the functions yield.
@@ -29,6 +33,8 @@ class StreamComposer(IterDataPipe[Any]):
         source: yields anything.
         through: functions from an iterator to an iterable, each applied to what the one before yields; with arguments,
             as ``functools.partial``.
+        each_alone: what is yielded between taking one item and taking the next follows from the first of them alone,
+            be it nothing, one item or several. Then the stage has a state.
 
     Raises:
         TypeError: one of them is no function, or returns nothing that can be iterated over.
@@ -45,18 +51,33 @@ class StreamComposer(IterDataPipe[Any]):
 
     _is_child_datapipe = False
 
-    def __init__(self, source: IterDataPipe[Any], *through: Stream) -> None:
-        super().__init__()
+    def __init__(self, source: IterDataPipe[Any], *through: Stream, each_alone: bool = False) -> None:
+        super().__init__(source)
         if not through:
             raise TypeError("compose needs a function from an iterator to an iterator, as in compose(patches)")
         for function in through:
             if not callable(function):
                 raise TypeError(f"compose takes functions from an iterator to an iterator, not {function!r}")
-        self.source = source
+        self.each_alone = each_alone
         self._through = Hidden(through)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the functions keep nothing of earlier items."""
+        return self.each_alone
+
+    @property
+    def takes_apart(self) -> bool:
+        """Whether what the functions yield is made again of the item that it was made of."""
+        return self.each_alone
+
     def __iter__(self) -> Iterator[Any]:
-        stream = iter(self.source)
+        if self.each_alone:
+            yield from self._taken_apart(self._composed)
+        else:
+            yield from self._composed(iter(self.source))
+
+    def _composed(self, stream: Iterator[Any]) -> Iterator[Any]:
         for function in self._through.value:
             items = function(stream)
             try:
@@ -65,4 +86,4 @@ class StreamComposer(IterDataPipe[Any]):
                 raise TypeError(
                     f"compose: {function!r} has to return an iterable, and has returned {items!r}"
                 ) from None
-        yield from stream
+        return stream
