@@ -30,6 +30,7 @@ __all__ = [
     "Output",
     "SkipBad",
     "WithIndex",
+    "advised",
     "copy_samples",
     "parse_slice_text",
     "report",
@@ -103,7 +104,7 @@ class Output:
         try:
             self._writer.write(sample)
         except UnwritableSample as error:
-            raise UnwritableSample(f"{error}. On the command line, --rekey '{{number:08d}}' makes new keys") from None
+            raise advised(error) from None
 
     def __enter__(self) -> Self:
         self._writer.__enter__()
@@ -111,6 +112,11 @@ class Output:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         self._writer.__exit__(kind, error, traceback)
+
+
+def advised(error: UnwritableSample) -> UnwritableSample:
+    """Return an error that says which option cures it."""
+    return UnwritableSample(f"{error}. On the command line, --rekey '{{number:08d}}' makes new keys")
 
 
 def copy_samples(

@@ -24,11 +24,12 @@ class Meter:
 
     Args:
         label: what is being done.
-        shards: how many shards there are.
+        total: how many shards or samples there are.
         shown: whether to show it at all; not where a tar archive goes to standard output.
+        unit: what the bar counts, ``"shards"`` or ``"samples"``.
     """
 
-    def __init__(self, label: str, shards: int, *, shown: bool = True) -> None:
+    def __init__(self, label: str, total: int, *, shown: bool = True, unit: str = "shards") -> None:
         console = Console(stderr=True, highlight=False)
         columns = (
             TextColumn("{task.description}"),
@@ -38,7 +39,8 @@ class Meter:
         )
         self._enabled = shown and console.is_terminal
         self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not self._enabled)
-        self._task = self._bar.add_task(label, total=shards, told="shards")
+        self._task = self._bar.add_task(label, total=total, told=unit)
+        self._unit = unit
         self._begun = self._drawn = perf_counter()
         self._shards = self._samples = self._bytes = 0
 
@@ -53,11 +55,13 @@ class Meter:
         if now - self._drawn >= PERIOD_S:
             self._drawn = now
             seconds = now - self._begun
+            by_shards = self._unit == "shards"
             told = (
-                f"shards  {self._samples:,} samples  {self._samples / seconds:,.0f} samples/s  "
-                f"{human_bytes(self._bytes / seconds)}/s"
+                f"{f'shards  {self._samples:,} samples' if by_shards else self._unit}  "
+                f"{self._samples / seconds:,.0f} samples/s  {human_bytes(self._bytes / seconds)}/s"
             )
-            self._bar.update(self._task, completed=self._shards, told=told, refresh=True)
+            done = self._shards if by_shards else self._samples
+            self._bar.update(self._task, completed=done, told=told, refresh=True)
 
     def __enter__(self) -> Self:
         self._bar.start()

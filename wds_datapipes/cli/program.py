@@ -34,6 +34,9 @@ WORDS = {
     ' on_error="warn" or "skip" passes over such samples': "",
     ", or pass key_rule=None if that is meant": "",
     ', or pass on_duplicate="first" or "last"': "",
+    'pass missing="first" or "last"': "use --missing first, or --missing last",
+    "Choose a folder with more room": "Name a folder with more room with --tmp",
+    "Choose a folder on another disk": "Name a folder on another disk with --tmp, or with --output",
     "pass key_rule=last_dot, and read the shard with it; or key_rule=None, which checks nothing": (
         "use --key-rule last-dot"
     ),

@@ -1,0 +1,309 @@
+"""The command ``shuffle``, and what ``sort`` shares with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_datapipes import check_index, read_index
+from wds_datapipes.core.members import load_wds_shards
+from wds_datapipes.core.sampleorder import DrawnOrder
+from wds_datapipes.core.samples import group_samples
+from wds_datapipes.testing import build_shard
+
+Read = list[tuple[str, dict[str, bytes]]]
+
+
+def read(*urls: str) -> Read:
+    """The samples of shards, with their fields."""
+    samples = group_samples(load_wds_shards(urls))
+    return [(sample["__key__"], {f: v for f, v in sample.items() if f[:2] != "__"}) for sample in samples]
+
+
+def keys(*urls: str) -> list[str]:
+    return [key for key, _ in read(*urls)]
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+@pytest.fixture
+def many(folder: Path) -> list[str]:
+    """Write 300 samples, with fields up to 30 kB, to shards of uneven sizes."""
+    rng = random.Random(0)
+    samples: list[dict[str, bytes | str]] = [
+        {"__key__": f"{n:04d}", "bin": rng.randbytes(rng.choice([0, 100, 5000, 30_000])), "cls": f"{n % 7}"}
+        for n in range(300)
+    ]
+    ends = [0, 1, 120, 121, 250, 300]
+    return [build_shard(f"m-{at}.tar", samples[begin:end]) for at, (begin, end) in enumerate(pairwise(ends))]
+
+
+def test_all_samples_are_there_in_the_order_that_is_drawn(program: Any, many: list[str]) -> None:
+    before = read(*many)
+    done = program("shuffle", "m-*.tar", "--seed", "5", "--maxcount", "110", "-o", "s-%d.tar")
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(r"(s-\d.tar: (110|80) samples, [\d.]+ [kM]B\n){3}", done.out)
+    order = sorted(range(300), key=DrawnOrder(5))
+    assert read("s-0.tar", "s-1.tar", "s-2.tar") == [before[place] for place in order]
+    assert names() == sorted([*many, "s-0.tar", "s-1.tar", "s-2.tar"])
+
+
+def test_the_bytes_do_not_depend_on_memory_nor_on_shards(program: Any, many: list[str]) -> None:
+    assert program("cat", *many, "-o", "all.tar.gz").code == 0
+    whole = []
+    for number, (source, memory) in enumerate(
+        [("m-*.tar", "1GB"), ("m-*.tar", "300kB"), ("m-*.tar", "20kB"), ("m-*.tar", "1"), ("all.tar.gz", "100kB")]
+    ):
+        target = f"o-{number}.tar"
+        assert program("shuffle", source, "-o", target, "--memory", memory, "--tmp", ".").code == 0
+        whole.append(Path(target).read_bytes())
+    assert whole == whole[:1] * 5
+    assert names() == sorted([*many, "all.tar.gz", *(f"o-{number}.tar" for number in range(5))])
+    assert program("shuffle", "m-*.tar", "-o", "other.tar", "--seed", "1").code == 0
+    assert sorted(read("other.tar")) == sorted(read("o-0.tar"))
+    assert keys("other.tar") != keys("o-0.tar")
+
+
+def test_every_target_and_every_source(process: Any, program: Any, shards: list[str]) -> None:
+    assert program("shuffle", *shards, "-o", "o.tar").code == 0
+    whole = Path("o.tar").read_bytes()
+    done = process("shuffle", "-", "a-1.tar", "pipe:cat a-2.tar", "-o", "-", stdin=Path("a-0.tar").read_bytes())
+    assert (done.code, done.out, done.err) == (0, whole, "")
+    assert program("shuffle", *shards, "-o", "pipe:cat > piped.tar").code == 0
+    assert Path("piped.tar").read_bytes() == whole
+    assert program("shuffle", *shards, "-o", "memory://shuffled/x-%d.tar", "--memory", "1kB").code == 0
+    assert read("memory://shuffled/x-0.tar") == read("o.tar")
+    assert program("sort", "memory://shuffled/x-0.tar", "-o", "back.tar.gz").code == 0
+    assert read("back.tar.gz") == read(*shards)
+
+
+def test_shards_have_indexes_new_keys_and_facts(program: Any, shards: list[str]) -> None:
+    arguments = ["--index", "--json", "--rekey", "{shard}/{number:03d}", "--maxcount", "8"]
+    facts = json.loads(program("shuffle", *shards, *arguments).out)
+    assert [(shard["url"], shard["samples"]) for shard in facts["shards"]] == [
+        ("shuffle-000000.tar", 8),
+        ("shuffle-000001.tar", 4),
+    ]
+    for shard in facts["shards"]:
+        check_index(read_index(f"{shard['url']}.wdsidx"), shard["url"], depth="headers")
+    found = keys("shuffle-000000.tar", "shuffle-000001.tar")
+    assert sorted(found) == [f"a-{number // 4}/{number:03d}" for number in range(12)] != found
+
+
+def test_what_was_shuffled_can_be_sorted_back(program: Any, many: list[str]) -> None:
+    assert program("shuffle", *many, "-o", "s.tar", "--rekey", "{number:06d}/{key}").code == 0
+    assert program("sort", "s.tar", "-o", "back.tar").code == 0
+    assert [(key.partition("/")[2], fields) for key, fields in read("back.tar")] == read(*many)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("-o a-%d.tar", 2, "'a-0.tar' is read, and 'a-%d.tar' may be written over it"),
+        ("-o none/s-%d.tar", 1, "there is no folder 'none'"),
+        ("-o none/s.tar", 1, "there is no folder 'none'"),
+        ("--tmp none", 1, "Nothing can be written to 'none': No such file or directory"),
+        ("--memory 0", 2, "--memory is a number of bytes above 0"),
+        ("--maxsize much", 2, "--maxsize is a number of bytes"),
+        ("--rekey {shard}", 2, "would be the same for all samples"),
+        ("-o - --json", 2, "cannot both go to standard output"),
+        ("-o pipe:false", 1, "The command 'false'"),
+        ("-o - --index", 2, "has no place for files beside it"),
+        ("--compress rar", 2, "rar"),
+        ("none.tar", 2, "There is no file 'none.tar'"),
+        ("a-0.tar", 1, "The sample '00' comes twice, the second time from a-0.tar, and"),
+    ],
+)
+def test_an_error_is_one_line_and_leaves_nothing(
+    program: Any, shards: list[str], arguments: str, code: int, message: str
+) -> None:
+    before = {name: Path(name).read_bytes() for name in shards}
+    for command in ("shuffle", "sort"):
+        done = program(command, "a-{0..2}.tar", *arguments.split())
+        assert (done.code, done.out) == (code, "")
+        assert done.err.startswith("Error: ")
+        assert message in done.err
+        assert done.err.count("\n") == 1
+        assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_a_bad_shard_is_told_before_anything_is_written(program: Any, shards: list[str]) -> None:
+    Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:4000])
+    done = program("shuffle", *shards, "--memory", "1kB", "--maxcount", "1")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("Error: a-1.tar ends at byte 4000")
+    assert names() == shards
+    done = program("shuffle", *shards, "a-0.tar", "none.tar", "--memory", "1kB", "-o", "o.tar", "--skip-bad")
+    assert done.code == 0
+    assert sorted(keys("o.tar")) == ["00", "01", "02", "03", "10", "20", "21", "22", "23"]
+    told = sorted(line.split(": ")[1] for line in done.err.splitlines())
+    assert told == ["ShardNotOpened", "TruncatedShard", *["UnwritableSample"] * 4]
+
+
+def test_an_archive_is_shuffled_in_its_place(program: Any, shards: list[str]) -> None:
+    before = read("a-0.tar")
+    assert program("shuffle", "a-0.tar", "-o", "a-0.tar", "--seed", "1").code == 0
+    assert sorted(read("a-0.tar")) == before != read("a-0.tar")
+
+
+def test_room_is_asked_for_before_a_shard_is_read(
+    program: Any, many: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is that of this machine, and what it says of its room is not."""
+    sizes = sum(Path(name).stat().st_size for name in many)
+    room = sizes * 3 // 2
+    real = os.statvfs
+
+    def said(path: Any) -> Any:
+        facts = list(real(path))
+        facts[1], facts[4] = 1, room  # bytes, of which so many are free
+        return os.statvfs_result(facts)
+
+    monkeypatch.setattr(os, "statvfs", said)
+    for arguments in (["--memory", "1MB"], ["-o", "x.tar", "--memory", "1MB"]):
+        done = program("shuffle", *many, *arguments, "--tmp", ".")
+        assert done.code == 1
+        assert f"At least {2 * sizes} bytes will be written to '.' and '{Path.cwd()}', and the disk has" in done.err
+        assert done.err.endswith("Name a folder on another disk with --tmp, or with --output\n")
+    assert names() == many
+    assert program("shuffle", *many, "-o", "pipe:cat > piped.tar", "--memory", "1MB", "--tmp", ".").code == 0
+    assert program("shuffle", *many, "-o", "x.tar.gz", "--memory", "1MB", "--tmp", ".").code == 0
+    assert program("shuffle", *many, "-o", "x.tar", "--tmp", ".").code == 0  # with the memory for all
+
+
+@pytest.mark.parametrize("limit", ["temporary", "output"])
+def test_a_full_disk_leaves_nothing_half(program: Any, many: list[str], limit: str) -> None:
+    sizes = sum(Path(name).stat().st_size for name in many)
+    most = sizes // 2 if limit == "temporary" else sizes * 98 // 100  # a file of runs is smaller than an archive
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        done = program("shuffle", *many, "-o", "o.tar", "--memory", "200kB", "--tmp", ".")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (done.code, done.out) == (1, "")
+    told = {
+        "temporary": "Error: The temporary file in '.' cannot be written, after",
+        "output": "Error: The shard 'o.tar'",
+    }
+    assert done.err.startswith(told[limit])
+    assert "File too large" in done.err
+    assert names() == many
+
+
+# Processes ---------------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "wds_datapipes.cli", *arguments]
+
+
+def test_memory_is_bounded(folder: Path) -> None:
+    """The peaks of two processes are compared: one shuffles 80 MB with 8 MB, and one next to nothing."""
+    data = random.Random(0).randbytes(1 << 20)
+    for shard in range(4):
+        build_shard(
+            f"l-{shard}.tar",
+            [{"__key__": f"{shard}-{n:03d}", "bin": data[n * 1000 : n * 1000 + 40_000 + n]} for n in range(500)],
+        )
+    build_shard("s.tar", [{"__key__": "x", "bin": b"x"}])
+    script = str(Path(__file__).with_name("peak_memory.py"))
+
+    def peak(*arguments: str) -> int:
+        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=True)
+        return int(done.stderr)
+
+    least = peak("shuffle", "s.tar", "-o", "o.tar")
+    found = peak("shuffle", "l-*.tar", "-o", "o.tar", "--memory", "8MB")
+    assert len(keys("o.tar")) == 2000
+    assert 4_000_000 < found - least < 30_000_000
+
+
+@pytest.mark.parametrize("after", ["temporary", "output"])
+def test_ctrl_c_leaves_nothing(many: list[str], after: str) -> None:
+    Path("tmp").mkdir()
+    # All is in the temporary file before the first shard is written.
+    least = 500_000 if after == "temporary" else sum(len(data) for _, fields in read(*many) for data in fields.values())
+    end = "sleep 60" if after == "temporary" else "true"
+    target = "o.tar" if after == "temporary" else "pipe:sleep 60; cat > o.tar"
+    arguments = [
+        "shuffle",
+        *many[:-1],
+        f"pipe:cat {many[-1]}; {end}",
+        "-o",
+        target,
+        "--memory",
+        "100kB",
+        "--tmp",
+        "tmp",
+    ]
+    running = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not written_in("tmp", running.pid) > least:
+            assert time.monotonic() < deadline, "nothing was begun"
+            time.sleep(0.02)
+        time.sleep(0.2)
+        os.kill(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert (running.returncode, said) == (130, b"Interrupted\n")
+    assert names() == sorted([*many, "tmp"])
+    assert os.listdir("tmp") == []
+
+
+def written_in(folder: str, pid: int) -> int:
+    """How large the files without a name are that a process has in a folder."""
+    total = 0
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # it was closed meanwhile
+            if os.readlink(each).startswith(str(Path(folder).absolute())):
+                total += each.stat().st_size
+    return total
+
+
+def test_a_terminal_tells_the_passes_apart(folder: Path) -> None:
+    for number in range(3):
+        build_shard(f"b-{number}.tar", [{"__key__": f"{number}-{n}", "bin": bytes(9000)} for n in range(200)])
+    slow = "pipe:cat b-0.tar; sleep 0.2"
+    target = "pipe:dd of=o.tar bs=1M count=1 iflag=fullblock status=none; sleep 0.2; cat >> o.tar"
+    first, second = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    running = subprocess.Popen(
+        command("shuffle", slow, "b-1.tar", "b-2.tar", "-o", target),
+        stdin=subprocess.DEVNULL,
+        stdout=second,
+        stderr=second,
+        env=environment,
+    )
+    os.close(second)
+    said = b""
+    try:
+        while chunk := os.read(first, 1 << 16):
+            said += chunk
+    except OSError:  # the other end is closed
+        pass
+    finally:
+        os.close(first)
+    assert running.wait(timeout=60) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
+    assert re.search(r"Reading, 1 of 2 \S+ +\d/3 +shards +\d+ samples +[\d,]+ samples/s +[\d.]+ [kM]B/s", text)
+    assert re.search(r"Writing, 2 of 2 \S+ +\d+/600 +samples +[\d,]+ samples/s +[\d.]+ [kM]B/s", text)
+    assert text.endswith(f"{target}: 600 samples, 5.84 MB\r\n")

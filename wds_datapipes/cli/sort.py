@@ -1,0 +1,104 @@
+"""The command ``sort``: all samples of a dataset in the order of their keys, or of something else that they hold."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, SkipBad, WithIndex
+from wds_datapipes.cli.options import (
+    AsJson,
+    EndMarkerOption,
+    KeyRuleOption,
+    KeyRuleWord,
+    Presence,
+    Shards,
+    StorageOptions,
+    key_rule_of,
+    listed,
+    options_of,
+    parse_bytes,
+)
+from wds_datapipes.cli.program import WrongUse
+from wds_datapipes.cli.reordering import Memory, Rekey, Temporary, reorder
+from wds_datapipes.core.sampleorder import FieldOrder
+
+__all__ = ["sort"]
+
+
+class WithoutValueWord(str, Enum):
+    """What becomes of a sample that has nothing to be sorted by."""
+
+    fault = "raise"
+    first = "first"
+    last = "last"
+
+
+def sort(
+    shards: Shards,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="TARGET",
+            help="Where samples go: shards with a place for their numbers, or one archive, as for cat.",
+        ),
+    ] = "sort-%06d.tar",
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="FIELD", help="A field, key for the key, or a value within JSON, such as json/size/width."
+        ),
+    ] = "key",
+    numeric: Annotated[
+        bool, typer.Option("--numeric", "-n", help="Read text as numbers; numbers in JSON are numbers anyway.")
+    ] = False,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="The largest first; what is equal keeps its order.")
+    ] = False,
+    missing: Annotated[
+        WithoutValueWord, typer.Option(help="What becomes of a sample that has nothing to be sorted by.")
+    ] = WithoutValueWord.fault,
+    rekey: Rekey = "",
+    maxcount: MaxCount = 100_000,
+    maxsize: MaxSize = "3GB",
+    compress: Compression = None,
+    index: WithIndex = False,
+    memory: Memory = "1GB",
+    tmp: Temporary = None,
+    skip_bad: SkipBad = False,
+    as_json: AsJson = False,
+    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
+    end_marker: EndMarkerOption = Presence.required,
+    storage_options: StorageOptions = "",
+) -> None:
+    """Sort all samples of a dataset, of any size, by their keys or by what a field holds.
+
+    All shards are read first, and what memory does not hold waits in a temporary file. Samples that are equal stay in
+    their order. Text is compared by its code points. Data are copied as they are.
+    """
+    options, rule = options_of(storage_options), key_rule_of(key_rule)
+    size, memory_bytes = parse_bytes(maxsize, "--maxsize"), parse_bytes(memory, "--memory")
+    try:
+        order = FieldOrder(by, numeric=numeric, missing=missing.value, reverse=reverse)
+    except ValueError as error:
+        raise WrongUse(f"--by: {error}") from None
+    reorder(
+        listed(shards, options),
+        order,
+        output,
+        reverse=reverse,
+        excerpt={"rekey": rekey, "key_rule": rule, "end_marker": end_marker.value, "storage_options": options},
+        memory_bytes=max(int(memory_bytes), 1),
+        tmp=tmp,
+        compress=compress,  # type: ignore[arg-type]  # a wrong word is told by what writes
+        skip_bad=skip_bad,
+        as_json=as_json,
+        maxcount=maxcount,
+        maxsize=size,
+        index=index,
+        key_rule=rule,
+    )
