@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module, metadata
 from typing import Annotated, ParamSpec
 
@@ -34,6 +34,11 @@ WORDS = {
     ' on_error="warn" or "skip" passes over such samples': "",
     ", or pass key_rule=None if that is meant": "",
     ', or pass on_duplicate="first" or "last"': "",
+    ", or make new keys": ", or use --rekey '{number:08d}'",
+    ", or keep the sample without it": ", or use --missing keep",
+    "if the folders are no classes, say so": "if the folders are no classes, use --no-classes",
+    "or say which ends the names of its files have": "or tell the ends of its files with --ending",
+    ", or name a file with their labels": ", or name a file with --labels",
     'pass missing="first" or "last"': "use --missing first, or --missing last",
     "Choose a folder with more room": "Name a folder with more room with --tmp",
     "Choose a folder on another disk": "Name a folder on another disk with --tmp, or with --output",
@@ -61,7 +66,13 @@ def build_program(commands: Iterable[str]) -> typer.Typer:
     program.callback()(describe)
     for name in commands:
         command = getattr(import_module(f"wds_datapipes.cli.{name}"), name)
-        program.command(name)(reporting(command))
+        if isinstance(command, Mapping):
+            below = typer.Typer(no_args_is_help=True, help=sys.modules[f"wds_datapipes.cli.{name}"].HELP)
+            for word, each in command.items():
+                below.command(word)(reporting(each))
+            program.add_typer(below, name=name)
+        else:
+            program.command(name)(reporting(command))
     return program
 
 

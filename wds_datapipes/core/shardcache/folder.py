@@ -92,6 +92,19 @@ class CacheFolder:
                 f"and this user the right to write there"
             ) from error
 
+    def fault(self, entry: Entry, *, remove: bool) -> str | None:
+        """Say what is wrong with a copy, or return None; with ``remove``, such a copy leaves."""
+        with locked(entry.lock):
+            try:
+                copy = io.FileIO(entry.path, "r")
+            except FileNotFoundError:
+                return None
+            with copy:
+                wrong = damage(copy, entry.facts(), self.check)
+            if wrong is not None and remove:
+                entry.remove()
+            return wrong
+
     def entry(self, url: str) -> Entry:
         """Return where the copy of a shard is, or will be."""
         return Entry.of(self.path, url)
