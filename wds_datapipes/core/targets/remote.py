@@ -91,7 +91,8 @@ def _can_discard(file: Any) -> bool:
 
 
 def _abandon(file: Any) -> None:
-    """Abort an upload; nothing more is sent, also when the file is collected as garbage."""
-    if not file.closed:
+    """Abort an upload, also one whose end has failed; nothing more is sent when the file is collected as garbage."""
+    try:
         file.discard()
-    file.closed = True
+    finally:
+        file.closed = True
