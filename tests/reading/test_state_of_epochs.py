@@ -353,14 +353,3 @@ def test_a_stream_whose_first_item_of_an_epoch_is_refused_goes_on_behind_it() ->
     resumed = new()
     resumed.load_state_dict(data.state_dict())
     assert list(DataLoader(resumed, batch_size=None, collate_fn=itself)) == stream[5:8]
-
-
-@stateful
-def test_worker_processes_of_torchs_loaders_refuse_a_stream() -> None:
-    data = data_of(split, natural)
-    refusal = "Use DataLoader2 with ShardReadingService, or num_workers=0"
-    with pytest.raises(StateError, match=refusal):
-        next(data.tracked(DataLoader(data, batch_size=None, num_workers=1)))
-    for new in (DataLoader, StatefulDataLoader):
-        with pytest.raises(StateError, match=refusal):
-            next(iter(new(data, batch_size=None, num_workers=1)))

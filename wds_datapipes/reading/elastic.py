@@ -29,7 +29,7 @@ from wds_datapipes.reading.saved import KEY, checkpoints_in, state_of
 from wds_datapipes.reading.seeding import reset_pipeline, returned
 from wds_datapipes.reading.serving import split
 
-__all__ = ["Workplace", "dealt_anew", "merge_states", "placed"]
+__all__ = ["Workplace", "behind_delivered", "dealt_anew", "merge_states", "placed"]
 
 #: The rank, of how many, whether the service splits among them, and the workers.
 Place = tuple[int, int, bool, int]
@@ -133,7 +133,7 @@ def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Che
     _check_whole(saved)
     _check_dealable(old.pipe)
     parts = [
-        _behind_delivered(checkpoint, number, part, old)
+        behind_delivered(checkpoint, number, part, old)
         for checkpoint in sorted(saved, key=lambda checkpoint: checkpoint.rank)
         for number, part in enumerate(checkpoint.parts)
     ]
@@ -187,7 +187,7 @@ def _check_dealable(pipe: Any) -> None:
         unsplit(stages[0].source.source)
 
 
-def _behind_delivered(checkpoint: Checkpoint, number: int, part: Resumed, old: Workplace) -> State | None:
+def behind_delivered(checkpoint: Checkpoint, number: int, part: Resumed, old: Workplace) -> State | None:
     """Return the state of a worker behind the last item that was delivered, which may be some items behind its own."""
     if not part.skip:
         return cast("State | None", part.stages)

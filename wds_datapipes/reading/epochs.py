@@ -22,9 +22,9 @@ from wds_datapipes.reading.elastic import Workplace, placed
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stages
 from wds_datapipes.reading.serving import STATE_EVERY_S, split
-from wds_datapipes.reading.tracking import Told
+from wds_datapipes.reading.tracking import END, Told
 
-__all__ = ["Epochs", "own_worker", "refuse_streams"]
+__all__ = ["Epochs", "own_worker"]
 
 
 class Epochs:
@@ -40,6 +40,9 @@ class Epochs:
         loaded: the states that were loaded, until an epoch has begun from them.
         number: of this worker, in the round in which the epoch goes.
         is_over: whether all of the epoch was yielded; so it is before the first one.
+        lasts: whether an epoch goes on where the one before has ended.
+        before: where that is, for the processes that begin the next one.
+        is_tracked: whether those processes are of a loop that is tracked.
     """
 
     def __init__(self, pipe: Any, seed: int, board: Board) -> None:
@@ -50,8 +53,10 @@ class Epochs:
         self.loaded: list[Checkpoint] = []
         self.number = 0
         self.is_over = True
+        self.lasts = lasts(pipe)
+        self.before: Checkpoint | None = None
+        self.is_tracked = False
         self._pipe = pipe
-        self._lasts = lasts(pipe)
         self._seed = seed  # of the first epoch
         self._board = board
         self._loads = 0
@@ -59,15 +64,18 @@ class Epochs:
         self._seeds = EpochSeeds()
         self._is_begun = False
         self._base = Resumed(0, 0, None)
+        self._behind: Resumed | None = None
         self._items = 0
-        self._is_tracked = False
+        self._tells = False
+        self._has_told_end = False
+        self._has_begun = False  # any epoch, as a worker
         self._state_due = 0.0
 
     @property
     def part(self) -> Resumed:
         """Where this process goes on."""
         # A stream that goes on as it is knows where it is, also before the first item of an epoch.
-        goes_on = self._lasts and self._base.stages is None
+        goes_on = self.lasts and self._base.stages is None
         if self._items <= self._base.items and not goes_on:
             return self._base
         return Resumed(self._items, 0, save_state(self._pipe))
@@ -90,7 +98,7 @@ class Epochs:
 
     def told(self, batch: Any) -> Any:
         """Return a batch, in a worker, with the place of the worker behind it if the loop is tracked."""
-        if not self._is_tracked:
+        if not self._tells:
             return batch
         stages, begin = None, perf_counter()
         if begin >= self._state_due:
@@ -99,8 +107,15 @@ class Epochs:
             self._state_due = now + max(STATE_EVERY_S, 100 * (now - begin))  # it takes a hundredth of the time
         return Told(batch, own_worker().worker_id, self.number, self._items, stages)
 
+    def told_end(self, *batch: Any) -> Told:
+        """Return the place where the epoch of this worker has ended, with its last batch if there is one more."""
+        self._has_told_end, self._state_due = True, 0.0
+        told: Told = self.told(batch[0] if batch else None)
+        return told._replace(is_empty=not batch)
+
     def __iter__(self) -> Iterator[Any]:
-        self._is_begun, self.is_over, self._items, self._base = False, True, 0, Resumed(0, 0, None)
+        self._is_begun, self.is_over, self._base, self._behind = False, True, Resumed(0, 0, None), None
+        self._items = 0
         if get_worker_info() is not None:
             # Here, and not with the first item: a loop that is broken off at once has begun its epoch in all workers.
             self._board.has_workers = True
@@ -113,13 +128,15 @@ class Epochs:
 
         Raises:
             StateError: this worker cannot go on from the state that was loaded; or it was saved in the middle of
-                another epoch than that which was chosen since; or the pipeline is a stream, and this is a worker.
+                another epoch than that which was chosen since; or the pipeline is a stream, whose place is not known.
         """
         info = get_worker_info()
-        if info is not None:
-            refuse_streams(self._pipe)
         own, workers = (0, 0) if info is None else (info.id, info.num_workers)
         row = self._board.read(own)
+        # What a new process was given is right even if the loop has been broken off meanwhile.
+        self._tells = info is not None and (self._board.is_tracked if self._has_begun else self.is_tracked)
+        if self.lasts:
+            self.check_stream(row, workers, is_tracked=self._tells)
         if info is not None and self._board.has_other_workers(workers):
             raise StateError(
                 f"A StatefulShards has the same number of workers in all epochs, and there are {workers} now. Make "
@@ -142,8 +159,12 @@ class Epochs:
             if chosen is not None:
                 seeds.set_epoch(chosen)
             seeds.begin(generator, (lambda seed: seed) if self.distributed else None)
-            if self._lasts and going_on is not None and going_on.parts:
-                self._base = going_on.parts[0]
+            if self.lasts and going_on is not None and going_on.parts:
+                self._base = going_on.parts[own]
+            elif self.lasts and info is not None and self.before is not None and not self._has_begun:
+                part = self.before.parts[own]
+                # What the loop has got of an epoch that was broken off is made again.
+                self._base, self._behind = (part.renewed(), None) if not part.skip else (self._base, part)
         elif chosen not in (None, going_on.epoch):
             raise StateError(
                 f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {going_on.epoch}. To "
@@ -159,14 +180,15 @@ class Epochs:
                 # The loader begins with its worker 0, and the epoch goes on with the worker whose turn it is.
                 self.number = (own + going_on.turn) % len(going_on.parts)
                 self._base = going_on.parts[self.number]
-        self._seeds, self.loaded = seeds, []
+        self._seeds, self.loaded, self._has_begun = seeds, [], info is not None
         seeds.end(generator)
         row = Row(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
         if info is None:
             self._board.has_workers = False
         self._board.write(row, None if info is None else own)
         self._is_begun, self.is_over = True, False
-        self._is_tracked, self._state_due = info is not None and self._board.is_tracked, 0.0
+        self._state_due = 0.0
+        self._has_told_end = False
 
     def _iterated(self) -> Iterator[Any]:
         if not self._is_begun:
@@ -174,35 +196,57 @@ class Epochs:
         base, info = self._base, own_worker()
         self._items = base.items
         pipe: Any = self._pipe
-        generator = SeedGenerator(self._seeds.seed)
         if self.distributed:
             pipe = graph_settings.apply_sharding(pipe, self.ranks, self.rank, SHARDING_PRIORITIES.DISTRIBUTED)
-            generator.spawn(self.rank, inplace=True)
         pipe = split(pipe, WorkerInfo(info.num_workers, self.number), None)
+        if self._behind is not None and self.before is not None:
+            self._seed_stages(pipe, self.before.seed)
+            self._behind.load(pipe)
+            self._behind.pass_over(pipe)
+            self._behind = None
+        self._seed_stages(pipe, self._seeds.seed)
+        base.load(pipe)
+        for item in base.pass_over(pipe):
+            self._items += 1
+            yield item
+        self.is_over = True
+        while self.lasts and self._tells and not self._has_told_end:  # until torch has made a batch of it
+            yield END
+
+    def _seed_stages(self, pipe: Any, seed: int) -> None:
+        """Have the pipeline begin an epoch of a seed when it is iterated next."""
+        generator, info = SeedGenerator(seed), own_worker()
+        if self.distributed:
+            generator.spawn(self.rank, inplace=True)
         if get_worker_info() is None:  # the generators of this process are those of the training
             seed_stages(pipe, generator)
         else:
             generator = generator.spawn(self.number)
             reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
         load_state(pipe, None)
-        base.load(pipe)
-        for item in base.pass_over(pipe):
-            self._items += 1
-            yield item
-        self.is_over = True
 
+    def check_stream(self, row: Row, workers: int, *, is_tracked: bool) -> None:
+        """Make sure that it is known where an epoch begins that goes on where the last one has ended.
 
-def refuse_streams(pipe: Any) -> None:
-    """Refuse a pipeline whose epochs go on where the last one has ended, for worker processes of torch's loaders.
+        Args:
+            row: what is known of the last one.
+            workers: how many there are now.
+            is_tracked: whether the loop is.
 
-    Raises:
-        StateError: it is one.
-    """
-    if lasts(pipe):
-        raise StateError(
-            "with_epoch goes on from one epoch to the next, and the worker processes of these loaders may end with "
-            "each. Use DataLoader2 with ShardReadingService, or num_workers=0; or leave it out, and let the loop count"
-        )
+        Raises:
+            StateError: it cannot.
+        """
+        if workers and not is_tracked:
+            raise StateError(
+                "with_epoch goes on from one epoch to the next, and the worker processes of this loader may end with "
+                "each. Loop over data.tracked(loader), and save data.state_dict(), also with a StatefulDataLoader; or "
+                "use DataLoader2 with ShardReadingService, or num_workers=0"
+            )
+        if row.begun and not row.loaded and row.workers != workers:
+            raise StateError(
+                f"with_epoch goes on where each worker was in its own stream, and there are {workers} workers now, "
+                f"where there were {row.workers}. Go on with as many as before"
+            )
 
 
 def own_worker() -> Any:

@@ -10,9 +10,11 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.reading.checkpoint import Checkpoint
 
-__all__ = ["KEY", "checkpoints_in", "state_of"]
+__all__ = ["KEY", "STREAM", "checkpoints_in", "state_of"]
 
 FORMAT = "wds-datapipes states"
+#: The format of what stands for the state of a worker that does not know which part of its stream the loop will have.
+STREAM = "wds-datapipes stream"
 #: Where ``DataLoader2`` has the state of its reading service.
 KEY = "reading_service_state"
 
@@ -52,6 +54,11 @@ def checkpoints_in(state: Any) -> list[Checkpoint]:
         return [_of_workers(state)]
     if "dataset_state" in state:
         return [replace(_only(state), is_over=bool(state["_iterator_finished"]))]
+    if state.get("format") == STREAM:
+        raise StateError(
+            "A StatefulDataLoader does not know where a pipeline goes on that with_epoch cuts into epochs. Loop over "
+            "data.tracked(loader), and save and load the data set: data.state_dict(), data.load_state_dict(state)"
+        )
     if state.get("format") == FORMAT:
         return [Checkpoint.of_dict(each) for each in state["states"]]
     return [Checkpoint.of_dict(state)]
@@ -78,4 +85,4 @@ def _only(state: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint that a data set has returned to a ``StatefulDataLoader``."""
     if not isinstance(found := state.get("dataset_state"), Mapping):
         raise StateError("This is the state of a StatefulDataLoader whose data set is no StatefulShards")
-    return Checkpoint.of_dict(found)
+    return checkpoints_in(found)[0]

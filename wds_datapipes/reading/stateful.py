@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
@@ -14,9 +15,10 @@ from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
-from wds_datapipes.reading.epochs import Epochs, own_worker, refuse_streams
+from wds_datapipes.reading.elastic import Workplace, behind_delivered
+from wds_datapipes.reading.epochs import Epochs, own_worker
 from wds_datapipes.reading.resuming import Resumed
-from wds_datapipes.reading.saved import checkpoints_in, state_of
+from wds_datapipes.reading.saved import STREAM, checkpoints_in, state_of
 from wds_datapipes.reading.tracking import Telling, Told, Tracked
 
 __all__ = ["StatefulShards"]
@@ -95,8 +97,8 @@ class StatefulShards(IterableDataset[Any]):
 
         Raises:
             ValueError: the loader is that of another data set.
-            StateError: its workers were started by a loop that was not tracked, and stay for all epochs; or it has
-                workers, and the pipeline is a stream that ``with_epoch`` cuts.
+            StateError: its workers were started by a loop that was not tracked, and stay for all epochs; or there
+                was another number of them before, and ``with_epoch`` goes on from there.
         """
         if loader.dataset is not self:
             raise ValueError("tracked() takes a loader of this very data set")
@@ -106,27 +108,33 @@ class StatefulShards(IterableDataset[Any]):
                 yield batch
             self._epochs.is_over = True
             return
-        refuse_streams(self.pipe)
-        tracked = self._tracking(loader.num_workers)
-        collate, loader.collate_fn = loader.collate_fn, Telling(loader.collate_fn)
-        self._board.is_tracked = True
+        self._board.is_tracked = self._epochs.is_tracked = True
+        iterator, tracked = None, None
         try:
+            tracked = self._tracking(loader)
+            collate, loader.collate_fn = loader.collate_fn, Telling(loader)
             try:
                 iterator = iter(loader)
             finally:
                 loader.collate_fn = collate
+            self._tracked = tracked
             for told in iterator:
                 if not isinstance(told, Told):
                     raise StateError(
                         "The workers of this loader do not tell where they are, since they were started by a loop "
                         "that was not tracked. With persistent_workers, use tracked() from the first epoch on"
                     )
-                self._tracked = tracked
-                yield tracked.deliver(told, self._board.read(told.process))
+                tracked.note(told, self._board.read(told.process))
+                if not told.is_empty:
+                    yield told.batch
             tracked.end(self._board.read(0))
-            self._tracked = tracked
         finally:
-            self._board.is_tracked = False
+            if self._epochs.lasts and not (tracked and tracked.is_over and tracked.is_in_order):
+                # Workers that stay are not where the loop has stopped, or have each other's streams. Others begin.
+                loader._iterator = None
+            # Workers that have only now begun are still of this loop, and have ended before it is said to be over.
+            iterator = None
+            self._board.is_tracked = self._epochs.is_tracked = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is, as values that JSON has; or, in a worker, where the worker is.
@@ -137,18 +145,23 @@ class StatefulShards(IterableDataset[Any]):
         info, row = get_worker_info(), self._board.read(own_worker().worker_id)
         if row.loaded:
             return state_of(self._epochs.loaded, is_one=True)
+        if info is not None and self._epochs.lasts:
+            return {"format": STREAM}  # a StatefulDataLoader asks with each batch, and cannot know where the epoch ends
         if info is not None:
-            return self._saved(row, workers=info.num_workers, parts=[self._epochs.part], worker=self._epochs.number)
+            return self._saved(
+                row, workers=info.num_workers, parts=[self._epochs.part], worker=self._epochs.number
+            ).as_dict()
         tracked = self._tracked
         if tracked is not None and tracked.row == self._board.read(tracked.process):
             parts = tracked.states()
-            return self._saved(tracked.row, is_over=tracked.is_over, workers=len(parts), turn=tracked.turn, parts=parts)
+            facts = {"is_over": tracked.is_over, "workers": len(parts), "turn": tracked.turn}
+            return self._saved(tracked.row, **facts, parts=parts).as_dict()
         if self._board.has_workers:
             raise StateError(
                 "The places of worker processes are not known here. Loop over data.tracked(loader), ask "
                 "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
             )
-        return self._saved(row, is_over=self._epochs.is_over, parts=[self._epochs.part])
+        return self._saved(row, is_over=self._epochs.is_over, parts=[self._epochs.part]).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state when it is iterated next. It comes before a loader of the data set starts its workers.
@@ -182,11 +195,15 @@ class StatefulShards(IterableDataset[Any]):
         """Return a batch, in a worker, with the place of the worker behind it if the loop is tracked."""
         return self._epochs.told(batch)
 
+    def told_end(self, *batch: Any) -> Any:
+        """Return the last batch of a worker, if there is one more, with the place where its epoch has ended."""
+        return self._epochs.told_end(*batch)
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self._epochs)
 
-    def _saved(self, row: Row, **facts: Any) -> dict[str, Any]:
-        """Return the state of the epoch that a row tells of; before the first one, the one before that is over."""
+    def _saved(self, row: Row, **facts: Any) -> Checkpoint:
+        """Return where the loop is in the epoch of a row; before the first one, the one before that is over."""
         begun, epochs = row.epoch > 0, self._epochs
         place = {"rank": epochs.rank, "ranks": epochs.ranks, "distributed": epochs.distributed, "workers": 0, "turn": 0}
         return Checkpoint(
@@ -198,7 +215,7 @@ class StatefulShards(IterableDataset[Any]):
             engines=None,
             wanted=self._board.chosen(row.begun),
             **{"is_over": False, **place, **facts},
-        ).as_dict()
+        )
 
     @property
     def _first(self) -> int:
@@ -230,12 +247,24 @@ class StatefulShards(IterableDataset[Any]):
                 "the loader"
             )
 
-    def _tracking(self, workers: int) -> Tracked:
+    def _tracking(self, loader: DataLoader[Any]) -> Tracked:
         """Return what keeps track of an epoch."""
-        turn, parts = 0, [Resumed(0, 0, None)] * workers
-        if self._board.read(0).loaded:
-            going_on = self._epochs.placed(workers)
-            self._epochs.loaded = [going_on]  # so that not each worker deals anew
-            if not going_on.is_over:
-                turn, parts = going_on.turn, going_on.parts
-        return Tracked(parts, turn)
+        epochs, last, row = self._epochs, self._tracked, self._board.read(0)
+        turn, parts = 0, list[Resumed | None]([Resumed(0, 0, None)] * loader.num_workers)
+        epochs.before = None
+        if row.loaded:
+            going_on = epochs.placed(loader.num_workers)
+            epochs.loaded = [going_on]  # so that not each worker deals anew
+            turn, parts = 0 if going_on.is_over else going_on.turn, [*going_on.parts] or parts
+        elif epochs.lasts:
+            epochs.check_stream(row, loader.num_workers, is_tracked=True)
+        if not row.loaded and epochs.lasts and last is not None:
+            found = last.states()
+            epochs.before = self._saved(last.row or row, workers=len(found), parts=found)
+            parts = [None if part.skip else part.renewed() for part in found]
+        return Tracked(parts, turn, partial(self._settled, epochs.before))
+
+    def _settled(self, before: Checkpoint, worker: int) -> Resumed:
+        """Return where a worker goes on behind an epoch that was broken off, which it has not told yet."""
+        state = behind_delivered(before, worker, before.parts[worker], Workplace(self.pipe))
+        return Resumed(0, 0, state).renewed()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from wds_datapipes.reading.board import Row
 from wds_datapipes.reading.resuming import Resumed
 
-__all__ = ["Telling", "Told", "Tracked"]
+__all__ = ["END", "Telling", "Told", "Tracked"]
+
+#: What a worker yields behind its last item where an epoch goes on in the next one, so that it can tell where it ends.
+END: Final = object()
 
 
 class Told(NamedTuple):
@@ -23,6 +26,7 @@ class Told(NamedTuple):
         worker: its number in the round in which the epoch goes.
         items: how many items of the pipeline it has made in this epoch.
         stages: the state of its pipeline behind this batch, as JSON; None if it does not tell.
+        is_empty: whether there is no batch, but only the place where the worker's epoch has ended.
     """
 
     batch: Any
@@ -30,51 +34,68 @@ class Told(NamedTuple):
     worker: int
     items: int
     stages: bytes | None
+    is_empty: bool = False
 
 
 class Telling:
     """Takes the place of a loader's ``collate_fn``, and has the worker tell where it is.
 
     Args:
-        collate: the loader's.
+        loader: whose function it is.
     """
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self._collate = collate
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._collate: Callable[[Any], Any] = loader.collate_fn
+        self._is_batched = loader.batch_size is not None
+        self._least = loader.batch_size if loader.batch_size and loader.drop_last else 1
 
     def __call__(self, items: Any) -> Any:
         """Return what the loader's function makes of the items, with the place of the worker where it is tracked."""
         info = get_worker_info()
-        batch = self._collate(items)
-        return batch if info is None else cast("Any", info.dataset).told(batch)
+        if info is None:
+            return self._collate(items)
+        data = cast("Any", info.dataset)
+        if not self._is_batched:
+            return data.told(self._collate(items)) if items is not END else data.told_end()
+        found = [item for item in items if item is not END]
+        if len(found) == len(items):
+            return data.told(self._collate(items))
+        # torch asks for as many as fit in a batch, and has dropped none of them.
+        return data.told_end(*([self._collate(found)] if len(found) >= self._least else ()))
 
 
 class Tracked:
     """An epoch in the main process: what the loop has got from each worker.
 
     Args:
-        bases: where each worker has begun.
+        bases: where each worker has begun; None where `settle` tells.
         turn: which worker's batch comes first.
+        settle: returns where a worker has begun, which takes its time.
     """
 
-    def __init__(self, bases: Sequence[Resumed], turn: int) -> None:
+    def __init__(self, bases: Sequence[Resumed | None], turn: int, settle: Callable[[int], Resumed]) -> None:
+        #: Whether each process has the worker of its own number.
+        self.is_in_order = turn == 0
         self.turn = turn
         self.is_over = False
         #: What the process of a worker has on the board that has begun this epoch.
         self.row: Row | None = None
         self.process = 0
-        self._items = [base.items for base in bases]
-        self._states: list[tuple[int, Any]] = [(base.items - base.skip, base.stages) for base in bases]
+        self._settle = settle
+        self._items = [0 if base is None else base.items for base in bases]
+        self._states: list[tuple[int, Any] | None] = [
+            None if base is None else (base.items - base.skip, base.stages) for base in bases
+        ]
 
-    def deliver(self, told: Told, row: Row) -> Any:
-        """Take note that the loop gets a batch, and return it."""
+    def note(self, told: Told, row: Row) -> None:
+        """Take note that the loop gets a batch, or that there is none."""
         if self.row is None:
             self.row, self.process = row, told.process
         self._items[told.worker] = told.items
-        self.turn = told.worker + 1
+        if not told.is_empty:
+            self.turn = told.worker + 1
         if told.stages is not None:
             self._states[told.worker] = told.items, told.stages
-        return told.batch
 
     def end(self, row: Row) -> None:
         """Take note that the epoch is over."""
@@ -84,7 +105,10 @@ class Tracked:
 
     def states(self) -> list[Resumed]:
         """Return where each worker would have to go on behind what the loop has."""
-        return [
-            Resumed(items, items - since, json.loads(stages) if isinstance(stages, bytes) else stages)
-            for items, (since, stages) in zip(self._items, self._states, strict=True)
-        ]
+        found = []
+        for number, items in enumerate(self._items):
+            if (state := self._states[number]) is None:
+                state = self._states[number] = 0, self._settle(number).stages
+            since, stages = state
+            found.append(Resumed(items, items - since, json.loads(stages) if isinstance(stages, bytes) else stages))
+        return found
