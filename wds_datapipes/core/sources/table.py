@@ -132,8 +132,14 @@ class Table:
         if isinstance(value, bytes):
             return value
         ending = field.rpartition(".")[2]
-        if isinstance(value, str) and (self._rows.is_text or not (find_codec(ending) or ending in IMAGE_FORMATS)):
+        is_known = find_codec(ending) is not None or ending in IMAGE_FORMATS
+        if isinstance(value, str) and (self._rows.is_text or not is_known):
             return _utf8(value, origin)
+        if not is_known:
+            raise EncodeError(
+                f"{origin} has {described(value)} for the field {field!r}, whose name tells no encoding. Give it a "
+                f"name that does, such as cls or {field}.json"
+            )
         try:
             if isinstance(value, Mapping) and ending == "json":
                 return _utf8(json.dumps(value, ensure_ascii=False, default=_told), origin)
