@@ -140,6 +140,7 @@ def test_an_error_is_one_line_and_leaves_nothing(
         assert done.err.startswith("Error: ")
         assert message in done.err
         assert done.err.count("\n") == 1
+        assert ("twice" in message) is ("--rekey" in done.err and code == 1)
         assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
@@ -176,10 +177,11 @@ def test_room_is_asked_for_before_a_shard_is_read(
         return os.statvfs_result(facts)
 
     monkeypatch.setattr(os, "statvfs", said)
-    for arguments in (["--memory", "1MB"], ["-o", "x.tar", "--memory", "1MB"]):
-        done = program("shuffle", *many, *arguments, "--tmp", ".")
-        assert done.code == 1
-        assert f"At least {2 * sizes} bytes will be written to '.' and '{Path.cwd()}', and the disk has" in done.err
+    here = str(Path.cwd())
+    for tmp, told in ((".", f"'.' and '{here}'"), (here, f"'{here}'")):
+        done = program("shuffle", *many, "--memory", "1MB", "--tmp", tmp)
+        assert done.code == program("shuffle", *many, "-o", "x.tar", "--memory", "1MB", "--tmp", tmp).code == 1
+        assert f"At least {2 * sizes} bytes will be written to {told}, and the disk has" in done.err
         assert done.err.endswith("Name a folder on another disk with --tmp, or with --output\n")
     assert names() == many
     assert program("shuffle", *many, "-o", "pipe:cat > piped.tar", "--memory", "1MB", "--tmp", ".").code == 0

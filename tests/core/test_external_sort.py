@@ -97,6 +97,21 @@ def test_large_samples_are_loaded_one_at_a_time(tmp_path: Path) -> None:
     assert peak < 16 << 20 + 2 * size
 
 
+def test_no_more_runs_are_read_side_by_side_than_memory_has_windows_for() -> None:
+    with ExternalSort(memory_bytes=2 * WINDOW_BYTES) as sorting:
+        for number in range(1200):
+            sorting.add(number * 7919 % 1200, sample_of(number, 16_384))
+        tracemalloc.start()
+        try:
+            found = [int(sample["__key__"]) * 7919 % 1200 for sample in sorting.samples()]
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert sorting.runs > 70
+    assert found == sorted(found)
+    assert peak < 35 * WINDOW_BYTES  # among them, a buffer for writing
+
+
 def test_memory_is_counted_as_python_uses_it() -> None:
     """Small samples cost many times their bytes, which would be no bound."""
     memory = 2 << 20
@@ -214,3 +229,34 @@ def test_a_file_is_no_larger_than_the_archive_of_its_samples(sizes: list[list[in
         for sample in samples:
             shard.write(sample)
     assert max(ends, default=0) <= shard.size
+
+
+@given(st.lists(st.lists(st.integers(0, 9000), max_size=3), min_size=1, max_size=12), st.data())
+def test_what_is_read_in_windows_is_what_was_written(sizes: list[list[int]], data: st.DataObject) -> None:
+    """Fields end at, before and behind the end of a window, and some are larger than it."""
+    samples = [sample_of(number, *fields) for number, fields in enumerate(sizes)]
+    middle = data.draw(st.integers(0, len(samples)))
+    file = RunFile()
+    try:
+        runs = [
+            file.write((number, sample) for number, sample in enumerate(part))
+            for part in (samples[:middle], samples[middle:])
+        ]
+        found = [waiting.load() for run in runs for _, waiting in file.read(run, 4096)]
+    finally:
+        file.close()
+    assert found == [plain(sample) for sample in samples]
+
+
+def test_a_file_that_lacks_something_is_told(nothing_left: None) -> None:
+    """As by a failing disk: nothing shorter may come out, also where the samples go on to another file."""
+    short, other = RunFile(), RunFile()
+    try:
+        run = short.write((number, sample_of(number, 5000)) for number in range(9))
+        os.ftruncate(short._stream.fileno(), 18_000)
+        samples = ((order, waiting.load()) for order, waiting in short.read(run, 4096))
+        with pytest.raises(ShardNotWritten, match=r"cannot be read, after \d+ bytes: it ends at byte 18000"):
+            other.write(samples)
+    finally:
+        short.close()
+        other.close()
