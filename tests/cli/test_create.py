@@ -1,0 +1,216 @@
+"""The command ``create``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_datapipes import read_manifest
+from wds_datapipes.core.members import load_wds_shards
+from wds_datapipes.core.samples import group_samples
+
+
+def contents(*urls: str) -> dict[str, dict[str, bytes]]:
+    samples = group_samples(load_wds_shards(urls))
+    return {sample["__key__"]: {f: v for f, v in sample.items() if f[:2] != "__"} for sample in samples}
+
+
+def names(pattern: str = "*") -> list[str]:
+    return sorted(path.name for path in Path().glob(pattern))
+
+
+@pytest.fixture
+def pets(folder: Path) -> dict[str, dict[str, bytes]]:
+    """Write images of two classes, and return them as samples."""
+    expected = {}
+    for label, (kind, count) in enumerate({"cat": 3, "dog": 4}.items()):
+        Path("pets", kind).mkdir(parents=True)
+        for number in range(count):
+            data = f"{kind} {number}".encode() * 100 * number
+            Path(f"pets/{kind}/{number}.jpg").write_bytes(data)
+            expected[f"{kind}/{number}"] = {"jpg": data, "cls": b"%d" % label}
+    Path("pets/cat/notes.txt").write_text("n")
+    return expected
+
+
+def test_shards_of_a_folder_of_images(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
+    done = program("create", "pets", "-o", "out/pets-%02d.tar", "--maxcount", "3", "--manifest", "out/pets.json")
+    assert (done.code, done.err) == (0, "Left out, as files of other kinds: .txt 1\n")
+    assert done.lines == [
+        "out/pets-00.tar: 3 samples, 7.17 kB",
+        "out/pets-01.tar: 3 samples, 7.17 kB",
+        "out/pets-02.tar: 1 sample, 4.10 kB",
+        "Classes: out/pets-classes.json",
+        "Manifest: out/pets.json",
+    ]
+    urls = [f"out/pets-{number:02d}.tar" for number in range(3)]
+    assert contents(*urls) == pets
+    assert list(contents(*urls)) == sorted(pets)
+    assert json.loads(Path("out/pets-classes.json").read_text()) == {"classes": ["cat", "dog"]}
+    manifest = read_manifest("out/pets.json")
+    assert ([Path(url).name for url in manifest.urls], manifest.samples) == ([Path(url).name for url in urls], 7)
+    assert all(entry.sha256 for entry in manifest.entries)
+
+
+def test_an_order_of_its_own_by_any_number_of_workers(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
+    arguments = ["--maxsize", "6kB", "--shuffle", "--seed", "3", "--index", "--class-name", "txt"]
+    for workers in (1, 2, 3):
+        done = program("create", "pets", "-o", f"{workers}/%d.tar.gz", *arguments, "--workers", str(workers), "--json")
+        assert done.code == 0
+    facts = json.loads(done.out)
+    count = len(facts["shards"])
+    assert count > 2
+    assert {name: facts[name] for name in ("samples", "held", "classes", "left_out", "skipped")} == {
+        "samples": 7,
+        "held": 0,
+        "classes": "3/classes.json",
+        "left_out": {".txt": 1},
+        "skipped": [],
+    }
+    written = [{path.name: path.read_bytes() for path in Path(str(workers)).iterdir()} for workers in (1, 2, 3)]
+    assert written[0] == written[1] == written[2]
+    assert len(written[0]) == 2 * count + 1
+    found = contents(*(f"1/{number}.tar.gz" for number in range(count)))
+    assert {key: {**fields, "txt": key[:3].encode()} for key, fields in pets.items()} == found
+    assert list(found) != list(pets)
+
+
+def test_shards_of_imagenet(program: Any, folder: Path) -> None:
+    for name in ("n01440764", "n01443537"):
+        Path("in/train", name).mkdir(parents=True)
+        Path(f"in/train/{name}/{name}_7.JPEG").write_bytes(name.encode())
+    Path("in/val").mkdir()
+    Path("in/val/ILSVRC2012_val_00000001.JPEG").write_bytes(b"v")
+    Path("labels.csv").write_text("ImageId,PredictionString\nILSVRC2012_val_00000001,n01443537 1 2 3 4\n")
+    Path("in/LOC_synset_mapping.txt").write_text("n01440764 tench\nn01443537 goldfish\n")
+    arguments = ["in", "--from", "imagenet"]
+    assert program("create", *arguments, "-o", "imagenet-train-%06d.tar").code == 0
+    assert contents("imagenet-train-000000.tar") == {
+        "0000000": {"jpg": b"n01440764", "cls": b"0"},
+        "0000001": {"jpg": b"n01443537", "cls": b"1"},
+    }
+    assert json.loads(Path("imagenet-train-classes.json").read_text()) == {
+        "classes": ["n01440764", "n01443537"],
+        "words": ["tench", "goldfish"],
+    }
+    arguments += ["--split", "val", "--labels", "labels.csv", "--rekey", "{name}", "--class-list", "c.json"]
+    assert program("create", *arguments, "-o", "val.tar").code == 0
+    assert contents("val.tar") == {"ILSVRC2012_val_00000001": {"jpg": b"v", "cls": b"1"}}
+    assert names("*.json") == ["c.json", "imagenet-train-classes.json"]
+
+
+def test_shards_of_a_table(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
+    Path("rows.csv").write_text("id,image,label,caption\na,cat/1.jpg,0,one\nb,dog/1.jpg,1,\n")
+    options = ["--file", "image", "--file", "second.jpg=image", "--field", "cls=label", "--field", "json=*"]
+    done = program("create", "rows.csv", "-o", "rows.tar", "--root", "pets", "--key", "id", *options)
+    assert (done.code, done.lines, done.err) == (0, ["rows.tar: 2 samples, 9.22 kB"], "")
+    found = contents("rows.tar")
+    assert list(found["a"]) == ["jpg", "second.jpg", "cls", "json"]
+    assert found["b"]["jpg"] == found["b"]["second.jpg"] == pets["dog/1"]["jpg"]
+    assert json.loads(found["b"]["json"]) == {"id": "b", "label": "1", "caption": ""}
+
+
+def test_a_recipe_goes_through_a_pipe(process: Any, pets: dict[str, dict[str, bytes]]) -> None:
+    Path("recipe").write_text("a.jpg pets/dog/1.jpg\na.cls text:7\nb.txt pipe:echo b\n")
+    done = process("create", "recipe", "--from", "recipe", "-o", "-")
+    assert (done.code, done.err) == (0, "")
+    Path("a.tar").write_bytes(done.out)
+    assert contents("a.tar") == {"a": {"jpg": pets["dog/1"]["jpg"], "cls": b"7"}, "b": {"txt": b"b\n"}}
+
+
+def test_what_cannot_be_written_is_told_first_and_passed_over_on_request(
+    program: Any, pets: dict[str, dict[str, bytes]]
+) -> None:
+    Path("pets/cat/1.png").write_bytes(b"p")
+    Path("pets/cat/1.5.jpg").write_bytes(b"d")
+    Path("pets/dog/gone.jpg").symlink_to("nowhere")
+    Path("pets/emu").mkdir()
+    done = program("create", "pets", "-o", "out/%d.tar")
+    assert (done.code, done.out) == (1, "")
+    assert re.fullmatch(r"Error: The folder 'pets/emu' of the class 'emu' has no image .* with --ending\n", done.err)
+    Path("pets/emu").rmdir()
+    done = program("create", "pets", "-o", "out/%d.tar")
+    assert done.code == 1
+    assert re.fullmatch(
+        r"Error: pets/cat/1\.5\.jpg: The key 'cat/1\.5' .*; or use --key-rule last-dot, or use --rekey '.*'\n", done.err
+    )
+    done = program("create", "pets", "-o", "out/%d.tar", "--key-rule", "last-dot")
+    assert "pets/dog/gone.jpg' is a link to nothing" in done.err
+    assert names() == ["pets"]
+    done = program("create", "pets", "-o", "out.tar", "--skip-bad", "--json")
+    assert done.code == 0
+    assert contents("out.tar") == pets
+    assert [fault["kind"] for fault in json.loads(done.out)["skipped"]] == [
+        "UnwritableSample",
+        "BadSource",
+        "BadSource",
+    ]
+    assert "is that of pets/cat/1.jpg and of pets/cat/1.png" in json.loads(done.out)["skipped"][2]["message"]
+    done = program("create", "pets", "-o", "out.tar", "--skip-bad", "--rekey", "{number:03d}")
+    assert done.err.count("Passed over:") == 1
+    assert len(contents("out.tar")) == 9
+
+
+def test_a_second_call_goes_on(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
+    arguments = ["create", "pets", "-o", "%d.tar", "--maxcount", "2", "--resume"]
+    assert program(*arguments).code == 0
+    Path("1.tar").unlink()
+    assert program(*arguments).lines[-1] == "3 of 4 shards held already"
+    assert contents(*(f"{number}.tar" for number in range(4))) == pets
+    done = program(*arguments, "--maxcount", "3")
+    assert done.err.splitlines()[-1] == "Warning: 3.tar is there from before, and not of these shards"
+
+
+def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
+    wait = "until [ -e 0.tar -a -e 1.tar ]; do sleep 0.05; done"
+    Path("recipe").write_text(
+        f"a.txt text:1\nb.txt text:2\nc.txt pipe:{wait}; echo begun >&2; sleep 60\nd.txt pipe:sleep 60"
+    )
+    command = [sys.executable, "-m", "wds_datapipes.cli", "create", "recipe", "--from", "recipe", "-o", "%d.tar"]
+    with subprocess.Popen(
+        [*command, "--maxcount", "1", "--workers", "2"], stderr=subprocess.PIPE, start_new_session=True, text=True
+    ) as run:
+        assert run.stderr is not None
+        assert run.stderr.readline() == "begun\n"
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(60) == 130
+        assert run.stderr.read() == "Interrupted\n"
+    assert names() == ["0.tar", "1.tar", "recipe"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("none -o a.tar", "no file or folder 'none'"),
+        ("pets/cat/1.jpg -o a.tar", "What 'pets/cat/1.jpg' is, its name does not tell"),
+        ("pets/cat/1.jpg --from images -o a.tar", "is no folder"),
+        ("pets -o - --json", "nothing else can"),
+        ("pets -o a.tar --key id", "--key goes with --from table, and this is --from images"),
+        ("pets -o a.tar --root .", "--root goes with --from recipe and --from table"),
+        ("pets -o a.tar --no-classes --class-name txt", "do not go together"),
+        ("pets -o a.tar --no-classes --class-list c.json", "these samples have none"),
+        ("pets -o %d-%d.tar", "one place for their numbers"),
+        ("pets -o a.tar --rekey {shard}", "would be the same"),
+        ("pets -o a.tar --maxsize much", "--maxsize is a number of bytes"),
+        ("pets -o pipe:cat>%d.tar --resume", "Name a local file for the journal"),
+        ("rows.csv -o a.tar --key no", "has no column 'no'"),
+        ("rows.csv -o a.tar --file =x", "--file is FIELD=COLUMN, or a COLUMN"),
+        ("rows.csv -o a.tar --field *", "--field is FIELD=COLUMN, or a COLUMN"),
+        ("rows.csv -o a.tar --field A/b=a", "could not be read back"),
+    ],
+)
+def test_wrong_use(program: Any, pets: dict[str, dict[str, bytes]], arguments: str, message: str) -> None:
+    Path("rows.csv").write_text("a,b\n1,2\n")
+    before = names()
+    done = program("create", *arguments.split())
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert names() == before

@@ -1,0 +1,173 @@
+"""What ``create`` makes samples of: which kind of source it is, and the options that go with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from wds_datapipes.cli.program import WrongUse
+from wds_datapipes.core.drafts import Source
+from wds_datapipes.core.naming import KeyRule
+from wds_datapipes.core.numbering import NUMBER
+from wds_datapipes.core.openers import split_scheme
+from wds_datapipes.core.sidecars import write_sidecar
+from wds_datapipes.core.sources.imagenet import find_imagenet
+from wds_datapipes.core.sources.images import IMAGE_ENDINGS, Faults, ImageFiles, find_images
+from wds_datapipes.core.sources.recipe import Recipe
+from wds_datapipes.core.sources.table import Table
+
+__all__ = ["Kind", "Material", "MissingWord", "class_list_place", "open_source", "write_class_list"]
+
+#: Where the ending of a shard's name begins.
+ENDING = re.compile(r"\.(tar|tgz|tbz2?|txz|tzst)(\.\w+)?$")
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+
+
+class Kind(str, Enum):
+    """What samples are made of."""
+
+    images = "images"
+    imagenet = "imagenet"
+    table = "table"
+    recipe = "recipe"
+
+
+class MissingWord(str, Enum):
+    """What becomes of a row that lacks a value."""
+
+    fault = "raise"
+    keep = "keep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """The options about a source; each goes with some kinds alone."""
+
+    no_classes: bool
+    all_files: bool
+    ending: list[str]
+    class_name: str
+    split: str
+    labels: Path | None
+    file: list[str]
+    field: list[str]
+    key: str
+    missing: MissingWord
+    root: Path | None
+
+
+#: The options, and the kinds that they go with.
+GOES_WITH = {
+    "no_classes": {Kind.images},
+    "all_files": {Kind.images},
+    "ending": {Kind.images},
+    "class_name": {Kind.images, Kind.imagenet},
+    "split": {Kind.imagenet},
+    "labels": {Kind.imagenet},
+    "file": {Kind.table},
+    "field": {Kind.table},
+    "key": {Kind.table},
+    "missing": {Kind.table},
+    "root": {Kind.table, Kind.recipe},
+}
+
+
+def open_source(source: Path, kind: Kind | None, material: Material, rule: KeyRule, on_fault: Faults) -> Source:
+    """Open a source, as which its name tells if nothing else is said.
+
+    Raises:
+        WrongUse: it is nothing of these, or an option does not go with it.
+    """
+    if not source.exists():
+        raise WrongUse(f"There is no file or folder {str(source)!r}")
+    kind = _kind_of(source) if kind is None else kind
+    for name, kinds in GOES_WITH.items():
+        if getattr(material, name) not in (False, [], "", None, MissingWord.fault) and kind not in kinds:
+            told = " and ".join(f"--from {each}" for each in sorted(each.value for each in kinds))
+            raise WrongUse(f"--{name.replace('_', '-')} goes with {told}, and this is --from {kind.value}")
+    if kind in (Kind.images, Kind.imagenet) and not source.is_dir():
+        raise WrongUse(f"{str(source)!r} is no folder, as --from {kind.value} takes one")
+    try:
+        return _opened(source, kind, material, rule, on_fault)
+    except ValueError as error:
+        if type(error) is not ValueError:  # one of this package, with a text of its own
+            raise
+        raise WrongUse(str(error)) from None
+
+
+def _kind_of(source: Path) -> Kind:
+    if source.is_dir():
+        return Kind.images
+    if source.suffix.lower() in TABLES:
+        return Kind.table
+    raise WrongUse(
+        f"What {str(source)!r} is, its name does not tell: {', '.join(TABLES)} are tables. For a recipe of tarp, use "
+        f"--from recipe"
+    )
+
+
+def _opened(source: Path, kind: Kind, material: Material, rule: KeyRule, on_fault: Faults) -> Source:
+    if kind is Kind.recipe:
+        return Recipe(source, root=material.root or "", key_rule=rule)
+    if kind is Kind.table:
+        return Table(
+            source,
+            files=[_pair(each, "--file", "") for each in material.file],
+            values=[_pair(each, "--field", None) for each in material.field] or None,
+            key=material.key,
+            root=material.root,
+            missing=material.missing.value,
+        )
+    if kind is Kind.imagenet:
+        split = material.split or "train"
+        return find_imagenet(source, split, labels=material.labels, name_field=material.class_name, on_fault=on_fault)
+    if material.no_classes and material.class_name:
+        raise WrongUse("--class-name and --no-classes do not go together")
+    return find_images(
+        source,
+        has_classes=not material.no_classes,
+        endings=material.ending or IMAGE_ENDINGS,
+        key_rule=rule if material.all_files else None,
+        name_field=material.class_name,
+        on_fault=on_fault,
+    )
+
+
+def _pair(text: str, option: str, field: str | None) -> tuple[str, str]:
+    """Return the field and the column of ``FIELD=COLUMN``; of a column alone, the field that it has by itself."""
+    name, equals, column = text.partition("=")
+    if not equals:
+        name, column = text.lower() if field is None else field, text
+    if not column or (equals and not name) or (column == "*" and not equals):
+        raise WrongUse(f"{option} is FIELD=COLUMN, or a COLUMN, and not {text!r}")
+    return name, column
+
+
+def class_list_place(output: str, source: Source, place: str) -> str:
+    """Return where the list of classes goes: beside the shards, if they have a place; nothing, if there is none.
+
+    >>> class_list_place("out/train-%06d.tar.gz", ImageFiles("", ["cat"]), "")
+    'out/train-classes.json'
+    >>> class_list_place("s3://bucket/%d.tar", ImageFiles("", ["cat"]), ""), class_list_place("-", Recipe, "")
+    ('s3://bucket/classes.json', '')
+    """
+    if not isinstance(source, ImageFiles) or source.classes is None:
+        if place:
+            raise WrongUse("--class-list goes with classes, and these samples have none")
+        return ""
+    if place or split_scheme(output)[0] in ("-", "pipe"):
+        return place
+    folder, slash, name = ENDING.sub("", output).rpartition("/")
+    name = NUMBER.sub("classes", name) if NUMBER.search(name) else f"{name}-classes"
+    return f"{folder}{slash}{name}.json"
+
+
+def write_class_list(source: Source, place: str, storage_options: dict[str, Any] | None) -> None:
+    """Write the names of classes in the order of their numbers."""
+    assert isinstance(source, ImageFiles)  # noqa: S101  others have no place for the list
+    facts = {"classes": source.classes, **({"words": source.words} if source.words else {})}
+    write_sidecar(place, (json.dumps(facts, indent=1) + "\n").encode(), storage_options)
