@@ -343,6 +343,31 @@ def test_the_caller_may_begin_after_the_finished_samples() -> None:
     assert [info.url for info in writer.shards] == list(wanted)
 
 
+def test_where_to_begin_is_told_before_the_first_sample_alone() -> None:
+    convert(samples()[:10], resume=True)
+    for passed in (1, 4, 5):  # the first of two finished shards has four
+        with ShardWriter("s-%03d.tar", maxcount=4, resume=True) as writer:
+            for sample in samples()[:passed]:
+                writer.write(sample)
+            with pytest.raises(ValueError, match="called before the first sample"):
+                writer.skip_finished()
+            for sample in samples()[passed:10]:
+                writer.write(sample)
+    assert len(writer.shards) == 3
+
+
+@pytest.mark.parametrize(("before", "now"), [((0, 2), (0, 3)), ((0, 3), (1, 2)), ((0, 1), (0, 2)), ((1, 2), (0, 1))])
+@pytest.mark.parametrize("journal", [None, "my[1].journal"])
+def test_another_number_of_writers_is_noticed(before: tuple[int, int], now: tuple[int, int], journal: Any) -> None:
+    options: dict[str, Any] = {"resume": True, "journal": journal}
+    # What has a journal and no shard is nobody.
+    ShardWriter("s-%03d.tar", start_shard=before[0], step=before[1], **options).close()
+    ShardWriter("s-%03d.tar", start_shard=now[0], step=now[1], **options).close()
+    convert(samples()[:4], start_shard=before[0], step=before[1], **options, maxcount=100_000)
+    with pytest.raises(StateError, match=rf"conversion with step={before[1]}, and this one has {now[1]}, so"):
+        convert(samples()[:4], start_shard=now[0], step=now[1], **options)
+
+
 def test_samples_are_passed_over_without_being_encoded() -> None:
     convert(samples()[:8], resume=True)
     encoded = []
@@ -390,7 +415,9 @@ def test_other_samples_are_noticed() -> None:
     assert shards() == before
 
 
-@pytest.mark.parametrize("change", [{"maxcount": 5}, {"maxsize": 9e9}, {"compress": "gz"}, {"mtime": 1}])
+@pytest.mark.parametrize(
+    "change", [{"maxcount": 5}, {"maxsize": 9e9}, {"compress": "gz"}, {"mtime": 1}, {"made_by": "v2"}]
+)
 def test_another_conversion_is_noticed(change: dict[str, Any]) -> None:
     convert(samples()[:8], resume=True)
     with pytest.raises(StateError, match=f"is of a conversion with {next(iter(change))}=.*delete the journal"):

@@ -169,6 +169,41 @@ def test_each_worker_has_a_journal_of_its_own(pattern: str, journal: str) -> Non
     assert load(pipe, "DataLoader2", 2) == first
 
 
+@pytest.mark.parametrize("pattern", ["out-%02d.tar", "out-{worker}-%d.tar", "out-{rank}-{worker}-%d.tar"])
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2), (0, 2), (2, 0)])
+def test_going_on_with_another_number_of_workers_is_an_error(pattern: str, before: int, now: int) -> None:
+    pipe = samples().write_wds_shards(pattern, maxcount=2, resume=True)
+    first = load(pipe, "DataLoader2", before)
+    content = {info.url: Path(info.url).read_bytes() for info in first}
+    with pytest.raises(StateError, match=r"(?s)journal .?'out-.* conversion with (step|made_by)="):
+        load(pipe, "DataLoader2", now)
+    assert {
+        name: Path(name).read_bytes() for name in os.listdir() if name.startswith("out") and "journal" not in name
+    } == content
+    # The one process without workers is what a single worker is.
+    assert sorted(load(pipe, "DataLoader2", before or 1)) == sorted(first)
+
+
+def test_going_on_with_another_number_of_ranks_is_an_error() -> None:
+    def written_by(ranks: int, workers: int) -> list[ShardInfo]:
+        infos: list[ShardInfo] = []
+        for rank, worker in itertools.product(range(ranks), range(workers)):
+            pipe = samples().write_wds_shards("out-%d.tar", maxcount=5, resume=True)
+            apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+            apply_sharding(pipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+            infos += pipe
+        return infos
+
+    first = written_by(2, 2)
+    assert written_by(2, 2) == first
+    for ranks, workers in ((1, 2), (2, 1), (3, 2), (1, 1)):
+        with pytest.raises(StateError, match=rf"conversion with step=4, and this one has {ranks * workers}"):
+            written_by(ranks, workers)
+    for ranks, workers in ((4, 1), (1, 4)):
+        with pytest.raises(StateError, match=rf"'2 workers on each of 2 ranks', and .* '{workers} workers on each of"):
+            written_by(ranks, workers)
+
+
 def test_it_has_no_state() -> None:
     pipe = samples().write_wds_shards("out-%02d.tar")
     with pytest.raises(StateError, match=r"SampleWriter may hold samples back.*resume=True"):

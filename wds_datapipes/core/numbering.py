@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from glob import escape, glob
 
 from wds_datapipes.core.openers import local_path
 
-__all__ = ["NUMBER", "check_pattern", "deal_numbers", "journal_path", "written_over"]
+__all__ = ["NUMBER", "check_pattern", "deal_numbers", "journal_path", "journals_of_all", "written_over"]
 
 #: Where the number goes in a pattern.
 NUMBER = re.compile(r"%[-+ 0#]*\d*[diu]")
+#: The fields of a pattern, as `re.escape` writes them.
+FIELDS = re.compile(r"\\\{(rank|worker)\\\}")
 
 
 def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: float) -> str:
@@ -61,16 +64,33 @@ def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: in
     Raises:
         ValueError: the shards are not local, and no path was asked for.
     """
-    dealt = f"-{first}-of-{step}" if step > 1 else ""
+    stem, ending = _journal_name(pattern, journal)
+    return f"{stem}-{first}-of-{step}{ending}" if step > 1 else f"{stem}{ending}"
+
+
+def journals_of_all(pattern: str, journal: str | os.PathLike[str] | None) -> list[str]:
+    """Return the journals that there are of all writers with a pattern, however many have taken turns.
+
+    Fields for the rank and the worker stand for any number.
+    """
+    stem, ending = _journal_name(pattern, journal)
+    any_stem = escape(stem).replace("{rank}", "*").replace("{worker}", "*")
+    found = {*glob(f"{any_stem}{escape(ending)}"), *glob(f"{any_stem}-*-of-*{escape(ending)}")}  # noqa: PTH207  strings
+    is_one = re.compile(FIELDS.sub(r"\\d+", re.escape(stem)) + r"(-\d+-of-\d+)?" + re.escape(ending)).fullmatch
+    return sorted(filter(is_one, found))
+
+
+def _journal_name(pattern: str, journal: str | os.PathLike[str] | None) -> tuple[str, str]:
+    """Return what stands before and behind what tells the journals of several writers apart."""
     if journal is not None:
-        return f"{os.fspath(journal)}{dealt}"
+        return os.fspath(journal), ""
     path = local_path(pattern)
     if path is None:
         raise ValueError(
             f"{pattern!r} is no local path, and lines cannot be added to a file in a store. Name a local file for the "
             f"journal, as in journal='shards.journal'"
         )
-    return f"{NUMBER.sub('shards', path)}{dealt}.journal"
+    return NUMBER.sub("shards", path), ".journal"
 
 
 def written_over(pattern: str, urls: Iterable[str]) -> str | None:

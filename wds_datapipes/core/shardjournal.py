@@ -6,14 +6,19 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_datapipes.core.types import ShardInfo
 from wds_datapipes.errors import ShardNotWritten, StateError
 
-__all__ = ["FinishedShard", "GivenKeys", "ShardJournal"]
+__all__ = ["FinishedShard", "GivenKeys", "ShardJournal", "compare_journals"]
+
+
+#: What the first line of a journal says.
+KIND = "journal of shards"
 
 
 class GivenKeys:
@@ -45,6 +50,19 @@ class FinishedShard(NamedTuple):
     keys: str
 
 
+def compare_journals(paths: Iterable[str], wanted: Mapping[str, Any]) -> None:
+    """Compare settings with those in the journals of other writers, as far as these have finished a shard.
+
+    Raises:
+        StateError: a journal has others.
+    """
+    for path in paths:
+        with Path(path).open("rb") as file:
+            lines = list(islice(file, 2))
+        if len(lines) == 2 and lines[1].endswith(b"\n"):
+            _compare(path, lines[0], wanted)
+
+
 class ShardJournal:
     """A file with a line for each finished shard, in JSON; the first line has the settings of the conversion.
 
@@ -63,7 +81,7 @@ class ShardJournal:
 
     def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
         self._path = path
-        head = {"wds-datapipes": "journal of shards", "version": 1, **settings}
+        head = {"wds-datapipes": KIND, "version": 1, **settings}
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
@@ -119,7 +137,7 @@ class ShardJournal:
             self._write(head)
             self._ends = [os.lseek(self._file, 0, os.SEEK_CUR)]
             return []
-        self._compare(lines[0], head)
+        _compare(self._path, lines[0], head)
         finished = []
         for line in lines[1:]:
             row = json.loads(line)
@@ -127,21 +145,6 @@ class ShardJournal:
             finished.append(FinishedShard(row["number"], info, row["given"], row["keys"]))
             self._ends.append(self._ends[-1] + len(line))
         return finished
-
-    def _compare(self, line: bytes, head: dict[str, Any]) -> None:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or found.get("wds-datapipes") != head["wds-datapipes"]:
-            raise StateError(f"The file {self._path!r} is no journal of shards. Name another with journal=")
-        wanted = json.loads(json.dumps(head))
-        for name in wanted:
-            if found.get(name) != wanted[name]:
-                raise StateError(
-                    f"The journal {self._path!r} is of a conversion with {name}={found.get(name)!r}, and this one has "
-                    f"{wanted[name]!r}, so its shards would not fit. Use the same, or delete the journal and its shards"
-                )
 
     def _write(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(row).encode() + b"\n"
@@ -151,3 +154,19 @@ class ShardJournal:
             os.fsync(self._file)
         except OSError as error:
             raise ShardNotWritten(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
+
+
+def _compare(path: str, line: bytes, wanted: Mapping[str, Any]) -> None:
+    """Refuse a journal with another first line than one with these settings has."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("wds-datapipes") != KIND:
+        raise StateError(f"The file {path!r} is no journal of shards. Name another with journal=")
+    for name, value in json.loads(json.dumps(wanted)).items():
+        if found.get(name) != value:
+            raise StateError(
+                f"The journal {path!r} is of a conversion with {name}={found.get(name)!r}, and this one has "
+                f"{value!r}, so its shards would not fit. Use the same, or delete the journal and its shards"
+            )

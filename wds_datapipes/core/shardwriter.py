@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_datapipes.core.compressing import Compress, find_compressor
 from wds_datapipes.core.naming import KeyRule, first_dot
-from wds_datapipes.core.numbering import check_pattern, journal_path
+from wds_datapipes.core.numbering import check_pattern, journal_path, journals_of_all
 from wds_datapipes.core.packing import Encoder, SamplePacker
-from wds_datapipes.core.shardjournal import FinishedShard, GivenKeys, ShardJournal
+from wds_datapipes.core.shardjournal import FinishedShard, GivenKeys, ShardJournal, compare_journals
 from wds_datapipes.core.targets import size_of
 from wds_datapipes.core.targets.streams import StreamTarget
 from wds_datapipes.core.tarwriter import TarWriter
@@ -53,6 +53,8 @@ class ShardWriter:
         verbose: log a line for each shard, of the level INFO, to the logger ``wds_datapipes``.
         resume: keep a journal, and go on from it if there is one.
         journal: the path of the journal, a local file; for local shards, it is beside them by default.
+        made_by: what has to be the same when the conversion goes on and is not told by the other arguments, such as the
+            version of a program; the journal has it.
         digest: compute the SHA-256 of each shard.
         index: write the index of each shard beside it, as `TarWriter` does.
         user: as for `TarWriter`, and so are those that follow.
@@ -95,6 +97,7 @@ class ShardWriter:
         verbose: bool = True,
         resume: bool = False,
         journal: str | os.PathLike[str] | None = None,
+        made_by: str = "",
         digest: bool = True,
         index: bool = False,
         user: str = "",
@@ -135,10 +138,11 @@ class ShardWriter:
         #: The finished shards of an earlier run whose samples have not come by yet.
         self._ahead: deque[FinishedShard] = deque()
         self.shards: list[ShardInfo] = []
-        self._closed = False
+        self._begun = self._closed = False
         if resume:
             kept = {"pattern": self.pattern, "maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard}
-            kept |= {"step": step, "index": index, "keep_meta": keep_meta, **settings}
+            kept |= {"step": step, "made_by": made_by, "index": index, "keep_meta": keep_meta, **settings}
+            compare_journals(journals_of_all(self.pattern, journal), {"step": step, "made_by": made_by})
             self._journal = ShardJournal(journal_path(self.pattern, journal, start_shard, step), kept)
             self._go_on(self._journal)
 
@@ -155,18 +159,19 @@ class ShardWriter:
         """
         if self._closed:
             raise ValueError(f"the writer of {self.pattern!r} is closed, and takes no more samples")
+        self._begun = True
         if self._ahead:
             self._pass_over(sample)
             return
         try:
             packed = self._packer.pack(sample)
         except SampleError:
-            self._given.add(sample)
+            self._note(sample)
             raise
         try:
             if self._shard is not None and self._shard.size + packed.size + len(END) > self._maxsize:
                 self._finish(self._shard)
-            self._given.add(sample)
+            self._note(sample)
             if self._shard is None:
                 self._shard = self._open()
             self._shard.append(packed)
@@ -183,7 +188,7 @@ class ShardWriter:
 
         Samples that were refused count too. Call it before the first `write`.
         """
-        if self._given.count:
+        if self._begun:
             raise ValueError("skip_finished tells where to begin, so it is called before the first sample is written")
         count = sum(shard.given for shard in self._ahead)
         self._ahead.clear()
@@ -264,6 +269,10 @@ class ShardWriter:
             self._ahead.append(shard)
             self.shards.append(shard.info)
             self._number += self._step
+
+    def _note(self, sample: Sample) -> None:
+        if self._journal is not None:  # which nobody else asks for
+            self._given.add(sample)
 
     def _pass_over(self, sample: Sample) -> None:
         shard = self._ahead[0]

@@ -11,9 +11,10 @@ from torch import distributed
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.core.numbering import check_pattern, deal_numbers
+from wds_datapipes.core.numbering import check_pattern, deal_numbers, journals_of_all
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.saving import write_wds_shards
+from wds_datapipes.core.shardjournal import compare_journals
 from wds_datapipes.core.shardwriter import ShardWriter
 from wds_datapipes.core.types import Sample, ShardInfo
 from wds_datapipes.pipes.registration import Hidden, register_stage
@@ -33,7 +34,8 @@ class SampleWriter(IterDataPipe[ShardInfo]):
     pattern has ``{worker}`` and ``{rank}``, these become numbers, and each counts from ``start_shard``. What the
     pattern does not tell apart takes turns: of four workers, the second writes the numbers 1, 5, 9 and so on. Then
     numbers may be missing at the end; a directory or ``*`` lists the shards that there are. A ``journal`` may have the
-    fields too. Each writer has its own, so ``resume=True`` goes on with as many workers and ranks as before.
+    fields too. Each writer has its own, so ``resume=True`` goes on with as many workers and ranks as before, and
+    another number of them is an error.
 
     Yields:
         ShardInfo: of each shard, when it is finished: its name, how many samples and bytes it has, and its digest.
@@ -97,6 +99,13 @@ class SampleWriter(IterDataPipe[ShardInfo]):
         place = _place_among_all(self.source)
         pattern, start_shard, step = deal_numbers(self.pattern, self.start_shard, **place)
         options = dict(self._options.value)
+        if options.get("resume"):
+            # With another number of writers, each would get other samples, also one with the same pattern and step.
+            writers = f"{place['workers']} workers on each of {place['ranks']} ranks"
+            options["made_by"] = f"{made_by}; {writers}" if (made_by := options.get("made_by")) else writers
+            compare_journals(
+                journals_of_all(self.pattern, options.get("journal")), {"step": step, "made_by": options["made_by"]}
+            )
         if (journal := options.get("journal")) is not None:
             options["journal"], _, _ = deal_numbers(os.fspath(journal), 0, **place)
         yield from write_wds_shards(
