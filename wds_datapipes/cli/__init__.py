@@ -12,7 +12,21 @@ from wds_datapipes.errors import MissingDependency
 __all__ = ["COMMANDS", "main"]
 
 #: The commands, in the order of the help page. Each is the function of this name in the module of this name.
-COMMANDS = ("demo", "create", "ls", "cat", "verify", "index", "stats", "split", "shuffle", "sort", "map", "cache")
+COMMANDS = (
+    "demo",
+    "create",
+    "ls",
+    "show",
+    "cat",
+    "verify",
+    "index",
+    "stats",
+    "split",
+    "shuffle",
+    "sort",
+    "map",
+    "cache",
+)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
+from wds_datapipes.cli.conversionreport import facts_of, report
 from wds_datapipes.cli.copying import Compression
 from wds_datapipes.cli.functions import function_named
-from wds_datapipes.cli.meter import Meter, human_bytes, plural
+from wds_datapipes.cli.meter import Meter
 from wds_datapipes.cli.options import (
     AsJson,
     KeyRuleOption,
@@ -26,11 +27,10 @@ from wds_datapipes.cli.options import (
     listed,
     options_of,
 )
-from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable
+from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line
 from wds_datapipes.core.cluster import connected, send_module
 from wds_datapipes.core.conversion import ConvertedShard, convert_shards
-from wds_datapipes.core.errornotes import DaskNotes, ErrorNotes, NotedError, message_of
-from wds_datapipes.core.openers import redact
+from wds_datapipes.core.errornotes import DaskNotes, ErrorNotes
 from wds_datapipes.core.samplecommand import SampleCommand
 from wds_datapipes.errors import ConversionFailed, StateError
 
@@ -39,8 +39,6 @@ __all__ = ["map"]
 #: The headings of options.
 WHAT, WHO = {"rich_help_panel": "What is done"}, {"rich_help_panel": "Who works"}
 WRITTEN = {"rich_help_panel": "What is written"}
-#: How many of the errors that were passed over are shown.
-SHOWN = 10
 #: The word for the decoders of the basic table alone.
 BASIC = "basic"
 
@@ -282,54 +280,3 @@ def changed(message: str) -> str:
     return message.replace('Pass if_changed="redo"', "Use --if-changed redo").replace(
         'if_changed="keep"', "--if-changed keep"
     )
-
-
-def facts_of(
-    done: Sequence[ConvertedShard], failures: dict[str, BaseException], passed_over: Sequence[NotedError]
-) -> dict[str, Any]:
-    """Return all facts for JSON."""
-    return {
-        "shards": [
-            {
-                "source": redact(shard.source),
-                "url": redact(shard.info.url),
-                "read": shard.read,
-                "samples": shard.info.samples,
-                "bytes": shard.info.bytes,
-                "sha256": shard.info.sha256,
-                "new": shard.is_new,
-            }
-            for shard in done
-        ],
-        "failed": [
-            {"source": redact(url), "kind": type(error).__name__, "message": message_of(error)}
-            for url, error in failures.items()
-        ],
-        "skipped": [error._asdict() for error in passed_over],
-    }
-
-
-def report(
-    done: Sequence[ConvertedShard], failures: dict[str, BaseException], passed_over: Sequence[NotedError]
-) -> None:
-    """Print what was written, and to standard error what was passed over, and what has failed."""
-    for shard in done:
-        sys.stdout.write(
-            f"{printable(redact(shard.info.url))}: {plural(shard.info.samples, 'sample')} of {shard.read:,} read, "
-            f"{human_bytes(shard.info.bytes)}{'' if shard.is_new else ', done before'}\n"
-        )
-    sys.stdout.flush()
-    for error in passed_over[:SHOWN]:
-        typer.echo(f"Passed over: {error.kind}: {on_one_line(error.message)}", err=True)
-    if len(passed_over) > SHOWN:
-        typer.echo(f"Passed over: {len(passed_over) - SHOWN:,} more", err=True)
-    for url, failure in failures.items():
-        told = f"{type(failure).__name__}: {message_of(failure)}"
-        typer.echo(f"Error: {printable(redact(url))}: {on_one_line(told)}", err=True)
-    if failures:
-        total = len(done) + len(failures)
-        typer.echo(
-            f"Error: {len(failures):,} of {plural(total, 'shard')} {'has' if len(failures) == 1 else 'have'} failed. "
-            f"The same command again does only what is missing",
-            err=True,
-        )

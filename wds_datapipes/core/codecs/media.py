@@ -18,7 +18,7 @@ from wds_datapipes.core.optional import require
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AUDIO_EXTENSIONS", "VIDEO_EXTENSIONS", "AudioDecoder", "VideoDecoder"]
+__all__ = ["AUDIO_EXTENSIONS", "VIDEO_EXTENSIONS", "AudioDecoder", "VideoDecoder", "open_media"]
 
 AUDIO_EXTENSIONS = ("flac", "m4a", "mp3", "ogg", "opus", "sox", "wav", "wma")
 VIDEO_EXTENSIONS = ("avi", "h264", "mjpeg", "mkv", "mov", "mp4", "mpg", "ogv", "webm", "wmv")
@@ -42,7 +42,7 @@ class VideoDecoder(ByExtension):
         """Decode all frames of the first video track, and all of the first audio track."""
         import torch
 
-        with _opened(data) as container:
+        with open_media(data) as container:
             if not container.streams.video:
                 raise ValueError("the file has no video track")
             rate = container.streams.video[0].average_rate
@@ -83,7 +83,7 @@ class AudioDecoder(ByExtension):
 
 
 def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:
-    with _opened(data) as container:
+    with open_media(data) as container:
         if not container.streams.audio:
             raise ValueError("the file has no audio track")
         rate: int = container.streams.audio[0].rate
@@ -97,7 +97,7 @@ def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Any]:
+def open_media(data: bytes) -> Iterator[Any]:
     """The container in the data; what PyAV says of a bad one names the data, not a made-up file."""
     av = _av()
     try:

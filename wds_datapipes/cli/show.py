@@ -1,0 +1,226 @@
+"""The command ``show``: one sample in the terminal, or a contact sheet of many."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from wds_datapipes.cli.halfblocks import half_blocks
+from wds_datapipes.cli.meter import Meter, human_bytes, plural
+from wds_datapipes.cli.options import (
+    AsJson,
+    EndMarkerOption,
+    KeyRuleOption,
+    KeyRuleWord,
+    Presence,
+    Shards,
+    StorageOptions,
+    Workers,
+    key_rule_of,
+    listed,
+    options_of,
+)
+from wds_datapipes.cli.pool import worker_pool
+from wds_datapipes.cli.program import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
+from wds_datapipes.cli.screen import new_console
+from wds_datapipes.cli.sheet import LABELS, make_sheet
+from wds_datapipes.cli.sheethtml import sheet_as_html
+from wds_datapipes.cli.sheetpng import MOST_CARDS, sheet_as_png
+from wds_datapipes.core.drawnsamples import draw_samples
+from wds_datapipes.core.glance import Glance, glance
+from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.members import load_wds_shards
+from wds_datapipes.core.naming import KeyRule
+from wds_datapipes.core.openers import redact
+from wds_datapipes.core.outline import ShardFault
+from wds_datapipes.core.samples import group_samples
+from wds_datapipes.core.sidecars import write_sidecar
+from wds_datapipes.core.types import Sample
+
+__all__ = ["show"]
+
+#: The headings of options.
+ONE, SHEET = {"rich_help_panel": "One sample"}, {"rich_help_panel": "A contact sheet"}
+INDENT = "    "
+#: How large a picture is in a terminal, in characters and lines.
+WIDTH, HEIGHT = 64, 24
+#: What would turn the text around it: the marks of the direction of writing.
+DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def show(
+    shards: Shards,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="The sample of this key.", **ONE)] = None,
+    number: Annotated[
+        int, typer.Option("--number", "-n", min=0, help="The sample at this place, counted from 0.", **ONE)
+    ] = 0,
+    characters: Annotated[
+        int, typer.Option("--characters", min=0, metavar="COUNT", help="How much of a text is shown.", **ONE)
+    ] = 2000,
+    html: Annotated[
+        str | None,
+        typer.Option("--html", metavar="FILE", help="Write an HTML page that needs no other file.", **SHEET),
+    ] = None,
+    png: Annotated[str | None, typer.Option("--png", metavar="FILE", help="Write a picture.", **SHEET)] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="How many samples to draw, of all shards.", **SHEET)
+    ] = 60,
+    seed: Annotated[int, typer.Option("--seed", help="Another one draws others.", **SHEET)] = 0,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="FIELD", help="The field of the class; cls, class or label by default.", **SHEET
+        ),
+    ] = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
+    end_marker: EndMarkerOption = Presence.required,
+    storage_options: StorageOptions = "",
+) -> None:
+    """Show a sample: its fields, their sizes, and what they hold, with pictures where the terminal has colours.
+
+    With --html or --png, a contact sheet of samples that are drawn from all shards, with their classes, and a histogram
+    of the sizes of all samples. Nothing in the shards is ever run: pickles are not decoded.
+    """
+    options, rule = options_of(storage_options), key_rule_of(key_rule)
+    urls = listed(shards, options)
+    if html is None and png is None:
+        sample, place = sample_at(urls, key, number, rule, end_marker.value, options)
+        seen = [glance(name, data, characters=characters) for name, data in sample.items() if name[:2] != "__"]
+        if as_json:
+            sys.stdout.write(json.dumps(facts_of(sample, place, seen), indent=1) + "\n")
+        else:
+            print_sample(new_console(), sample, place, seen)
+        return
+    if key is not None or number:
+        raise WrongUse("--key and --number are for one sample in the terminal, and not for a contact sheet")
+    if "-" in urls:
+        raise WrongUse("A contact sheet reads shards twice, which standard input cannot be. Write it to a file first")
+    if png is not None and limit > MOST_CARDS:
+        raise WrongUse(f"A picture has room for {MOST_CARDS} samples. Lower --limit, or write it with --html")
+    with Meter("Drawing", len(urls)) as meter, worker_pool(workers, urls) as pool:
+        drawn = draw_samples(
+            urls,
+            limit,
+            seed=seed,
+            executor=pool,
+            max_workers=None if pool is not None else 1,
+            on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
+            key_rule=rule,
+            end_marker=end_marker.value,
+            storage_options=options,
+        )
+    title = " ".join(redact(pattern) for pattern in shards)
+    sheet = make_sheet(drawn, title, label_fields=[name.lower() for name in label] if label else LABELS)
+    written = []
+    for target, content in ((html, sheet_as_html), (png, sheet_as_png)):
+        if target is not None:
+            made = content(sheet)
+            data = made if isinstance(made, bytes) else made.encode("utf-8", "replace")
+            write_sidecar(target, data, options)
+            written.append((target, len(data)))
+    report(written, len(sheet.cards), len(drawn.sizes), drawn.faults, as_json=as_json)
+
+
+def sample_at(
+    urls: list[str],
+    key: str | None,
+    number: int,
+    key_rule: KeyRule,
+    end_marker: EndMarker,
+    storage_options: dict[str, Any] | None,
+) -> tuple[Sample, int]:
+    """Read shards up to a sample, and return it with its place among all."""
+    members = load_wds_shards(urls, end_marker=end_marker, storage_options=storage_options)
+    at = -1
+    for at, sample in enumerate(
+        group_samples(members, key_rule=key_rule, on_duplicate="first", on_returning_key="ignore")
+    ):
+        if (key is None and at == number) or (key is not None and sample["__key__"] == key):
+            return sample, at
+    wanted = f"of the key {key!r}" if key is not None else f"at the place {number}"
+    there = f"there are {plural(at + 1, 'sample')}" if at >= 0 else "there are no samples"
+    raise WrongUse(f"There is no sample {wanted}: {there} in {', '.join(map(redact, urls[:3]))}")
+
+
+def facts_of(sample: Sample, place: int, seen: list[Glance]) -> dict[str, Any]:
+    """Return all facts for JSON."""
+    return {
+        "shard": redact(sample["__url__"]),
+        "key": sample["__key__"],
+        "number": place,
+        "bytes": sum(field.size for field in seen),
+        "fields": [
+            {"field": each.field, "bytes": each.size, "kind": each.kind, "text": each.text, "error": each.error}
+            for each in seen
+        ],
+    }
+
+
+def print_sample(console: Console, sample: Sample, place: int, seen: list[Glance]) -> None:
+    """Print a line for each field, and what it holds beside it or below."""
+    size = human_bytes(sum(field.size for field in seen))
+    console.print(f"{plain(redact(sample['__url__']))}: sample {place:,}, {plain(sample['__key__'])}, {size}")
+    names = [plain(field.field) for field in seen]
+    sizes = [human_bytes(field.size) for field in seen]
+    name_width, size_width = max(map(len, names)), max(map(len, sizes))
+    for field, name, told in zip(seen, names, sizes, strict=True):
+        line = Text(f"{name:{name_width}}  {told:>{size_width}}  ")
+        line.stylize("bold", 0, len(name))
+        line.append(plain(field.kind), "cyan")
+        lines = list(plain_lines(field.text))
+        beside = len(lines) == 1 and len(line) + len(lines[0]) < max(console.width, 60)
+        if beside:
+            line.append(f": {lines[0]}")
+        console.print(line)
+        below = [] if beside else [Text(each) for each in lines]
+        if field.error:
+            below.append(Text(plain(field.error), "red"))
+        if field.picture is not None and console.is_terminal and console.color_system is not None:
+            below += half_blocks(field.picture, max(1, min(WIDTH, console.width - len(INDENT))), HEIGHT)
+        for each in below:
+            console.print(Text(INDENT).append_text(each))
+
+
+def plain(text: str) -> str:
+    r"""Return a text as it may be printed in a line of a terminal, with nothing that turns the direction of writing.
+
+    >>> plain("a\u202eb\x1b[2J")
+    'a\\u202eb\\x1b[2J'
+    """
+    return DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):04x}", printable(text))
+
+
+def plain_lines(text: str) -> Iterator[str]:
+    """Return the lines of a text, as they may be printed."""
+    for line in text.replace("\r\n", "\n").replace("\t", "    ").rstrip("\n").split("\n") if text else ():
+        yield plain(line)
+
+
+def report(
+    written: list[tuple[str, int]], shown: int, samples: int, faults: list[ShardFault], *, as_json: bool
+) -> None:
+    """Print what was written, and to standard error what is wrong with shards."""
+    if as_json:
+        files = [{"file": redact(target), "bytes": size} for target, size in written]
+        told = {"files": files, "shown": shown, "samples": samples, "faults": [fault._asdict() for fault in faults]}
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+    else:
+        for target, size in written:
+            sys.stdout.write(
+                f"{printable(redact(target))}: {shown:,} of {plural(samples, 'sample')}, {human_bytes(size)}\n"
+            )
+        sys.stdout.flush()
+        for fault in faults:
+            typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
+    if faults:
+        is_there = all(fault.kind != "ShardNotOpened" for fault in faults)
+        raise typer.Exit(FAULT_FOUND if is_there else WRONG_USE)

@@ -1,0 +1,107 @@
+"""A value in short: arrays by their shapes and ranges, long lists by their beginnings, and all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["array_kind", "array_text", "is_array", "number_text", "outline", "plain_array", "pretty_json"]
+
+#: How many entries of a list or a dict are told, and how deep.
+ENTRIES, DEPTH = 20, 6
+#: How long a line of JSON is.
+LINE = 72
+#: What stands for an array in an outline of values.
+ARRAY = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}{}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
+
+
+def outline(value: Any, depth: int = 0) -> Any:
+    """Return a value as JSON can show it, with arrays and much else in a few words."""
+    if is_array(value):
+        return ARRAY.format(array_kind(value))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return ARRAY.format(f"{len(value):,} bytes")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if value.bit_length() <= 1000 else ARRAY.format(number_text(value))
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= 400 else f"{value[:400]}..."
+    if isinstance(value, Mapping | list | tuple) and depth >= DEPTH:
+        return ARRAY.format("...")
+    if isinstance(value, Mapping):
+        told = {str(key)[:100]: outline(inner, depth + 1) for key, inner in list(value.items())[:ENTRIES]}
+        return told if len(value) <= ENTRIES else {**told, "...": f"{len(value) - ENTRIES:,} more"}
+    if isinstance(value, list | tuple):
+        items = [outline(inner, depth + 1) for inner in value[:ENTRIES]]
+        return items if len(value) <= ENTRIES else [*items, ARRAY.format(f"{len(value) - ENTRIES:,} more")]
+    return ARRAY.format(reprlib.repr(value))
+
+
+def pretty_json(value: Any, indent: str = "") -> str:
+    """Return JSON that has a line for each entry only where a line is too short for all."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(indent) + len(line) <= LINE:
+        return line
+    deeper = f"{indent}  "
+    if isinstance(value, dict):
+        entries = [
+            f"{json.dumps(key, ensure_ascii=False)}: {pretty_json(inner, deeper)}" for key, inner in value.items()
+        ]
+    else:
+        entries = [pretty_json(inner, deeper) for inner in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}\n" + ",\n".join(f"{deeper}{entry}" for entry in entries) + f"\n{indent}{last}"
+
+
+def number_text(value: float | None) -> str:
+    """Return a number, ``true``, ``false`` or ``null``; of a very large one, how large it is."""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"{value.bit_length():,} bits"
+    return json.dumps(value)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array, or a tensor."""
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def array_kind(value: Any) -> str:
+    """Tell of an array or a tensor its shape, dtype and range."""
+    kind = "array" if isinstance(value, np.ndarray | np.generic) else type(value).__name__.lower()
+    dtype = str(value.dtype).removeprefix("torch.")
+    told = f"{kind} ({', '.join(map(str, value.shape))}) {dtype}"
+    array = plain_array(value)
+    if array is None or array.dtype.kind not in "biuf" or not array.size:
+        return told
+    if array.dtype.kind == "b":
+        return f"{told}, {np.count_nonzero(array):,} true"
+    finite = array if array.dtype.kind != "f" else array[np.isfinite(array)]
+    span = f", {_short(finite.min())} to {_short(finite.max())}" if finite.size else ""
+    return f"{told}{span}{'' if finite.size == array.size else f', {array.size - finite.size:,} not finite'}"
+
+
+def _short(number: Any) -> str:
+    return f"{number:.4g}" if isinstance(number, float | np.floating) else str(number)
+
+
+def plain_array(value: Any) -> Any:
+    """Return an array of plain numbers, or ``None``."""
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    try:
+        return np.asarray(value.detach().cpu().float() if str(value.dtype) == "torch.bfloat16" else value.detach())
+    except Exception:  # noqa: BLE001  sparse, quantized and other kinds have no plain numbers
+        return None
+
+
+def array_text(value: Any) -> str:
+    """Show the numbers of a small array."""
+    array = plain_array(value)
+    if array is None or array.dtype.kind not in "biufcSU":
+        return ""
+    return np.array2string(array, threshold=32, edgeitems=3, precision=4) if array.ndim <= 1 or array.size <= 32 else ""
