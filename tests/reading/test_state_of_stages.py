@@ -299,7 +299,6 @@ def taken_apart(batch: list[Any]) -> list[Any]:
         (lambda pipe: pipe.batch(2).unbatch(), r"Use \.unbatch_samples\(collated=False\)"),
         (lambda pipe: pipe.flatmap(taken_apart), r"Use \.map\(\) with the same function, and \.unbatch_samples"),
         (lambda pipe: pipe.shuffled_flatmap(taken_apart), r"behind it, and \.shuffle_samples\(n\) behind that"),
-        (lambda pipe: pipe.add_columns(("0.tar", "1.tar")), r"Use \.associate\(\) with a table"),
         (lambda pipe: pipe.shuffle(), r"Use \.shuffle_samples\(n\) for samples"),
     ],
 )

@@ -256,7 +256,7 @@ EXACT = {
     *("extract_keys", "log_samples", "map_dict", "map_samples", "map_samples_with_rng", "map_tuple", "non_empty"),
     *("associate", "rename", "rename_keys", "rsample", "select_fields", "shuffle_samples", "slice_samples", "to_tuple"),
     *("mix_samples", "wds_decode", "wds_encode", "with_epoch", "with_length"),
-    *("cache_samples", "unbatch_samples"),
+    *("add_columns", "cache_samples", "unbatch_samples"),
 }
 #: Names that stand elsewhere in a pipeline.
 ELSEWHERE = {"cache_wds_shards", "group_samples", "load_wds_shards", "resample_wds_shards"}

@@ -171,10 +171,12 @@ def addresses_in(values: Iterable[Sequence[Any]]) -> list[Address]:
 
 def _values(address: Address, known: dict[int, int]) -> list[Any]:
     shard, start, end, way = address
-    return [shard, start, end, *(_of_origin(each, known) if isinstance(each, Origin) else each for each in way)]
+    return [shard, start, end, *(each if isinstance(each, int) else _nested(each, known) for each in way)]
 
 
-def _of_origin(origin: Origin, known: dict[int, int]) -> list[Any]:
+def _nested(origin: Any, known: dict[int, int]) -> list[Any]:
+    if not isinstance(origin, Origin):  # the places in other shards
+        return [*origin]
     number = known.get(id(origin))
     if number is not None:
         return [number]
@@ -185,13 +187,15 @@ def _of_origin(origin: Origin, known: dict[int, int]) -> list[Any]:
 
 def _address(values: Sequence[Any], known: list[Origin]) -> Address:
     shard, start, end, *way = values
-    return Address(shard, start, end, tuple(each if isinstance(each, int) else _origin(each, known) for each in way))
+    return Address(shard, start, end, tuple(each if isinstance(each, int) else _unnested(each, known) for each in way))
 
 
-def _origin(values: Sequence[Any], known: list[Origin]) -> Origin:
+def _unnested(values: Sequence[Any], known: list[Origin]) -> Origin | tuple[int, ...]:
     if len(values) == 1:
         number: int = values[0]
         return known[number]
+    if isinstance(values[1], int):
+        return tuple(values)
     is_last, *addresses = values
     origin = Origin(bool(is_last), tuple(_address(address, known) for address in addresses))
     known.append(origin)

@@ -26,8 +26,8 @@ class Address(NamedTuple):
         end: where the next sample begins; -1 if it is the last one of the shard.
         way: which way it came, where there are several: for each stage that reads several sources, or one again and
             again, the number of the source, if there are several, and that of the pass over it; for each that makes
-            several items of one, the number of the item among these, and the `Origin` of that one; the last stage
-            first.
+            several items of one, the number of the item among these, and the `Origin` of that one; for each that reads
+            other shards in step, where the sample is in these, as a tuple; the last stage first.
     """
 
     shard: int
@@ -215,7 +215,7 @@ def _numbers(way: Iterable[Any]) -> Iterator[int]:
     for each in way:
         if isinstance(each, Origin):
             yield from _numbers(each.addresses[-1].way)
-        else:
+        elif isinstance(each, int):
             yield each
 
 

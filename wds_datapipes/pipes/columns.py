@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.core.beside import Beside, source_of
 from wds_datapipes.core.columns import Entry, add_columns, associate, parse_url_of
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.progress import Address
 from wds_datapipes.core.selection import Lacking
 from wds_datapipes.core.types import Sample
 from wds_datapipes.pipes.registration import Hidden, register_stage
+from wds_datapipes.pipes.upstream import address_of
 
 __all__ = ["Associator", "ColumnAdder"]
 
@@ -146,8 +149,41 @@ class ColumnAdder(IterDataPipe[Sample]):
         self._rules = Hidden(parse_url_of(url_of))
         # Not under its own name, which torch would print with its value in the text of every error.
         self._storage_options = storage_options
+        self._beside = Beside()
+        self._loaded: tuple[Mapping[str, Any], list[Address]] | None = None
+
+    @property
+    def address(self) -> Callable[[], Address] | None:
+        """What tells where the sample is that was yielded last, in all of its shards, if that is known."""
+        return None if address_of(self.source) is None else self._address
+
+    def _address(self) -> Address:
+        return self._beside.at
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the sample is that was yielded last, in its own shard and in those beside."""
+        return self._beside.state_dict() if self._loaded is None else {"waiting": [], "columns": [], **self._loaded[0]}
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+        """Go on from a state when it is iterated next.
+
+        Args:
+            state: what `state_dict` has returned; or ``{}``, where only samples that come again are left.
+            again: samples that wait in later stages, and are yielded first.
+        """
+        self._loaded = state, [*again]
+
+    def forget_state(self) -> None:
+        """Begin anew when it is iterated next."""
+        self._loaded = None
+
+    def needed_for(self, again: Iterable[Address]) -> list[Address]:
+        """Return where samples are before this stage that come again behind it."""
+        return [source_of(address) for address in again]
 
     def __iter__(self) -> Iterator[Sample]:
+        (state, again), self._loaded = self._loaded or ({}, []), None
+        self._beside = Beside(state, again)
         yield from add_columns(
             self.source,
             self._rules.value,
@@ -156,4 +192,6 @@ class ColumnAdder(IterDataPipe[Sample]):
             rename_files=self.rename_files,
             storage_options=self._storage_options,
             on_error=self.on_error,
+            state=self._beside,
+            address=address_of(self.source),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.origins import Parting, addresses_in, take_apart, values_of
+from wds_datapipes.core.origins import Parting, addresses_in, origins_of, take_apart, values_of
 from wds_datapipes.core.progress import Address, Origin
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.seeded import Seeded
@@ -74,6 +74,10 @@ class TakingApart(IterDataPipe[Any]):
             again: items that wait in later stages, and are yielded first.
         """
         self._loaded = state, [*again]
+
+    def needed_for(self, again: Iterable[Address]) -> list[Address]:
+        """Return where that is, before this stage, of which items are made again."""
+        return origins_of(again)
 
     def forget_state(self) -> None:
         """Begin anew when it is iterated next."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
 
-from wds_datapipes.core.origins import addresses_in, origins_of
+from wds_datapipes.core.origins import addresses_in
 from wds_datapipes.core.progress import Address
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.advice import ADVICE, check_replay, name_of
@@ -41,7 +41,6 @@ HOLDING_NOTHING = (Batcher, Collator, Filter, Mapper)
 #: What to use instead of stages that hold samples back.
 INSTEAD = {
     **ADVICE,
-    "ColumnAdder": "Use .associate() with a table, or write the fields of all its shards into one",
     "StreamComposer": (
         "If what its functions yield follows from each item alone, pass each_alone=True. If not, write a class of your "
         "own, with state_dict() and load_state_dict()"
@@ -92,8 +91,8 @@ def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, agai
         if own is None:
             continue
         stage.load_state_dict(own, waiting)
-        if _takes_apart(stage):
-            waiting = origins_of(waiting)
+        if callable(needed_for := getattr(stage, "needed_for", None)):
+            waiting = needed_for(waiting)
         waiting = list(dict.fromkeys([*waiting, *addresses_in(own.get("waiting", ()))]))
 
 
