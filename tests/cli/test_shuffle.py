@@ -157,6 +157,23 @@ def test_a_bad_shard_is_told_before_anything_is_written(program: Any, shards: li
     assert told == ["ShardNotOpened", "TruncatedShard", *["UnwritableSample"] * 4]
 
 
+def test_a_key_that_cannot_be_written_is_told_before_anything_is(program: Any, folder: Path) -> None:
+    build_shard("x.tar", [{"__key__": f"{name}/{name}", "txt": "x"} for name in ("abcd", "efgh")])
+    build_shard("y.tar", [{"__key__": "v1.0/a", "txt": "x"}])
+    done = program("sort", "x.tar", "y.tar", "--rekey", "{key:.4}", "--maxcount", "1")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("Error: The key 'v1.0' cannot be written")
+    assert names() == ["x.tar", "y.tar"]
+    assert program("sort", "x.tar", "y.tar", "--rekey", "{key:.4}", "-o", "o.tar", "--skip-bad").code == 0
+    assert keys("o.tar") == ["abcd", "efgh"]
+
+
+def test_numbers_may_be_those_of_folders(program: Any, shards: list[str]) -> None:
+    Path("part-0").mkdir()
+    assert program("shuffle", *shards, "-o", "part-%d/x.tar").code == 0
+    assert sorted(keys("part-0/x.tar")) == keys(*shards)
+
+
 def test_an_archive_is_shuffled_in_its_place(program: Any, shards: list[str]) -> None:
     before = read("a-0.tar")
     assert program("shuffle", "a-0.tar", "-o", "a-0.tar", "--seed", "1").code == 0

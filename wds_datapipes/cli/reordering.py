@@ -20,9 +20,11 @@ from wds_datapipes.core.externalsort import ExternalSort, file_bytes
 from wds_datapipes.core.numbering import NUMBER
 from wds_datapipes.core.openers import local_path
 from wds_datapipes.core.openers.ranges import file_facts
+from wds_datapipes.core.packing import SamplePacker
 from wds_datapipes.core.runfile import check_room
 from wds_datapipes.core.targets.local import LocalTarget
 from wds_datapipes.core.types import Sample
+from wds_datapipes.core.ustar import HeaderWriter
 from wds_datapipes.errors import SampleError, ShardError, UnwritableSample
 
 __all__ = ["Memory", "Rekey", "Temporary", "reorder"]
@@ -102,9 +104,13 @@ def reorder(
         reading = Excerpt(on_error=passes if skip_bad else "raise", **excerpt)
     except ValueError as error:
         raise WrongUse(str(error)) from None
-    storage_options = excerpt["storage_options"]
+    storage_options, rule = excerpt["storage_options"], excerpt["key_rule"]
+    headers = HeaderWriter(user="", group="", mode=0o644, mtime=0)
+    packer = SamplePacker(headers, encoder=False, unsafe=False, keep_meta=False, key_rule=rule)
     with (
-        Output(target, urls=urls, compress=compress, storage_options=storage_options, **options) as output,
+        Output(
+            target, urls=urls, compress=compress, key_rule=rule, storage_options=storage_options, **options
+        ) as output,
         ExternalSort(memory_bytes=memory_bytes, folder=folder, reverse=reverse) as sorting,
     ):
         if NUMBER.search(target) and (path := local_path(target % 0)) is not None:
@@ -123,6 +129,7 @@ def reorder(
             for sample in reading.samples(urls, on_read=seen):
                 with noting():
                     try:
+                        packer.pack(sample)  # what cannot be written is known before anything is
                         sorting.add(order(sample), sample)
                     except UnwritableSample as error:
                         raise advised(error) from None
@@ -158,7 +165,7 @@ def room_needed(
     with ThreadPoolExecutor(ASKED_AT_ONCE) as asking:
         total = sum(asking.map(known_bytes, urls))
     needed = {folder: file_bytes(total, memory_bytes)}
-    path = local_path(target)
+    path = local_path(target % 0 if NUMBER.search(target) else target)
     if path is not None and compression_kind(compress, target) is None:
         place = Path(path).resolve()
         if not place.exists() or place.is_file():

@@ -71,5 +71,4 @@ def shuffle(
         maxcount=maxcount,
         maxsize=size,
         index=index,
-        key_rule=rule,
     )

@@ -100,5 +100,4 @@ def sort(
         maxcount=maxcount,
         maxsize=size,
         index=index,
-        key_rule=rule,
     )
