@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -80,12 +81,14 @@ def umask() -> int:
 @pytest.mark.parametrize("name", ["s.tar", "s.tar.gz"])
 def test_the_digest_is_that_of_the_file_and_leaves_no_thread(name: str) -> None:
     threads = threading.active_count()
+    rng = Random(0)
     with TarWriter(name, digest=True) as shard:
         shard.write(SAMPLE)
-        shard.write(LARGE)
+        for number, size in enumerate([3 << 20, *[100_000] * 25, 1 << 20, 40_000, 10]):  # alone and in batches
+            shard.write({"__key__": f"{number}", "bin": rng.randbytes(size)})
     assert shard.info is not None
     told = subprocess.run(["sha256sum", name], capture_output=True, text=True, check=True).stdout.split()[0]
-    assert shard.info == ShardInfo(name, 2, os.path.getsize(name), told)
+    assert shard.info == ShardInfo(name, 30, os.path.getsize(name), told)
     assert threading.active_count() == threads
 
 

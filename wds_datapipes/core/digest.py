@@ -3,43 +3,56 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 
 __all__ = ["Digest"]
 
-#: Data of that size are hashed in a thread, in bytes; what is smaller is hashed before a thread has begun.
-PARALLEL_BYTES = 1 << 20
+#: How much is handed to the thread at once, in bytes: what is less is hashed by the caller, before a thread has begun.
+BATCH_BYTES = 1 << 20
 
 
 class Digest:
-    """The SHA-256 of all data that were taken. Both hashing and writing let other threads of Python run."""
+    """The SHA-256 of all data that were taken. Both hashing and writing let other threads of Python run.
+
+    A thread hashes what was collected while the next is collected and written. So it holds as much as was collected
+    last, or one value if that is larger.
+    """
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._pool: ThreadPoolExecutor | None = None
+        self._hashed: Future[None] | None = None
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
 
-    @contextmanager
-    def taking(self, data: bytes) -> Iterator[None]:
-        """Take data, large ones while the block runs."""
-        if len(data) < PARALLEL_BYTES:
-            self._hash.update(data)
-            yield
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1)
-        hashed = self._pool.submit(self._hash.update, data)
-        try:
-            yield
-        finally:
-            hashed.result()
+    def take(self, data: bytes) -> None:
+        """Take data, which are hashed some time before `hexdigest`."""
+        self._batch.append(data)
+        self._batch_bytes += len(data)
+        if self._batch_bytes >= BATCH_BYTES:
+            self._wait()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1)
+            self._hashed = self._pool.submit(self._update, self._batch)
+            self._batch, self._batch_bytes = [], 0
 
     def hexdigest(self) -> str:
         """Return the digest so far, in hexadecimal digits."""
+        self._wait()
+        self._update(self._batch)
+        self._batch, self._batch_bytes = [], 0
         return self._hash.hexdigest()
 
     def close(self) -> None:
         """End the thread, if there is one."""
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _wait(self) -> None:
+        if self._hashed is not None:
+            self._hashed.result()
+            self._hashed = None
+
+    def _update(self, batch: list[bytes]) -> None:
+        for data in batch:
+            self._hash.update(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Mapping
@@ -238,13 +237,15 @@ class TarWriter:
 
     def _append_large(self, parts: list[bytes]) -> None:
         """Write what is large without copying it."""
-        for part in parts:
+        begin = 0
+        for at, part in enumerate(parts):
             if len(part) >= DIRECT_BYTES:
+                self._waiting += parts[begin:at]
                 self._flush()
                 self._put(part)
-            else:
-                self._waiting.append(part)
-                self._waiting_bytes += len(part)
+                begin = at + 1
+        self._waiting += parts[begin:]
+        self._waiting_bytes = sum(map(len, self._waiting))
 
     def _flush(self) -> None:
         data = b"".join(self._waiting)
@@ -257,6 +258,7 @@ class TarWriter:
 
     def _send(self, data: bytes) -> None:
         if data:
-            with contextlib.nullcontext() if self._digest is None else self._digest.taking(data):
-                self._target.write(data)
+            if self._digest is not None:
+                self._digest.take(data)
+            self._target.write(data)
             self._written += len(data)

@@ -63,6 +63,7 @@ class HeaderWriter:
         #: All behind the kind of the member, up to the prefix.
         self._before_prefix = bytes(100) + b"ustar\x0000" + names[0] + names[1] + owner + owner
         self._tail = b"0" + self._before_prefix + bytes(PREFIX_BYTES + 12)
+        self._tail_sum = sum(self._tail) + 8 * ord(" ")
         #: Size -> what stands between the name and the checksum, and the sum of a header without a name.
         self._middles: dict[int, tuple[bytes, int]] = {}
 
@@ -97,15 +98,15 @@ class HeaderWriter:
 
     def plain(self, raw: bytes, size: int) -> tuple[bytes, ...]:
         """Return the header of a file in parts: its name has at most 100 ASCII characters, its size is below 8 GiB."""
+        # The low half of Adler-32 is one plus the sum of the bytes, as long as these are few.
         try:
             middle, total = self._middles[size]
         except KeyError:
             if len(self._middles) > 8192:
                 self._middles.clear()
             middle = self._before_size + b"%011o\0" % size + self._time
-            total = sum(middle) + 8 * ord(" ") + sum(self._tail)
+            total = (adler32(middle) & 0xFFFF) - 1 + self._tail_sum
             self._middles[size] = middle, total
-        # The low half of Adler-32 is one plus the sum of the bytes, and these are few enough for it.
         checksum = CHECKSUMS[total + (adler32(raw) & 0xFFFF) - 1]
         return raw.ljust(NAME_BYTES, b"\0"), middle, checksum, self._tail
 
