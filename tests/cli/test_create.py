@@ -83,6 +83,21 @@ def test_an_order_of_its_own_by_any_number_of_workers(program: Any, pets: dict[s
     assert list(found) != list(pets)
 
 
+def test_another_part_has_the_same_numbers(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
+    assert program("create", "pets", "-o", "train-%d.tar").code == 0
+    Path("val/dog").mkdir(parents=True)
+    Path("val/dog/1.jpg").write_bytes(b"1")
+    arguments = ["create", "val", "--classes-from", "train-classes.json", "-o", "val-%d.tar"]
+    assert program(*arguments).code == 0
+    assert contents("val-0.tar") == {"dog/1": {"jpg": b"1", "cls": b"1"}}
+    assert Path("val-classes.json").read_text() == Path("train-classes.json").read_text()
+    Path("val/emu").mkdir()
+    Path("val/emu/1.jpg").write_bytes(b"1")
+    done = program(*arguments)
+    assert (done.code, done.out) == (1, "")
+    assert "The folder 'val/emu' is none of the 2 classes that are known" in done.err
+
+
 def test_shards_of_imagenet(program: Any, folder: Path) -> None:
     for name in ("n01440764", "n01443537"):
         Path("in/train", name).mkdir(parents=True)
@@ -195,7 +210,9 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
         ("pets -o - --json", "nothing else can"),
         ("pets -o a.tar --key id", "--key goes with --from table, and this is --from images"),
         ("pets -o a.tar --root .", "--root goes with --from recipe and --from table"),
-        ("pets -o a.tar --no-classes --class-name txt", "do not go together"),
+        ("pets -o a.tar --no-classes --class-name txt", "--no-classes goes neither with"),
+        ("pets -o a.tar --classes-from rows.csv", "'rows.csv' is none"),
+        ("pets -o a.tar --compress rar", "compress"),
         ("pets -o a.tar --no-classes --class-list c.json", "these samples have none"),
         ("pets -o %d-%d.tar", "one place for their numbers"),
         ("pets -o a.tar --rekey {shard}", "would be the same"),

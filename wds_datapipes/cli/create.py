@@ -80,6 +80,15 @@ def create(
     class_name: Annotated[
         str, typer.Option(metavar="FIELD", help="A field for the name of the class, such as txt.", **FOLDERS)
     ] = "",
+    classes_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Number classes as this list does, which was written for another part.",
+            show_default=False,
+            **FOLDERS,
+        ),
+    ] = None,
     split: Annotated[
         str, typer.Option(metavar="NAME", help="The part of ImageNet: train if it is not told, or val.", **FOLDERS)
     ] = "",
@@ -148,6 +157,7 @@ def create(
         all_files=all_files,
         ending=ending or [],
         class_name=class_name,
+        classes_from=classes_from,
         split=split,
         labels=labels,
         file=file or [],

@@ -51,6 +51,7 @@ class Material:
     all_files: bool
     ending: list[str]
     class_name: str
+    classes_from: Path | None
     split: str
     labels: Path | None
     file: list[str]
@@ -66,6 +67,7 @@ GOES_WITH = {
     "all_files": {Kind.images},
     "ending": {Kind.images},
     "class_name": {Kind.images, Kind.imagenet},
+    "classes_from": {Kind.images},
     "split": {Kind.imagenet},
     "labels": {Kind.imagenet},
     "file": {Kind.table},
@@ -125,9 +127,9 @@ def _opened(source: Path, kind: Kind, material: Material, rule: KeyRule, on_faul
     if kind is Kind.imagenet:
         split = material.split or "train"
         return find_imagenet(source, split, labels=material.labels, name_field=material.class_name, on_fault=on_fault)
-    if material.no_classes and material.class_name:
-        raise WrongUse("--class-name and --no-classes do not go together")
-    return find_images(
+    if material.no_classes and (material.class_name or material.classes_from):
+        raise WrongUse("--no-classes goes neither with --class-name nor with --classes-from")
+    found = find_images(
         source,
         has_classes=not material.no_classes,
         endings=material.ending or IMAGE_ENDINGS,
@@ -135,6 +137,20 @@ def _opened(source: Path, kind: Kind, material: Material, rule: KeyRule, on_faul
         name_field=material.class_name,
         on_fault=on_fault,
     )
+    return found if material.classes_from is None else found.numbered_by(_read_class_list(material.classes_from))
+
+
+def _read_class_list(path: Path) -> list[str]:
+    """Read the names of classes that `write_class_list` has written."""
+    try:
+        names = json.loads(path.read_bytes())["classes"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError("its classes are no list of names")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise WrongUse(
+            f"--classes-from is a list of classes, as create writes it, and {str(path)!r} is none: {error}"
+        ) from None
+    return names
 
 
 def _pair(text: str, option: str, field: str | None) -> tuple[str, str]:

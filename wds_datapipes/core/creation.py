@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import mmap
 import os
 from array import array
@@ -129,6 +130,8 @@ def create_shards(
         workers = 0  # one archive may be this process's standard output
     if workers < 0:
         raise ValueError(f"max_workers is a number from 0, not {workers}")
+    writing = {"encoder": False, "key_rule": key_rule, **options}
+    TarWriter(io.BytesIO(), **{**writing, "index": False}).discard()  # refuses options before all files are looked at
     policy = ErrorPolicy(on_error, "create_shards")
     looked = None if watcher is None else watcher.looked
     plan = make_plan(
@@ -148,7 +151,6 @@ def create_shards(
     places = [text if is_one else text % number for number in range(len(plan.ends))]
     for folder in {Path(local).parent for place in places if (local := local_path(place)) is not None}:
         folder.mkdir(parents=True, exist_ok=True)
-    writing = {"encoder": False, "key_rule": key_rule, **options}
     work = _ShardMaker(source, plan, places, rekey, writing, on_error)
     book = ShardJournal(journal_path(text, journal, 0, 1), {"of": "create_shards"}) if resume or journal else None
     try:

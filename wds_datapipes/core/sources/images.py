@@ -65,8 +65,18 @@ class ImageFiles:
         return map(Files, self._stems, self._endings)
 
     def numbered_by(self, classes: Sequence[str]) -> ImageFiles:
-        """Return the same images, their classes numbered as they are in a longer list."""
-        numbers = [classes.index(name) for name in self.classes or ()]
+        """Return the same images, their classes numbered as they are in a longer list.
+
+        Raises:
+            BadSource: it lacks a class.
+        """
+        places = {name: number for number, name in enumerate(classes)}
+        if unknown := [name for name in self.classes or () if name not in places]:
+            raise BadSource(
+                f"The folder {os.path.join(self._root, unknown[0])!r} is none of the {len(classes)} classes that are "  # noqa: PTH118
+                f"known. Remove it, or add it to these"
+            )
+        numbers = [places[name] for name in self.classes or ()]
         found = ImageFiles(self._root, classes, name_field=self.name_field)
         found.left_out = self.left_out
         for files, label in zip(self.files, self._labels, strict=True):
