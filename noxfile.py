@@ -123,8 +123,8 @@ def minimal(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("peer", [nox.param(name, id=name) for name in ("dali", "energon", "wids")])
+@nox.parametrize("peer", [nox.param(name, id=name) for name in ("dali", "energon", "mpi", "wids")])
 def peers(session: nox.Session, peer: str) -> None:
-    """Let DALI, Energon or wids read by the indexes that are written here; DALI takes 2 GB, and no GPU."""
+    """Let DALI, Energon or wids read by the indexes that are written here, and MPI convert; DALI takes 2 GB, no GPU."""
     session.install("-c", CONSTRAINTS, "-e", ".[yaml]", *group(peer))
     session.run("pytest", f"tests/peers/test_{peer}.py", *session.posargs)

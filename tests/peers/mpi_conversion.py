@@ -1,0 +1,44 @@
+"""A conversion on the processes of MPI; a script, as `mpiexec` begins them."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from mpi4py.futures import MPIPoolExecutor
+
+from wds_datapipes import convert_shards
+from wds_datapipes.errors import ConversionFailed
+
+#: The processes that wait for tasks have the name of the script before it, too.
+FOLDER = Path(sys.argv[-1])
+
+
+def convert(sample: dict[str, Any]) -> dict[str, Any] | None:
+    """Note which process works, and fail for each attempt at the last shard until that is cured."""
+    key = sample["__key__"]
+    (FOLDER / "pids" / str(os.getpid())).touch()
+    if key == "5-3" and not (FOLDER / "cured").exists():
+        raise LookupError("no such label")
+    return None if key.endswith("0") else sample
+
+
+def main() -> None:
+    shards = [f"{FOLDER}/{number}.tar" for number in range(6)]
+    told: dict[str, Any] = {"this": os.getpid()}
+    with MPIPoolExecutor() as executor:
+        try:
+            convert_shards(convert, shards, f"{FOLDER}/out/", executor=executor, retries=1)
+        except ConversionFailed as error:
+            told["failures"] = {os.path.basename(url): repr(cause) for url, cause in error.failures.items()}
+        told["first"] = sorted(path.name for path in FOLDER.glob("out/*.tar"))
+        (FOLDER / "cured").touch()
+        told["second"] = [
+            shard.is_new for shard in convert_shards(convert, shards, f"{FOLDER}/out/", executor=executor)
+        ]
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
