@@ -6,21 +6,24 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from wds_datapipes.core.compression import HEAD_BYTES, buffered, recognised
 from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.naming import KeyRule, first_dot, is_meta
 from wds_datapipes.core.openers import redact
+from wds_datapipes.core.openers.ranges import open_ranges
 from wds_datapipes.core.outline import ShardFault, outline_shard
 from wds_datapipes.core.parallel import each_shard
-from wds_datapipes.core.parts import opened_parts
+from wds_datapipes.core.samples import group_samples
 from wds_datapipes.core.tar import read_members
 from wds_datapipes.core.types import MemberTuple, Sample
 from wds_datapipes.errors import ShardError
@@ -133,21 +136,52 @@ def _read(
     storage_options: Mapping[str, Any] | None,
 ) -> tuple[list[Sample], ShardFault | None]:
     """Read samples of a shard from their places on, and tell what is wrong that the headers have not told."""
-    offsets = layout.offsets
     samples: list[Sample] = []
     try:
         with ExitStack() as opened:
-            parts = opened_parts(url, storage_options, opened, offsets[positions[-1]])
-            for position in positions:
-                start = offsets[position]
-                stop = offsets[position + 1] if position + 1 < len(offsets) else -1
-                members = read_members(
-                    parts.at(start, stop), url=url, archive=redact(url), start=start, stop=stop, end_marker="optional"
-                )
-                samples.append(_first(members, url, key_rule, is_last=stop < 0))
+            stream = _plain(url, storage_options, opened)
+            if stream is None:
+                samples += _read_past(url, positions, key_rule, storage_options)
+            else:
+                samples += _read_at(stream, url, layout.offsets, positions, key_rule)
     except ShardError as error:
         return samples, None if layout.faults else ShardFault(redact(url), type(error).__name__, "", "", str(error))
     return samples, None
+
+
+def _plain(url: str, storage_options: Mapping[str, Any] | None, opened: ExitStack) -> BinaryIO | None:
+    """Open a shard so that it seeks, if it is not compressed, and can be read by ranges."""
+    stream = open_ranges(url, storage_options=storage_options)
+    if stream is None:
+        return None
+    opened.enter_context(stream)
+    return None if recognised(stream.read(HEAD_BYTES)) is not None else buffered(stream)
+
+
+def _read_at(
+    stream: BinaryIO, url: str, offsets: Sequence[int], positions: Sequence[int], key_rule: KeyRule
+) -> Iterator[Sample]:
+    """Read samples from their places on."""
+    for position in positions:
+        start = offsets[position]
+        stop = offsets[position + 1] if position + 1 < len(offsets) else -1
+        stream.seek(start)
+        members = read_members(stream, url=url, archive=redact(url), start=start, stop=stop, end_marker="optional")
+        yield _first(members, url, key_rule, is_last=stop < 0)
+
+
+def _read_past(
+    url: str, positions: Sequence[int], key_rule: KeyRule, storage_options: Mapping[str, Any] | None
+) -> Iterator[Sample]:
+    """Read samples, and all that is before them."""
+    members = load_wds_shards([url], end_marker="optional", storage_options=storage_options)
+    samples = group_samples(members, key_rule=key_rule, on_duplicate="first", on_returning_key="ignore")
+    with closing(members), closing(samples):  # type: ignore[type-var]  # generators, as they are now
+        for number, sample in enumerate(samples):
+            if number in positions:
+                yield sample
+            if number == positions[-1]:
+                return
 
 
 def _first(members: Iterator[MemberTuple], url: str, key_rule: KeyRule, *, is_last: bool) -> Sample:
