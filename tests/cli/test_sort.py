@@ -30,7 +30,9 @@ def keys(*urls: str) -> list[str]:
     st.booleans(),
     st.sampled_from(["1", "1kB", "5kB", "1GB"]),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])  # each writes its own files
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # each writes its own files
 def test_it_sorts_as_python_does(
     program: Any, values: list[tuple[int, int]], numeric: bool, reverse: bool, memory: str
 ) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.core.sampleorder import DrawnOrder, FieldOrder
@@ -60,6 +60,7 @@ def sample(**fields: bytes) -> dict[str, Any]:
 
 
 @given(st.lists(st.text(max_size=4)))
+@settings(deadline=None)
 def test_keys_and_text_are_in_the_order_of_code_points(texts: list[str]) -> None:
     by_key = sorted(texts, key=lambda text: FieldOrder("key")({"__key__": text}))
     by_field = sorted(texts, key=lambda text: FieldOrder("txt")(sample(txt=text.encode())))
@@ -68,6 +69,7 @@ def test_keys_and_text_are_in_the_order_of_code_points(texts: list[str]) -> None
 
 
 @given(st.lists(st.one_of(st.integers(), st.floats(allow_nan=False))))
+@settings(deadline=None)
 def test_numbers_are_in_the_order_of_their_values(numbers: list[int | float]) -> None:
     texts = [f" {number!r}\n" for number in numbers]
     by_text = sorted(texts, key=lambda text: FieldOrder("cls", numeric=True)(sample(cls=text.encode())))
