@@ -19,6 +19,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
             {"on_error": "ignore"},
             'on_error is "raise", "warn", "skip", an ErrorBudget or a function',
         ),
+        ("load_wds_shards", (), {"timeout_s": 0}, "timeout_s is a number of seconds above 0, not 0"),
+        ("load_wds_shards", (), {"retries": -1}, "retries is a whole number from 0, not -1"),
         ("load_wds_shards", (), {"select_files": "*.txt"}, r"select_files is a function .* not '\*\.txt'"),
         ("load_wds_shards", (), {"rename_files": {"a": "b"}}, "rename_files is a function .* not {'a': 'b'}"),
         ("cache_samples", (5,), {}, "expected str, bytes or os.PathLike object, not int"),

@@ -34,6 +34,8 @@ def load_wds_shards(
     end_marker: EndMarker = "required",
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    retries: int | None = None,
     resume: Resume | None = None,
 ) -> Iterator[MemberTuple]:
     """Read each shard of ``source`` to its end, one after the other, and yield its members as plain tuples.
@@ -44,6 +46,8 @@ def load_wds_shards(
     With ``resume``, only what is left is read: samples that are to be read again, and what comes after them.
     """
     policy = ErrorPolicy(on_error, "load_wds_shards")
+    asked = {"storage_options": storage_options, "timeout_s": timeout_s, "retries": retries}
+    options = {name: value for name, value in asked.items() if value is not None}
     last = sys.maxsize if resume is None else resume.last
     for number, address in enumerate(policy.counted(source)):
         if number > last:  # the list may have no end
@@ -62,13 +66,13 @@ def load_wds_shards(
         LEDGER.opened(archive)
         try:
             with ExitStack() as opened:
-                parts = opened_parts(path, storage_options, opened, spans[-1][0]) if spans != [WHOLE] else None
+                parts = opened_parts(path, options, opened, spans[-1][0]) if spans != [WHOLE] else None
                 for start, end in spans:
                     url.complete = True  # the part before
                     url = ShardURL(path, local_path(path))
                     url.number, url.end = number, end
                     members = read_members(
-                        open_archive(path, storage_options, opened) if parts is None else parts.at(start, end),
+                        open_archive(path, options, opened) if parts is None else parts.at(start, end),
                         url=url,
                         archive=archive,
                         select_files=select_files,

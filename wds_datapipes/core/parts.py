@@ -40,10 +40,10 @@ class Parts(Protocol):
         """
 
 
-def open_archive(path: str, storage_options: Mapping[str, Any] | None, opened: ExitStack) -> BinaryIO:
-    """Open a shard at its beginning; ``opened`` closes it."""
+def open_archive(path: str, options: Mapping[str, Any], opened: ExitStack) -> BinaryIO:
+    """Open a shard at its beginning, with options for `open_url`; ``opened`` closes it."""
     try:
-        raw = opened.enter_context(open_url(path, **_options(storage_options)))
+        raw = opened.enter_context(open_url(path, **options))
         return opened.enter_context(decompressed(raw, url=path))
     except ShardError:
         raise
@@ -51,23 +51,23 @@ def open_archive(path: str, storage_options: Mapping[str, Any] | None, opened: E
         raise _failed(redact(path), error) from error
 
 
-def opened_parts(path: str, storage_options: Mapping[str, Any] | None, opened: ExitStack, last: int) -> Parts:
+def opened_parts(path: str, options: Mapping[str, Any], opened: ExitStack, last: int) -> Parts:
     """Open a shard once for all its parts; ``opened`` closes it.
 
     Args:
         path: the shard.
-        storage_options: what fsspec needs.
+        options: for `open_url`.
         opened: closes what is open.
         last: where the last part begins, in bytes.
     """
-    remote = open_parts(path, **_options(storage_options))
+    remote = open_parts(path, **options)
     if remote is not None:
         opened.callback(remote.close)
         if recognised(remote.head) is None:
             found = _PartsOfRemote(remote)
             opened.callback(found.close)
             return found
-    return _PartsOfStream(open_archive(path, storage_options, opened), redact(path), last)
+    return _PartsOfStream(open_archive(path, options, opened), redact(path), last)
 
 
 class _PartsOfRemote:
@@ -156,10 +156,6 @@ def unchanged(members: Iterator[MemberTuple], archive: str, start: int, end: int
             f"state can be loaded only with the very shards that it was saved with"
         ) from error
     yield from members
-
-
-def _options(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {} if storage_options is None else {"storage_options": storage_options}
 
 
 def _failed(archive: str, error: OSError) -> ReadFailed:

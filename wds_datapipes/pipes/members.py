@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -42,12 +43,17 @@ class ShardLoader(IterDataPipe[Member]):
         on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first pass over the
             rest of a shard that cannot be read. The sample that was being read when it failed is never handed on.
         storage_options: what fsspec needs to open the shards, such as credentials.
+        timeout_s: after how many seconds without an answer or a byte a web server has failed; 60 by default.
+        retries: how often a shard of a store is asked for again, in all, after failures that may pass: a connection
+            that breaks, a server that is busy. It is read on from the byte that is next, if the store can tell that it
+            is still the same file; 10 by default, with growing pauses between them, of five minutes at the most.
 
     Raises:
         ShardNotOpened: a shard is not there, or may not be read.
         TruncatedShard: a shard is cut anywhere, or ends without its end marker.
         CorruptShard: a header's checksum is wrong, or the file is no tar archive.
         UnsupportedMember: a shard holds a sparse file.
+        ChangedShard: a shard was replaced while it was read; no ``on_error`` passes over that.
         CommandFailed: a ``pipe:`` command ended with an error, even if the archive looked whole.
         ReadFailed: the disk, the store or the network failed.
 
@@ -70,6 +76,8 @@ class ShardLoader(IterDataPipe[Member]):
         end_marker: EndMarker = "required",
         on_error: OnError = "raise",
         storage_options: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        retries: int | None = None,
     ) -> None:
         super().__init__()
         check_on_error(on_error)
@@ -78,6 +86,10 @@ class ShardLoader(IterDataPipe[Member]):
         for option, function in (("select_files", select_files), ("rename_files", rename_files)):
             if function is not None and not callable(function):
                 raise TypeError(f"{option} is a function that gets a file's name, not {function!r}")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}")
+        if retries is not None and operator.index(retries) < 0:
+            raise ValueError(f"retries is a whole number from 0, not {retries!r}")
         self.source = source
         self.select_files = select_files
         self.rename_files = rename_files
@@ -86,6 +98,8 @@ class ShardLoader(IterDataPipe[Member]):
         self.on_error = on_error
         # Not under its own name, which torch would print with its value in the text of every error.
         self._storage_options = storage_options
+        # Nor these, which change no sample: a state can be loaded with others.
+        self._timeout_s, self._retries = timeout_s, retries
 
     def __iter__(self) -> Iterator[Member]:
         yield from map(Member._make, self.members())
@@ -104,5 +118,7 @@ class ShardLoader(IterDataPipe[Member]):
             end_marker=self.end_marker,
             on_error=self.on_error,
             storage_options=self._storage_options,
+            timeout_s=self._timeout_s,
+            retries=self._retries,
             resume=resume,
         )

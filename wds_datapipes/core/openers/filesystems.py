@@ -10,9 +10,11 @@ from typing import Any, BinaryIO, cast
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it carries no types
 from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped]  # the same
 
-from wds_datapipes.core.openers.forward import ForwardStream
+from wds_datapipes.core.openers.patience import Patience
 from wds_datapipes.core.openers.redaction import redact, secrets_in
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
+from wds_datapipes.core.openers.steady import Opened, SteadyStream, version_of
+from wds_datapipes.core.openers.web import WebOrigin
 from wds_datapipes.core.optional import require
 from wds_datapipes.errors import MissingDependency, ShardNotOpened, UnknownScheme
 
@@ -28,6 +30,14 @@ EXTRAS = {
 
 #: How much of a remote file is asked for in one request, in bytes, where the store is read by ranges.
 BLOCK_BYTES = 8 << 20
+
+#: How often a shard is asked for again, and how many seconds are waited for that, in all.
+RETRIES, RETRY_S = 10, 300.0
+#: What fsspec's file systems tell of the version of a file, each in its words.
+VERSION_FACTS = (
+    *("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "generation", "version_id"),
+    *("blob_id", "created", "modified"),
+)
 
 #: The file systems that a process had when it was forked, and before that its parent.
 _inherited: list[list[Any]] = []
@@ -47,7 +57,14 @@ os.register_at_fork(before=_hold, after_in_parent=_inherited.pop)
 
 
 def open_remote(
-    url: str, /, *, storage_options: Mapping[str, Any] | None = None, timeout_s: float = 60.0, **_options: object
+    url: str,
+    /,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_s: float = 60.0,
+    retries: int = RETRIES,
+    retry_s: float = RETRY_S,
+    **_options: object,
 ) -> BinaryIO:
     """Open a file of a file system that fsspec knows, for reading from its begin to its end.
 
@@ -55,36 +72,49 @@ def open_remote(
         url: ``scheme://...``.
         storage_options: passed to the file system: credentials, an endpoint and so on. None of it is ever printed.
         timeout_s: the seconds without a byte after which a web server has failed.
+        retries: how often it is asked for again, in all.
+        retry_s: how many seconds are waited for that, in all.
     """
     options = storage_options or {}
     hide = hiding(options)
     filesystem, path = remote_filesystem(url, options)
     scheme, _ = split_scheme(url)
+    is_web = scheme in ("http", "https")
+    origin = WebOrigin(filesystem, path, options, timeout_s) if is_web else FileOrigin(filesystem, path)
+    patience = Patience(retries, retry_s)
     try:
-        if scheme in ("http", "https"):
-            file = open_web(filesystem, path, options, timeout_s)
-        else:
-            file = filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+        stream = SteadyStream(origin, hide(url), lambda error: reason(error, scheme, hide), patience)
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}") from None
-    return cast(BinaryIO, ForwardStream(file, url, hide=hide))
+        told = f"{reason(error, scheme, hide)}{patience.told()}"
+        raise ShardNotOpened(f"{hide(url)} cannot be opened: {told}") from None
+    return cast(BinaryIO, stream)
 
 
-def open_web(
-    filesystem: Any, path: str, options: Mapping[str, Any], timeout_s: float, *, part: str | None = None
-) -> Any:
-    """Open one request that streams the whole body, or ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
+class FileOrigin:
+    """A file of fsspec, from any byte on.
 
-    The given size keeps fsspec from asking for it by a request of its own. aiohttp's own limit is five minutes for the
-    whole body, and a shard is often open for longer.
+    Args:
+        filesystem: its file system.
+        path: where it is there.
     """
-    aiohttp = require("aiohttp", extra="http", purpose="read shards over HTTP")
-    timeout = options.get("timeout", aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s))
-    asked: dict[str, Any] = {}
-    if part is not None:
-        # A server that compresses on the way would count other bytes.
-        asked["headers"] = {**options.get("headers", {}), "Range": f"bytes={part}", "Accept-Encoding": "identity"}
-    return filesystem.open(path, "rb", block_size=0, size=1, timeout=timeout, **asked)
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self._filesystem, self._path = filesystem, path
+
+    def open_at(self, start: int) -> Opened:
+        """Open the file at a byte, or at its beginning where one cannot seek."""
+        if start and callable(forget := getattr(self._filesystem, "invalidate_cache", None)):
+            forget()  # or it would tell what it was told before
+        file = self._filesystem.open(self._path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+        details = getattr(file, "details", None)
+        details = details if isinstance(details, Mapping) else {}
+        version = version_of(*(details.get(name) for name in VERSION_FACTS))
+        if start:
+            try:
+                file.seek(start)
+            except (AttributeError, OSError, ValueError):  # that of io.UnsupportedOperation, too
+                start = 0
+        return Opened(file, start, details.get("size"), version)
 
 
 def remote_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:

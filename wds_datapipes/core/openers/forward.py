@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from wds_datapipes.core.openers.redaction import redact
-from wds_datapipes.errors import ShardError
+from wds_datapipes.errors import ReadFailed, ShardError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -50,7 +50,7 @@ class ForwardStream(io.RawIOBase):
         except ShardError:
             raise
         except Exception as error:  # noqa: BLE001  every network library has errors of its own
-            raise ShardError(
+            raise ReadFailed(
                 f"Reading {self._hide(self._url)} failed after {self._received} bytes: "
                 f"{type(error).__name__}: {self._hide(str(error))}"
             ) from None

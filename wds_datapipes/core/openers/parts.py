@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, Protocol, cast
 
-from wds_datapipes.core.openers.filesystems import BLOCK_BYTES, hiding, open_web, reason, remote_filesystem
+from wds_datapipes.core.openers.filesystems import (
+    BLOCK_BYTES,
+    RETRIES,
+    RETRY_S,
+    hiding,
+    reason,
+    remote_filesystem,
+)
 from wds_datapipes.core.openers.forward import ForwardStream
+from wds_datapipes.core.openers.patience import Patience, status_of, was_replaced
 from wds_datapipes.core.openers.schemes import split_scheme
+from wds_datapipes.core.openers.steady import Opened, SteadyStream
+from wds_datapipes.core.openers.web import CONTENT_RANGE, open_web, version_of_response
 from wds_datapipes.errors import ChangedShard, ShardError, ShardNotOpened
 
 __all__ = ["RemoteParts", "open_remote_parts"]
 
 #: How much of a shard's beginning is read to find out what it is: one header of a tar archive.
 HEAD_BYTES = 512
-
-#: What of an answer tells one version of a file from another.
-VERSION_HEADERS = ("ETag", "Last-Modified")
-
-#: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
-CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 class RemoteParts(Protocol):
@@ -41,7 +45,14 @@ class RemoteParts(Protocol):
 
 
 def open_remote_parts(
-    url: str, /, *, storage_options: Mapping[str, Any] | None = None, timeout_s: float = 60.0, **_options: object
+    url: str,
+    /,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_s: float = 60.0,
+    retries: int = RETRIES,
+    retry_s: float = RETRY_S,
+    **_options: object,
 ) -> RemoteParts | None:
     """Open a file of a file system that fsspec knows for reading parts; return None where only all can be read.
 
@@ -49,86 +60,127 @@ def open_remote_parts(
         ShardNotOpened: there is nothing to read, or it may not be read.
     """
     options = storage_options or {}
-    hide = hiding(options)
     filesystem, path = remote_filesystem(url, options)
     scheme, _ = split_scheme(url)
+    store = Store(url, hiding(options), Patience(retries, retry_s))
     try:
         if scheme in ("http", "https"):
-            return WebParts.found(url, hide, lambda part: open_web(filesystem, path, options, timeout_s, part=part))
+
+            def request(part: str) -> Any:
+                return open_web(filesystem, path, options, timeout_s, part=part)
+
+            return store.patience.patiently(lambda: WebParts.found(store, request), f"{store.name} cannot be opened")
         file = filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="none")
-        return FileParts.found(file, url, hide)
+        return FileParts.found(store, file)
     except ShardError:
         raise
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}") from None
+        raise ShardNotOpened(f"{store.name} cannot be opened: {store.tell(error)}{store.patience.told()}") from None
+
+
+class Store:
+    """What a remote file is called, and how errors of its library are told."""
+
+    def __init__(self, url: str, hide: Callable[[str], str], patience: Patience) -> None:
+        self.url, self.hide, self.patience = url, hide, patience
+        self.name = hide(url)
+        self._scheme, _ = split_scheme(url)
+
+    def tell(self, error: Exception) -> str:
+        """Say what an error means, without secrets."""
+        return reason(error, self._scheme, self.hide)
 
 
 class WebParts:
     """A file on a web server that answers requests for ranges."""
 
-    def __init__(self, url: str, hide: Callable[[str], str], request: Callable[[str], Any]) -> None:
+    def __init__(self, store: Store, request: Callable[[str], Any]) -> None:
         self.head = b""
-        self._url = url
-        self._hide = hide
+        self._store = store
         self._request = request
-        self._version: tuple[str | None, ...] = ()
+        self._version: tuple[str, ...] = ()
 
     @classmethod
-    def found(cls, url: str, hide: Callable[[str], str], request: Callable[[str], Any]) -> WebParts | None:
+    def found(cls, store: Store, request: Callable[[str], Any]) -> WebParts | None:
         """Ask for the first bytes; return None if the server sends all instead."""
-        parts = cls(url, hide, request)
+        parts = cls(store, request)
         try:
             first = request(f"0-{HEAD_BYTES - 1}")
         except Exception as error:
-            if getattr(error, "status", None) == 416:  # there is not one byte
+            if status_of(error) == 416:  # there is not one byte
                 return None
             raise
-        with cast(BinaryIO, ForwardStream(first, url, hide=hide)) as stream:
+        with contextlib.closing(first):
             sent = CONTENT_RANGE.fullmatch(first.r.headers.get("Content-Range", ""))
             if first.r.status != 206 or sent is None or sent[1] != "0":
                 return None
-            parts._version = _version(first.r, sent)
-            parts.head = io.BufferedReader(cast(io.RawIOBase, stream)).read(HEAD_BYTES)
+            parts._version = (sent[3], *version_of_response(first.r))
+            while len(parts.head) < HEAD_BYTES and (data := first.read(HEAD_BYTES - len(parts.head))):
+                parts.head += data
         return parts
 
     def part(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
+        store = self._store
         try:
-            file = self._request(f"{start}-{'' if end < 0 else end - 1}")
+            origin = WebPart(store, self._request, self._version, start, end)
+            return cast(BinaryIO, SteadyStream(origin, store.name, store.tell, store.patience))
+        except ShardError:
+            raise
         except Exception as error:  # noqa: BLE001  aiohttp has many
-            if getattr(error, "status", None) == 416:
-                raise ChangedShard(
-                    f"{self._hide(self._url)} ends before byte {start}, where it was to be read on. A state can be "
-                    "loaded only with the very shards that it was saved with"
-                ) from None
-            scheme, _ = split_scheme(self._url)
             raise ShardNotOpened(
-                f"{self._hide(self._url)} cannot be opened at byte {start}: {reason(error, scheme, self._hide)}"
+                f"{store.name} cannot be opened at byte {start}: {store.tell(error)}{store.patience.told()}"
             ) from None
-        sent = CONTENT_RANGE.fullmatch(file.r.headers.get("Content-Range", ""))
-        if file.r.status != 206 or sent is None or int(sent[1]) != start or _version(file.r, sent) != self._version:
-            file.close()
-            raise ChangedShard(
-                f"{self._hide(self._url)} was replaced while parts of it were read: its ETag, date or size is another, "
-                "or the server has sent another part. Load the state again, with the shards that it was saved with"
-            )
-        return cast(BinaryIO, ForwardStream(file, self._url, hide=self._hide))
 
     def close(self) -> None:
         """Do nothing: each part is a request of its own."""
 
 
+class WebPart:
+    """A part of a file on a web server, from any of its bytes on: where a `SteadyStream` opens it."""
+
+    def __init__(
+        self, store: Store, request: Callable[[str], Any], version: tuple[str, ...], start: int, end: int
+    ) -> None:
+        self._store, self._request, self._version, self._start, self._end = store, request, version, start, end
+
+    def open_at(self, start: int) -> Opened:
+        """Open the part at a byte, if it is one of the very file that was found.
+
+        Raises:
+            ChangedShard: it is another one.
+        """
+        begin = self._start + start
+        try:
+            file = self._request(f"{begin}-{'' if self._end < 0 else self._end - 1}")
+        except Exception as error:
+            if status_of(error) == 416:
+                raise ChangedShard(
+                    f"{self._store.name} ends before byte {begin}, where it was to be read on. A state can be loaded "
+                    "only with the very shards that it was saved with"
+                ) from None
+            raise
+        sent = CONTENT_RANGE.fullmatch(file.r.headers.get("Content-Range", ""))
+        is_same = sent is not None and (sent[3], *version_of_response(file.r)) == self._version
+        if file.r.status != 206 or sent is None or int(sent[1]) != begin or not is_same:
+            file.close()
+            raise ChangedShard(
+                f"{self._store.name} was replaced while parts of it were read: its ETag, date or size is another, or "
+                "the server has sent another part. Load the state again, with the shards that it was saved with"
+            )
+        return Opened(file, start, int(sent[2]) + 1 - self._start, self._version)
+
+
 class FileParts:
     """A file of fsspec in which one can seek."""
 
-    def __init__(self, file: Any, url: str, hide: Callable[[str], str], head: bytes) -> None:
+    def __init__(self, store: Store, file: Any, head: bytes) -> None:
         self.head = head
+        self._store = store
         self._file = file
-        self._url = url
-        self._hide = hide
 
     @classmethod
-    def found(cls, file: Any, url: str, hide: Callable[[str], str]) -> FileParts | None:
+    def found(cls, store: Store, file: Any) -> FileParts | None:
         """Read the first bytes, and go back; return None if that cannot be done."""
         head = file.read(HEAD_BYTES)
         try:
@@ -136,11 +188,11 @@ class FileParts:
         except (AttributeError, OSError, ValueError):  # that of io.UnsupportedOperation, too
             file.close()
             return None
-        return cls(file, url, hide, head)
+        return cls(store, file, head)
 
     def part(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
-        whole = ForwardStream(Window(self._file, start, end), self._url, hide=self._hide)
+        whole = ForwardStream(Window(self._store, self._file, start, end), self._store.url, hide=self._store.hide)
         # Each read is a request. No more is asked for than the part has.
         block = BLOCK_BYTES if end < 0 else min(end - start, BLOCK_BYTES)
         return cast(BinaryIO, io.BufferedReader(whole, block))
@@ -151,9 +203,10 @@ class FileParts:
 
 
 class Window:
-    """The bytes of a file from one place to another."""
+    """The bytes of a file from one place to another; each read is a request, and may be tried again."""
 
-    def __init__(self, file: Any, start: int, end: int) -> None:
+    def __init__(self, store: Store, file: Any, start: int, end: int) -> None:
+        self._store = store
         self._file = file
         self._at = start
         self._end = end
@@ -163,15 +216,23 @@ class Window:
         size = size if self._end < 0 else min(size, self._end - self._at)
         if size <= 0:
             return b""
-        self._file.seek(self._at)
-        data: bytes = self._file.read(size)
+        what = f"Reading {self._store.name} was interrupted after {self._at} bytes"
+        data = self._store.patience.patiently(lambda: self._read(size), what)
         self._at += len(data)
         return data
 
     def close(self) -> None:
         """Leave the file open: there may be other parts."""
 
-
-def _version(response: Any, sent: re.Match[str]) -> tuple[str | None, ...]:
-    """Return what is another if the file is."""
-    return (sent[3], *(response.headers.get(name) for name in VERSION_HEADERS))
+    def _read(self, size: int) -> bytes:
+        try:
+            self._file.seek(self._at)
+            data: bytes = self._file.read(size)
+        except Exception as error:
+            if was_replaced(error):
+                raise ChangedShard(
+                    f"{self._store.name} was replaced while parts of it were read. Load the state again, with the "
+                    "shards that it was saved with"
+                ) from None
+            raise
+        return data

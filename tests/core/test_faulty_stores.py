@@ -1,0 +1,412 @@
+"""Stores whose answers go wrong: the samples are those of an undisturbed run, or an error tells the shard and place."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import http.server
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes import ShardList
+from wds_datapipes.core.openers import open_url
+from wds_datapipes.core.openers.patience import Patience
+from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError, ShardNotOpened, TruncatedShard
+from wds_datapipes.testing import build_shard
+
+#: Answers that concern one host alone.
+HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with an answer.
+
+    Attributes:
+        at: how many bytes of the body are sent before that.
+        how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, or ``""`` for nothing of these.
+        status: an answer without the body, with this status.
+        headers: sent in the place of those of the server; None leaves one out.
+        before: only the first so many requests for a file, counted from the beginning, are as they should be.
+        body: sent in the place of that of the server.
+    """
+
+    at: int = 0
+    how: str = ""
+    status: int = 0
+    headers: dict[str, str | None] = field(default_factory=dict)
+    body: bytes | None = None
+
+
+class FaultProxy(http.server.ThreadingHTTPServer):
+    """Passes requests on, and lets the answers to GET requests go wrong as `faults` says, one after the other.
+
+    Attributes:
+        faults: what goes wrong next; None is nothing. After the last one, all goes well.
+        asked: the ``Range`` of each GET request, and its path.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, backend: tuple[str, int]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.backend = backend
+        self.faults: list[Fault | None] = []
+        self.asked: list[tuple[str, str | None]] = []
+        self.stalled = threading.Event()
+
+    @property
+    def port(self) -> int:
+        return self.server_address[1]
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: connections break here on purpose."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultProxy
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("Range")))
+        self._pass_on(self.server.faults.pop(0) if self.server.faults else None)
+
+    def do_HEAD(self) -> None:
+        self._pass_on(None)
+
+    do_PUT = do_POST = do_DELETE = do_HEAD
+
+    def _pass_on(self, fault: Fault | None) -> None:
+        if fault is not None and fault.status:
+            self.send_response(fault.status)
+            for name, value in {"Content-Length": "0", **fault.headers}.items():
+                if value is not None:
+                    self.send_header(name, value)
+            self.end_headers()
+            return
+        backend = http.client.HTTPConnection(*self.server.backend, timeout=60)
+        with contextlib.closing(backend):
+            length = int(self.headers.get("Content-Length", 0))
+            backend.request(self.command, self.path, self.rfile.read(length) or None, dict(self.headers.items()))
+            answer = backend.getresponse()
+            body = answer.read()
+            self._answer(answer, body, fault or Fault())
+
+    def _answer(self, answer: http.client.HTTPResponse, body: bytes, fault: Fault) -> None:
+        body = body if fault.body is None else fault.body
+        headers = {name: value for name, value in answer.getheaders() if name.lower() not in HOP_BY_HOP}
+        if self.command != "HEAD":
+            headers["Content-Length"] = str(len(body))
+        headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, fault.headers)}
+        self.send_response(answer.status)
+        for name, value in {**headers, **fault.headers}.items():
+            if value is not None:
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if not fault.how:
+            self.wfile.write(body)
+            return
+        self.wfile.write(body[: fault.at])
+        self.wfile.flush()
+        self.close_connection = True
+        if fault.how == "stall":
+            self.server.stalled.wait(60)
+        elif fault.how == "reset":
+            # The system sends RST in the place of FIN.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def fault_proxy(backend: tuple[str, int]) -> Iterator[FaultProxy]:
+    """Run a proxy in front of a server."""
+    proxy = FaultProxy(backend)
+    thread = threading.Thread(target=proxy.serve_forever)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.stalled.set()
+        proxy.shutdown()
+        proxy.server_close()
+        thread.join()
+
+
+SAMPLES: list[dict[str, Any]] = [
+    {"__key__": f"{n}", "cls": f"{n}", "jpg": bytes([n]) * (3_000 * n + 100)} for n in range(9)
+]
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Keep a record of the pauses, and make none."""
+    found: list[float] = []
+    monkeypatch.setattr(Patience.__init__, "__defaults__", (found.append,))
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    build_shard(folder / "a.tar", SAMPLES)
+    build_shard(folder / "a.tar.gz", SAMPLES)
+    return folder
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, with ranges and ETags."""
+
+    protocol_version = "HTTP/1.1"
+    directory: str
+
+    def do_GET(self) -> None:
+        body = Path(self.directory, self.path.partition("?")[0].lstrip("/")).read_bytes()
+        size, etag = len(body), f'"{hash(body):x}"'
+        asked = self.headers.get("Range", "")
+        if asked.startswith("bytes="):
+            start, _, end = asked.removeprefix("bytes=").partition("-")
+            begin, stop = int(start), min(int(end or size), size - 1)
+            if begin >= size:
+                self.send_response(416)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {begin}-{stop}/{size}")
+            body = body[begin : stop + 1]
+        else:
+            self.send_response(200)
+        self.send_header("ETag", etag)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def web(root: Path) -> Iterator[FaultProxy]:
+    handler = functools.partial(Files, directory=str(root))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with fault_proxy(("127.0.0.1", server.server_address[1])) as proxy:
+            yield proxy
+        server.shutdown()
+        thread.join()
+
+
+def keys(url: str, **options: Any) -> list[tuple[str, bytes]]:
+    samples = ShardList([url]).load_wds_shards(**options).group_samples()
+    return [(sample["__key__"], sample["jpg"]) for sample in samples]
+
+
+WANT = [(sample["__key__"], sample["jpg"]) for sample in SAMPLES]
+
+
+@pytest.fixture
+def site(web: FaultProxy) -> Iterator[FaultProxy]:
+    web.faults.clear()
+    web.asked.clear()
+    web.stalled.clear()
+    yield web
+    web.stalled.set()
+
+
+def url_of(site: FaultProxy, name: str = "a.tar") -> str:
+    return f"http://127.0.0.1:{site.port}/{name}"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["a.tar", "a.tar.gz"]),
+    faults=st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["reset", "close"])), max_size=6),
+)
+def test_a_connection_that_breaks_anywhere_changes_nothing(
+    root: Path, site: FaultProxy, name: str, faults: list[tuple[float, str]]
+) -> None:
+    size = (root / name).stat().st_size
+    site.asked.clear()
+    site.faults[:] = [Fault(at=round(part * size), how=how) for part, how in faults]
+    assert keys(url_of(site, name)) == WANT
+    begins = [int((asked or "bytes=0-").removeprefix("bytes=").removesuffix("-")) for _, asked in site.asked]
+    assert begins == sorted(begins)  # nothing is asked for that has come already
+
+
+def test_reading_goes_on_from_the_byte_that_is_next(root: Path, site: FaultProxy) -> None:
+    with open_url(url_of(site)) as stream:
+        begin = stream.read(8192)
+    site.asked.clear()
+    site.faults[:] = [Fault(at=len(begin) + 50_000, how="close"), Fault(at=0, how="close"), None]
+    with open_url(url_of(site)) as stream:
+        assert b"".join(iter(lambda: stream.read(1000), b"")) == (root / "a.tar").read_bytes()
+    assert site.asked[0][1] is None
+    first, second = (int(str(asked).removeprefix("bytes=").removesuffix("-")) for _, asked in site.asked[1:])
+    # What has arrived of a connection that broke, and was not read yet, is asked for again.
+    assert 0 <= first == second <= len(begin) + 50_000
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_a_busy_server_is_asked_again(site: FaultProxy, pauses: list[float], status: int) -> None:
+    site.faults[:] = [Fault(status=status), Fault(at=20_000, how="close"), Fault(status=status)]
+    assert keys(url_of(site)) == WANT
+    assert len(pauses) == 3
+    assert all(0 <= pause <= 1 for pause in pauses)
+
+
+def test_a_server_may_say_how_long_to_wait(site: FaultProxy, pauses: list[float]) -> None:
+    later = formatdate(time.time() + 50, usegmt=True)
+    site.faults[:] = [
+        Fault(status=503, headers={"Retry-After": "7"}),
+        Fault(status=429, headers={"Retry-After": later}),
+        Fault(status=503, headers={"Retry-After": "soon"}),
+    ]
+    assert keys(url_of(site)) == WANT
+    assert pauses[0] == 7
+    assert 40 < pauses[1] <= 50
+    assert pauses[2] <= 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
+def test_what_no_waiting_cures_is_told_at_once(site: FaultProxy, pauses: list[float], status: int) -> None:
+    site.faults[:] = [Fault(status=status)]
+    with pytest.raises(ShardNotOpened, match=rf"a\.tar cannot be opened: HTTP status {status}"):
+        keys(url_of(site))
+    assert pauses == []
+    assert len(site.asked) == 1
+
+
+def test_patience_ends(site: FaultProxy, pauses: list[float]) -> None:
+    site.faults[:] = [Fault(at=1000, how="stall"), *[Fault(status=503)] * 20]
+    with pytest.raises(
+        ReadFailed, match=r"Reading \S+a\.tar failed after 1000 bytes: HTTP status 503, .*\. It was tried 4 times"
+    ):
+        keys(url_of(site), retries=3, timeout_s=0.3)
+    assert len(pauses) == 3
+    site.faults[:] = [Fault(status=500)] * 20
+    with pytest.raises(ShardNotOpened, match=r"cannot be opened: HTTP status 500, .*\. It was tried 3 times"):
+        keys(url_of(site), retries=2)
+    site.faults[:] = [Fault(status=503, headers={"Retry-After": "3000"})]
+    with pytest.raises(ShardNotOpened, match="HTTP status 503"):
+        keys(url_of(site))
+    site.faults[:] = [Fault(status=503)]
+    with pytest.raises(ShardNotOpened, match="HTTP status 503"):
+        keys(url_of(site), retries=0)
+
+
+def test_a_server_that_stalls_is_left_and_asked_again(site: FaultProxy) -> None:
+    site.faults[:] = [Fault(at=30_000, how="stall")]
+    assert keys(url_of(site), timeout_s=0.3) == WANT
+    assert [asked for _, asked in site.asked] == [None, "bytes=30000-"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"ETag": '"other"'}, {"Content-Range": "bytes 40000-40001/40002"}, {"Last-Modified": formatdate(0)}]
+)
+def test_a_shard_that_was_replaced_is_an_error_and_never_a_splice(
+    site: FaultProxy, headers: dict[str, str | None]
+) -> None:
+    for on_error in ("raise", "skip"):
+        site.faults[:] = [Fault(at=40_000, how="stall"), Fault(headers=headers)]
+        with pytest.raises(ChangedShard, match=r"a\.tar was replaced while it was read: after 40000 bytes"):
+            keys(url_of(site), on_error=on_error, timeout_s=0.3)
+
+
+def test_a_server_without_ranges_sends_all_again(site: FaultProxy, root: Path) -> None:
+    whole = (root / "a.tar").read_bytes()
+    site.faults[:] = [
+        Fault(at=40_000, how="stall", headers={"ETag": '"one"'}),
+        Fault(status=0, body=whole, headers={"ETag": '"one"', "Content-Range": None}),
+    ]
+    with open_url(url_of(site), timeout_s=0.3) as stream:
+        data = b"".join(iter(lambda: stream.read(8192), b""))
+    assert data == whole
+
+
+def test_a_server_that_tells_no_version_is_not_read_on(site: FaultProxy) -> None:
+    site.faults[:] = [Fault(at=40_000, how="stall", headers={"ETag": None})]
+    with pytest.raises(ReadFailed, match=r"failed after 40000 bytes: .*Its store tells neither ETag nor date"):
+        keys(url_of(site), timeout_s=0.3)
+
+
+def test_a_body_that_is_shorter_than_the_server_says_is_no_end(site: FaultProxy, root: Path) -> None:
+    whole = (root / "a.tar").read_bytes()
+    site.faults[:] = [Fault(body=whole[:30_000], how="close", at=30_000, headers={"Content-Length": str(len(whole))})]
+    assert keys(url_of(site)) == WANT
+
+
+def test_a_server_that_says_too_little_is_a_truncated_shard(site: FaultProxy, root: Path) -> None:
+    whole = (root / "a.tar").read_bytes()
+    site.faults[:] = [Fault(body=whole[:30_000])]
+    with pytest.raises(TruncatedShard, match=r"a\.tar"):
+        keys(url_of(site))
+
+
+def test_a_policy_counts_a_shard_that_broke_for_good(site: FaultProxy) -> None:
+    site.faults[:] = [Fault(at=40_000, how="stall"), *[Fault(status=403)] * 2]
+    found = keys(url_of(site), on_error="skip", timeout_s=0.3)
+    assert 0 < len(found) < len(WANT)
+    assert found == WANT[: len(found)]
+
+
+@pytest.mark.parametrize("how", ["reset", "close", "stall"])
+def test_s3_is_read_on(s3_store: Any, root: Path, how: str) -> None:
+    with fault_proxy(("127.0.0.1", s3_store.port)) as proxy:
+        options = {
+            **s3_store.options(proxy.port),
+            "config_kwargs": {"read_timeout": 0.5, "retries": {"max_attempts": 0}},
+            "skip_instance_cache": True,
+        }
+        store = fsspec.filesystem("s3", **options)
+        store.pipe_file(f"bucket/{how}/a.tar", (root / "a.tar").read_bytes())
+        proxy.faults[:] = [Fault(at=20_000, how=how)] * 2
+        assert keys(f"s3://bucket/{how}/a.tar", storage_options=options) == WANT
+
+
+def test_pauses_grow_and_are_drawn() -> None:
+    found: list[float] = []
+    for _ in range(200):
+        patience = Patience(8, 1e9, found.append)
+        while patience.wait(ConnectionResetError(), "x"):
+            pass
+    by_try = [found[at::8] for at in range(8)]
+    most = [0.25 * 2**at for at in range(8)]
+    assert all(min(some) >= 0 and max(some) <= limit for some, limit in zip(by_try, most, strict=False))
+    assert all(max(some) > limit / 2 > min(some) for some, limit in zip(by_try, most, strict=False))
+
+
+def test_a_worker_gives_back_all_that_it_has_opened(site: FaultProxy, root: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        site.faults[:] = [Fault(at=40_000, how="reset"), Fault(at=100, how="close"), Fault(status=404)]
+        with pytest.raises(ShardError):
+            keys(url_of(site))
+    until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before + 2)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if is_so():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never came to that")

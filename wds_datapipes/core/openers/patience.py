@@ -1,0 +1,148 @@
+"""Which failures of a store pass by themselves, and how long to wait for that."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from ssl import SSLCertVerificationError
+from typing import TypeVar
+
+__all__ = ["Patience", "passes", "status_of", "was_replaced"]
+
+T = TypeVar("T")
+
+LOGGER = logging.getLogger("wds_datapipes")
+
+#: HTTP statuses of a server that has too much to do, or is being restarted.
+PASSING = {408, 425, 429, 500, 502, 503, 504}
+#: Errors that no waiting cures.
+LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError)
+#: Modules whose errors tell of connections, unless they carry a status.
+NETWORK = ("aiohttp.", "botocore.", "urllib3.", "requests.", "http.client.", "asyncio.", "fsspec.")
+#: Classes there that tell of the request.
+OF_THE_REQUEST = ("Credentials", "InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired")
+
+#: The first pause is up to so long, in seconds, and each up to twice as long as the one before,
+FIRST_S = 0.25
+#: and never longer than this, unless the server asks for it.
+MOST_S = 30.0
+#: So many times nobody has to know of.
+QUIET = 4
+
+
+class Patience:
+    """How often, and for how long, one shard is asked for again.
+
+    Pauses are drawn, so that a thousand readers that were refused at a time do not come back at a time.
+
+    Args:
+        retries: how often a shard is asked for again, in all.
+        most_s: how long the pauses may be together, in seconds.
+        pause: waits for so many seconds.
+    """
+
+    def __init__(self, retries: int, most_s: float, pause: Callable[[float], object] = time.sleep) -> None:
+        self._retries = retries
+        self._left_s = most_s
+        self._pause = pause
+        self._tried = 0
+
+    def wait(self, error: Exception, what: str) -> bool:
+        """Wait until it may be tried again; return whether it may.
+
+        Args:
+            error: what has failed.
+            what: the shard and the place, for the log.
+        """
+        if self._tried >= self._retries or not passes(error):
+            return False
+        asked_s = asked_for(error)
+        pause_s = random.uniform(0, min(FIRST_S * 2**self._tried, MOST_S)) if asked_s is None else asked_s
+        if pause_s > self._left_s:
+            return False
+        self._tried += 1
+        self._left_s -= pause_s
+        LOGGER.log(
+            logging.INFO if self._tried < QUIET else logging.WARNING,
+            "%s: %s. It is tried again in %.1f s (%d of %d)",
+            *(what, type(error).__name__, pause_s, self._tried, self._retries),
+        )
+        self._pause(pause_s)
+        return True
+
+    def patiently(self, attempt: Callable[[], T], what: str) -> T:
+        """Return what ``attempt`` does, which is tried again while that may help.
+
+        Raises:
+            Exception: what it raised last.
+        """
+        while True:
+            try:
+                return attempt()
+            except Exception as error:  # noqa: PERF203  trying again is the point
+                if not self.wait(error, what):
+                    raise
+
+    def told(self) -> str:
+        """Say what was tried."""
+        return f". It was tried {self._tried + 1} times" if self._tried else ""
+
+
+def passes(error: BaseException) -> bool:
+    """Whether what has failed may work later.
+
+    >>> passes(ConnectionResetError()), passes(FileNotFoundError()), passes(ValueError())
+    (True, False, False)
+    """
+    if isinstance(error, LASTING) or any(word in type(error).__name__ for word in OF_THE_REQUEST):
+        return False
+    status = status_of(error)
+    if status is not None:
+        return status in PASSING
+    if f"{type(error).__module__}.".startswith(NETWORK):
+        return True
+    # The file systems of fsspec put the errors of libraries into the words of the system.
+    if error.__cause__ is not None and status_of(error.__cause__) is not None:
+        return passes(error.__cause__)
+    return isinstance(error, OSError | TimeoutError | EOFError)
+
+
+def was_replaced(error: BaseException) -> bool:
+    """Whether a store refuses a part of a file, as the file is no longer what it was when it was opened."""
+    return type(error).__name__ == "FileExpired" or status_of(error) == 412
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that an error carries, or None: each library has its own place for it."""
+    response = getattr(error, "response", None)
+    for found in (
+        *((error, name) for name in ("status", "status_code", "code")),
+        (response, "status_code"),
+    ):
+        status = getattr(*found, None)
+        if isinstance(status, int) and 100 <= status < 600:
+            return status
+    if isinstance(response, dict):  # botocore
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def asked_for(error: BaseException) -> float | None:
+    """Return how long the server asks to wait, in seconds; None if it does not."""
+    headers = getattr(error, "headers", None) or {}
+    text = headers.get("Retry-After") if hasattr(headers, "get") else None
+    if not text:
+        return None
+    try:
+        return max(float(text), 0.0)
+    except ValueError:
+        pass
+    try:
+        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return None

@@ -1,0 +1,67 @@
+"""Files on web servers: one request streams the whole body, or a part of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from wds_datapipes.core.openers.steady import Opened, version_of
+from wds_datapipes.core.optional import require
+
+__all__ = ["CONTENT_RANGE", "WebOrigin", "open_web", "version_of_response"]
+
+#: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
+CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+def open_web(
+    filesystem: Any, path: str, options: Mapping[str, Any], timeout_s: float, *, part: str | None = None
+) -> Any:
+    """Open one request that streams the whole body, or ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
+
+    The given size keeps fsspec from asking for it by a request of its own. aiohttp's own limit is five minutes for the
+    whole body, and a shard is often open for longer.
+    """
+    aiohttp = require("aiohttp", extra="http", purpose="read shards over HTTP")
+    timeout = options.get("timeout", aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s))
+    # A server that compresses on the way would count other bytes.
+    headers = {**options.get("headers", {}), "Accept-Encoding": "identity"}
+    if part is not None:
+        headers["Range"] = f"bytes={part}"
+    return filesystem.open(path, "rb", block_size=0, size=1, timeout=timeout, headers=headers)
+
+
+class WebOrigin:
+    """A file on a web server, from any byte on.
+
+    Args:
+        filesystem: fsspec's, for HTTP.
+        path: the URL, as it wants it.
+        options: the storage options.
+        timeout_s: the seconds without a byte after which the server has failed.
+    """
+
+    def __init__(self, filesystem: Any, path: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        self._filesystem, self._path, self._options, self._timeout_s = filesystem, path, options, timeout_s
+
+    def open_at(self, start: int) -> Opened:
+        """Open the file at a byte; a server that knows no ranges sends it from the beginning."""
+        part = f"{start}-" if start else None
+        file = open_web(self._filesystem, self._path, self._options, self._timeout_s, part=part)
+        response = file.r
+        headers = response.headers
+        sent = CONTENT_RANGE.fullmatch(headers.get("Content-Range", "")) if response.status == 206 else None
+        if sent is not None:
+            total = sent[3]
+            return Opened(file, int(sent[1]), None if total == "*" else int(total), version_of_response(response))
+        # What was compressed for the way is another number of bytes each time, for all one knows.
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            return Opened(file, 0, None, ())
+        length = headers.get("Content-Length", "")
+        return Opened(file, 0, int(length) if length.isdigit() else None, version_of_response(response))
+
+
+def version_of_response(response: Any) -> tuple[str, ...]:
+    """Return what is another if the file is."""
+    return version_of(*(response.headers.get(name) for name in ("ETag", "Last-Modified")))
