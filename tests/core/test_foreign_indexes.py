@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import sqlite3
 import tarfile
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from wds_datapipes import (
     Manifest,
     ShardIndex,
+    ShardList,
     build_index,
     first_dot,
     last_dot,
@@ -263,7 +266,7 @@ def test_what_energon_cannot_use(tmp_path: Path) -> None:
 def test_a_dataset_of_energon(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     for name in ("parts/a", "parts/b", "c"):
-        shard(tmp_path / f"{name}.tar", fields(["x", "y", "z"][: len(name)]))
+        shard(tmp_path / f"{name}.tar", fields([f"{name}-{key}" for key in "xyz"][: len(name)]))
     splits = {"train": f"{tmp_path}/parts/{{a,b}}.tar", "val": [str(tmp_path / "c.tar")]}
     written = write_energon_dataset(tmp_path, splits, max_workers=2)
     assert written.counts == {"parts/a.tar": 3, "parts/b.tar": 3, "c.tar": 1}
@@ -300,6 +303,39 @@ def test_a_dataset_of_energon(tmp_path: Path) -> None:
     (meta / ".info.json").write_text('{"shard_counts": {"a.tar": "3"}}')
     with pytest.raises(CorruptSidecar, match=r"\.info\.json is none of Energon's, or is damaged: its counts are no"):
         read_energon_dataset(tmp_path)
+
+
+def test_energon_finds_samples_by_key(tmp_path: Path) -> None:
+    for name in "ab":
+        shard(tmp_path / f"{name}.tar", fields([f"{name}{number}" for number in range(3)]))
+    splits = {"train": f"{tmp_path}/{{a,b}}.tar"}
+    table = tmp_path / ".nv-meta/index.sqlite"
+
+    def rows() -> list[tuple[str, bytes]]:
+        with contextlib.closing(sqlite3.connect(table)) as database:
+            found = database.execute(
+                "SELECT sample_key, part_name, tar_file_id, content_byte_offset, content_byte_size FROM samples "
+                "JOIN sample_parts USING (tar_file_id, sample_index) ORDER BY tar_file_id, content_byte_offset"
+            ).fetchall()
+        data = [(tmp_path / f"{name}.tar").read_bytes() for name in "ab"]
+        return [(f"{key}.{part}", data[number][at : at + size]) for key, part, number, at, size in found]
+
+    write_energon_dataset(tmp_path, splits, max_workers=1)
+    members = ShardList(f"{tmp_path}/*.tar").load_wds_shards()
+    assert rows() == [(member.name, member.data) for member in members]
+    before, told = table.read_bytes(), (tmp_path / ".nv-meta/index.uuid").read_text()
+    assert len(told) == 36
+    shard(tmp_path / "b.tar", fields(["b0", "a1"]))
+    with pytest.raises(UnsupportedSidecar, match=r"The key 'a1' of \S+/b\.tar was there before.* pass keys=False"):
+        write_energon_dataset(tmp_path, splits, max_workers=1)
+    assert table.read_bytes() == before
+    write_energon_dataset(tmp_path, splits, keys=False, max_workers=1)
+    # Nothing is left of the old shards, and nothing of what was broken off.
+    assert sorted(path.name for path in (tmp_path / ".nv-meta").iterdir()) == [
+        ".info.json",
+        "dataset.yaml",
+        "split.yaml",
+    ]
 
 
 def test_a_dataset_that_energon_could_not_find(plain: str, tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ This needs the packages of the dependency group ``energon``; `nox -s "peers(ener
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
+import sqlite3
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from megatron.energon import (
     get_train_dataset,
     stateless,
 )
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.itar_reader import SqliteITarEntryReader
 from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
 
 from wds_datapipes import ShardList, read_energon_dataset, read_energon_index, write_energon_dataset
@@ -99,9 +103,29 @@ def test_energon_loads_what_we_read(dataset: Path) -> None:
     }
 
 
+def test_energon_finds_samples_by_keys_that_we_write(dataset: Path) -> None:
+    write_energon_dataset(dataset, {"train": shards(dataset)})
+    reader, parts = (SqliteITarEntryReader(EPath(dataset), key_is_full_entryname=full) for full in (False, True))
+    for sample in ShardList(shards(dataset)).load_wds_shards().group_samples():
+        found = reader[sample["__key__"]]
+        assert (found["txt"], found["cls"]) == (sample["txt"], sample["cls"])
+        assert parts[f"{sample['__key__']}.cls"][0] == sample["cls"]
+    assert len(reader) == 2 * COUNT
+    reader.close()
+    parts.close()
+
+
+def tables(dataset: Path) -> dict[str, list[Any]]:
+    """What the tables of index.sqlite hold."""
+    with contextlib.closing(sqlite3.connect(dataset / ".nv-meta/index.sqlite")) as database:
+        return {name: sorted(database.execute(f"SELECT * FROM {name}")) for name in ("samples", "sample_parts")}
+
+
 def test_its_own_tool_writes_the_same_indexes(dataset: Path) -> None:
     written = write_energon_dataset(dataset, {"train": shards(dataset)})
     ours = {path.name: path.read_bytes() for path in dataset.rglob("*.idx")}
+    keys = tables(dataset)
+    assert [len(rows) for rows in keys.values()] == [2 * COUNT, 4 * COUNT]
     shutil.rmtree(dataset / ".nv-meta")
     for path in dataset.rglob("*.idx"):
         path.unlink()
@@ -109,6 +133,7 @@ def test_its_own_tool_writes_the_same_indexes(dataset: Path) -> None:
         dataset, list(written.counts), split_parts_ratio=[("train", 1.0)], workers=1, shuffle_seed=None
     )
     assert {path.name: path.read_bytes() for path in dataset.rglob("*.idx")} == ours
+    assert tables(dataset) == keys
     assert json.loads((dataset / ".nv-meta/.info.json").read_text())["shard_counts"] == written.counts
     read = read_energon_dataset(dataset)
     assert list(read.counts) == read.splits["train"] == shards(dataset)

@@ -6,6 +6,7 @@ is. ``.info.json`` has the number of samples of each shard, and ``split.yaml`` w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wds_datapipes.core.foreign.energonkeys import energon_keys, remove_energon_keys
 from wds_datapipes.core.foreign.members import ShardMembers
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.index import ShardIndex
 from wds_datapipes.core.indexbuilder import IndexBuilder
-from wds_datapipes.core.openers import redact, split_scheme
+from wds_datapipes.core.openers import local_path, redact, split_scheme
 from wds_datapipes.core.optional import require
 from wds_datapipes.core.parallel import Shards, each_shard, listed_shards
 from wds_datapipes.core.sidecars import joined, read_sidecar, within, write_sidecar
@@ -159,6 +161,7 @@ def write_energon_dataset(
     folder: str | os.PathLike[str],
     splits: Mapping[str, Shards],
     *,
+    keys: bool = True,
     end_marker: EndMarker = "required",
     executor: Executor | None = None,
     max_workers: int | None = None,
@@ -172,6 +175,9 @@ def write_energon_dataset(
     Args:
         folder: the folder that all shards are in or below.
         splits: the shards of each use, ``"train"``, ``"val"`` or ``"test"``: a pattern, or an iterable of URLs.
+        keys: write ``index.sqlite`` too, if the folder is a local one. By that, Energon finds samples by their keys,
+            leaves some out, and reads some of their files, so no key may be there twice. Without it, it loads them in
+            their order, and one that is there is removed, as it is of other shards.
         end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end.
         executor: who reads the shards; by default processes of this host.
         max_workers: how many.
@@ -182,7 +188,7 @@ def write_energon_dataset(
 
     Raises:
         ValueError: a shard is not in the folder, or there is no such use.
-        SidecarError: a file cannot be written, or Energon cannot use a shard.
+        SidecarError: a file cannot be written, or Energon cannot use a shard, or its keys.
         ShardError: a shard cannot be read.
     """
     place = os.fspath(folder).rstrip("/") + "/"
@@ -194,10 +200,20 @@ def write_energon_dataset(
     for url, name in names.items():
         if split_scheme(name)[0] or name.startswith("/"):
             raise ValueError(f"{redact(url)} is not in the folder {redact(place)}, where Energon looks for shards")
+    meta = local_path(f"{place}.nv-meta/")
+    if meta is not None:
+        os.makedirs(meta, exist_ok=True)  # noqa: PTH103  a string
     counts: dict[int, int] = {}
     work = (end_marker, storage_options)
-    for number, task in each_shard(_one, urls, work, executor=executor, max_workers=max_workers):
-        counts[number] = task.result()
+    with contextlib.ExitStack() as opened:
+        table = opened.enter_context(energon_keys(meta)) if keys and meta is not None else None
+        for number, task in each_shard(_one, urls, work, executor=executor, max_workers=max_workers):
+            index = task.result()
+            counts[number] = len(index)
+            if table is not None:
+                table.add(number, redact(urls[number]), index)
+    if not keys and meta is not None:
+        remove_energon_keys(meta)
     dataset = EnergonDataset(
         {names[url]: counts[number] for number, url in enumerate(urls)},
         {split: [names[url] for url in listed.get(split, ())] for split in SPLITS},
@@ -207,8 +223,6 @@ def write_energon_dataset(
         "split.yaml": _yaml(dataset.splits),
     }
     crude = "__module__: megatron.energon\n__class__: CrudeWebdataset"
-    if split_scheme(place)[0] == "":
-        os.makedirs(f"{place}.nv-meta", exist_ok=True)  # noqa: PTH103  it may be a remote folder as well
     try:
         read_sidecar(f"{place}.nv-meta/dataset.yaml", storage_options)
     except MissingSidecar:
@@ -250,17 +264,17 @@ def read_energon_dataset(
         raise CorruptSidecar(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
 
 
-def _one(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> int:
+def _one(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
     return _write(url, energon_index_url(url), end_marker, storage_options)
 
 
-def _write(url: str, place: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> int:
-    """Write the index of a shard, and return how many samples it has."""
+def _write(url: str, place: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
+    """Write the index of a shard for Energon, and return it as ours."""
     index = _indexed(ShardMembers(url, end_marker=end_marker, storage_options=storage_options), redact(url))
     if not len(index):
         raise UnsupportedSidecar(f"{redact(url)} has no samples, and Energon takes no shard without any")
     write_sidecar(place, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
-    return len(index)
+    return index
 
 
 def _indexed(members: ShardMembers, archive: str) -> ShardIndex:
