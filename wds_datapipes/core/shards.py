@@ -12,6 +12,7 @@ from braceexpand import braceexpand
 
 from wds_datapipes.core.listing import GLOB_MARKS, listed
 from wds_datapipes.core.openers import redact
+from wds_datapipes.core.rewriting import Rewrite, Rules, rewritten, rules_of
 from wds_datapipes.errors import PatternError
 
 __all__ = ["Patterns", "expand_urls"]
@@ -26,7 +27,11 @@ VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def expand_urls(
-    urls: Patterns, *, variables: Mapping[str, str], storage_options: Mapping[str, Any] | None = None
+    urls: Patterns,
+    *,
+    variables: Mapping[str, str],
+    storage_options: Mapping[str, Any] | None = None,
+    rewrite: Rewrite | None = None,
 ) -> list[str]:
     r"""List the shards of a pattern, or of several, in order.
 
@@ -36,11 +41,12 @@ def expand_urls(
     2. ``${NAME}`` becomes the value of the variable ``WDS_NAME``, which may hold all of what follows.
     3. Braces: ``{000..146}`` counts with leading zeros, ``{0..8..2}`` in steps, ``{9..0}`` down, ``{train,val}`` lists.
        They nest. In a pattern with braces, a backslash takes the meaning from the character behind it.
-    4. A local path with ``*``, ``?``, ``[...]`` or ``**``, unless there is a file of that very name, becomes the files
+    4. The first rule of `rules_of` that changes the URL does so.
+    5. A local path with ``*``, ``?``, ``[...]`` or ``**``, unless there is a file of that very name, becomes the files
        that match it, sorted. In a URL of a remote file system only ``*`` does so.
-    5. A directory, which ends in ``/``, becomes its shards, sorted: the files that end in ``.tar``, ``.tgz`` and so on.
+    6. A directory, which ends in ``/``, becomes its shards, sorted: the files that end in ``.tar``, ``.tgz`` and so on.
 
-    The steps 4 and 5 leave ``-``, ``pipe:`` and the schemes of `register_opener` alone.
+    The steps 5 and 6 leave ``-``, ``pipe:`` and the schemes of `register_opener` alone.
 
     >>> expand_urls("s3://bucket/{train-{08..10},val-0}.tar", variables={})
     ['s3://bucket/train-08.tar', 's3://bucket/train-09.tar', 's3://bucket/train-10.tar', 's3://bucket/val-0.tar']
@@ -51,6 +57,7 @@ def expand_urls(
         urls: a string, a path, or an iterable of these.
         variables: the values for step 2, usually ``os.environ``.
         storage_options: passed to the remote file systems that are listed.
+        rewrite: the rules for step 4, see `rules_of`.
 
     Raises:
         PatternError: a pattern cannot be read, or nothing matches it.
@@ -58,10 +65,11 @@ def expand_urls(
         MissingDependency: or its package is not installed.
     """
     options = storage_options or {}
+    rules = rules_of(rewrite, variables)
     expanded: list[str] = []
     for text in pattern_texts(urls):
         for pattern in split_patterns(text):
-            expanded += expand_pattern(substitute(pattern, variables), options)
+            expanded += expand_pattern(substitute(pattern, variables), options, rules)
     if not expanded:
         raise PatternError(f"There is no shard in {urls!r}. Name at least one")
     return expanded
@@ -127,15 +135,15 @@ def substitute(pattern: str, variables: Mapping[str, str]) -> str:
     return text
 
 
-def expand_pattern(pattern: str, storage_options: Mapping[str, Any]) -> list[str]:
+def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rules) -> list[str]:
     """The shards of a pattern without variables."""
     urls = expand_braces(pattern)
     # A million shards take little more than their strings do, if not each of them is looked at.
-    if GLOB_MARKS.isdisjoint(pattern) and not pattern.endswith(("/", "}")):
+    if not rules and GLOB_MARKS.isdisjoint(pattern) and not pattern.endswith(("/", "}")):
         return urls
     if "" in urls:
         raise PatternError(f"One of the shards of the pattern {redact(pattern)!r} has an empty name")
-    return [shard for url in urls for shard in listed(url, storage_options)]
+    return [shard for url in urls for shard in listed(rewritten(url, rules), storage_options)]
 
 
 def expand_braces(pattern: str) -> list[str]:

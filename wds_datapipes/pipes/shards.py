@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.core.rewriting import Rewrite
 from wds_datapipes.core.shards import expand_urls
 from wds_datapipes.core.specification import read_mixture
 from wds_datapipes.pipes.seeded import Seeded
@@ -33,15 +34,21 @@ class ShardList(IterDataPipe[str]):
     Args:
         urls: a pattern, a path, or an iterable of them.
         storage_options: what fsspec needs to list a store, as in ``{"anon": True}``.
+        rewrite: pairs of a regular expression and its replacement. The first whose expression matches at the beginning
+            of a URL, and changes it, tells where the shard is read. By default they come from the environment variable
+            ``WDS_REWRITE``, or ``GOPEN_REWRITE``, as ``EXPRESSION=REPLACEMENT;...``. With ``AIS_ENDPOINT`` set, URLs of
+            AIStore (``ais://bucket/name``), and of the schemes that ``USE_AIS_FOR`` names, are read from there.
 
     Raises:
-        PatternError: a pattern cannot be expanded, or matches nothing.
+        PatternError: a pattern cannot be expanded, or matches nothing; or a rule cannot be read.
 
     Examples:
         >>> list(ShardList("train-{000..002}.tar"))
         ['train-000.tar', 'train-001.tar', 'train-002.tar']
         >>> len(ShardList(["a-{0..9}.tar", "b.tar"]))
         11
+        >>> list(ShardList("s3://bucket/{0..1}.tar", rewrite=[("s3://", "/mnt/")]))
+        ['/mnt/bucket/0.tar', '/mnt/bucket/1.tar']
     """
 
     _is_child_datapipe = False
@@ -51,9 +58,11 @@ class ShardList(IterDataPipe[str]):
         urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
         storage_options: Mapping[str, Any] | None = None,
+        rewrite: Rewrite | None = None,
     ) -> None:
         super().__init__()
-        self._listed = _Listed(expand_urls(urls, variables=os.environ, storage_options=storage_options))
+        found = expand_urls(urls, variables=os.environ, storage_options=storage_options, rewrite=rewrite)
+        self._listed = _Listed(found)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._listed.urls
