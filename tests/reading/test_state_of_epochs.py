@@ -246,18 +246,6 @@ def test_an_epoch_that_another_follows_before_its_first_item_has_taken_nothing_o
     service.finalize()
 
 
-@pytest.mark.parametrize(
-    "pipe",
-    [
-        lambda: split().mix_samples(drawn().with_epoch(4), stop="all"),
-        lambda: split().with_epoch(4).with_epoch(3),
-    ],
-)
-def test_a_stream_that_another_stage_begins_again_is_refused(pipe: Callable[[], Pipe]) -> None:
-    with pytest.raises(StateError, match="EpochCutter goes on from one epoch to the next, and has no state where"):
-        save_state(pipe())
-
-
 #: StatefulDataLoader calls what torch has deprecated.
 stateful = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 

@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.epochs import Stream
 from wds_datapipes.core.progress import Address
 from wds_datapipes.core.sharing import share
-from wds_datapipes.pipes.passes import Passes
+from wds_datapipes.pipes.passes import Passes, beginning_of
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed
 
@@ -95,11 +95,13 @@ class EpochCutter(IterDataPipe[Any]):
             StateError: a stage before holds samples back, and has no state.
         """
         if self._loaded is not None:
-            return {"given": 0, **self._loaded[0]}
+            return {"given": self._loaded[0].get("given", 0), "lasting": self._loaded[0]["lasting"]}
         stream, passes = self._stream, self._passes
         lasting = None
         if stream.is_begun:
-            place = passes.state_dict(self.source) if stream.is_open else {"pass": stream.passes, "state": None}
+            place = {"pass": stream.passes, "state": beginning_of(self.source)}
+            if stream.is_open:
+                place = passes.state_dict(self.source)
             lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **place}
         return {"given": stream.given if stream.is_begun else 0, "lasting": lasting}
 
@@ -107,7 +109,8 @@ class EpochCutter(IterDataPipe[Any]):
         """Go on from a state when it is iterated next.
 
         Args:
-            state: what `state_dict` has returned. Without ``"given"``, an epoch begins.
+            state: what `state_dict` has returned. Without ``"given"``, an epoch begins; with ``"ends"``, only samples
+                that come again are left.
             again: samples that wait in later stages, and are yielded first.
         """
         self._loaded = state, [*again]
@@ -121,6 +124,9 @@ class EpochCutter(IterDataPipe[Any]):
         refuse_fed(self.source, "with_epoch")
         state, again = self._loaded or ({}, [])
         self._stream.given = 0
+        if state.get("ends", False):
+            yield from self._made_again(state["lasting"], again)
+            return
         if state and state["lasting"] is None:
             self._stream = Stream()
         elif state:
@@ -139,6 +145,12 @@ class EpochCutter(IterDataPipe[Any]):
 
     def __len__(self) -> int:
         return self.n
+
+    def _made_again(self, lasting: Mapping[str, Any], again: list[Address]) -> Iterator[Any]:
+        """Yield samples of earlier passes that later stages wait for."""
+        nothing_else = {"pass": -1, "state": lasting["state"]}
+        self._passes = Passes(self.source, place_of(self.source), lasting["seed"], lasting["first"], nothing_else)
+        yield from self._passes.go_on(self.source, again)
 
     def _begin(self, number: int) -> Iterator[Any]:
         if number == 0:

@@ -16,6 +16,7 @@ from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.pipes.passes import BEGINNING, Passes
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.seeded import Seeded
+from wds_datapipes.pipes.state import renewed
 from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed
 
 __all__ = ["SampleMixer"]
@@ -96,8 +97,17 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         known = all(address_of(source) is not None for source in self.state_branches())
         return self._address if known else None
 
-    def _beginning(self) -> dict[str, Any]:
-        return {"left": None, "turn": 0, "draws": 0, "sources": [BEGINNING for _ in self.state_branches()]}
+    def _beginning(self, lasting: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the state at the beginning of an epoch, where something may last of the one before."""
+        sources = [BEGINNING for _ in self.state_branches()]
+        if lasting is not None:
+            sources = [{"pass": 0, "state": state} for state in lasting["sources"]]
+        return {"left": None, "turn": 0, "draws": 0, "sources": sources, "lasting": lasting}
+
+    def _lasting(self, states: Sequence[Any]) -> dict[str, Any] | None:
+        """Return what lasts beyond the epoch of the sources, if anything does."""
+        kept = [renewed(state) for state in states]
+        return {"sources": kept} if any(kept) else None
 
     def _address(self) -> Address:
         number = self._state.at
@@ -114,6 +124,8 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return which sources are left, whose turn is next, how many numbers were drawn, and where the sources are.
 
+        What lasts of the sources beyond the epoch is told once more.
+
         Raises:
             StateError: a stage of a source holds samples back, and has no state.
         """
@@ -123,21 +135,29 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
             return self._beginning()
         state = self._state
         sources = [each.state_dict(source) for each, source in zip(self._passes, self.state_branches(), strict=True)]
-        return {"left": [*state.left], "turn": state.turn, "draws": state.draws, "sources": sources}
+        lasting = self._lasting([source["state"] for source in sources])
+        return {"left": [*state.left], "turn": state.turn, "draws": state.draws, "sources": sources, "lasting": lasting}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.
 
         Args:
-            state: what `state_dict` has returned; or ``{}``, where only samples that come again are left. Without
-                ``"left"``, the mixture begins anew, and its sources where their states say.
+            state: what `state_dict` has returned; or ``{}``, where only samples that come again are left, and so with
+                ``"ends"``. Without ``"left"``, the mixture begins anew, and its sources where their states say, or
+                what lasts of them.
             again: samples that wait in later stages, and are yielded first.
         """
+        if state and "sources" not in state:
+            begun = self._beginning(state["lasting"])
+            if state.get("ends", False):
+                begun = {**begun, "left": [], "sources": [{**each, "pass": -1} for each in begun["sources"]]}
+            state = begun
         self._loaded = state, [*again]
 
     def forget_state(self) -> None:
-        """Begin anew when it is iterated next."""
-        self._loaded = None
+        """Begin anew when it is iterated next; what lasts of the sources goes on as it would have."""
+        lasting = self._loaded and self._loaded[0].get("lasting")
+        self._loaded = (self._beginning(lasting), []) if lasting else None
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""

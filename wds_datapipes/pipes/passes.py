@@ -12,10 +12,10 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.progress import Address, gone
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.sharing import Place
-from wds_datapipes.pipes.state import load_state, save_state, stateful
+from wds_datapipes.pipes.state import lasts, load_state, nothing_else, renewed, save_state
 from wds_datapipes.pipes.upstream import splitters, upstream
 
-__all__ = ["BEGINNING", "Passes"]
+__all__ = ["BEGINNING", "Passes", "beginning_of"]
 
 #: The state of a source that is yet to begin.
 BEGINNING: Mapping[str, Any] = {"pass": 0, "state": None}
@@ -59,6 +59,8 @@ class Passes:
         self._state: Any = None  # where the present pass goes on, if it is yet to begin
         self._is_begun = False
         self._loaded = loaded
+        if loaded and lasts(source):  # it may not come to begin, and the next epoch goes on from here all the same
+            load_state(source, loaded["state"])
 
     def begin(self, source: Pipe, number: int, state: Any = None, again: Iterable[Address] = ()) -> Iterator[Any]:
         """Return an iterator over a pass, which begins when it is asked for the first item.
@@ -75,7 +77,8 @@ class Passes:
     def go_on(self, source: Pipe, again: Iterable[Address]) -> Generator[Any, None, Iterator[Any]]:
         """Yield what stages behind wait for, and return an iterator over the present pass behind that.
 
-        It goes on from ``loaded``: what `state_dict` has returned; or ``{}``, where nothing else is left.
+        It goes on from ``loaded``: what `state_dict` has returned; or ``{}``, where nothing else is left. With -1 as
+        ``"pass"``, nothing else is left, and ``"state"`` tells what lasts.
 
         Args:
             source: the source.
@@ -91,8 +94,7 @@ class Passes:
         state = self._loaded or {}
         number = state.get("pass", -1)
         for earlier in sorted(of_pass.keys() - {number}):
-            nothing_else: list[dict[str, Any]] = [{} for _ in stateful(source)]
-            items = self.begin(source, earlier, nothing_else, of_pass[earlier])
+            items = self.begin(source, earlier, nothing_else(source, state.get("state")), of_pass[earlier])
             yield from _exactly(len(of_pass[earlier]), items)
             del items  # closes the shard that it reads
         items = self.begin(source, number, state.get("state"), of_pass[number])
@@ -104,7 +106,11 @@ class Passes:
         """Return which pass this is, and where it is; None is its beginning."""
         if self._loaded is not None:
             return {"pass": self._loaded["pass"], "state": self._loaded["state"]}
-        return {"pass": self.number, "state": save_state(source) if self._is_begun else self._state}
+        if self._is_begun:
+            state: Any = save_state(source)
+        else:
+            state = beginning_of(source) if self._state is None else self._state
+        return {"pass": self.number, "state": state}
 
     def _items(self, source: Pipe, again: Iterable[Address]) -> Iterator[Any]:
         self._set_seeds(source)
@@ -125,6 +131,11 @@ class Passes:
                     stage.set_seed(derived_seed("shared", *shared, self.number, position))
             elif self.seed is not None:
                 stage.set_seed(derived_seed("own", self.seed, *self._place, self.number, position))
+
+
+def beginning_of(source: Pipe) -> list[dict[str, Any] | None] | None:
+    """Return the state of a source that is yet to begin: what lasts of the passes before, if anything does."""
+    return renewed(save_state(source)) if lasts(source) else None
 
 
 def _seeded(source: Pipe) -> Iterator[Any]:

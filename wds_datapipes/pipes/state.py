@@ -23,6 +23,7 @@ __all__ = [
     "holds_nothing",
     "lasts",
     "load_state",
+    "nothing_else",
     "renewed",
     "save_state",
     "stateful",
@@ -108,6 +109,17 @@ def renewed(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, 
     return [None if lasting is None else {"lasting": lasting} for lasting in kept] if any(kept) else None
 
 
+def nothing_else(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any]]:
+    """Return the state by which a pipeline yields samples that come again, and then ends.
+
+    Args:
+        pipe: the pipeline.
+        state: where it is. A stage that goes on from one epoch to the next makes samples again by what it has there.
+    """
+    own = state or [None for _ in stateful(pipe)]
+    return [{"ends": True, "lasting": each["lasting"]} if each and each.get("lasting") else {} for each in own]
+
+
 def lasts(pipe: Any) -> bool:
     """Whether an epoch of a pipeline goes on where the last one has ended."""
     return any(getattr(stage, "lasts", False) for stage in upstream(pipe))
@@ -156,11 +168,6 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
             break
         if isinstance(stage, Batcher):
             _check_batches(later)
-        if getattr(stage, "lasts", False) and any(map(branches_of, later)):
-            raise StateError(
-                f"{type(stage).__name__} goes on from one epoch to the next, and has no state where a stage behind it "
-                f"begins it by itself, as mix_samples or another with_epoch does. Put one .with_epoch() behind all"
-            )
         later.append(stage)
         if has_state(stage):
             found.append(stage)
