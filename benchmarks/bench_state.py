@@ -45,6 +45,7 @@ from rich.table import Table
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.reading import serving
+from wds_datapipes.reading.statetext import read
 
 # Silenced by the import above.
 from torchdata.dataloader2 import DataLoader2  # isort: skip
@@ -150,7 +151,9 @@ def share_of(reports: list[tuple[float, float]]) -> float:
 
 def waiting_in(data: bytes) -> int:
     parts = json.loads(data)["parts"] if data else []
-    return sum(len(stage.get("waiting", ())) for part in parts for stage in part["stages"] or ())
+    return sum(
+        len((stage or {}).get("waiting", ())) for part in parts for stage in read(part["stages"] or "null") or ()
+    )
 
 
 def close(loader: Any) -> None:

@@ -429,7 +429,7 @@ class Pinned:
 def test_torch_pins_the_batch_and_leaves_what_is_told_with_it() -> None:
     # What the thread of a loader with pin_memory=True calls, which there is only beside an accelerator.
     pin: Callable[[Any], Any] = pin_memory
-    assert pin(Told(Pinned(["a"]), 1, 0, 7, b"[]")) == Told(Pinned(["a"], True), 1, 0, 7, b"[]")
+    assert pin(Told(Pinned(["a"]), 1, 0, 7, "[]")) == Told(Pinned(["a"], True), 1, 0, 7, "[]")
 
 
 class Numbers(IterableDataset[int]):
@@ -466,7 +466,7 @@ def own_state(**changes: Any) -> Any:
     ("state", "text"),
     [
         (lambda: own_state(first=8), "another seed: 8, and here it is 0"),
-        (lambda: own_state(version=9), "version 9, and this release of wds-datapipes reads 1"),
+        (lambda: own_state(version=9), "version 9, and this release of wds-datapipes reads 1 and 2"),
         (lambda: own_state(format="x"), "no state of a loader"),
         (lambda: own_state(engines=[[1], [2]]), "behind another reading service"),
         (lambda: own_state(stages=["x"]), "another pipeline. Counted from the end, stage 0 was x"),

@@ -35,6 +35,7 @@ from wds_datapipes.core.progress import runs_of
 from wds_datapipes.core.tar import read_members
 from wds_datapipes.errors import ChangedShard
 from wds_datapipes.pipes.state import load_state, save_state
+from wds_datapipes.reading.statetext import read
 from wds_datapipes.testing import build_shard
 
 SECRET = "hunter2hunter2"
@@ -344,7 +345,7 @@ def test_workers_go_on_from_s3_and_read_again_only_what_waited(
             next(items)
         state = made.state_dict()
         made.shutdown()
-    parts = [part["stages"] for part in json.loads(state["reading_service_state"])["parts"]]
+    parts: list[Any] = [read(part["stages"]) for part in json.loads(state["reading_service_state"])["parts"]]
     bound = 0
     for worker, stages in enumerate(parts):
         for number in range(2):

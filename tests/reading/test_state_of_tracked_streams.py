@@ -280,9 +280,11 @@ def test_a_stream_on_another_number_of_workers_is_refused(before: int, after: in
     with pytest.raises(StateError, match="means nothing where there is another number of them"):
         next(Run(batched, after, state).epoch())
     batches.close()
-    options = {"multiprocessing_context": "fork"} if after else {}
+    loader = DataLoader[Any](
+        run.data, batch_size=None, num_workers=after, multiprocessing_context="fork" if after else None
+    )
     with pytest.raises(StateError, match=f"there are {after} workers now, where there were {before}"):
-        next(run.data.tracked(DataLoader[Any](run.data, batch_size=None, num_workers=after, **options)))
+        next(run.data.tracked(loader))
 
 
 def test_workers_that_are_spawned_go_on_with_their_streams() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -14,7 +14,9 @@ from wds_datapipes.reading.resuming import Resumed
 __all__ = ["Checkpoint"]
 
 FORMAT = "wds-datapipes state"
-VERSION = 1
+#: In version 1, the states of pipelines were plain values, and are texts now.
+VERSION = 2
+READABLE = (1, VERSION)
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,7 @@ class Checkpoint:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
-        # asdict would copy the address of each sample that waits, which takes twenty times as long.
-        return {"format": FORMAT, "version": VERSION, **vars(self), "parts": [dict(vars(part)) for part in self.parts]}
+        return {"format": FORMAT, "version": VERSION, **vars(self), "parts": [part.as_dict() for part in self.parts]}
 
     def dumps(self) -> bytes:
         """Return it as JSON."""
@@ -79,11 +80,12 @@ class Checkpoint:
         found = dict(state)
         if found.pop("format", None) != FORMAT:
             raise StateError("This is no state of a loader: it does not say that it is one")
-        if (version := found.pop("version", None)) != VERSION:
-            raise StateError(f"This state has version {version}, and this release of wds-datapipes reads {VERSION}")
+        if (version := found.pop("version", None)) not in READABLE:
+            readable = " and ".join(map(str, READABLE))
+            raise StateError(f"This state has version {version}, and this release of wds-datapipes reads {readable}")
         try:
             parts = [Resumed(**part) for part in found.pop("parts")]
-            return cls(**found, parts=parts)
+            return cls(**found, parts=[replace(part, stages=part.state) for part in parts])
         except (KeyError, TypeError) as error:
             raise StateError(f"This state of a loader is not whole: {error}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import weakref
@@ -190,7 +189,7 @@ class Crew:
                 states.popleft()
             since, stages = base.items - base.skip, base.stages
             if states and states[0][0] <= delivered:
-                since, stages = states[0][0], json.loads(states[0][1])
+                since, stages = states[0]
             found.append(Resumed(delivered, delivered - since, stages))
         return found
 

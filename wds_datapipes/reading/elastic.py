@@ -190,7 +190,7 @@ def _check_dealable(pipe: Any) -> None:
 def behind_delivered(checkpoint: Checkpoint, number: int, part: Resumed, old: Workplace) -> State | None:
     """Return the state of a worker behind the last item that was delivered, which may be some items behind its own."""
     if not part.skip:
-        return cast("State | None", part.stages)
+        return cast("State | None", part.state)
     pipe = clone(old.pipe)
     pipe = graph_settings.apply_sharding(pipe, checkpoint.ranks, checkpoint.rank, SHARDING_PRIORITIES.DISTRIBUTED)
     info = WorkerInfo(checkpoint.workers, number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from time import perf_counter
@@ -22,6 +21,7 @@ from wds_datapipes.reading.elastic import Workplace, placed
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stages
 from wds_datapipes.reading.serving import STATE_EVERY_S, split
+from wds_datapipes.reading.statetext import written
 from wds_datapipes.reading.tracking import END, Told
 
 __all__ = ["Epochs", "own_worker"]
@@ -102,7 +102,7 @@ class Epochs:
             return batch
         stages, begin = None, perf_counter()
         if begin >= self._state_due:
-            stages = json.dumps(save_state(self._pipe)).encode()
+            stages = written(save_state(self._pipe))
             now = perf_counter()
             self._state_due = now + max(STATE_EVERY_S, 100 * (now - begin))  # it takes a hundredth of the time
         return Told(batch, own_worker().worker_id, self.number, self._items, stages)

@@ -55,7 +55,7 @@ class Link:
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
         #: States that it has told in this epoch, with the number of items before each; the oldest may be out of date.
-        self.states: deque[tuple[int, bytes]] = deque()
+        self.states: deque[tuple[int, str]] = deque()
         self._turn = threading.Lock()
         self._asked = self._answered = 0
         self._closed = False

@@ -22,6 +22,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.upstream import splitters
 from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline
 from wds_datapipes.reading.service import ShardReadingService
+from wds_datapipes.reading.statetext import read
 
 __all__ = ["rehearse_coverage", "rehearse_resume"]
 
@@ -139,8 +140,9 @@ def _outline(state: Any) -> Any:
     return {**dict.fromkeys(state), "parts": [_stages(part["stages"]) for part in state["parts"]]}
 
 
-def _stages(stages: Any) -> Any:
-    return None if stages is None else [sorted(stage) for stage in stages]
+def _stages(text: str | None) -> Any:
+    stages = None if text is None else read(text)
+    return None if stages is None else [sorted(stage or ()) for stage in stages]
 
 
 def _fits(found: Any, outline: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from wds_datapipes.errors import ChangedShard
 from wds_datapipes.pipes.state import load_state, renewed
+from wds_datapipes.reading.statetext import read, written
 
 __all__ = ["Resumed"]
 
@@ -19,21 +20,35 @@ class Resumed:
     Attributes:
         items: how many items of the epoch were delivered.
         skip: how many of them come after the state, and are made once more, and not delivered.
-        stages: the state of the pipeline; None is its beginning.
+        stages: the state of the pipeline, or the text of it that a worker has told; None is its beginning.
     """
 
     items: int
     skip: int
-    stages: Sequence[Mapping[str, Any] | None] | None
+    stages: Sequence[Mapping[str, Any] | None] | str | None
+
+    @property
+    def state(self) -> Sequence[Mapping[str, Any] | None] | None:
+        """The state of the pipeline.
+
+        Raises:
+            StateError: it is a text that is none.
+        """
+        return read(self.stages) if isinstance(self.stages, str) else self.stages
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values; the state as text, which is not read where it was told."""
+        stages = self.stages if self.stages is None or isinstance(self.stages, str) else written(self.stages)
+        return {"items": self.items, "skip": self.skip, "stages": stages}
 
     def renewed(self) -> Resumed:
         """Return where the next epoch begins, if this is the end of one."""
-        return Resumed(0, 0, renewed(self.stages))
+        return Resumed(0, 0, renewed(self.state))
 
     def load(self, pipe: Any) -> None:
         """Have a pipeline go on from here when it is iterated next."""
         if self.stages is not None:
-            load_state(pipe, self.stages)
+            load_state(pipe, self.state)
 
     def pass_over(self, pipe: Any) -> Iterator[Any]:
         """Return an iterator over what was not delivered yet."""

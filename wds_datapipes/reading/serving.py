@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import socket
 import sys
@@ -26,6 +25,7 @@ from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import reset_pipeline, returned
+from wds_datapipes.reading.statetext import written
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
 from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
@@ -284,7 +284,7 @@ class Worker:
         """Send what is needed to go on behind the item that was made last. It takes a hundredth of the time."""
         begin = thread_time()  # not that of other processes, nor how long the loop lets it wait
         try:
-            state = json.dumps(save(self.pipe)).encode()
+            state = written(save(self.pipe))
         except StateError:
             # The user's functions have made another pipeline of it. It can still be replayed, from its beginning on.
             self.state_due = math.inf

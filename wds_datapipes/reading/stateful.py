@@ -129,7 +129,7 @@ class StatefulShards(IterableDataset[Any]):
                     yield told.batch
             tracked.end(self._board.read(0))
         finally:
-            if self._epochs.lasts and not (tracked and tracked.is_over and tracked.is_in_order):
+            if self._epochs.lasts and not (tracked is not None and tracked.is_over and tracked.is_in_order):
                 # Workers that stay are not where the loop has stopped, or have each other's streams. Others begin.
                 loader._iterator = None
             # Workers that have only now begun are still of this loop, and have ended before it is said to be over.
@@ -251,7 +251,7 @@ class StatefulShards(IterableDataset[Any]):
         """Return what keeps track of an epoch."""
         epochs, last, row = self._epochs, self._tracked, self._board.read(0)
         turn, parts = 0, list[Resumed | None]([Resumed(0, 0, None)] * loader.num_workers)
-        epochs.before = None
+        epochs.before, settle = None, None
         if row.loaded:
             going_on = epochs.placed(loader.num_workers)
             epochs.loaded = [going_on]  # so that not each worker deals anew
@@ -262,7 +262,8 @@ class StatefulShards(IterableDataset[Any]):
             found = last.states()
             epochs.before = self._saved(last.row or row, workers=len(found), parts=found)
             parts = [None if part.skip else part.renewed() for part in found]
-        return Tracked(parts, turn, partial(self._settled, epochs.before))
+            settle = partial(self._settled, epochs.before)
+        return Tracked(parts, turn, settle)
 
     def _settled(self, before: Checkpoint, worker: int) -> Resumed:
         """Return where a worker goes on behind an epoch that was broken off, which it has not told yet."""

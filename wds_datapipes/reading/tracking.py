@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
@@ -25,7 +24,7 @@ class Told(NamedTuple):
         process: the number of the worker's process.
         worker: its number in the round in which the epoch goes.
         items: how many items of the pipeline it has made in this epoch.
-        stages: the state of its pipeline behind this batch, as JSON; None if it does not tell.
+        stages: the state of its pipeline behind this batch, as text; None if it does not tell.
         is_empty: whether there is no batch, but only the place where the worker's epoch has ended.
     """
 
@@ -33,7 +32,7 @@ class Told(NamedTuple):
     process: int
     worker: int
     items: int
-    stages: bytes | None
+    stages: str | None
     is_empty: bool = False
 
 
@@ -73,7 +72,9 @@ class Tracked:
         settle: returns where a worker has begun, which takes its time.
     """
 
-    def __init__(self, bases: Sequence[Resumed | None], turn: int, settle: Callable[[int], Resumed]) -> None:
+    def __init__(
+        self, bases: Sequence[Resumed | None], turn: int, settle: Callable[[int], Resumed] | None = None
+    ) -> None:
         #: Whether each process has the worker of its own number.
         self.is_in_order = turn == 0
         self.turn = turn
@@ -107,8 +108,8 @@ class Tracked:
         """Return where each worker would have to go on behind what the loop has."""
         found = []
         for number, items in enumerate(self._items):
-            if (state := self._states[number]) is None:
-                state = self._states[number] = 0, self._settle(number).stages
-            since, stages = state
-            found.append(Resumed(items, items - since, json.loads(stages) if isinstance(stages, bytes) else stages))
+            if self._states[number] is None and self._settle is not None:
+                self._states[number] = 0, self._settle(number).stages
+            since, stages = self._states[number] or (0, None)
+            found.append(Resumed(items, items - since, stages))
         return found
