@@ -134,6 +134,7 @@ def write_training_shards(folder: Path) -> None:
         build_shard(folder / f"data/train-{shard:03d}.tar", samples)
 
 
+@pytest.mark.timeout(400)  # the page of the commands starts two dozen processes, each of which imports torch
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_runs(page: Path, tmp_path: Path) -> None:
     write_training_shards(tmp_path)
