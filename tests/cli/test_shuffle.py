@@ -204,7 +204,7 @@ def test_room_is_asked_for_before_a_shard_is_read(
 
 
 @pytest.mark.parametrize("limit", ["temporary", "output"])
-def test_a_full_disk_leaves_nothing_half(program: Any, many: list[str], limit: str) -> None:
+def test_a_full_disk_leaves_nothing_half(program: Any, many: list[str], limit: str, nothing_left: None) -> None:
     sizes = sum(Path(name).stat().st_size for name in many)
     most = sizes // 2 if limit == "temporary" else sizes * 98 // 100  # a file of runs is smaller than an archive
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -242,7 +242,7 @@ def test_memory_is_bounded(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["reading", "writing"])
-def test_ctrl_c_leaves_nothing(program: Any, many: list[str], where: str) -> None:
+def test_ctrl_c_leaves_nothing(program: Any, many: list[str], where: str, nothing_left: None) -> None:
     """The signal comes from a command, to this process, at a moment when a temporary file is there."""
     Path("tmp").mkdir()
     interrupting = 'ls -l /proc/$PPID/fd | grep -o "$PWD/tmp/.*" > seen; kill -INT $PPID; sleep 60'
