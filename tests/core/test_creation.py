@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import webdataset
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ShardWriter
@@ -85,6 +85,8 @@ def files(tmp_path: Path) -> Path:
     maxsize=st.integers(512, 12_000),
     seed=st.none() | st.integers(0, 3),
 )
+@example(sizes=[1] * 4, long=False, maxcount=9, maxsize=4608, seed=None)  # two samples, but for the end marker
+@example(sizes=[1] * 4, long=False, maxcount=9, maxsize=5120, seed=None)
 def test_shards_are_those_that_a_shard_writer_writes(
     sizes: list[int], long: bool, maxcount: int, maxsize: int, seed: int | None
 ) -> None:
