@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import re
+import tracemalloc
 import wave
 import zipfile
 from pathlib import Path
@@ -65,13 +66,14 @@ def test_every_format_of_images(extension: str) -> None:
 
 
 @pytest.mark.parametrize("extension", sorted(UNSAFE))
-def test_a_pickle_is_never_read(extension: str) -> None:
+def test_a_pickle_is_never_read(extension: str, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
-            return Path("/tmp/evil").touch, ()
+            return (tmp_path / "evil").touch, ()
 
     seen = glance(extension, pickle.dumps(Evil()))
     assert (seen.kind, seen.error) == ("pickle", "it is not decoded: that can run code")
+    assert not (tmp_path / "evil").exists()
 
 
 @pytest.mark.parametrize("field", ["pth", "npy", "npz", "json", "mp", "jpg", "wav", "mp4"])
@@ -131,9 +133,16 @@ def test_an_image_that_would_take_all_memory_is_not_decoded(monkeypatch: pytest.
     assert "DecompressionBombWarning" in seen.error
 
 
-def test_few_bytes_that_hold_many_are_not_unpacked() -> None:
-    seen = glance("txt.gz", gzip.compress(bytes(70 << 20), 1))
-    assert seen.error == "ValueError: it holds more than 64 MiB, and is not decompressed"
+def test_few_bytes_that_hold_many_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wds_datapipes.core.glance.MOST_BYTES", 1 << 20)
+    data = gzip.compress(bytes(30 << 20), 1)
+    tracemalloc.start()
+    try:
+        seen = glance("txt.gz", data)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert seen.error == "ValueError: it holds more than 1 MiB, and is not decompressed"
     assert glance("txt.gz", gzip.compress(b"a") + gzip.compress(b"b")).text == "ab"
     assert "end too early" in glance("txt.gz", gzip.compress(b"a" * 999)[:-9]).error
     assert "it is no gzip data" in glance("txt.gz", b"abc").error

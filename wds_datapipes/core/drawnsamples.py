@@ -167,7 +167,9 @@ def _read_at(
         stop = offsets[position + 1] if position + 1 < len(offsets) else -1
         stream.seek(start)
         members = read_members(stream, url=url, archive=redact(url), start=start, stop=stop, end_marker="optional")
-        yield _first(members, url, key_rule, is_last=stop < 0)
+        sample = _first(members, url, key_rule, is_last=stop < 0)
+        if sample:  # or the shard has changed meanwhile
+            yield sample
 
 
 def _read_past(
