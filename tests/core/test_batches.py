@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from wds_datapipes.core.batches import unbatch_samples
+from wds_datapipes.core.batches import take_lists_apart, unbatch_samples
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - a plain one, as torch's collate knows them
 
@@ -116,6 +116,17 @@ def test_numbers_in_tensors_stay_tensors() -> None:
     ((number, real),) = unbatch_samples([(torch.tensor([1], dtype=torch.int16), np.array([2.0], dtype=np.float32))])
     assert (type(number), number.dtype, number.shape) == (torch.Tensor, torch.int16, ())
     assert type(real) is np.float32
+
+
+def test_lists_of_samples_are_taken_apart_as_they_are() -> None:
+    samples = [{"a": [1, 2]}, "b", (3, 4), None]
+    assert list(take_lists_apart([samples[:1], [], tuple(samples[1:3]), iter(samples[3:])])) == samples
+
+
+@pytest.mark.parametrize(("batch", "kind"), [({"a": [1]}, "dict"), ("ab", "str"), (b"ab", "bytes"), (3, "int")])
+def test_what_is_no_list_of_samples_is_refused(batch: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"takes lists of samples apart, and got a {kind}"):
+        list(take_lists_apart([batch]))
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,12 @@ from torch.utils.data.datapipes.iter import IterableWrapper
         ("rename", (), {"image": ["jpg", "png"]}, "a field is named by a string"),
         ("map_dict", (), {}, "needs a function for at least one field"),
         ("map_dict", (), {"cls": 5}, "applies a function to the field 'cls', and 5 is none"),
+        (
+            "unbatch_samples",
+            (),
+            {"collated": False, "copy": True},
+            "nested_lists and copy for batches that are made of",
+        ),
         ("compose", (), {}, "compose needs a function from an iterator"),
         ("compose", ("sorted",), {}, "compose takes functions .* not 'sorted'"),
         ("map_samples", (3,), {}, "applies a function to each sample, and 3 is none"),

@@ -28,16 +28,14 @@ class Beside:
     Args:
         state: where it goes on.
         again: samples that wait in later stages. In front of the way of each are its places in the shards beside.
-
-    Attributes:
-        at: where the sample is that was yielded last, as later stages know it.
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None, again: Iterable[Address] = ()) -> None:
         state = state or {}
-        self.at = Address(-1, 0, 0)
+        self._at: Address | None = None
+        self._at_places: Sequence[Span] = ()
         self._last: Address | None = next(iter(addresses_in(state.get("waiting", ()))), None)
-        self._places: list[Span] = [(start, end) for start, end in state.get("columns", ())]
+        self._places: Sequence[Span] = [(start, end) for start, end in state.get("columns", ())]
         self._reading: Reading | None = None
         wanted = {source_of(address): address.way[0] for address in again}
         self._wanted = {address.place for address in wanted}
@@ -48,6 +46,11 @@ class Beside:
         if self._last is not None and self._last.place not in self._wanted:
             self._spans[_reading(self._last)].append(self._places)
         self._left = self._wanted | ({self._last.place} if self._last is not None else set())
+
+    def address(self) -> Address:
+        """Return where the sample is that was noted last, as later stages know it."""
+        shard, start, end, way = self._at or Address(-1, 0, 0)
+        return Address(shard, start, end, (tuple(chain.from_iterable(self._at_places)), *way))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the last sample is, in its own shard and in those beside."""
@@ -95,9 +98,9 @@ class Beside:
             places: where it is in the shards beside.
             is_new: whether it comes for the first time.
         """
-        self.at = at._replace(way=(tuple(chain.from_iterable(places)), *at.way))
+        self._at, self._at_places = at, places
         if is_new:
-            self._last, self._places = at, [*places]
+            self._last, self._places = at, places
 
 
 def source_of(address: Address) -> Address:
@@ -106,4 +109,6 @@ def source_of(address: Address) -> Address:
 
 
 def _reading(address: Address) -> Reading:
+    if not address.way:
+        return (address.shard,)
     return (address.shard, *(each for each in address.way if isinstance(each, int)))

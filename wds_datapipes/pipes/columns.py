@@ -158,7 +158,7 @@ class ColumnAdder(IterDataPipe[Sample]):
         return None if address_of(self.source) is None else self._address
 
     def _address(self) -> Address:
-        return self._beside.at
+        return self._beside.address()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the sample is that was yielded last, in its own shard and in those beside."""
