@@ -74,7 +74,6 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("distributed", "dask", connect),
     ("msgpack", "msgpack", decode("mp")),
     ("pyarrow", "parquet", read_parquet),
-    ("pyarrow.parquet", "parquet", read_parquet),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("s3fs", "s3", load("s3a://bucket/a.tar")),
     ("scipy.io", "imagenet", read_devkit),

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import webdataset
 from hypothesis import example, given, settings
@@ -21,6 +23,7 @@ from wds_datapipes.core.naming import last_dot
 from wds_datapipes.core.samples import group_samples
 from wds_datapipes.core.sources.images import find_images
 from wds_datapipes.core.sources.recipe import Recipe
+from wds_datapipes.core.sources.table import Table
 from wds_datapipes.errors import BadSource, EmptySource, ShardNotWritten, StateError, UnwritableSample, WorkerDied
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -120,6 +123,21 @@ def test_any_number_of_processes_writes_the_same(files: Path, workers: int) -> N
     size = sum(300 * number + len(str(number)) for number in range(10))
     assert (noting.samples_looked, noting.bytes_looked) == (10, size)
     assert (noting.plan, noting.written) == ((4, 10), [4, 10, size])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_processes_read_one_table_and_disturb_each_other_nowhere(tmp_path: Path, kind: str) -> None:
+    texts = [f"text {number} " * (number % 7) for number in range(6000)]
+    path = tmp_path / f"t.{kind}"
+    if kind == "csv":
+        path.write_text("txt\n" + "".join(f'"{text}"\n' for text in texts))
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"txt": texts}), path)
+    source = Table(path)
+    made = create_shards(source, tmp_path / "%d.tar", maxcount=1000, seed=0, max_workers=3)
+    source.close()
+    read = group_samples(load_wds_shards([shard.info.url for shard in made]))
+    assert {int(sample["__key__"]): sample["txt"].decode() for sample in read} == dict(enumerate(texts))
 
 
 def test_a_shuffle_is_a_permutation_that_follows_from_its_seed(files: Path) -> None:

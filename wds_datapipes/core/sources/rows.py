@@ -11,6 +11,7 @@ import tempfile
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 from wds_datapipes.core.optional import require
@@ -224,9 +225,8 @@ class ParquetRows:
     is_text = False
 
     def __init__(self, path: str) -> None:
-        purpose = "read tables in Parquet"
-        arrow = require("pyarrow", extra="parquet", purpose=purpose)
-        parquet = require("pyarrow.parquet", extra="parquet", purpose=purpose)
+        arrow = require("pyarrow", extra="parquet", purpose="read tables in Parquet")
+        parquet = import_module("pyarrow.parquet")
         self._memory: mmap.mmap | None = None
         try:
             with parquet.ParquetFile(path) as file, tempfile.TemporaryFile() as copy:
