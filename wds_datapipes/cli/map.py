@@ -30,6 +30,7 @@ from wds_datapipes.cli.options import (
 from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line
 from wds_datapipes.core.cluster import connected, send_module
 from wds_datapipes.core.conversion import ConvertedShard, convert_shards
+from wds_datapipes.core.decoding import DecoderChain
 from wds_datapipes.core.errornotes import DaskNotes, ErrorNotes
 from wds_datapipes.core.samplecommand import SampleCommand
 from wds_datapipes.errors import ConversionFailed, StateError
@@ -169,6 +170,7 @@ def map(  # noqa: A001  the command has this name
     work = what_to_do(function, command, many, timeout, decode=decode, whole_shards=whole_shards)
     if (executor is Workplace.dask) is not bool(address):
         raise WrongUse("--executor dask and --address go together, as in --executor dask --address localhost:8786")
+    words = decoders_of(decode)
     urls = listed(shards, options)
     if "-" in urls:
         raise WrongUse("Standard input cannot be read twice, as a shard that is tried again is. Write it to a file")
@@ -191,7 +193,7 @@ def map(  # noqa: A001  the command has this name
                 urls,
                 output,
                 whole_shards=whole_shards,
-                decode=None if decode is None else [word for word in decode if word != BASIC],
+                decode=words,
                 key_rule=key_rule_of(key_rule),
                 on_error=notes if skip_bad else "raise",
                 retries=retries,
@@ -242,6 +244,18 @@ def what_to_do(
         return SampleCommand(command or many, several=bool(many), timeout_s=timeout)
     except ValueError as error:
         raise WrongUse(str(error)) from None
+
+
+def decoders_of(words: list[str] | None) -> list[str] | None:
+    """Return the words for `convert_shards`, none of which is for the basic table alone."""
+    if words is None:
+        return None
+    chosen = [word for word in words if word != BASIC]
+    try:
+        DecoderChain(chosen, {})
+    except ValueError as error:
+        raise WrongUse(f"--decode: {error}") from None
+    return chosen
 
 
 @contextmanager
