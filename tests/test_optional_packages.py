@@ -15,7 +15,7 @@ import pytest
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.core.cluster import connected
-from wds_datapipes.core.codecs import records
+from wds_datapipes.core.codecs import media, records
 from wds_datapipes.core.openers.filesystems import EXTRAS
 from wds_datapipes.core.sources.imagenet import find_imagenet
 from wds_datapipes.core.sources.table import Table
@@ -104,7 +104,7 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
     package: str, extra: str, use: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for remembered in (records._msgpack, records._cbor):
+    for remembered in (media._av, records._msgpack, records._cbor):
         remembered.cache_clear()  # another test may have imported it
     with pytest.raises(
         MissingDependency, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""
