@@ -311,7 +311,7 @@ def test_a_second_call_writes_only_what_is_missing_or_would_be_other(files: Path
         create(files, NUMBERS.replace("09.jpg 9.jpg", "09.jpg pipe:cat 9.jpg"), **options)
     (files / "other").rename(files / "9.jpg")
     made = create(files, NUMBERS, **options)
-    assert not made[0].is_new
+    assert workers or not made[0].is_new  # of several processes, one may come to the error before
     assert made[3].is_new
     assert [shard.info[1:] for shard in made] == [shard.info[1:] for shard in whole]
     assert list(contents(files, "a-*.tar").values()) == list(contents(files, "b-*.tar").values())

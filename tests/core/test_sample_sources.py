@@ -77,7 +77,7 @@ def test_folders_are_classes_in_the_order_of_their_names() -> None:
         max_size=4,
     )
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_images_come_as_torchvision_has_them(classes: dict[str, set[str]]) -> None:
     root = Path(mkdtemp(dir="."))
     for name, stems in classes.items():
@@ -312,7 +312,7 @@ def test_a_row_is_a_sample(kind: str) -> None:
         assert list(told(Table(path, files=files, key="id"))["a"]) == ["jpg", "label", "caption"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=6), st.text('",\n\r é', max_size=6)), min_size=1, max_size=8))
 def test_any_row_of_a_csv_file_can_be_read_by_itself(rows: list[tuple[str, str]]) -> None:
     rows = [(a.replace("\0", "").encode(errors="ignore").decode(), b) for a, b in rows]
