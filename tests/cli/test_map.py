@@ -117,18 +117,21 @@ def test_several_samples_come_of_one(program: Any, shards: list[str]) -> None:
 
 
 def test_values_are_decoded_and_encoded_again(program: Any, shards: list[str]) -> None:
-    assert program("map", *shards, "-f", "mapping:doubled", "-d", "basic", "-o", "o-%d.tar").code == 0
+    assert program("map", *shards, "-f", "mapping:doubled", "-d", "basic", "-o", "o-%d.tar", "--workers", "0").code == 0
     assert read("o-1.tar") == [(f"1{n}", {"cls": str(2 * n).encode()}) for n in range(4)]
 
 
 def test_a_function_gets_a_whole_shard(program: Any, shards: list[str]) -> None:
-    assert program("map", *shards, "-f", "mapping:last", "--whole-shards", "-o", "o/", "--index").code == 0
+    assert (
+        program("map", *shards, "-f", "mapping:last", "--whole-shards", "-o", "o/", "--index", "--workers", "0").code
+        == 0
+    )
     assert [key for key, _ in read("o/a-0.tar", "o/a-1.tar", "o/a-2.tar")] == ["03", "13", "23"]
     assert len(list(Path("o").iterdir())) == 7
 
 
 def test_a_second_call_does_what_is_missing(program: Any, shards: list[str]) -> None:
-    call = ["map", *shards, "-f", "mapping:Maps.same", "-o", "o/", "--json"]
+    call = ["map", *shards, "-f", "mapping:Maps.same", "-o", "o/", "--workers", "0", "--json"]
     assert [shard["new"] for shard in json.loads(program(*call).out)["shards"]] == [True] * 3
     whole = written("o")
     Path("o/a-1.tar").unlink()
@@ -140,17 +143,17 @@ def test_a_second_call_does_what_is_missing(program: Any, shards: list[str]) -> 
     assert ", done before" in program(*call[:-1]).lines[0]
 
 
-@pytest.mark.parametrize("other", [["-f", "mapping:label"], ["-c", ":"], ["-c", "true"]])
+@pytest.mark.parametrize("other", [["-f", "mapping:label"], ["-c", ":"]])
 def test_another_function_is_told_and_redone_if_that_is_said(program: Any, shards: list[str], other: list[str]) -> None:
-    program("map", *shards, "-c", "echo x > sample.x", "-o", "o/")
+    program("map", *shards, "-c", "echo x > sample.x", "-o", "o/", "--workers", "0")
     before = written("o")
-    done = program("map", *shards, *other, "-o", "o/")
+    done = program("map", *shards, *other, "-o", "o/", "--workers", "0")
     assert done.code == 2
     assert "a-0.tar (another function), a-1.tar (another function)" in done.err
     assert "Use --if-changed redo to convert these again, --if-changed keep to leave them" in done.err
-    assert program("map", *shards, *other, "-o", "o/", "--if-changed", "keep").code == 0
+    assert program("map", *shards, *other, "-o", "o/", "--if-changed", "keep", "--workers", "0").code == 0
     assert written("o") == before
-    assert program("map", *shards, *other, "-o", "o/", "--if-changed", "redo").code == 0
+    assert program("map", *shards, *other, "-o", "o/", "--if-changed", "redo", "--workers", "0").code == 0
     assert written("o").keys() == before.keys()
     assert written("o") != before
 
@@ -261,12 +264,11 @@ def test_a_killed_process_is_replaced_and_leaves_nothing(program: Any, shards: l
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_ctrl_c_ends_commands_and_leaves_nothing(shards: list[str], workers: str) -> None:
+def test_ctrl_c_ends_commands_and_leaves_nothing(shards: list[str]) -> None:
     Path("scratch").mkdir()
     call = [sys.executable, "-m", "wds_datapipes.cli", "map", *shards, "-c", "sleep 65.5 & sleep 65.5", "-o", "o/"]
     running = subprocess.Popen(
-        [*call, "--workers", workers],
+        [*call, "--workers", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -274,7 +276,7 @@ def test_ctrl_c_ends_commands_and_leaves_nothing(shards: list[str], workers: str
     )
     try:
         deadline = time.monotonic() + 60
-        while len(list(Path("scratch").glob("wds-map-*/sample.cls"))) < max(1, int(workers)):
+        while len(list(Path("scratch").glob("wds-map-*/sample.cls"))) < 2:
             assert time.monotonic() < deadline, "nothing was begun"
             time.sleep(0.02)
         time.sleep(0.2)

@@ -82,12 +82,10 @@ def test_a_sample_before_the_end_of_a_broken_shard_is_shown(program: Any, photos
     assert done.err.startswith("Error: p-0.tar ends ")
 
 
-def test_standard_input_and_compressed_shards(process: Any, program: Any, photos: list[str]) -> None:
-    done = process("show", "-", "-k", "03", stdin=Path("p-0.tar").read_bytes())
-    assert done.code == 0
-    assert b"-: sample 3, 03" in done.out
+def test_compressed_shards_and_commands(program: Any, photos: list[str]) -> None:
     program("cat", *photos, "-o", "all.tar.xz")
     assert "all.tar.xz: sample 9, 14, " in program("show", "all.tar.xz", "-n", "9").out
+    assert "pipe:cat p-1.tar: sample 2, 12, " in program("show", "pipe:cat p-1.tar", "-k", "12").out
 
 
 def test_nothing_in_a_sample_reaches_the_terminal_or_runs(program: Any, folder: Path) -> None:
@@ -231,7 +229,7 @@ def pictures(page: Page) -> list[Image.Image]:
 
 
 def test_a_sheet_has_pictures_classes_and_sizes(program: Any, photos: list[str]) -> None:
-    done = program("show", "p-{0..1}.tar", "--html", "s.html", "--png", "s.png")
+    done = program("show", "p-{0..1}.tar", "--html", "s.html", "--png", "s.png", "--workers", "1")
     assert done.code == 0
     assert re.fullmatch(r"s\.html: 10 of 10 samples, [\d.]+ kB\ns\.png: 10 of 10 samples, [\d.]+ kB\n", done.out)
     page = safe_page(Path("s.html").read_text())
@@ -260,14 +258,14 @@ def test_a_seed_draws_samples_of_all_shards(program: Any, photos: list[str]) -> 
 
 
 def test_another_field_may_be_the_class(program: Any, photos: list[str]) -> None:
-    program("show", *photos, "--html", "s.html", "--label", "nope", "--label", "TXT")
+    program("show", *photos, "--workers", "1", "--html", "s.html", "--label", "nope", "--label", "TXT")
     page = safe_page(Path("s.html").read_text())
     assert page.texts[page.texts.index("Classes of these samples") + 1] == "number 0 of 0"
 
 
 def test_of_broken_shards_the_rest_is_shown_and_the_fault_told(program: Any, photos: list[str]) -> None:
     Path("p-1.tar").write_bytes(Path("p-1.tar").read_bytes()[:7000])
-    done = program("show", *photos, "--html", "s.html")
+    done = program("show", *photos, "--workers", "1", "--html", "s.html")
     assert done.code == 1
     assert done.out.startswith("s.html: 6 of 6 samples")
     assert done.err.startswith("Error: p-1.tar ends ")
