@@ -32,7 +32,8 @@ class StatefulShards(IterableDataset[Any]):
     those of a ``DataLoader2`` of that seed with a `ShardReadingService` (``distributed=True``, if there are ranks).
 
     With torch's ``DataLoader``, loop over ``tracked(loader)``, and ask `state_dict` here. A ``StatefulDataLoader`` asks
-    itself. `load_state_dict` takes the states of both, and of ``DataLoader2``.
+    itself, unless ``with_epoch`` cuts the pipeline: then loop over ``tracked(loader)``, too. `load_state_dict` takes
+    the states of both, and of ``DataLoader2``.
 
     Args:
         pipe: the pipeline.
@@ -93,7 +94,8 @@ class StatefulShards(IterableDataset[Any]):
         ahead is not in the state, and is made again by the run that loads it.
 
         Args:
-            loader: torch's ``DataLoader``, with any ``batch_size``, ``collate_fn`` and number of workers.
+            loader: torch's ``DataLoader``, or a ``StatefulDataLoader``, with any ``batch_size``, ``collate_fn`` and
+                number of workers.
 
         Raises:
             ValueError: the loader is that of another data set.
