@@ -27,7 +27,7 @@ import pytest
 from PIL import Image
 
 import wds_datapipes
-from wds_datapipes import ConvertedShard, ShardList, convert_shards, read_index
+from wds_datapipes import ConvertedShard, ShardList, check_index, convert_shards, read_index
 from wds_datapipes.core.converter import ShardConverter
 from wds_datapipes.core.fingerprint import fingerprint
 from wds_datapipes.core.naming import first_dot
@@ -232,6 +232,20 @@ def test_a_second_call_does_only_what_is_missing(shards: list[str]) -> None:
     assert [result.source for result in told[4:6]] == ["0.tar", "3.tar"]
     assert len(told) == 4 + 6
     assert new(convert_shards(odd, shards, os.path.abspath("out/"))) == []  # the same folder by another name
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_that_were_finished_without_an_index_get_one(shards: list[str], workers: int) -> None:
+    convert_shards(odd, shards[:3], "out/", max_workers=workers)
+    before = written()
+    convert_shards(odd, shards[:4], "out/", max_workers=workers, index=True)
+    os.unlink("out/1.tar.wdsidx")
+    times = {name: os.stat(f"out/{name}").st_mtime_ns for name in before}
+    assert new(convert_shards(odd, shards[:4], "out/", max_workers=workers, index=True)) == []
+    assert {name: os.stat(f"out/{name}").st_mtime_ns for name in before} == times
+    for url in shards[:4]:
+        check_index(read_index(f"out/{url}.wdsidx"), f"out/{url}", depth="bytes")
 
 
 def test_without_the_journal_all_is_done_again(shards: list[str]) -> None:

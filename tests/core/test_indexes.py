@@ -400,7 +400,7 @@ def deadly(url: str, /, **options: Any) -> Any:
 def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
     register_opener("deadly", deadly)
     with pytest.raises(
-        WorkerDied, match=r"A worker process has ended without a result, while deadly:[12] or another shard"
+        WorkerDied, match=r"A worker process has ended without a result, while deadly:[12] was worked on"
     ):
         build_indexes(["deadly:1", "deadly:2"], max_workers=2, folder=tmp_path)
 

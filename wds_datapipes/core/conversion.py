@@ -9,7 +9,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -17,10 +17,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from wds_datapipes.core.converter import ShardConverter, Written, output_names, version_of
 from wds_datapipes.core.decoding import Decoder
 from wds_datapipes.core.fingerprint import fingerprint
+from wds_datapipes.core.indexes import build_indexes
+from wds_datapipes.core.indexfile import index_url
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.numbering import journal_path
 from wds_datapipes.core.openers import local_path, redact
-from wds_datapipes.core.parallel import Shards, listed_shards
+from wds_datapipes.core.parallel import Shards, completed, listed_shards
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.shardjournal import FinishedShard, ShardJournal
 from wds_datapipes.core.targets import size_of
@@ -115,7 +117,7 @@ def convert_shards(
         storage_options: passed to remote file systems.
         output_options: passed to those of the output instead, if they are others.
         options: the other arguments of `TarWriter`: ``compress``, ``encoder``, ``index`` and so on. ``digest`` is true
-            by default.
+            by default. With ``index=True``, shards that were finished before get an index too, if they have none.
 
     Returns:
         All shards, in the order of the input.
@@ -178,6 +180,8 @@ def convert_shards(
         kept = _kept(finished, path, urls, places, made_of, if_changed, storage_options, output_options)
         for number, shard in kept.items():
             take(number, shard.info._replace(url=places[number]), shard.given, False)
+        if options.get("index"):
+            _index([places[number] for number in kept], key_rule, executor, max_workers, output_options)
         missing = [number for number in range(len(urls)) if number not in kept]
         workforce = _workforce(converter, executor, max_workers, len(missing), finished)
         with closing(_attempts(workforce, urls, places, missing, retries)) as outcomes:
@@ -245,6 +249,23 @@ def _kept(
     return kept
 
 
+def _index(
+    places: Sequence[str],
+    key_rule: KeyRule,
+    executor: Executor | None,
+    max_workers: int | None,
+    storage_options: Mapping[str, Any] | None,
+) -> None:
+    """Write the indexes of finished shards that have none, as they were not asked for before."""
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        sizes = pool.map(lambda place: size_of(index_url(place), storage_options), places)
+        lacking = [place for place, size in zip(places, sizes, strict=True) if size is None]
+    settings: dict[str, Any] = {"key_rule": key_rule, "storage_options": storage_options}
+    build_indexes(
+        lacking, executor=executor, max_workers=1 if max_workers == 0 else max_workers, digest=True, **settings
+    )
+
+
 def _name(place: str) -> str:
     """A shard's name without its folder, which may be told in another way the next time."""
     return place.rpartition("/")[2]
@@ -272,31 +293,22 @@ def _attempts(
 ) -> Generator[tuple[int, Written | BaseException], None, None]:
     """Convert shards, and yield of each what was written, or why that failed for good."""
     call = secrets.token_hex(8)
-    waiting = deque((number, 1) for number in numbers)
-    running: dict[Future[Written], tuple[int, int]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < workforce.at_once:
-                number, attempt = waiting.popleft()
-                try:
-                    task = workforce.submit(urls[number], places[number], f"{call}-{attempt}")
-                except Exception as error:  # noqa: BLE001  executors differ in how they are broken
-                    yield number, error
-                    continue
-                running[task] = number, attempt
-            for task in wait(running, return_when=FIRST_COMPLETED).done:
-                number, attempt = running.pop(task)
-                failure = failure_of(task)
-                if failure is None:
-                    yield number, task.result()
-                elif attempt > retries:
-                    yield number, failure
-                else:
-                    told = f"{type(failure).__name__}: {failure}"
-                    LOG.warning("%s was not converted, and is tried again: %s", redact(urls[number]), told)
-                    waiting.append((number, attempt + 1))
-    finally:
-        workforce.end()
+
+    def task_of(number: int, attempt: int) -> tuple[tuple[int, int], tuple[str, str, str]]:
+        return (number, attempt), (urls[number], places[number], f"{call}-{attempt}")
+
+    waiting = deque(task_of(number, 1) for number in numbers)
+    with closing(completed(workforce, waiting)) as tasks:
+        for (number, attempt), task in tasks:
+            failure = failure_of(task)
+            if failure is None:
+                yield number, task.result()
+            elif attempt > retries:
+                yield number, failure
+            else:
+                told = f"{type(failure).__name__}: {failure}"
+                LOG.warning("%s was not converted, and is tried again: %s", redact(urls[number]), told)
+                waiting.append(task_of(number, attempt + 1))
 
 
 def _failed(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionFailed:

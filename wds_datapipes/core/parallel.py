@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from contextlib import closing
 from typing import Any, TypeAlias, TypeVar
 
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.shards import expand_urls
+from wds_datapipes.core.workforce import ForkedProcesses, LentExecutor, ThisProcess, Workforce
 from wds_datapipes.errors import PatternError, WorkerDied
 
-__all__ = ["Shards", "each_shard", "listed_shards"]
+__all__ = ["Shards", "completed", "each_shard", "listed_shards"]
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 Shards: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
@@ -38,7 +39,7 @@ def each_shard(
     *,
     executor: Executor | None,
     max_workers: int | None,
-) -> Iterator[tuple[int, Future[T]]]:
+) -> Generator[tuple[int, Future[T]], None, None]:
     """Call ``work(url, *arguments)`` for each shard, and yield its number and its future as it is done.
 
     What has not begun is cancelled when the iteration is broken off.
@@ -57,42 +58,46 @@ def each_shard(
     if max_workers is not None and max_workers < 1:
         raise ValueError(f"max_workers is a number from 1, not {max_workers!r}")
     workers = min(max_workers or len(os.sched_getaffinity(0)), len(urls))
-    if executor is None and workers <= 1:
-        for number, url in enumerate(urls):
-            yield number, _called(work, url, arguments)
-        return
-    with _pool(executor, workers) as pool:
-        with warnings.catch_warnings():
-            # From Python 3.12 on. What is forked runs none of what the threads of torch and fsspec hold locks for.
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
-            tasks = {pool.submit(work, url, *arguments): number for number, url in enumerate(urls)}
-        try:
-            for task in as_completed(tasks):
-                if isinstance(error := task.exception(), BrokenExecutor):
-                    raise WorkerDied(
-                        f"A worker process has ended without a result, while {redact(urls[tasks[task]])} or another "
-                        f"shard was worked on: it may have been killed, as for its memory ({error})"
-                    ) from None
-                yield tasks[task], task
-        finally:
-            for task in tasks:
-                task.cancel()
-
-
-def _called(work: Callable[..., T], url: str, arguments: Sequence[Any]) -> Future[T]:
-    done: Future[T] = Future()
-    try:
-        done.set_result(work(url, *arguments))
-    except Exception as error:  # noqa: BLE001  who asks for the result gets it
-        done.set_exception(error)
-    return done
-
-
-@contextmanager
-def _pool(executor: Executor | None, workers: int) -> Iterator[Executor]:
-    """Lend the executor that was given, or one of our own, which ends with this."""
+    workforce: Workforce
     if executor is not None:
-        yield executor
-        return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
-        yield pool
+        workforce = LentExecutor(work, executor, None)
+    else:
+        workforce = ThisProcess(work) if workers <= 1 else ForkedProcesses(work, workers)
+    waiting = deque((number, (url, *arguments)) for number, url in enumerate(urls))
+    with closing(completed(workforce, waiting)) as tasks:
+        for number, task in tasks:
+            if isinstance(error := task.exception(), BrokenExecutor):
+                other = " or another shard" if executor is not None else ""  # whose process breaks all others
+                raise WorkerDied(
+                    f"A worker process has ended without a result, while {redact(urls[number])}{other} was worked on: "
+                    f"it may have been killed, as for its memory ({error})"
+                ) from None
+            yield number, task
+
+
+def completed(
+    workforce: Workforce, waiting: deque[tuple[K, tuple[Any, ...]]]
+) -> Generator[tuple[K, Future[Any]], None, None]:
+    """Call the function of a workforce with all arguments that wait, also those that are added meanwhile.
+
+    Yields what they wait under, and a future, as it is done. Nobody works any more when the iteration has ended.
+    """
+    running: dict[Future[Any], K] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workforce.at_once:
+                key, arguments = waiting.popleft()
+                running[_submitted(workforce, arguments)] = key
+            for task in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(task), task
+    finally:
+        workforce.end()
+
+
+def _submitted(workforce: Workforce, arguments: tuple[Any, ...]) -> Future[Any]:
+    try:
+        return workforce.submit(*arguments)
+    except Exception as error:  # noqa: BLE001  executors differ in how they are broken
+        refused: Future[Any] = Future()
+        refused.set_exception(error)
+        return refused

@@ -21,6 +21,8 @@ __all__ = ["ForkedProcesses", "LentExecutor", "ThisProcess", "Workforce", "endin
 
 #: How long processes have to put away what they are writing when they are told to end, in seconds.
 END_S = 5.0
+#: How often they are told, in seconds: Python overlooks a signal that comes right before it begins to wait.
+AGAIN_S = 0.1
 #: How often a process looks whether its parent is still there, in seconds, where nothing tells it before.
 PARENT_CHECK_S = 0.2
 #: How many tasks an executor is given at once, if nothing else is said: more than most clusters have processors.
@@ -122,8 +124,10 @@ class ForkedProcesses:
 
     def end(self) -> None:
         """End all processes: those that are at work put away what they are writing."""
-        self._signal(signal.SIGTERM)
-        wait(self._busy, END_S)
+        for _ in range(round(END_S / AGAIN_S)):
+            self._signal(signal.SIGTERM)
+            if not wait(self._busy, AGAIN_S).not_done:
+                break
         self._signal(signal.SIGKILL)
         for worker in [*self._idle, *self._busy.values()]:
             worker.pool.shutdown(cancel_futures=True)
@@ -229,6 +233,8 @@ def _end_with(sentinel: int, parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     while not wait_for([sentinel], PARENT_CHECK_S) and os.getppid() == parent:
         pass
-    os.kill(os.getpid(), signal.SIGTERM)  # to put away what is being written
-    _at_work.acquire(timeout=END_S)
+    for _ in range(round(END_S / AGAIN_S)):
+        os.kill(os.getpid(), signal.SIGTERM)  # to put away what is being written
+        if _at_work.acquire(timeout=AGAIN_S):
+            break
     os._exit(1)
