@@ -85,9 +85,6 @@ class Parting:
                     del item
                 self._take(at)
                 yield early.pop(place)
-            if origin.is_last:
-                self._has_ended = True
-                return
         for item in items:
             self._take(address())
             yield item
