@@ -7,9 +7,10 @@ otherwise), so that the code is measured and not a disk. The values are bytes, a
 have: ours checks keys, encodes by extension and syncs the file; webdataset's encodes; tarfile gets members. SMALL, IMG
 and BIG are those of bench_reading. The second contest writes several shards, ours with the SHA-256 of each.
 
-Measured, times webdataset, on two cores that had other work too: SMALL 22, IMG 3.8 and BIG 2.4, where the bytes without
-any tar are 5.3 in IMG and 1.1 in BIG; tarfile 2.3, 1.8 and 1.0. With the digest, for which no core was free, 16, 2.2
-and 1.2; four shards, with their digests, 18, 2.4 and 0.8.
+Measured, times webdataset, on two cores with little else to do: SMALL 25, IMG 4.2 and BIG 1.9, where the bytes without
+any tar are 5.5 in IMG and 1.9 in BIG, so memory sets the limit there; tarfile 2.2, 1.9 and 1.4. With a digest that was
+formed in turn with small writes, 20, 2.2 and 1.3, and four shards 17, 2.2 and 1.2. Since then, a thread hashes beside
+the writing: IMG has 3.1 where a core is free, and where none is, the digest takes its time as before.
 """
 
 from __future__ import annotations
