@@ -144,7 +144,7 @@ def test_what_comes_after_a_state_is_what_would_have_come(
         ends.append(len(whole))
     resumed = Run(build, workers, at_the_last, **options)
     assert resumed.epochs(2) == [[], whole[ends[3] : ends[4]]]
-    for turn, cut in enumerate(range(0, ends[2], ends[2] // 6 if workers else 1)):
+    for turn, cut in enumerate(range(0, ends[2], ends[2] // 4 if workers else 1)):
         epoch = next(number for number, end in enumerate(ends) if end > cut)
         end, following = ends[epoch], ends[epoch + 1]
         resumed = Run(build, workers, states[cut], **options)
