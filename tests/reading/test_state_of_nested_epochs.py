@@ -225,3 +225,15 @@ def test_streams_within_others_have_no_meaning_on_another_number_of_workers() ->
         other.load_state_dict(state)
         with pytest.raises(StateError, match="means nothing where there is another number of them"):
             next(iter(other))
+
+
+def test_a_mixture_that_was_loaded_and_did_not_begin_goes_on_in_its_streams() -> None:
+    def new() -> Pipe:
+        return cut(split, 4).mix_samples(cut(drawn, 3), stop="all")
+
+    whole, pipe = epochs_of(new(), range(2)), new()
+    assert epochs_of(pipe, range(1)) == whole[:1]
+    resumed = seeded(new(), 1)
+    load_state(resumed, renewed(saved(pipe)))
+    load_state(resumed, None)
+    assert list(resumed) == whole[1]
