@@ -629,6 +629,38 @@ def test_an_error_of_the_caller_ends_all(shards: list[str]) -> None:
     assert caught.traceback  # which would hold what is not ended
 
 
+class Finalized:
+    """What an end that comes while this is removed is lost in."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __del__(self) -> None:
+        Path(f"waits-{self.key}").touch()
+        threading.Event().wait(60)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_end_that_python_has_dropped_is_told_again(shards: list[str]) -> None:
+    def stuck(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"][0] != "0":
+            Finalized(sample["__key__"])
+            threading.Event().wait(60)
+        return sample
+
+    def refuse(result: ConvertedShard) -> None:
+        while not list(Path().glob("waits-*")):
+            time.sleep(0.01)
+        raise LookupError(result.source)
+
+    with pytest.raises(LookupError, match=r"0\.tar"):
+        convert_shards(stuck, shards, "out/", on_result=refuse, max_workers=3)
+    assert multiprocessing.active_children() == []
+    assert sorted(written()) == ["0.tar"]
+    assert [path.name for path in Path("out").iterdir() if path.name.endswith(".part")] == []
+
+
 # Executors
 
 

@@ -218,12 +218,15 @@ def _work(*arguments: Any) -> Any:
         return _inherited(*arguments)
 
 
-def _leave(number: int, _frame: object) -> None:
+def _leave(_number: int, _frame: object) -> None:
+    """End this process, unless it is about it: Python drops an exception that comes while it removes an object."""
     global _end_is_due
-    signal.signal(number, signal.SIG_IGN)
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, SystemExit):
+        error = error.__context__
     if _end_waits:
         _end_is_due = True
-    else:
+    elif error is None:
         raise SystemExit(1)
 
 
