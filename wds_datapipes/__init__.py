@@ -26,6 +26,7 @@ from wds_datapipes.core.manifest import Manifest, check_manifest, read_manifest,
 from wds_datapipes.core.naming import first_dot, last_dot
 from wds_datapipes.core.openers import register_opener
 from wds_datapipes.core.policy import ErrorBudget
+from wds_datapipes.core.quarantine import read_quarantine
 from wds_datapipes.core.shardwriter import ShardWriter
 from wds_datapipes.core.tarwriter import TarWriter
 from wds_datapipes.core.types import Member, Sample, ShardInfo
@@ -122,6 +123,7 @@ __all__ = [
     "read_energon_index",
     "read_index",
     "read_manifest",
+    "read_quarantine",
     "read_wids_index",
     "register_decoder",
     "register_opener",

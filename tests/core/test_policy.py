@@ -165,7 +165,7 @@ def test_a_budget_warns_as_the_word_does() -> None:
 @pytest.mark.parametrize(
     ("limits", "text"),
     [
-        ({}, "needs max_errors, max_rate or max_consecutive"),
+        ({}, "needs max_errors, max_rate, max_consecutive or quarantine"),
         ({"max_errors": -1}, "max_errors is a number from 0, not -1"),
         ({"max_consecutive": 1.5}, "max_consecutive is a number from 0, not 1.5"),
         ({"max_rate": 1.5}, "max_rate is a share from 0 to 1, such as 0.01, not 1.5"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from wds_datapipes.core.ledger import LEDGER, SkippedItem
 from wds_datapipes.core.openers import redact
+from wds_datapipes.core.quarantine import write_quarantine
 from wds_datapipes.errors import ErrorBudgetExceeded, MissingDependency, UnknownScheme, UnsafeCodec
 
 __all__ = ["ErrorBudget", "ErrorPolicy", "OnError", "check_on_error", "note"]
@@ -37,6 +39,8 @@ class ErrorBudget:
         max_consecutive: how many may be passed over in a row.
         after: how many have to be tried before ``max_rate`` applies.
         warn: warn of the first error of each kind, and at the end of their numbers, as ``"warn"`` does.
+        quarantine: a file to which a line is appended for each item that is passed over, by all processes; see
+            `read_quarantine`. It may be given without any limit.
 
     Raises:
         ValueError: a limit makes no sense, or there is none.
@@ -54,10 +58,12 @@ class ErrorBudget:
     max_consecutive: int | None = None
     after: int = 100
     warn: bool = True
+    quarantine: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.max_errors is None and self.max_rate is None and self.max_consecutive is None:
-            raise ValueError("an ErrorBudget needs max_errors, max_rate or max_consecutive")
+        limits = (self.max_errors, self.max_rate, self.max_consecutive, self.quarantine)
+        if all(limit is None for limit in limits):
+            raise ValueError("an ErrorBudget needs max_errors, max_rate, max_consecutive or quarantine")
         for name in ("max_errors", "max_consecutive", "after"):
             count = getattr(self, name)
             if count is not None and not (isinstance(count, int) and count >= 0):
@@ -143,7 +149,10 @@ class ErrorPolicy:
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))
         kind = type(error).__name__
-        LEDGER.passed_over(SkippedItem(self._stage, kind, redact(url), key, field, str(error)))
+        item = SkippedItem(self._stage, kind, redact(url), key, field, str(error))
+        LEDGER.passed_over(item)
+        if self._budget is not None and self._budget.quarantine is not None:
+            write_quarantine(os.fspath(self._budget.quarantine), item)
         if self._on_error == "warn" and kind not in self.skipped:
             warnings.warn(f"{self._stage} passed over an item: {kind}: {error}", stacklevel=2)
         self.skipped[kind] += 1
