@@ -167,10 +167,11 @@ def test_processes_fetch_a_shard_once_and_the_next_one_goes_on_for_a_killed_one(
     # The first that comes never ends; the others fetch what there is.
     command = (
         f"pipe:echo >> {tmp_path}/fetched; "
-        f"if mkdir {tmp_path}/first 2> {tmp_path}/log; then printf part; sleep 600; fi; printf whole"
+        f"if mkdir {tmp_path}/first 2> {tmp_path}/log; then echo $$ > {tmp_path}/pid; "
+        f"printf part; sleep 600; fi; printf whole"
     )
     stuck = reader(folder, command)
-    while not (tmp_path / "first").exists():
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert stuck.poll() is None
         time.sleep(0.01)
     others = [reader(folder, command, 5) for _ in range(4)]
@@ -178,6 +179,7 @@ def test_processes_fetch_a_shard_once_and_the_next_one_goes_on_for_a_killed_one(
     assert [other.poll() for other in others] == [None] * 4  # they wait for the lock
     os.kill(stuck.pid, signal.SIGKILL)
     stuck.communicate()
+    os.killpg(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # which nobody has told
     assert [other.communicate(timeout=60)[0] for other in others] == [b"whole" * 5] * 4
     assert len((tmp_path / "fetched").read_text()) == 2
     assert left_over(folder) == set()
