@@ -45,7 +45,7 @@ def group(name: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run the tests, with everything that is optional installed."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
-    for chosen, where in (("not alone", ["--numprocesses=2", "--dist=loadfile"]), ("alone", [])):
+    for chosen, where in (("not alone", ["--numprocesses=3", "--dist=loadfile"]), ("alone", [])):
         arguments = [f"--ignore={DOCUMENTATION}", "-m", chosen, *where, *session.posargs]
         session.run("pytest", *arguments, success_codes=[0, NOTHING_CHOSEN])
 
@@ -87,7 +87,7 @@ def types(session: nox.Session) -> None:
 def doctest(session: nox.Session) -> None:
     """Run every example: in docstrings, in the README and in the documentation."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
-    session.run("pytest", "--numprocesses=2", "--doctest-modules", "wds_datapipes", DOCUMENTATION, *session.posargs)
+    session.run("pytest", "--numprocesses=3", "--doctest-modules", "wds_datapipes", DOCUMENTATION, *session.posargs)
 
 
 @nox.session
@@ -119,7 +119,7 @@ def minimal(session: nox.Session) -> None:
     """Run what needs no extra, with the core dependencies alone and the torchdata that Python 3.13 gets."""
     pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
     session.install(".", *pins, "torchdata==0.7.1", *group("minimal"))
-    session.run("pytest", "--numprocesses=2", "--dist=loadfile", *MINIMAL_TESTS, *session.posargs)
+    session.run("pytest", "--numprocesses=3", "--dist=loadfile", *MINIMAL_TESTS, *session.posargs)
 
 
 @nox.session

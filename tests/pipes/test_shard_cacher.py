@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,8 @@ def pattern(tmp_path: Path, asked: Counter[str]) -> Iterator[str]:
 
 def pipeline(pattern: str, folder: Path, **options: Any) -> IterDataPipe[Any]:
     shards = ShardList(pattern).shuffle().sharding_filter().cache_wds_shards(folder, **options)
-    pipe: IterDataPipe[Any] = shards.load_wds_shards().group_samples().to_tuple("__key__").map(first)
+    pipe: IterDataPipe[Any] = shards.load_wds_shards().group_samples().to_tuple("__key__").map(itemgetter(0))
     return pipe
-
-
-def first(item: Any) -> Any:
-    return item[0]
 
 
 @pytest.mark.usefixtures("http_is_ready", "nothing_left")

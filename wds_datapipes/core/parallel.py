@@ -88,7 +88,8 @@ def completed(
             while waiting and len(running) < workforce.at_once:
                 key, arguments = waiting.popleft()
                 running[_submitted(workforce, arguments)] = key
-            for task in wait(running, return_when=FIRST_COMPLETED).done:
+            done = wait(running, return_when=FIRST_COMPLETED).done
+            for task in [task for task in running if task in done]:  # in their order, where several are
                 yield running.pop(task), task
     finally:
         workforce.end()
