@@ -28,8 +28,8 @@ class EpochCutter(IterDataPipe[Any]):
     yields ``n``. Place it behind ``.batch()`` to count batches.
 
     The place in the stream is kept in the process. It is lost where workers end with each epoch, as those of torch's
-    ``DataLoader`` do without ``persistent_workers=True``. Of an epoch that is broken off, items that workers have made
-    ahead are lost. A worker without a shard, as there are more workers than shards, yields nothing, and its rank lacks
+    ``DataLoader`` do without ``persistent_workers=True``, unless the loop is over `StatefulShards.tracked`. Of an epoch
+    that is broken off, items that workers have made ahead are lost, but for such a loop. A worker without a shard, as there are more workers than shards, yields nothing, and its rank lacks
     its share.
 
     The passes over the source follow from the seed of the first epoch, each with another order, the same on all ranks
