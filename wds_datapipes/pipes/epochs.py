@@ -29,8 +29,8 @@ class EpochCutter(IterDataPipe[Any]):
 
     The place in the stream is kept in the process. It is lost where workers end with each epoch, as those of torch's
     ``DataLoader`` do without ``persistent_workers=True``, unless the loop is over `StatefulShards.tracked`. Of an epoch
-    that is broken off, items that workers have made ahead are lost, but for such a loop. A worker without a shard, as there are more workers than shards, yields nothing, and its rank lacks
-    its share.
+    that is broken off, items that workers have made ahead are lost, but for such a loop. A worker without a shard, as
+    there are more workers than shards, yields nothing, and its rank lacks its share.
 
     The passes over the source follow from the seed of the first epoch, each with another order, the same on all ranks
     and workers. The seeds that loaders set for later epochs change nothing here.

@@ -178,8 +178,8 @@ def _check_dealable(pipe: Any) -> None:
             )
         if type(stage) not in (SampleGrouper, SampleShuffler, SampleMixer):
             raise StateError(
-                f"{type(stage).__name__} knows what each worker has read, or counts it, which means nothing where there is "
-                f"another number of them. Go on with as many ranks and workers as before, or leave it out"
+                f"{type(stage).__name__} knows what each worker has read, or counts it, which means nothing where "
+                f"there is another number of them. Go on with as many ranks and workers as before, or leave it out"
             )
     for branch in branches_of(stages[0]):
         _check_dealable(branch)
