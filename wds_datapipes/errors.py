@@ -110,7 +110,14 @@ class MissingDependency(WdsError, ImportError):
 
 
 class ShardError(WdsError):
-    """A shard cannot be read to its end."""
+    """A shard cannot be read to its end.
+
+    Attributes:
+        concerns_all: whether others are sure to fail as well, as where credentials are not accepted. No ``on_error``
+            passes over such an error. A copy of the error in another process does not know.
+    """
+
+    concerns_all = False
 
 
 class ShardNotOpened(ShardError, OSError):

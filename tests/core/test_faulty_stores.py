@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import ShardList
+from wds_datapipes import ErrorBudget, ShardList
 from wds_datapipes.core.openers import open_url
 from wds_datapipes.core.openers.patience import Patience
 from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError, ShardNotOpened, TruncatedShard
@@ -363,10 +363,27 @@ def test_a_server_that_says_too_little_is_a_truncated_shard(site: FaultProxy, ro
 
 
 def test_a_policy_counts_a_shard_that_broke_for_good(site: FaultProxy) -> None:
-    site.faults[:] = [Fault(at=40_000, how="stall"), *[Fault(status=403)] * 2]
+    site.faults[:] = [Fault(at=40_000, how="stall"), *[Fault(status=410)] * 2]
     found = keys(url_of(site), on_error="skip", timeout_s=0.3)
     assert 0 < len(found) < len(WANT)
     assert found == WANT[: len(found)]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("begin", [[], [Fault(at=40_000, how="stall")]])
+def test_credentials_that_are_not_accepted_stop_whatever_the_policy_is(
+    site: FaultProxy, status: int, begin: list[Fault]
+) -> None:
+    for on_error in ("skip", ErrorBudget(max_errors=100, warn=False)):
+        site.faults[:] = [*begin, Fault(status=status)]
+        with pytest.raises(ShardError, match=f"HTTP status {status}"):
+            keys(url_of(site), on_error=on_error, timeout_s=0.3)
+
+
+def test_a_store_that_refuses_a_key_stops_whatever_the_policy_is(s3_store: Any) -> None:
+    options = {**s3_store.options(), "secret": "wrong", "skip_instance_cache": True}
+    with pytest.raises(ShardNotOpened, match=r"s3://bucket/a\.tar cannot be opened: permission denied"):
+        keys("s3://bucket/a.tar", storage_options=options, on_error="skip")
 
 
 @pytest.mark.parametrize("how", ["reset", "close", "stall"])

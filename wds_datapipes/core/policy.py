@@ -140,7 +140,7 @@ class ErrorPolicy:
         Raises:
             ErrorBudgetExceeded: there were too many.
         """
-        if self._on_error == "raise" or isinstance(error, ALWAYS_RAISED):
+        if self._on_error == "raise" or isinstance(error, ALWAYS_RAISED) or getattr(error, "concerns_all", False):
             try:
                 raise error
             finally:

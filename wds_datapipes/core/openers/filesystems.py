@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it carries no types
 from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped]  # the same
 
-from wds_datapipes.core.openers.patience import Patience
+from wds_datapipes.core.openers.patience import Patience, concerns_all
 from wds_datapipes.core.openers.redaction import redact, secrets_in
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
 from wds_datapipes.core.openers.steady import Opened, SteadyStream, version_of
@@ -86,7 +86,9 @@ def open_remote(
         stream = SteadyStream(origin, hide(url), lambda error: reason(error, scheme, hide), patience)
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
         told = f"{reason(error, scheme, hide)}{patience.told()}"
-        raise ShardNotOpened(f"{hide(url)} cannot be opened: {told}") from None
+        refused = ShardNotOpened(f"{hide(url)} cannot be opened: {told}")
+        refused.concerns_all = concerns_all(error)
+        raise refused from None
     return cast(BinaryIO, stream)
 
 

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from ssl import SSLCertVerificationError
 from typing import TypeVar
 
-__all__ = ["Patience", "passes", "status_of", "was_replaced"]
+__all__ = ["Patience", "concerns_all", "passes", "status_of", "was_replaced"]
 
 T = TypeVar("T")
 
@@ -18,6 +18,8 @@ LOGGER = logging.getLogger("wds_datapipes")
 
 #: HTTP statuses of a server that has too much to do, or is being restarted.
 PASSING = {408, 425, 429, 500, 502, 503, 504}
+#: HTTP statuses of a server, or of a proxy, that does not accept the credentials.
+REFUSED = {401, 403, 407}
 #: Errors that no waiting cures.
 LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError)
 #: Modules whose errors tell of connections, unless they carry a status.
@@ -108,6 +110,16 @@ def passes(error: BaseException) -> bool:
     if error.__cause__ is not None and status_of(error.__cause__) is not None:
         return passes(error.__cause__)
     return isinstance(error, OSError | TimeoutError | EOFError)
+
+
+def concerns_all(error: BaseException) -> bool:
+    """Whether a store does not accept the credentials, or has got none.
+
+    >>> concerns_all(PermissionError()), concerns_all(FileNotFoundError())
+    (True, False)
+    """
+    refused = isinstance(error, PermissionError) or "Credentials" in type(error).__name__
+    return refused or status_of(error) in REFUSED
 
 
 def was_replaced(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.core.openers.forward import Readable
-from wds_datapipes.core.openers.patience import Patience, passes, was_replaced
+from wds_datapipes.core.openers.patience import Patience, concerns_all, passes, was_replaced
 from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError
 
 if TYPE_CHECKING:
@@ -115,9 +115,11 @@ class SteadyStream(io.RawIOBase):
                 ". Its store tells neither ETag nor date, by which one could know that it is still the same file, and "
                 "so it is not read on from there"
             )
-        raise ReadFailed(
+        failed = ReadFailed(
             f"Reading {self._name} failed after {self._at} bytes: {self._tell(error)}{self._patience.told()}{advice}"
-        ) from None
+        )
+        failed.concerns_all = concerns_all(error)
+        raise failed from None
 
     def _is_another_size(self, size: int | None) -> bool:
         return None not in (size, self._size) and size != self._size
