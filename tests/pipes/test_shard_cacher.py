@@ -16,7 +16,15 @@ import pytest
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import Manifest, ShardList, ShardReadingService, StatefulShards, build_indexes, write_manifest
+from wds_datapipes import (
+    DirectoryShards,
+    Manifest,
+    ShardList,
+    ShardReadingService,
+    StatefulShards,
+    build_indexes,
+    write_manifest,
+)
 from wds_datapipes.errors import CorruptShard
 from wds_datapipes.testing import build_shard, check_resume
 
@@ -133,3 +141,15 @@ def test_a_policy_passes_over_a_shard_that_cannot_be_fetched(pattern: str, tmp_p
     shards = ShardList(pattern).cache_wds_shards(tmp_path / "copies")
     pipe = shards.load_wds_shards(on_error="skip").group_samples()
     assert [sample["__key__"] for sample in pipe] == [key for key in KEYS if key[0] != "1"]
+
+
+def test_a_shard_of_a_directory_is_read_before_it_is_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "incoming"
+    folder.mkdir()
+    for number in range(3):
+        build_shard(folder / f"{number}.tar", [{"__key__": f"{number}", "cls": "1"}])
+    shards = DirectoryShards(folder, after="delete", timeout_s=0, poll_s=0.01).cache_wds_shards(
+        tmp_path / "copies", prefetch=2
+    )
+    assert [sample["__key__"] for sample in shards.load_wds_shards().group_samples()] == ["0", "1", "2"]
+    assert list(folder.glob("*.tar")) == []

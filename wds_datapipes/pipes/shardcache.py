@@ -11,7 +11,9 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.manifest import Manifest, read_manifest
 from wds_datapipes.core.shardcache.copies import Known, cache_wds_shards
 from wds_datapipes.core.shardcache.folder import CacheFolder, Check
+from wds_datapipes.pipes.directory import DirectoryShards
 from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.upstream import upstream
 
 __all__ = ["ShardCacher"]
 
@@ -39,7 +41,8 @@ class ShardCacher(IterDataPipe[str]):
         cache_dir: the folder, which is made if need be. Its copies are called by a digest of the whole URL.
         max_bytes: how much all copies may have together, those of other processes included; None is as much as the disk
             has. A shard for which there is no room is read from its source, with a warning.
-        prefetch: how many of the next shards are fetched while one is read.
+        prefetch: how many of the next shards are fetched while one is read; none behind `DirectoryShards`, where to ask
+            for the next one says that the last one was read.
         manifest: of the dataset, or where it is. What is fetched has to have the size and the digest that it tells.
         check: how a copy is held against what was fetched, each time that it is opened: ``"size"``, and the time of its
             last change, costs nothing; ``"digest"`` reads all of it.
@@ -93,7 +96,9 @@ class ShardCacher(IterDataPipe[str]):
 
     def __iter__(self) -> Iterator[str]:
         folder = CacheFolder(self.cache_dir, self.max_bytes, self.check)
-        yield from cache_wds_shards(self.source, folder, prefetch=self.prefetch, known=self._known)
+        # To ask DirectoryShards for the next shard says that the last one was read, and may be deleted.
+        prefetch = 0 if any(isinstance(stage, DirectoryShards) for stage in upstream(self.source)) else self.prefetch
+        yield from cache_wds_shards(self.source, folder, prefetch=prefetch, known=self._known)
 
     def __len__(self) -> int:
         return len(self.source)
