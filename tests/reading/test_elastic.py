@@ -129,7 +129,7 @@ def checkpoint_of(topology: Topology, rank: int, parts: list[Resumed]) -> Checkp
 cuts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=12, max_size=12)
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(sorted(PIPELINES)),
     chain=st.lists(st.tuples(st.tuples(st.integers(1, 3), st.integers(1, 4)), cuts), min_size=1, max_size=4),

@@ -113,7 +113,7 @@ def resumed(pipe: Pipe, state: Any) -> Pipe:
     return pipe
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     source=st.sampled_from([once, partial(resampled, 6), partial(resampled, None)]),
     stages=st.lists(st.sampled_from(STAGES), max_size=5),
