@@ -313,7 +313,10 @@ def test_what_is_not_the_state_of_all_ranks_is_refused(spoil: Any, text: str) ->
     [
         (lambda urls: urls.load_wds_shards().group_samples(), "Put .sharding_filter"),
         (lambda urls: urls.sharding_filter().filter(bool).load_wds_shards().group_samples(), "from Filter"),
-        (lambda urls: urls.sharding_filter().load_wds_shards().group_samples().rsample(0.5), "SampleThinner counts"),
+        (
+            lambda urls: urls.sharding_filter().load_wds_shards().group_samples().rsample(0.5),
+            "SampleThinner knows what each worker has read, or counts it",
+        ),
     ],
 )
 def test_a_pipeline_that_cannot_be_dealt_anew_is_named(make: Any, text: str) -> None:
