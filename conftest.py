@@ -42,6 +42,7 @@ def example_surroundings(request: pytest.FixtureRequest, doctest_namespace: dict
 def nothing_left() -> Iterator[None]:
     """Make sure that a test leaves no process and no open descriptor, even before garbage is collected."""
     gc.collect()
+    gc.freeze()  # what there is by now is not looked through again before each test, which takes half a second
     gc.disable()  # what only a collection would close does not count as closed
     before = opened()
     others = set(psutil.Process().children())  # such as multiprocessing's own, once a test has spawned a worker
