@@ -285,6 +285,12 @@ def nap() -> None:
     time.sleep(600)
 
 
+def nap_at(place: Path) -> None:
+    """Let others know by a file, and sleep."""
+    place.touch()
+    nap()
+
+
 def nap_in_c() -> None:
     """Sleep without letting any other thread run."""
     ctypes.PyDLL(None).sleep(600)

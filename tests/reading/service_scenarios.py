@@ -62,6 +62,7 @@ from faulty_pipelines import (
     loader,
     lock,
     nap,
+    nap_at,
     ones,
     open_too_many,
     pids,
@@ -207,10 +208,9 @@ def killed(moment: str, workers: int = 2, prefetch: int = 10, top: str = "bare",
         if moment == "sending":
             items = itertools.chain([next(items) for _ in range(3)], items)
         elif moment == "waited for":
-            next(items)
+            begun = [next(items) for _ in range(workers)]  # each worker has opened a shard
             threading.Timer(0.4, os.kill, [victim, signal.SIGKILL]).start()
-            # The first item was taken.
-            return take(dl, workers, itertools.chain(expected(workers)[:1], items))
+            return take(dl, workers, itertools.chain(begun, items))
         elif moment == "between epochs":
             assert take(dl, workers, items) == "60; end"
         elif moment in ("at rest", "paused", "in shutdown"):
@@ -260,12 +260,23 @@ def killed_with_grandchild(*rest: Any) -> str:
                 process.kill()
 
 
+def await_shard(dl: DataLoader2[Any], process: int, shard: str) -> None:
+    """Wait until a process, as `pids` counts them, has come to a shard."""
+    while True:
+        report = dl.reading_service.report()
+        if [*report.workers, report.dispatcher][process].shard.endswith(f"{shard}.tar"):
+            return
+        time.sleep(0.02)
+
+
 def another_killed() -> str:
     """Kill a worker while the loop waits for another, which is slow."""
     with loader(acting(nap, "a5")) as dl:
         items = iter(dl)
-        threading.Timer(0.5, os.kill, [pids(dl)[1], signal.SIGKILL]).start()
-        return take(dl, 2, items)
+        begun = [next(items) for _ in range(10)]
+        await_shard(dl, 1, "f")
+        threading.Timer(0.2, os.kill, [pids(dl)[1], signal.SIGKILL]).start()
+        return take(dl, 2, itertools.chain(begun, items))
 
 
 def killed_unseen() -> str:
@@ -285,12 +296,23 @@ def without_count(outcome: str) -> str:
     return re.sub(r"^\d+( OUT OF ORDER \[.*?\])?; ", "", outcome)
 
 
+def kill_in(dl: DataLoader2[Any], process: int, shard: str) -> None:
+    """Kill a process a while after it has opened a shard."""
+    await_shard(dl, process, shard)
+    time.sleep(0.4)
+    os.kill(pids(dl)[process], signal.SIGKILL)
+
+
 def dispatcher_killed(*rest: Any) -> str:
     with loader(dispatched(acting(nap)), 2, *rest) as dl:
         items = iter(dl)
-        next(items)
-        threading.Timer(0.4, os.kill, [pids(dl)[-1], signal.SIGKILL]).start()
-        return without_count(take(dl, 2, items))
+        first = next(items)
+        killer = threading.Thread(target=kill_in, args=(dl, -1, "b"))
+        killer.start()
+        try:
+            return without_count(take(dl, 2, itertools.chain([first], items)))
+        finally:
+            killer.join()
 
 
 def dispatcher_killed_unseen() -> str:
@@ -298,8 +320,7 @@ def dispatcher_killed_unseen() -> str:
     with loader(dispatched(acting(nap))) as dl:
         items = iter(dl)
         first = next(items)
-        time.sleep(0.4)
-        os.kill(pids(dl)[-1], signal.SIGKILL)
+        kill_in(dl, -1, "b")
         time.sleep(0.4)
         return take(dl, 1, itertools.chain([first], items))
 
@@ -413,16 +434,18 @@ def shutdown_before_the_beginning() -> str:
 def shutdown_by_another_thread(top: str) -> str:
     with loader(acting(nap), top=top) as dl:
         items = iter(dl)
-        threading.Timer(0.5, dl.shutdown).start()
-        return take(dl, 2, items)
+        begun = [next(items) for _ in range(11)]
+        threading.Timer(0.3, dl.shutdown).start()
+        return take(dl, 2, itertools.chain(begun, items))
 
 
 def shutdown_by_a_signal(top: str) -> str:
     with loader(acting(nap), top=top) as dl:
         signal.signal(signal.SIGALRM, lambda *_: dl.shutdown())
         items = iter(dl)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        return take(dl, 2, items)
+        begun = [next(items) for _ in range(11)]
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        return take(dl, 2, itertools.chain(begun, items))
 
 
 def forgotten(how: str, top: str) -> str:
@@ -553,10 +576,12 @@ def timed_out(pipe: IterDataPipe[Any], **options: Any) -> str:
 
 
 def timed_out_in_pause() -> str:
-    with loader(acting(nap, "b1"), timeout_s=1.5) as dl:
+    asleep = FOLDER / f"asleep {os.getpid()}"
+    with loader(acting(partial(nap_at, asleep), "b1"), timeout_s=1.5) as dl:
         items: Any = iter(dl)
         next(items)
-        time.sleep(0.3)
+        while not asleep.exists():
+            time.sleep(0.02)
         try:
             items._pause()
         except Exception as error:
