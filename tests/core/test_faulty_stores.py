@@ -159,7 +159,7 @@ SAMPLES: list[dict[str, Any]] = [
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Keep a record of the pauses, and make none."""
     found: list[float] = []
-    monkeypatch.setattr(Patience.__init__, "__defaults__", (found.append,))
+    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: found.append(pause_s))
     return found
 
 
@@ -400,13 +400,12 @@ def test_s3_is_read_on(s3_store: Any, root: Path, how: str) -> None:
         assert keys(f"s3://bucket/{how}/a.tar", storage_options=options) == WANT
 
 
-def test_pauses_grow_and_are_drawn() -> None:
-    found: list[float] = []
+def test_pauses_grow_and_are_drawn(pauses: list[float]) -> None:
     for _ in range(200):
-        patience = Patience(8, 1e9, found.append)
+        patience = Patience(8, 1e9)
         while patience.wait(ConnectionResetError(), "x"):
             pass
-    by_try = [found[at::8] for at in range(8)]
+    by_try = [pauses[at::8] for at in range(8)]
     most = [0.25 * 2**at for at in range(8)]
     assert all(min(some) >= 0 and max(some) <= limit for some, limit in zip(by_try, most, strict=False))
     assert all(max(some) > limit / 2 > min(some) for some, limit in zip(by_try, most, strict=False))

@@ -15,6 +15,7 @@ from wds_datapipes.core.openers import local_path, redact
 from wds_datapipes.core.parts import open_archive, opened_parts, unchanged
 from wds_datapipes.core.policy import ErrorPolicy, OnError
 from wds_datapipes.core.progress import Resume
+from wds_datapipes.core.readahead import ReadAhead
 from wds_datapipes.core.tar import read_members
 from wds_datapipes.core.types import MemberTuple, ShardURL
 from wds_datapipes.errors import ChangedShard, ShardError
@@ -36,6 +37,7 @@ def load_wds_shards(
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     retries: int | None = None,
+    read_ahead: int = 0,
     resume: Resume | None = None,
 ) -> Iterator[MemberTuple]:
     """Read each shard of ``source`` to its end, one after the other, and yield its members as plain tuples.
@@ -43,13 +45,20 @@ def load_wds_shards(
     What a policy passes over is the rest of a shard. Its members so far were handed on; their ``url`` stays marked as
     not complete, and the grouping stage drops the sample that may lack a field.
 
+    Remote shards are read ahead of that, by up to ``read_ahead`` bytes: see `ReadAhead`.
+
     With ``resume``, only what is left is read: samples that are to be read again, and what comes after them.
     """
     policy = ErrorPolicy(on_error, "load_wds_shards")
     asked = {"storage_options": storage_options, "timeout_s": timeout_s, "retries": retries}
     options = {name: value for name, value in asked.items() if value is not None}
     last = sys.maxsize if resume is None else resume.last
-    for number, address in enumerate(policy.counted(source)):
+
+    def is_whole(number: int) -> bool:
+        return number <= last and (resume is None or resume.spans(number) == [WHOLE])
+
+    ahead = ReadAhead(source, read_ahead, options, is_whole)
+    for number, address in enumerate(policy.counted(ahead)):
         if number > last:  # the list may have no end
             break
         if not isinstance(address, str | os.PathLike):
@@ -72,7 +81,7 @@ def load_wds_shards(
                     url = ShardURL(path, local_path(path))
                     url.number, url.end = number, end
                     members = read_members(
-                        open_archive(path, options, opened) if parts is None else parts.at(start, end),
+                        open_archive(path, options, opened, ahead.open) if parts is None else parts.at(start, end),
                         url=url,
                         archive=archive,
                         select_files=select_files,

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from wds_datapipes.core.compression import buffered, decompressed, recognised
 from wds_datapipes.core.openers import open_parts, open_url, redact
 from wds_datapipes.core.openers.parts import RemoteParts
-from wds_datapipes.core.types import MemberTuple
+from wds_datapipes.core.types import MemberTuple, Opener
 from wds_datapipes.errors import (
     ChangedShard,
     CorruptShard,
@@ -40,10 +40,10 @@ class Parts(Protocol):
         """
 
 
-def open_archive(path: str, options: Mapping[str, Any], opened: ExitStack) -> BinaryIO:
-    """Open a shard at its beginning, with options for `open_url`; ``opened`` closes it."""
+def open_archive(path: str, options: Mapping[str, Any], opened: ExitStack, opener: Opener = open_url) -> BinaryIO:
+    """Open a shard at its beginning, with options for ``opener``; ``opened`` closes it."""
     try:
-        raw = opened.enter_context(open_url(path, **options))
+        raw = opened.enter_context(opener(path, **options))
         return opened.enter_context(decompressed(raw, url=path))
     except ShardError:
         raise

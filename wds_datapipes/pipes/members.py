@@ -12,6 +12,7 @@ from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.progress import Resume
+from wds_datapipes.core.readahead import READ_AHEAD_BYTES
 from wds_datapipes.core.types import Member, MemberTuple
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.upstream import unsplit
@@ -47,6 +48,9 @@ class ShardLoader(IterDataPipe[Member]):
         retries: how often a shard of a store is asked for again, in all, after failures that may pass: a connection
             that breaks, a server that is busy. It is read on from the byte that is next, if the store can tell that it
             is still the same file; 10 by default, with growing pauses between them, of five minutes at the most.
+        read_ahead: how many bytes of remote shards are read by threads before they are asked for, those of the next
+            shards included, so that nothing waits for a store where a shard ends; 32 MiB by default, and 0 is none. The
+            source is asked for the next shards meanwhile, while all of them are remote.
 
     Raises:
         ShardNotOpened: a shard is not there, or may not be read.
@@ -78,6 +82,7 @@ class ShardLoader(IterDataPipe[Member]):
         storage_options: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         retries: int | None = None,
+        read_ahead: int = READ_AHEAD_BYTES,
     ) -> None:
         super().__init__()
         check_on_error(on_error)
@@ -90,6 +95,8 @@ class ShardLoader(IterDataPipe[Member]):
             raise ValueError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}")
         if retries is not None and operator.index(retries) < 0:
             raise ValueError(f"retries is a whole number from 0, not {retries!r}")
+        if operator.index(read_ahead) < 0:
+            raise ValueError(f"read_ahead is a number of bytes from 0, not {read_ahead!r}")
         self.source = source
         self.select_files = select_files
         self.rename_files = rename_files
@@ -99,7 +106,7 @@ class ShardLoader(IterDataPipe[Member]):
         # Not under its own name, which torch would print with its value in the text of every error.
         self._storage_options = storage_options
         # Nor these, which change no sample: a state can be loaded with others.
-        self._timeout_s, self._retries = timeout_s, retries
+        self._timeout_s, self._retries, self._read_ahead = timeout_s, retries, read_ahead
 
     def __iter__(self) -> Iterator[Member]:
         yield from map(Member._make, self.members())
@@ -120,5 +127,6 @@ class ShardLoader(IterDataPipe[Member]):
             storage_options=self._storage_options,
             timeout_s=self._timeout_s,
             retries=self._retries,
+            read_ahead=self._read_ahead,
             resume=resume,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, cast
 
@@ -64,6 +65,7 @@ def open_remote(
     timeout_s: float = 60.0,
     retries: int = RETRIES,
     retry_s: float = RETRY_S,
+    pause: Callable[[float], object] = time.sleep,
     **_options: object,
 ) -> BinaryIO:
     """Open a file of a file system that fsspec knows, for reading from its begin to its end.
@@ -74,6 +76,7 @@ def open_remote(
         timeout_s: the seconds without a byte after which a web server has failed.
         retries: how often it is asked for again, in all.
         retry_s: how many seconds are waited for that, in all.
+        pause: waits for so many seconds.
     """
     options = storage_options or {}
     hide = hiding(options)
@@ -81,7 +84,7 @@ def open_remote(
     scheme, _ = split_scheme(url)
     is_web = scheme in ("http", "https")
     origin = WebOrigin(filesystem, path, options, timeout_s) if is_web else FileOrigin(filesystem, path)
-    patience = Patience(retries, retry_s)
+    patience = Patience(retries, retry_s, pause)
     try:
         stream = SteadyStream(origin, hide(url), lambda error: reason(error, scheme, hide), patience)
     except Exception as error:  # noqa: BLE001  every file system has errors of its own

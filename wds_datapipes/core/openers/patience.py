@@ -72,8 +72,12 @@ class Patience:
             "%s: %s. It is tried again in %.1f s (%d of %d)",
             *(what, type(error).__name__, pause_s, self._tried, self._retries),
         )
-        self._pause(pause_s)
+        self.rest(pause_s)
         return True
+
+    def rest(self, seconds: float) -> None:
+        """Pause."""
+        self._pause(seconds)
 
     def patiently(self, attempt: Callable[[], T], what: str) -> T:
         """Return what ``attempt`` does, which is tried again while that may help.

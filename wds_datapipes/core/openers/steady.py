@@ -60,6 +60,11 @@ class SteadyStream(io.RawIOBase):
         self._file: Readable | None = opened.file
         self._size, self._version = opened.size, opened.version
 
+    @property
+    def size(self) -> int | None:
+        """How many bytes the whole file has, if the store tells it."""
+        return self._size
+
     def readable(self) -> bool:
         """It always is."""
         return True
@@ -67,9 +72,15 @@ class SteadyStream(io.RawIOBase):
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill the buffer, or a part of it; none of it at the end."""
         view = memoryview(buffer).cast("B")
+        data = self.read_once(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def read_once(self, size: int) -> bytes:
+        """Return at most so many bytes, as the store gives them, and none at the end."""
         while True:
             try:
-                data = self._opened().read(len(view))
+                data = self._opened().read(size)
                 if not data and self._size is not None and self._at < self._size:
                     raise EOFError(f"{self._at} of {self._size} bytes came")
                 break
@@ -78,9 +89,14 @@ class SteadyStream(io.RawIOBase):
             except Exception as error:  # noqa: BLE001  every network library has errors of its own
                 self._release()
                 self._wait_or_raise(error)
-        view[: len(data)] = data
         self._at += len(data)
-        return len(data)
+        return data
+
+    def abandon(self) -> None:
+        """Break off what another thread reads; it may still wait for an answer for as long as its library lets it."""
+        if (file := self._file) is not None:
+            with suppress(Exception):
+                file.close()
 
     def close(self) -> None:
         """Close the remote file."""
