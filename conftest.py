@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from nginx_server import Nginx, running_nginx
 
 # Before a test module imports torchdata: that alone would show its banner, and a warning is an error here.
 import wds_datapipes
@@ -176,6 +177,13 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         threading.Thread(target=server.stderr.read, daemon=True).start()
         yield Store(int(port), secret)
         server.terminate()
+
+
+@pytest.fixture(scope="session")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """Run nginx; tests keep to folders of their own among its files."""
+    with running_nginx(tmp_path_factory.mktemp("nginx")) as server:
+        yield server
 
 
 def opened() -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, cast
@@ -11,34 +10,38 @@ from typing import Any, BinaryIO, cast
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it carries no types
 from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped]  # the same
 
-from wds_datapipes.core.openers.patience import Patience, concerns_all
-from wds_datapipes.core.openers.redaction import redact, secrets_in
+from wds_datapipes.core.openers.blocks import BLOCK_BYTES, FileOrigin
+from wds_datapipes.core.openers.pace import Pace, PacedOrigin
+from wds_datapipes.core.openers.patience import Patience, concerns_all, is_untrusted
+from wds_datapipes.core.openers.redaction import hiding, raise_alone, redact
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
-from wds_datapipes.core.openers.steady import Opened, SteadyStream, version_of
-from wds_datapipes.core.openers.web import WebOrigin
+from wds_datapipes.core.openers.steady import Origin, SteadyStream
+from wds_datapipes.core.openers.timeouts import TIMEOUT_S, set_timeout, with_timeouts
+from wds_datapipes.core.openers.web import WebOrigin, with_authorities
 from wds_datapipes.core.optional import require
 from wds_datapipes.errors import MissingDependency, ShardNotOpened, UnknownScheme
 
-__all__ = ["hiding", "open_remote", "remote_filesystem"]
+__all__ = ["BLOCK_BYTES", "hiding", "open_remote", "remote_filesystem"]
 
 #: Scheme -> the package that it needs and the extra of ours that installs it.
 EXTRAS = {
-    "http": ("aiohttp", "http"),
-    "https": ("aiohttp", "http"),
-    "s3": ("s3fs", "s3"),
-    "s3a": ("s3fs", "s3"),
+    **dict.fromkeys(("http", "https"), ("aiohttp", "http")),
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gs")),
+    **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "az")),
+    "hf": ("huggingface_hub", "hf"),
+    **dict.fromkeys(("sftp", "ssh"), ("paramiko", "sftp")),
 }
-
-#: How much of a remote file is asked for in one request, in bytes, where the store is read by ranges.
-BLOCK_BYTES = 8 << 20
 
 #: How often a shard is asked for again, and how many seconds are waited for that, in all.
 RETRIES, RETRY_S = 10, 300.0
-#: What fsspec's file systems tell of the version of a file, each in its words.
-VERSION_FACTS = (
-    *("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "generation", "version_id"),
-    *("blob_id", "created", "modified"),
-)
+
+#: How an authority of one's own is made known to a file system.
+AUTHORITY = "the environment variable SSL_CERT_FILE"
+AUTHORITIES = {
+    **dict.fromkeys(("http", "https"), 'storage_options={"ca_file": "authority.pem"}'),
+    **dict.fromkeys(("s3", "s3a"), 'storage_options={"client_kwargs": {"verify": "authority.pem"}}'),
+}
 
 #: The file systems that a process had when it was forked, and before that its parent.
 _inherited: list[list[Any]] = []
@@ -62,7 +65,7 @@ def open_remote(
     /,
     *,
     storage_options: Mapping[str, Any] | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float | None = None,
     retries: int = RETRIES,
     retry_s: float = RETRY_S,
     pause: Callable[[float], object] = time.sleep,
@@ -73,17 +76,19 @@ def open_remote(
     Args:
         url: ``scheme://...``.
         storage_options: passed to the file system: credentials, an endpoint and so on. None of it is ever printed.
-        timeout_s: the seconds without a byte after which a web server has failed.
+        timeout_s: the seconds without a byte after which the store has failed; None is 60, or what its library has.
         retries: how often it is asked for again, in all.
         retry_s: how many seconds are waited for that, in all.
         pause: waits for so many seconds.
     """
     options = storage_options or {}
     hide = hiding(options)
-    filesystem, path = remote_filesystem(url, options)
+    filesystem, path = remote_filesystem(url, options, timeout_s)
     scheme, _ = split_scheme(url)
-    is_web = scheme in ("http", "https")
-    origin = WebOrigin(filesystem, path, options, timeout_s) if is_web else FileOrigin(filesystem, path)
+    pace = Pace(hide(url), TIMEOUT_S if timeout_s is None else timeout_s)
+    origin: Origin = FileOrigin(filesystem, path, scheme, pace)
+    if scheme in ("http", "https"):
+        origin = PacedOrigin(WebOrigin(filesystem, path, options, pace.timeout_s), pace)
     patience = Patience(retries, retry_s, pause)
     try:
         stream = SteadyStream(origin, hide(url), lambda error: reason(error, scheme, hide), patience)
@@ -91,39 +96,19 @@ def open_remote(
         told = f"{reason(error, scheme, hide)}{patience.told()}"
         refused = ShardNotOpened(f"{hide(url)} cannot be opened: {told}")
         refused.concerns_all = concerns_all(error)
-        raise refused from None
+        raise_alone(refused)
     return cast(BinaryIO, stream)
 
 
-class FileOrigin:
-    """A file of fsspec, from any byte on.
+def remote_filesystem(
+    url: str, storage_options: Mapping[str, Any] | None = None, timeout_s: float | None = None
+) -> tuple[Any, str]:
+    """The file system of a URL and the path in it.
 
     Args:
-        filesystem: its file system.
-        path: where it is there.
-    """
-
-    def __init__(self, filesystem: Any, path: str) -> None:
-        self._filesystem, self._path = filesystem, path
-
-    def open_at(self, start: int) -> Opened:
-        """Open the file at a byte, or at its beginning where one cannot seek."""
-        if start and callable(forget := getattr(self._filesystem, "invalidate_cache", None)):
-            forget()  # or it would tell what it was told before
-        file = self._filesystem.open(self._path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
-        details = getattr(file, "details", None)
-        details = details if isinstance(details, Mapping) else {}
-        version = version_of(*(details.get(name) for name in VERSION_FACTS))
-        if start:
-            try:
-                file.seek(start)
-            except (AttributeError, OSError, ValueError):  # that of io.UnsupportedOperation, too
-                start = 0
-        return Opened(file, start, details.get("size"), version)
-
-
-def remote_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """The file system of a URL and the path in it.
+        url: ``scheme://...``.
+        storage_options: what the file system is made with.
+        timeout_s: the seconds without a byte after which it has failed, where ``storage_options`` say nothing of that.
 
     Raises:
         UnknownScheme: fsspec does not know the scheme.
@@ -143,28 +128,30 @@ def remote_filesystem(url: str, storage_options: Mapping[str, Any] | None = None
             f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
         )
     try:
-        return cast("tuple[Any, str]", url_to_fs(f"{scheme}:{rest}", **options))
+        if scheme in ("http", "https"):
+            options = with_authorities(options)
+        filesystem, path = url_to_fs(f"{scheme}:{rest}", **with_timeouts(scheme, options, timeout_s))
+        set_timeout(scheme, filesystem, timeout_s)
     except ImportError as error:
         raise MissingDependency(
             f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
         ) from error
     except Exception as error:  # noqa: BLE001  the same
         hide = hiding(options)
-        raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}") from None
-
-
-def hiding(storage_options: Mapping[str, Any]) -> Callable[[str], str]:
-    """A `redact` that also hides every text in the options."""
-    words = sorted({re.escape(secret) for secret in secrets_in(storage_options) if secret}, key=len, reverse=True)
-    if not words:
-        return redact
-    secret = re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)")
-    return lambda text: redact(secret.sub("***", text))
+        refused = ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}")
+        refused.concerns_all = concerns_all(error)
+        raise_alone(refused)
+    return filesystem, cast(str, path)
 
 
 def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
     """What a file system's error says, in words and without credentials."""
     status = getattr(error, "status", None)
+    if is_untrusted(error):
+        return (
+            f"no authority that is trusted here vouches for its certificate ({hide(str(error))}). If that is one of "
+            f"your own, name the file with its certificate: {AUTHORITIES.get(scheme, AUTHORITY)}"
+        )
     if isinstance(error, FileNotFoundError):
         return "HTTP status 404, not found" if scheme in ("http", "https") else "there is no such file"
     if status is not None:

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from ssl import SSLCertVerificationError
 from typing import TypeVar
 
-__all__ = ["Patience", "concerns_all", "passes", "status_of", "was_replaced"]
+__all__ = ["Patience", "concerns_all", "is_untrusted", "passes", "status_of", "was_replaced"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,9 @@ LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryE
 NETWORK = ("aiohttp.", "botocore.", "urllib3.", "requests.", "http.client.", "asyncio.", "fsspec.")
 #: Classes there that tell of the request.
 OF_THE_REQUEST = ("Credentials", "InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired")
+
+#: So many errors around another one are looked into.
+DEPTH = 8
 
 #: The first pause is up to so long, in seconds, and each up to twice as long as the one before,
 FIRST_S = 0.25
@@ -105,6 +108,8 @@ def passes(error: BaseException) -> bool:
     """
     if isinstance(error, LASTING) or any(word in type(error).__name__ for word in OF_THE_REQUEST):
         return False
+    if is_untrusted(error):
+        return False
     status = status_of(error)
     if status is not None:
         return status in PASSING
@@ -117,13 +122,28 @@ def passes(error: BaseException) -> bool:
 
 
 def concerns_all(error: BaseException) -> bool:
-    """Whether a store does not accept the credentials, or has got none.
+    """Whether a store does not accept the credentials, or has got none, or whether it cannot be trusted itself.
 
     >>> concerns_all(PermissionError()), concerns_all(FileNotFoundError())
     (True, False)
     """
     refused = isinstance(error, PermissionError) or "Credentials" in type(error).__name__
-    return refused or status_of(error) in REFUSED
+    return refused or status_of(error) in REFUSED or is_untrusted(error)
+
+
+def is_untrusted(error: BaseException | None) -> bool:
+    """Whether nobody whom this host trusts vouches for a server; libraries put their own errors around that.
+
+    >>> is_untrusted(SSLCertVerificationError()), is_untrusted(ConnectionResetError())
+    (True, False)
+    """
+    for _ in range(DEPTH):
+        if error is None or isinstance(error, SSLCertVerificationError):
+            break
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return isinstance(error, SSLCertVerificationError)
 
 
 def was_replaced(error: BaseException) -> bool:

@@ -9,11 +9,13 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from wds_datapipes.core.openers.filesystems import hiding, reason, remote_filesystem
+from wds_datapipes.core.openers.filesystems import RETRIES, RETRY_S, hiding, reason, remote_filesystem
 from wds_datapipes.core.openers.local import local_path, open_local
 from wds_datapipes.core.openers.parts import RemoteParts, open_remote_parts
+from wds_datapipes.core.openers.patience import Patience, concerns_all
 from wds_datapipes.core.openers.redaction import redact
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
+from wds_datapipes.core.openers.web import ask_web
 from wds_datapipes.errors import ReadFailed, ShardNotOpened
 
 if TYPE_CHECKING:
@@ -35,8 +37,22 @@ class FileFacts(NamedTuple):
     etag: str | None = None
 
 
-def file_facts(url: str, *, storage_options: Mapping[str, Any] | None = None) -> FileFacts:
+def file_facts(
+    url: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_s: float = 60.0,
+    retries: int = RETRIES,
+    retry_s: float = RETRY_S,
+) -> FileFacts:
     """Ask for the size of a file, and for what tells one version of it from another.
+
+    Args:
+        url: the file.
+        storage_options: passed to the file system.
+        timeout_s: the seconds without a byte after which a web server has failed.
+        retries: how often it is asked again, in all.
+        retry_s: how many seconds are waited for that, in all.
 
     Raises:
         ShardNotOpened: there is no such file, or it may not be read.
@@ -52,14 +68,23 @@ def file_facts(url: str, *, storage_options: Mapping[str, Any] | None = None) ->
     scheme, _ = split_scheme(url)
     if scheme in known_schemes():
         return FileFacts()
-    filesystem, place = remote_filesystem(url, storage_options)
-    try:
+    options = storage_options or {}
+    filesystem, place = remote_filesystem(url, options)
+    hide, patience = hiding(options), Patience(retries, retry_s)
+
+    def ask() -> Any:
         with contextlib.suppress(AttributeError, NotImplementedError):
             filesystem.invalidate_cache()  # or it would tell what it was told before
-        found = filesystem.info(place)
+        is_web = scheme in ("http", "https")
+        return ask_web(filesystem, place, options, timeout_s) if is_web else filesystem.info(place)
+
+    try:
+        found = patience.patiently(ask, f"{hide(url)} cannot be opened")
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        hide = hiding(storage_options or {})
-        raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}") from None
+        told = f"{reason(error, scheme, hide)}{patience.told()}"
+        refused = ShardNotOpened(f"{hide(url)} cannot be opened: {told}")
+        refused.concerns_all = concerns_all(error)
+        raise refused from None
     size = found.get("size")
     etag = found.get("ETag") or found.get("etag")
     return FileFacts(size, None, str(etag).strip('"') if etag else None)

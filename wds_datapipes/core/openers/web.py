@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any
 
+from fsspec.asyn import sync  # type: ignore[import-untyped]  # it carries no types
+
+from wds_datapipes.core.openers.patience import status_of
 from wds_datapipes.core.openers.steady import Opened, version_of
 from wds_datapipes.core.optional import require
 
-__all__ = ["CONTENT_RANGE", "WebOrigin", "open_web", "version_of_response"]
+__all__ = ["CONTENT_RANGE", "WebOrigin", "ask_web", "open_web", "version_of_response", "with_authorities"]
 
 #: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+def with_authorities(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return storage options as fsspec takes them: ``ca_file`` is ours, as what aiohttp takes cannot be pickled.
+
+    Raises:
+        ValueError: the file cannot be read, or holds no certificate.
+    """
+    options = dict(options)
+    path = options.pop("ca_file", None)
+    if path is not None:
+        try:
+            options["ssl"] = _trusting(os.fspath(path))
+        except (OSError, TypeError) as error:  # that of ssl.SSLError, too
+            raise ValueError(
+                f"storage_options['ca_file'] has to be a file with certificates in the PEM format: {error}"
+            ) from error
+    return options
+
+
+@lru_cache(maxsize=16)
+def _trusting(path: str) -> ssl.SSLContext:
+    """Return what trusts the authorities of the system and those in a file; the same one, as each has connections."""
+    trusting = ssl.create_default_context()
+    trusting.load_verify_locations(path)
+    return trusting
 
 
 def open_web(
@@ -23,13 +55,30 @@ def open_web(
     The given size keeps fsspec from asking for it by a request of its own. aiohttp's own limit is five minutes for the
     whole body, and a shard is often open for longer.
     """
-    aiohttp = require("aiohttp", extra="http", purpose="read shards over HTTP")
-    timeout = options.get("timeout", aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s))
+    timeout = options.get("timeout", _timeout(timeout_s))
     # A server that compresses on the way would count other bytes.
     headers = {**options.get("headers", {}), "Accept-Encoding": "identity"}
     if part is not None:
         headers["Range"] = f"bytes={part}"
     return filesystem.open(path, "rb", block_size=0, size=1, timeout=timeout, headers=headers)
+
+
+def ask_web(filesystem: Any, path: str, options: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Return what fsspec knows of a file, and raise what has really failed, which it calls a file that is not there."""
+    try:
+        asked = {} if "timeout" in options else {"timeout": _timeout(timeout_s)}
+        # Not by `info`, which takes a timeout for its own.
+        found: dict[str, Any] = sync(filesystem.loop, partial(filesystem._info, path, **asked))
+    except FileNotFoundError as error:
+        if error.__cause__ is None or status_of(error.__cause__) == 404:
+            raise
+        raise error.__cause__ from None
+    return found
+
+
+def _timeout(timeout_s: float) -> Any:
+    aiohttp = require("aiohttp", extra="http", purpose="read shards over HTTP")
+    return aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
 
 
 class WebOrigin:

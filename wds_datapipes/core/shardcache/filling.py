@@ -19,6 +19,8 @@ from wds_datapipes.errors import CacheError, CorruptShard, ReadFailed, ShardErro
 
 __all__ = ["NoRoom", "Stopped", "Wanted", "filled"]
 
+#: The options that hold for asking for the size as well.
+FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
 #: So much is taken from the source at once, in bytes.
 BLOCK_BYTES = 1 << 20
 #: Where nobody knows how large a shard is, room is made for so much at a time, in bytes.
@@ -61,7 +63,8 @@ def filled(
     """
     size = wanted.size
     if size is None:
-        size = file_facts(wanted.url, storage_options=wanted.options.get("storage_options")).bytes
+        asked = {name: value for name, value in wanted.options.items() if name in FACTS_OPTIONS}
+        size = file_facts(wanted.url, **asked).bytes
     try:
         entry.part.unlink(missing_ok=True)  # of a process that was killed
         copy = io.FileIO(entry.part, "x+")

@@ -1,0 +1,136 @@
+"""A proxy of our own, which passes requests on and lets the answers go wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["Fault", "FaultProxy", "fault_proxy"]
+
+#: Answers that concern one host alone.
+HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with an answer.
+
+    Attributes:
+        at: how many bytes of the body are sent before that.
+        how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, or ``""`` for nothing of these.
+        status: an answer without the body, with this status.
+        headers: sent in the place of those of the server; None leaves one out.
+        before: only the first so many requests for a file, counted from the beginning, are as they should be.
+        body: sent in the place of that of the server.
+    """
+
+    at: int = 0
+    how: str = ""
+    status: int = 0
+    headers: dict[str, str | None] = field(default_factory=dict)
+    body: bytes | None = None
+
+
+class FaultProxy(http.server.ThreadingHTTPServer):
+    """Passes requests on, and lets the answers to GET requests go wrong as `faults` says, one after the other.
+
+    Attributes:
+        faults: what goes wrong next; None is nothing. After the last one, all goes well.
+        asked: the ``Range`` of each GET request, and its path.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, backend: tuple[str, int]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.backend = backend
+        self.faults: list[Fault | None] = []
+        self.asked: list[tuple[str, str | None]] = []
+        self.stalled = threading.Event()
+
+    @property
+    def port(self) -> int:
+        return self.server_address[1]
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: connections break here on purpose."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultProxy
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("Range")))
+        self._pass_on(self.server.faults.pop(0) if self.server.faults else None)
+
+    def do_HEAD(self) -> None:
+        self._pass_on(None)
+
+    do_PUT = do_POST = do_DELETE = do_HEAD
+
+    def _pass_on(self, fault: Fault | None) -> None:
+        if fault is not None and fault.status:
+            self.send_response(fault.status)
+            for name, value in {"Content-Length": "0", **fault.headers}.items():
+                if value is not None:
+                    self.send_header(name, value)
+            self.end_headers()
+            return
+        backend = http.client.HTTPConnection(*self.server.backend, timeout=60)
+        with contextlib.closing(backend):
+            length = int(self.headers.get("Content-Length", 0))
+            backend.request(self.command, self.path, self.rfile.read(length) or None, dict(self.headers.items()))
+            answer = backend.getresponse()
+            body = answer.read()
+            self._answer(answer, body, fault or Fault())
+
+    def _answer(self, answer: http.client.HTTPResponse, body: bytes, fault: Fault) -> None:
+        body = body if fault.body is None else fault.body
+        headers = {name: value for name, value in answer.getheaders() if name.lower() not in HOP_BY_HOP}
+        if self.command != "HEAD":
+            headers["Content-Length"] = str(len(body))
+        headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, fault.headers)}
+        self.send_response(answer.status)
+        for name, value in {**headers, **fault.headers}.items():
+            if value is not None:
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if not fault.how:
+            self.wfile.write(body)
+            return
+        self.wfile.write(body[: fault.at])
+        self.wfile.flush()
+        self.close_connection = True
+        if fault.how == "stall":
+            self.server.stalled.wait(60)
+        elif fault.how == "reset":
+            # The system sends RST in the place of FIN.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def fault_proxy(backend: tuple[str, int]) -> Iterator[FaultProxy]:
+    """Run a proxy in front of a server."""
+    proxy = FaultProxy(backend)
+    thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.stalled.set()
+        proxy.shutdown()
+        proxy.server_close()
+        thread.join()
