@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -62,7 +63,8 @@ EndMarkerOption: TypeAlias = Annotated[
     Presence, typer.Option("--end-marker", help="Whether a shard without its end marker is faulty.")
 ]
 StorageOptions: TypeAlias = Annotated[
-    str, typer.Option("--storage-options", metavar="JSON", help="For fsspec, such as '{\"anon\": true}'.")
+    str,
+    typer.Option("--storage-options", metavar="JSON", help="For fsspec, such as '{\"anon\": true}'; @FILE reads it."),
 ]
 Workers: TypeAlias = Annotated[
     int | None,
@@ -82,15 +84,17 @@ def key_rule_of(word: KeyRuleWord) -> KeyRule:
 
 
 def options_of(text: str) -> dict[str, Any] | None:
-    """Return storage options from JSON."""
+    """Return storage options from JSON, or from a file of it, as what is on a command line is seen by everybody."""
     if not text:
         return None
     try:
-        options = json.loads(text)
+        options = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+    except OSError as error:
+        raise WrongUse(f"--storage-options cannot be read from {text[1:]}: {error.strerror}") from None
     except ValueError as error:
         raise WrongUse(f"--storage-options is no JSON: {error}") from None
     if not isinstance(options, dict):
-        raise WrongUse(f"--storage-options is a JSON object, as in '{{\"anon\": true}}', not {text}")
+        raise WrongUse("--storage-options is a JSON object, as in '{\"anon\": true}'")
     return options
 
 

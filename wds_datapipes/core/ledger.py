@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -61,6 +63,8 @@ class Ledger:
         shard: the shard that was opened last, without credentials, or "".
         entries: how many entries there are, which tells whether any are new.
         on_shard: called with each shard that is opened.
+        fetched_bytes: how much has come from stores.
+        fetching_s: how long stores were waited for, in seconds, by all who read at a time together.
     """
 
     def __init__(self) -> None:
@@ -68,17 +72,29 @@ class Ledger:
 
     def clear(self) -> None:
         """Begin an empty book, as a new process does."""
+        self.renew()
         self.shard = ""
         self.entries = 0
         self.on_shard: Callable[[str], object] | None = None
+        self.fetched_bytes, self.fetching_s = 0, 0.0
         self._counts: Counter[str] = Counter()
         self._latest: deque[SkippedItem] = deque(maxlen=LATEST)
+
+    def renew(self) -> None:
+        """Forget that a thread of a parent process may have been writing when this one was forked."""
+        self._lock = threading.Lock()
 
     def opened(self, shard: str) -> None:
         """Note that a shard was opened."""
         self.shard = shard
         if self.on_shard is not None:
             self.on_shard(shard)
+
+    def fetched(self, count: int, waited_s: float) -> None:
+        """Note that bytes came from a store; several threads read from stores."""
+        with self._lock:
+            self.fetched_bytes += count
+            self.fetching_s += waited_s
 
     def passed_over(self, item: SkippedItem) -> None:
         """Note that a stage passed over an item."""
@@ -93,3 +109,4 @@ class Ledger:
 
 #: The book of this process.
 LEDGER = Ledger()
+os.register_at_fork(after_in_child=LEDGER.renew)

@@ -162,9 +162,13 @@ class Link:
     def report(self) -> WorkerReport:
         """Return what the process has done so far."""
         self._look()
-        items, size, making_s, waiting_s = (0, 0, 0.0, 0.0) if self._inlet.page is None else self._inlet.page.read()
+        page = self._inlet.page
+        items, size, making_s, waiting_s = (0, 0, 0.0, 0.0) if page is None else page.read()
+        fetched_bytes, fetching_s = (0, 0.0) if page is None else page.fetched()
         return WorkerReport(
-            self.name, self._pid, items, size, making_s, waiting_s, self.waited_s, self.shard, self.skipped
+            *(self.name, self._pid, items, size, making_s, waiting_s, self.waited_s, self.shard, self.skipped),
+            fetched_bytes=fetched_bytes,
+            fetching_s=fetching_s,
         )
 
     @property

@@ -119,4 +119,6 @@ class LocalItems(IterDataPipe[Any]):
             waited_s=self._making_s,
             shard=LEDGER.shard,
             skipped=LEDGER.skipped(),
+            fetched_bytes=LEDGER.fetched_bytes,
+            fetching_s=LEDGER.fetching_s,
         )

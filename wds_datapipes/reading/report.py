@@ -33,6 +33,9 @@ class WorkerReport:
         waited_s: how long the loop waited for this worker, in seconds.
         shard: the shard that it opened last, or "".
         skipped: what its stages have passed over.
+        fetched_bytes: how much it has got from stores, in bytes.
+        fetching_s: how long it waited for stores, in seconds, all reads that were under way at a time added up. What is
+            read ahead is waited for, too, and need not hold up anybody.
     """
 
     name: str
@@ -44,6 +47,8 @@ class WorkerReport:
     waited_s: float
     shard: str
     skipped: Skipped
+    fetched_bytes: int = 0
+    fetching_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,12 @@ class LoadingReport:
         skipped = ", ".join(f"{count} x {what}" for what, count in sorted(self.skipped.counts.items()))
         makers = f"{len(self.workers)} workers" if len(self.workers) != 1 else _within(self.workers[0].name)
         epochs = f"{self.epoch} epoch{'s' * (self.epoch != 1)}"
+        fetched = sum(process.fetched_bytes for process in self._processes)
+        fetching = sum(process.fetching_s for process in self._processes)
+        stores = f"; {_size(fetched)} came from stores, in {fetching:.1f} s" if fetched or fetching else ""
         return (
             f"{epochs}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s for them, "
-            f"and they waited {waiting:.1f} s for the loop; passed over: {skipped or 0}"
+            f"and they waited {waiting:.1f} s for the loop{stores}; passed over: {skipped or 0}"
         )
 
     def __rich__(self) -> Table:
@@ -101,11 +109,23 @@ class LoadingReport:
         table.add_column("worker", no_wrap=True)
         for heading in ("pid", "items", "size", "making", "waiting", "waited\nfor", "passed\nover"):
             table.add_column(heading, justify="right", no_wrap=True)
+        has_stores = any(worker.fetching_s for worker in self._processes)
+        for heading in ("from\nstores", "in") if has_stores else ():
+            table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("shard", no_wrap=True)
         for worker in self._processes:
             seconds = (f"{value:.1f} s" for value in (worker.making_s, worker.waiting_s, worker.waited_s))
             total = str(worker.skipped.total)
-            row = (worker.name, str(worker.pid), f"{worker.items:,}", _size(worker.bytes), *seconds, total)
+            row: tuple[str, ...] = (
+                worker.name,
+                str(worker.pid),
+                f"{worker.items:,}",
+                _size(worker.bytes),
+                *seconds,
+                total,
+            )
+            if has_stores:
+                row = (*row, _size(worker.fetched_bytes), f"{worker.fetching_s:.1f} s")
             table.add_row(*row, Text(worker.shard.rpartition("/")[2]))  # no markup, whatever brackets it has
         return table
 

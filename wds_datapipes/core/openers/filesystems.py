@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, cast
 
@@ -15,6 +14,7 @@ from wds_datapipes.core.openers.pace import Pace, PacedOrigin
 from wds_datapipes.core.openers.patience import Patience, concerns_all, is_untrusted
 from wds_datapipes.core.openers.redaction import hiding, raise_alone, redact
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
+from wds_datapipes.core.openers.sftp import SftpOrigin, is_sftp, revived, with_host_keys
 from wds_datapipes.core.openers.steady import Origin, SteadyStream
 from wds_datapipes.core.openers.timeouts import TIMEOUT_S, set_timeout, with_timeouts
 from wds_datapipes.core.openers.web import WebOrigin, with_authorities
@@ -68,7 +68,7 @@ def open_remote(
     timeout_s: float | None = None,
     retries: int = RETRIES,
     retry_s: float = RETRY_S,
-    pause: Callable[[float], object] = time.sleep,
+    pause: Callable[[float], object] | None = None,
     **_options: object,
 ) -> BinaryIO:
     """Open a file of a file system that fsspec knows, for reading from its begin to its end.
@@ -79,17 +79,19 @@ def open_remote(
         timeout_s: the seconds without a byte after which the store has failed; None is 60, or what its library has.
         retries: how often it is asked for again, in all.
         retry_s: how many seconds are waited for that, in all.
-        pause: waits for so many seconds.
+        pause: waits for so many seconds; None is ``time.sleep``.
     """
     options = storage_options or {}
     hide = hiding(options)
-    filesystem, path = remote_filesystem(url, options, timeout_s)
+    patience = Patience(retries, retry_s) if pause is None else Patience(retries, retry_s, pause)
+    filesystem, path = remote_filesystem(url, options, timeout_s, patience)
     scheme, _ = split_scheme(url)
     pace = Pace(hide(url), TIMEOUT_S if timeout_s is None else timeout_s)
     origin: Origin = FileOrigin(filesystem, path, scheme, pace)
     if scheme in ("http", "https"):
         origin = PacedOrigin(WebOrigin(filesystem, path, options, pace.timeout_s), pace)
-    patience = Patience(retries, retry_s, pause)
+    elif is_sftp(scheme):
+        origin = PacedOrigin(SftpOrigin(filesystem, path, pace.timeout_s), pace)
     try:
         stream = SteadyStream(origin, hide(url), lambda error: reason(error, scheme, hide), patience)
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
@@ -101,7 +103,10 @@ def open_remote(
 
 
 def remote_filesystem(
-    url: str, storage_options: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    url: str,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    patience: Patience | None = None,
 ) -> tuple[Any, str]:
     """The file system of a URL and the path in it.
 
@@ -109,6 +114,7 @@ def remote_filesystem(
         url: ``scheme://...``.
         storage_options: what the file system is made with.
         timeout_s: the seconds without a byte after which it has failed, where ``storage_options`` say nothing of that.
+        patience: how often it is tried again to connect to it, for those which do that at once.
 
     Raises:
         UnknownScheme: fsspec does not know the scheme.
@@ -127,26 +133,39 @@ def remote_filesystem(
             f"and, by fsspec, {', '.join(sorted(known))}. Register your own with "
             f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
         )
+    hide = hiding(options)
+    patience = Patience(0, 0.0) if patience is None else patience
+
+    def connected() -> tuple[Any, str]:
+        found, path = url_to_fs(f"{scheme}:{rest}", **with_timeouts(scheme, options, timeout_s))
+        return revived(found) if is_sftp(scheme) else found, path
+
     try:
         if scheme in ("http", "https"):
             options = with_authorities(options)
-        filesystem, path = url_to_fs(f"{scheme}:{rest}", **with_timeouts(scheme, options, timeout_s))
+        elif is_sftp(scheme):
+            options = with_host_keys(options)
+        filesystem, path = patience.patiently(connected, f"{hide(url)} cannot be opened")
         set_timeout(scheme, filesystem, timeout_s)
     except ImportError as error:
         raise MissingDependency(
             f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
         ) from error
     except Exception as error:  # noqa: BLE001  the same
-        hide = hiding(options)
-        refused = ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}")
+        refused = ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}{patience.told()}")
         refused.concerns_all = concerns_all(error)
         raise_alone(refused)
-    return filesystem, cast(str, path)
+    return filesystem, path
 
 
 def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
     """What a file system's error says, in words and without credentials."""
     status = getattr(error, "status", None)
+    if is_untrusted(error) and is_sftp(scheme):
+        return (
+            f"it is not the server whose key is known ({hide(str(error))}). Compare the key with what its owner says, "
+            "and put it into the file that storage_options['known_hosts'] names"
+        )
     if is_untrusted(error):
         return (
             f"no authority that is trusted here vouches for its certificate ({hide(str(error))}). If that is one of "
@@ -156,6 +175,6 @@ def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
         return "HTTP status 404, not found" if scheme in ("http", "https") else "there is no such file"
     if status is not None:
         return f"HTTP status {status}, {hide(str(getattr(error, 'message', '')))}"
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError) or "Authentication" in type(error).__name__:
         return f"permission denied ({hide(str(error))}). Check the credentials in storage_options or the environment"
     return f"{type(error).__name__}: {hide(str(error))}"

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from wds_datapipes.core.openers.redaction import redact
+from wds_datapipes.core.openers.redaction import raise_alone, redact
 from wds_datapipes.errors import ReadFailed, ShardError
 
 if TYPE_CHECKING:
@@ -50,10 +50,11 @@ class ForwardStream(io.RawIOBase):
         except ShardError:
             raise
         except Exception as error:  # noqa: BLE001  every network library has errors of its own
-            raise ReadFailed(
+            failed = ReadFailed(
                 f"Reading {self._hide(self._url)} failed after {self._received} bytes: "
                 f"{type(error).__name__}: {self._hide(str(error))}"
-            ) from None
+            )
+            raise_alone(failed)
         view[: len(data)] = data
         self._received += len(data)
         return len(data)

@@ -5,24 +5,26 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, Protocol, cast
+from functools import partial
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
-from wds_datapipes.core.openers.filesystems import (
-    BLOCK_BYTES,
-    RETRIES,
-    RETRY_S,
-    hiding,
-    reason,
-    remote_filesystem,
-)
+from wds_datapipes.core.ledger import LEDGER
+from wds_datapipes.core.openers.blocks import BLOCK_BYTES, PATIENCE
+from wds_datapipes.core.openers.filesystems import RETRIES, RETRY_S, reason, remote_filesystem
 from wds_datapipes.core.openers.forward import ForwardStream
-from wds_datapipes.core.openers.patience import Patience, status_of, was_replaced
+from wds_datapipes.core.openers.pace import Attempt, Pace, PacedOrigin
+from wds_datapipes.core.openers.patience import Patience, concerns_all, status_of, was_replaced
+from wds_datapipes.core.openers.redaction import hiding, raise_alone
 from wds_datapipes.core.openers.schemes import split_scheme
-from wds_datapipes.core.openers.steady import Opened, SteadyStream
+from wds_datapipes.core.openers.sftp import OriginParts, SftpOrigin, is_sftp
+from wds_datapipes.core.openers.steady import Opened, Origin, SteadyStream
+from wds_datapipes.core.openers.timeouts import TIMEOUT_S
 from wds_datapipes.core.openers.web import CONTENT_RANGE, open_web, version_of_response
 from wds_datapipes.errors import ChangedShard, ShardError, ShardNotOpened
 
 __all__ = ["RemoteParts", "open_remote_parts"]
+
+T = TypeVar("T")
 
 #: How much of a shard's beginning is read to find out what it is: one header of a tar archive.
 HEAD_BYTES = 512
@@ -49,7 +51,7 @@ def open_remote_parts(
     /,
     *,
     storage_options: Mapping[str, Any] | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float | None = None,
     retries: int = RETRIES,
     retry_s: float = RETRY_S,
     **_options: object,
@@ -60,35 +62,70 @@ def open_remote_parts(
         ShardNotOpened: there is nothing to read, or it may not be read.
     """
     options = storage_options or {}
-    filesystem, path = remote_filesystem(url, options)
+    patience = Patience(retries, retry_s)
+    filesystem, path = remote_filesystem(url, options, timeout_s, patience)
     scheme, _ = split_scheme(url)
-    store = Store(url, hiding(options), Patience(retries, retry_s))
+    store = Store(url, hiding(options), patience, TIMEOUT_S if timeout_s is None else timeout_s)
     try:
         if scheme in ("http", "https"):
 
             def request(part: str) -> Any:
-                return open_web(filesystem, path, options, timeout_s, part=part)
+                return open_web(filesystem, path, options, store.pace.timeout_s, part=part)
 
             return store.patience.patiently(lambda: WebParts.found(store, request), f"{store.name} cannot be opened")
-        file = filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="none")
-        return FileParts.found(store, file)
+        if is_sftp(scheme):
+            origin = PacedOrigin(SftpOrigin(filesystem, path, store.pace.timeout_s), store.pace)
+            changed = partial(_changed, store.name)
+
+            def opened() -> OriginParts:
+                return OriginParts(origin, store.stream, changed, HEAD_BYTES)
+
+            return store.patience.patiently(opened, f"{store.name} cannot be opened")
+
+        def find() -> FileParts | None:
+            return FileParts.found(store, filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="none"))
+
+        return store.patience.patiently(lambda: store.attempt(find), f"{store.name} cannot be opened")
     except ShardError:
         raise
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        raise ShardNotOpened(f"{store.name} cannot be opened: {store.tell(error)}{store.patience.told()}") from None
+        refused = ShardNotOpened(f"{store.name} cannot be opened: {store.tell(error)}{store.patience.told()}")
+        refused.concerns_all = concerns_all(error)
+        raise_alone(refused)
 
 
 class Store:
-    """What a remote file is called, and how errors of its library are told."""
+    """What a remote file is called, how errors of its library are told, and how long is waited for it."""
 
-    def __init__(self, url: str, hide: Callable[[str], str], patience: Patience) -> None:
+    def __init__(self, url: str, hide: Callable[[str], str], patience: Patience, timeout_s: float) -> None:
         self.url, self.hide, self.patience = url, hide, patience
         self.name = hide(url)
+        self.pace = Pace(self.name, timeout_s)
         self._scheme, _ = split_scheme(url)
 
     def tell(self, error: Exception) -> str:
         """Say what an error means, without secrets."""
         return reason(error, self._scheme, self.hide)
+
+    def stream(self, origin: Origin) -> BinaryIO:
+        """Return what reads an origin, and goes on where it breaks.
+
+        Raises:
+            ShardNotOpened: it cannot be opened.
+        """
+        try:
+            return cast(BinaryIO, SteadyStream(origin, self.name, self.tell, self.patience))
+        except ShardError:
+            raise
+        except Exception as error:  # noqa: BLE001  every library has errors of its own
+            refused = ShardNotOpened(f"{self.name} cannot be opened: {self.tell(error)}{self.patience.told()}")
+            refused.concerns_all = concerns_all(error)
+            raise_alone(refused)
+
+    def attempt(self, what: Callable[[], T]) -> T:
+        """Return what is asked of the store's library, which has so long for it."""
+        pace = self.pace
+        return Attempt(what).result(PATIENCE * pace.timeout_s, pace.timeout_s, lambda: pace.tell(0, pace.timeout_s))
 
 
 class WebParts:
@@ -123,14 +160,16 @@ class WebParts:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
         store = self._store
         try:
-            origin = WebPart(store, self._request, self._version, start, end)
+            origin = PacedOrigin(WebPart(store, self._request, self._version, start, end), store.pace)
             return cast(BinaryIO, SteadyStream(origin, store.name, store.tell, store.patience))
         except ShardError:
             raise
         except Exception as error:  # noqa: BLE001  aiohttp has many
-            raise ShardNotOpened(
+            refused = ShardNotOpened(
                 f"{store.name} cannot be opened at byte {start}: {store.tell(error)}{store.patience.told()}"
-            ) from None
+            )
+            refused.concerns_all = concerns_all(error)
+            raise_alone(refused)
 
     def close(self) -> None:
         """Do nothing: each part is a request of its own."""
@@ -217,7 +256,9 @@ class Window:
         if size <= 0:
             return b""
         what = f"Reading {self._store.name} was interrupted after {self._at} bytes"
-        data = self._store.patience.patiently(lambda: self._read(size), what)
+        begin = self._store.pace.clock()
+        data = self._store.patience.patiently(lambda: self._store.attempt(lambda: self._read(size)), what)
+        LEDGER.fetched(len(data), self._store.pace.clock() - begin)
         self._at += len(data)
         return data
 
@@ -230,9 +271,12 @@ class Window:
             data: bytes = self._file.read(size)
         except Exception as error:
             if was_replaced(error):
-                raise ChangedShard(
-                    f"{self._store.name} was replaced while parts of it were read. Load the state again, with the "
-                    "shards that it was saved with"
-                ) from None
+                raise _changed(self._store.name) from None
             raise
         return data
+
+
+def _changed(name: str) -> ChangedShard:
+    return ChangedShard(
+        f"{name} was replaced while parts of it were read. Load the state again, with the shards that it was saved with"
+    )

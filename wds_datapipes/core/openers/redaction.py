@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NoReturn
+from urllib.parse import quote, quote_plus
 
-__all__ = ["redact", "secrets_in"]
+__all__ = ["hiding", "raise_alone", "redact", "secrets_in"]
 
 #: Anything in front of the ``@`` of a web address.
 WEB_USER = re.compile(r"(?i)(https?://)[^\s/?#]*@")
-#: ``user:password@`` of any scheme. Without a password it is a name, as in Azure's ``abfs://container@account``.
-PASSWORD = re.compile(r"(://)[^\s/?#:@]*:[^\s/?#]*@")
+#: ``user:password@`` of any scheme. Without a password it is a name, as in Azure's ``abfs://container@account``. Digits
+#: up to a slash are a port; otherwise even a slash may be one of the password, though it ought to be written as %2F.
+PASSWORD = re.compile(r"(://)[^\s/?#:@\[]*:(?!\d+(?:[/?#]|$))[^\s?#]*@")
 
-#: The values of query parameters that sign or authorise: those of AWS, Google, Azure, CloudFront and common APIs.
+#: The values of query parameters that sign or authorise: those of AWS, Google, Azure, CloudFront and common APIs. They
+#: may be parameters of a URL that is one itself.
 PARAMETER = re.compile(
-    r"(?i)([?&;](?:[\w.-]*(?:auth|credential|passw|secret|signature|token|api-?_?key|accesskey|key-pair)[\w.-]*"
-    r"|sig|key|policy|pwd)=)[^&;\s'\"]+"
+    r"(?i)((?:[?&;]|%3F|%26)(?:[\w.-]*(?:auth|credential|passw|secret|signature|token|api-?_?key|accesskey|key-pair)"
+    r"[\w.-]*|sig|key|policy|pwd)(?:=|%3D))[^&;\s'\"]+"
 )
 
 #: The values of headers such as ``Authorization`` and ``X-Auth-Token``.
 HEADER = re.compile(r"(?i)\b((?:authorization|[\w-]*token)\s*:\s*|bearer\s+)[^'\"\r\n]+")
+
+#: Quoted values as Python and JSON print them, and parts of connection strings.
+NAMED = re.compile(
+    r"(?i)([\w-]*(?:credential|passw|secret|signature|token|api_?key|access_?key|account_?key|authorization)[\w-]*"
+    r"['\"]?\s*[:=]\s*b?)(['\"])(?:(?!\2).)+\2"
+)
+CONNECTION = re.compile(r"(?i)\b((?:account_?key|shared_?access_?(?:key|signature)|password|pwd)=)[^;\s'\"&]+")
+
+#: So deep, values of options are looked into.
+DEPTH = 6
+#: Texts of so many characters are hidden even within a word; numbers of so many digits are hidden at all.
+LONG, DIGITS = 8, 6
 
 
 def redact(text: str) -> str:
@@ -33,13 +49,66 @@ def redact(text: str) -> str:
     text = WEB_USER.sub(r"\1***@", text)
     text = PASSWORD.sub(r"\1***@", text)
     text = PARAMETER.sub(r"\1***", text)
+    text = NAMED.sub(r"\1\2***\2", text)
+    text = CONNECTION.sub(r"\1***", text)
     return HEADER.sub(r"\1***", text)
 
 
-def secrets_in(options: Mapping[str, object]) -> Iterator[str]:
-    """Every text in nested options: each may be a credential."""
-    for value in options.values():
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, Mapping):
-            yield from secrets_in(value)
+def hiding(storage_options: Mapping[str, object]) -> Callable[[str], str]:
+    """Return a `redact` that also hides every text in the options, as it is and as messages write it."""
+    written = {form for secret in secrets_in(storage_options) for form in _forms(secret)}
+    words = sorted(filter(None, written), key=len, reverse=True)
+    if not words:
+        return redact
+    secrets = re.compile(
+        "|".join(re.escape(word) if len(word) >= LONG else rf"(?<!\w){re.escape(word)}(?!\w)" for word in words)
+    )
+    return lambda text: redact(secrets.sub("***", text))
+
+
+def secrets_in(value: object, depth: int = DEPTH) -> Iterator[str]:
+    """Every text in nested options, and in the objects in them: each may be a credential."""
+    if isinstance(value, str):
+        yield value
+        if "=" in value:  # a connection string, of which a message may tell a part
+            yield from (part for pair in re.split("[;&]", value) if len(part := pair.partition("=")[2]) >= LONG)
+    elif isinstance(value, bytes | bytearray):
+        yield value.decode(errors="replace")
+    elif isinstance(value, int | float):
+        if len(str(value)) >= DIGITS and not isinstance(value, bool):
+            yield str(value)
+    elif depth:
+        for each in _within(value):
+            yield from secrets_in(each, depth - 1)
+
+
+def raise_alone(error: Exception) -> NoReturn:
+    """Raise an error that knows nothing of the one that is handled: a library's, which may hold credentials."""
+    try:
+        raise error from None
+    finally:
+        error.__context__ = None
+        del error
+
+
+def _within(value: object) -> Iterable[object]:
+    """What is in a container, or in an object of a library, such as credentials."""
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if value is None or isinstance(value, type) or callable(value):
+        return ()
+    names = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    slots = [getattr(value, name, None) for name in names]
+    return [*getattr(value, "__dict__", {}).values(), *slots]
+
+
+def _slots(kind: type) -> Iterable[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """A text as it is, as parts of URLs have it, and as ``repr`` does."""
+    yield from (secret, quote(secret, safe=""), quote(secret), quote_plus(secret), repr(secret)[1:-1])

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.reading.transport.messages import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
 from wds_datapipes.reading.transport.packing import Array, Packer, describe, unpack
 from wds_datapipes.reading.transport.segments import SegmentPool
@@ -293,6 +294,7 @@ class Outlet:
 
     def _publish(self) -> None:
         self.page.write(self._items, self._bytes, self._making_s, self._waiting_s)
+        self.page.fetch(LEDGER.fetched_bytes, LEDGER.fetching_s)
 
     def _stir(self) -> None:
         """Have an eye on the items that wait for others."""

@@ -29,6 +29,7 @@ class StatusPage:
         self._counts = page[:16].cast("Q")  # items and bytes
         self._seconds = page[16:32].cast("d")  # spent making items, and waiting for the other side to take them
         self._length = page[32:40].cast("Q")
+        self._fetched, self._fetching = page[40:48].cast("Q"), page[48:56].cast("d")  # bytes of stores, and the wait
         self._text = page[_TEXT_AT:]
         if descriptor is not None:
             os.close(descriptor)
@@ -41,6 +42,14 @@ class StatusPage:
         """Publish the numbers."""
         self._counts[0], self._counts[1] = items, size
         self._seconds[0], self._seconds[1] = making_s, waiting_s
+
+    def fetch(self, size: int, waited_s: float) -> None:
+        """Publish how much has come from stores, and how many seconds they were waited for."""
+        self._fetched[0], self._fetching[0] = size, waited_s
+
+    def fetched(self) -> tuple[int, float]:
+        """Return what `fetch` got last."""
+        return self._fetched[0], self._fetching[0]
 
     def read(self) -> tuple[int, int, float, float]:
         """Return the numbers that `write` got last."""
