@@ -25,6 +25,8 @@ T = TypeVar("T")
 READ_AHEAD_BYTES = 32 << 20
 #: Shards are read in blocks of at most so many bytes.
 BLOCK_BYTES = 1 << 20
+#: With less room than this, threads would wait for each other more than for a store.
+LEAST_BYTES = 128 << 10
 #: No more shards than this are read at a time, however small they are.
 MOST_SHARDS = 8
 #: So many addresses at most are taken from the source to find the next shard that is wanted.
@@ -42,7 +44,8 @@ class ReadAhead(Iterable[T]):
 
     Args:
         source: yields the addresses.
-        most_bytes: how much may be held in memory that nobody has asked for, of all shards together; 0 is nothing.
+        most_bytes: how much may be held in memory that nobody has asked for, of all shards together: 128 KiB or more; 0
+            is nothing.
         options: what the shards are opened with, as for `open_url`.
         is_wanted: whether all of a shard will be read, by its number in the source.
     """
@@ -51,7 +54,8 @@ class ReadAhead(Iterable[T]):
         self, source: Iterable[T], most_bytes: int, options: Mapping[str, Any], is_wanted: Callable[[int], bool]
     ) -> None:
         self._source: Iterator[tuple[int, T]] | None = enumerate(source)
-        self._most, self._options, self._is_wanted = most_bytes, options, is_wanted
+        self._most = max(most_bytes, LEAST_BYTES) if most_bytes else 0
+        self._options, self._is_wanted = options, is_wanted
         #: What came from the source, and was not yielded yet.
         self._waiting: deque[tuple[int, T]] = deque()
         self._failure: Exception | None = None
@@ -123,7 +127,7 @@ class Fetch:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], most_bytes: int) -> None:
-        self._url, self._options, self._most = url, options, max(most_bytes, 1)
+        self._url, self._options, self._most = url, options, most_bytes
         self._blocks: deque[bytes] = deque()
         self._held = self._taken = 0
         self._size: int | None = None
