@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from wds_datapipes.core.codecs.codec import described
@@ -88,6 +88,8 @@ class SamplePacker:
             raise UnwritableSample(f"__key__ is a str, and {key!r} is {described(key)}. Make it one: f'{{number:06d}}'")
         if self._rule is not None:
             self._check_key(key, self._rule)
+            if key[:2] == "__":
+                self._check_marks(key, encoded)
         raw_key = key.encode("ascii") if key.isascii() else b""
         parts: list[bytes] = []
         fields: list[tuple[str, int, int]] = []
@@ -165,6 +167,15 @@ class SamplePacker:
             f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or pass "
             f"key_rule=last_dot, and read the shard with it; or key_rule=None, which checks nothing"
         )
+
+    def _check_marks(self, key: str, fields: Iterable[object]) -> None:
+        """Refuse fields that would make the name that of a file which describes the shard, as the key begins like one."""
+        for field in map(str, fields):
+            if (field[:2] != "__" or (self._keep_meta and field != "__key__")) and is_meta(f"{key}.{field}"):
+                raise UnwritableSample(
+                    f"The field {field!r} of sample {key!r} cannot be written: the name {f'{key}.{field}'!r} begins and "
+                    f"ends with two underscores, and files that do are in no sample. Choose another key"
+                )
 
     def _check_field(self, key: str, field: str, rule: KeyRule) -> None:
         """Refuse a field that could not be read back."""

@@ -63,6 +63,9 @@ def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
 
 def _item(line: str, where: str) -> SkippedItem:
     try:
-        return SkippedItem(**json.loads(line))
-    except (TypeError, ValueError) as error:
+        item = SkippedItem(**json.loads(line))
+        if not all(isinstance(value, str) for value in item):
+            raise ValueError("its values are texts, and here one is not")
+        return item
+    except (TypeError, ValueError, RecursionError) as error:
         raise CorruptSidecar(f"{where} is no list of what was passed over: {error}") from error

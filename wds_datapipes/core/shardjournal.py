@@ -139,10 +139,8 @@ class ShardJournal:
             return []
         _compare(self._path, lines[0], head)
         finished = []
-        for line in lines[1:]:
-            row = json.loads(line)
-            info = ShardInfo(*(row[name] for name in ShardInfo._fields))
-            finished.append(FinishedShard(row["number"], info, row["given"], row["keys"]))
+        for number, line in enumerate(lines[1:], 2):
+            finished.append(_finished(line, f"Line {number} of the journal {self._path!r}"))
             self._ends.append(self._ends[-1] + len(line))
         return finished
 
@@ -156,11 +154,31 @@ class ShardJournal:
             raise ShardNotWritten(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
 
 
+def _finished(line: bytes, where: str) -> FinishedShard:
+    """Return what a line tells.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    try:
+        row = json.loads(line)
+        info = ShardInfo(*(row[name] for name in ShardInfo._fields))
+        found = FinishedShard(row["number"], info, row["given"], row["keys"])
+        kinds = [*map(type, info), type(found.number), type(found.given), type(found.keys)]
+        if kinds != [str, int, int, str, int, int, str]:
+            raise ValueError(f"it tells of {row!r:.200}")
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise StateError(
+            f"{where} is damaged: {error}. Delete the journal and its shards, and convert them again"
+        ) from error
+    return found
+
+
 def _compare(path: str, line: bytes, wanted: Mapping[str, Any]) -> None:
     """Refuse a journal with another first line than one with these settings has."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or found.get("wds-datapipes") != KIND:
         raise StateError(f"The file {path!r} is no journal of shards. Name another with journal=")

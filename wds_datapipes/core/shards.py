@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,8 +13,9 @@ from braceexpand import braceexpand
 
 from wds_datapipes.core.listing import GLOB_MARKS, listed
 from wds_datapipes.core.openers import redact
+from wds_datapipes.core.openers.trust import refuse_unsafe
 from wds_datapipes.core.rewriting import Rewrite, Rules, rewritten, rules_of
-from wds_datapipes.errors import PatternError
+from wds_datapipes.errors import PatternError, RefusedURL
 
 __all__ = ["Patterns", "expand_urls"]
 
@@ -23,6 +25,11 @@ Patterns: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 #: How deep the values of variables may refer to further variables.
 MAX_ROUNDS = 10
 
+#: The most shards that the braces of one pattern stand for, and the most characters of their names together.
+MAX_SHARDS, MAX_CHARACTERS = 10_000_000, 1 << 31
+
+#: What stands between braces that count.
+RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -32,6 +39,7 @@ def expand_urls(
     variables: Mapping[str, str],
     storage_options: Mapping[str, Any] | None = None,
     rewrite: Rewrite | None = None,
+    safe: bool = False,
 ) -> list[str]:
     r"""List the shards of a pattern, or of several, in order.
 
@@ -58,42 +66,49 @@ def expand_urls(
         variables: the values for step 2, usually ``os.environ``.
         storage_options: passed to the remote file systems that are listed.
         rewrite: the rules for step 4, see `rules_of`.
+        safe: take no URLs but those of files on a network, and no variables.
 
     Raises:
         PatternError: a pattern cannot be read, or nothing matches it.
         UnknownScheme: a remote file system has to be listed and is not known.
         MissingDependency: or its package is not installed.
+        RefusedURL: with ``safe``, a pattern has a variable, or stands for what is no file on a network.
     """
     options = storage_options or {}
     rules = rules_of(rewrite, variables)
     expanded: list[str] = []
-    for text in pattern_texts(urls):
+    for text in pattern_texts(urls, safe):
         for pattern in split_patterns(text):
-            expanded += expand_pattern(substitute(pattern, variables), options, rules)
+            if safe and (found := VARIABLE.search(pattern)):
+                raise RefusedURL(
+                    f"The shard pattern {redact(pattern)!r} was refused: with safe=True no variable of the environment "
+                    f"is put in, as {found[0]} would be"
+                )
+            expanded += expand_pattern(substitute(pattern, variables), options, rules, safe)
     if not expanded:
         raise PatternError(f"There is no shard in {urls!r}. Name at least one")
     return expanded
 
 
-def pattern_texts(urls: Patterns) -> Iterator[str]:
-    """Every pattern as a string."""
+def pattern_texts(urls: Patterns, safe: bool = False) -> Iterator[str]:
+    """Every pattern as a string; with ``safe``, no directory is looked for."""
     if isinstance(urls, (str, os.PathLike)):
-        yield pattern_text(urls)
+        yield pattern_text(urls, safe=safe)
         return
     if isinstance(urls, (set, frozenset)):
         raise PatternError("Shards cannot be given as a set: its order differs between processes. Use sorted(...)")
     if isinstance(urls, (bytes, bytearray, Mapping)) or not isinstance(urls, Iterable):
         raise PatternError(f"Shards are given as a string, a path or a list of these, not as {type(urls).__name__}")
     for position, item in enumerate(urls):
-        yield pattern_text(item, f" at position {position}")
+        yield pattern_text(item, f" at position {position}", safe=safe)
 
 
-def pattern_text(item: object, where: str = "") -> str:
+def pattern_text(item: object, where: str = "", *, safe: bool = False) -> str:
     """A pattern as a string; a path that is a directory gets the slash that a path object cannot hold."""
     text = os.fspath(item) if isinstance(item, os.PathLike) else item
     if not isinstance(text, str):
         raise PatternError(f"A shard pattern is a string or a path, and {item!r}{where} is {type(item).__name__}")
-    return f"{text}/" if isinstance(item, os.PathLike) and Path(text).is_dir() else text
+    return f"{text}/" if isinstance(item, os.PathLike) and not safe and Path(text).is_dir() else text
 
 
 def split_patterns(text: str) -> Iterator[str]:
@@ -135,9 +150,11 @@ def substitute(pattern: str, variables: Mapping[str, str]) -> str:
     return text
 
 
-def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rules) -> list[str]:
-    """The shards of a pattern without variables."""
+def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rules, safe: bool = False) -> list[str]:
+    """The shards of a pattern without variables; with ``safe``, each is looked at before it is listed, and after."""
     urls = expand_braces(pattern)
+    if safe:
+        return [shard for url in urls for shard in _safely_listed(rewritten(url, rules), storage_options)]
     # A million shards take little more than their strings do, if not each of them is looked at.
     if not rules and GLOB_MARKS.isdisjoint(pattern) and not pattern.endswith(("/", "}")):
         return urls
@@ -146,15 +163,78 @@ def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rule
     return [shard for url in urls for shard in listed(rewritten(url, rules), storage_options)]
 
 
+def _safely_listed(url: str, storage_options: Mapping[str, Any]) -> list[str]:
+    refuse_unsafe(url)
+    found = listed(url, storage_options)
+    for each in found:
+        refuse_unsafe(each)
+    return found
+
+
 def expand_braces(pattern: str) -> list[str]:
     """All that the braces of a pattern stand for."""
     if "{" not in pattern and "}" not in pattern:
         return [pattern]
     try:
+        count, longest = _braces(pattern)
+        if count > MAX_SHARDS or count * longest > MAX_CHARACTERS:
+            raise PatternError(
+                f"The braces in the shard pattern {redact(pattern)[:200]!r} stand for {count:,} shards, and "
+                f"{MAX_SHARDS:,} are the limit. Name fewer at once"
+            )
         # Looking for backslashes in the results costs more than all of the rest.
         return list(braceexpand(pattern, escape="\\" in pattern))
-    except ValueError as error:
+    except PatternError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise PatternError(
             f"The braces in the shard pattern {redact(pattern)!r} do not pair. Write \\{{ or \\}} for one that is part "
             "of a name"
         ) from error
+
+
+def _braces(pattern: str) -> tuple[int, int]:
+    """Return how many names the braces of a pattern stand for at the most, and about how long; make none of them.
+
+    >>> _braces("a-{00..99}-{b,c{1..3}}.tar")
+    (400, 11)
+    """
+    outer: list[_Part] = []
+    part, start = _Part(), 0
+    characters = iter(enumerate(pattern))
+    for at, character in characters:
+        if character == "\\":
+            next(characters, None)
+            part.length += 2
+        elif character == "{":
+            outer.append(part)
+            part, start = _Part(), at + 1
+        elif character == "," and outer:
+            part.before.append((part.count, part.length))
+            part.count, part.length = 1, 0
+        elif character == "}" and outer:
+            if match := RANGE.fullmatch(pattern, start, at):
+                first, last, step = int(match[1]), int(match[2]), int(match[3] or 1) or 1
+                part.count, part.length = abs(last - first) // step + 1, max(len(match[1]), len(match[2]))
+            elif pattern[start + 1 : start + 3] == ".." and at - start >= 4:  # letters, which are few
+                part.count, part.length = (
+                    max(part.count, abs(ord(pattern[start]) - ord(pattern[start + 3])) + 1),
+                    part.length,
+                )
+            inner, part = part, outer.pop()
+            choices = [*inner.before, (inner.count, inner.length)]
+            part.count *= sum(count for count, _ in choices)
+            part.length += max(length for _, length in choices) + 2 * (not inner.before)
+        else:
+            part.length += 1
+    # Braces that do not pair stand for themselves.
+    pieces = [piece for each in (*outer, part) for piece in (*each.before, (each.count, each.length + 1))]
+    return math.prod(count for count, _ in pieces), sum(length + 1 for _, length in pieces) - 2
+
+
+class _Part:
+    """What was read between two braces, or a brace and a comma: how many names, and how long."""
+
+    def __init__(self) -> None:
+        self.before: list[tuple[int, int]] = []
+        self.count, self.length = 1, 0

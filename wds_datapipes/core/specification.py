@@ -10,9 +10,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from wds_datapipes.core.openers import local_path, redact, split_scheme
+from wds_datapipes.core.openers.trust import refuse_commands, refuse_unsafe
 from wds_datapipes.core.optional import require
+from wds_datapipes.core.plainyaml import plain_yaml
 from wds_datapipes.core.shards import split_patterns
-from wds_datapipes.errors import PatternError, SpecError
+from wds_datapipes.core.sidecars import read_sidecar
+from wds_datapipes.errors import MissingSidecar, PatternError, SpecError
 
 __all__ = ["Collection", "Mixture", "read_mixture"]
 
@@ -61,24 +65,39 @@ class Mixture:
                 yield from urls
 
 
-def read_mixture(spec: object, expand: Callable[[str], list[str]]) -> Mixture:
+def read_mixture(
+    spec: object,
+    expand: Callable[[str], list[str]],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    safe: bool = False,
+    allow_commands: bool = False,
+) -> Mixture:
     """Read a specification.
 
     Args:
-        spec: the path of a file, or what such a file holds.
+        spec: the path or the URL of a file, or what such a file holds.
         expand: makes the URLs of shards from a pattern.
+        storage_options: passed to the remote file system that the file is in.
+        safe: read the file only if it is on a network.
+        allow_commands: let a file that is not of this host name commands.
 
     Raises:
         SpecError: the specification is wrong.
         PatternError: a pattern in it cannot be expanded, or matches nothing.
         MissingDependency: it is a YAML file, and PyYAML is not installed.
+        RefusedURL: it is not of this host and names a command, or ``safe`` does not allow it.
     """
+    origin = None
     if isinstance(spec, Mapping):
         where: str = "the given specification"
         content: object = spec
     elif isinstance(spec, str | os.PathLike):
-        where = os.fspath(spec)
-        content = _loaded(where)
+        origin = os.fspath(spec)
+        if safe:
+            refuse_unsafe(origin)
+        where = redact(origin)
+        content = _loaded(origin, where, storage_options)
     else:
         raise SpecError(f"A specification is the path of a {', '.join(SUFFIXES)} file or a dict, not {spec!r}")
     top = _mapping(content, where, TOP_KEYS)
@@ -88,33 +107,45 @@ def read_mixture(spec: object, expand: Callable[[str], list[str]]) -> Mixture:
     if not isinstance(datasets, list) or not datasets:
         raise SpecError(f"{where} needs a list of at least one dataset under 'datasets', and has {datasets!r}")
     prefix = _text(top.get("prefix", ""), where, "prefix")
+
+    def admitted(pattern: str) -> list[str]:
+        urls = expand(pattern)
+        if origin is not None and not allow_commands:
+            for url in urls:
+                refuse_commands(url, origin)
+        return urls
+
     return Mixture(
         [
-            _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), expand)
+            _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), admitted)
             for number, dataset in enumerate(datasets)
         ]
     )
 
 
-def _loaded(path: str) -> object:
-    """Return what a file holds."""
-    if not path.endswith(SUFFIXES):
+def _loaded(url: str, path: str, storage_options: Mapping[str, Any] | None) -> object:
+    """Return what a file holds; ``path`` is what messages call it."""
+    name = url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
+    if not name.endswith(SUFFIXES):
         raise SpecError(f"A specification is a file that ends in {', '.join(SUFFIXES)}, and {path!r} does not")
+    file = local_path(url)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = (Path(file).read_bytes() if file is not None else read_sidecar(url, storage_options)).decode()
+    except MissingSidecar as error:
+        raise SpecError(f"The specification {error}") from error
     except OSError as error:
         raise SpecError(f"The specification {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SpecError(f"The specification {path} is no text in UTF-8: {error}") from error
-    if path.endswith(".json"):
+    if name.endswith(".json"):
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SpecError(f"The specification {path} is no JSON: {error}") from error
     yaml = require("yaml", extra="yaml", purpose=f"read the specification {path}")
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return plain_yaml(yaml, text)
+    except ValueError as error:
         raise SpecError(f"The specification {path} is no YAML of plain values: {error}") from error
 
 

@@ -24,6 +24,8 @@ from wds_datapipes.core.indexbuilder import IndexBuilder
 from wds_datapipes.core.openers import local_path, redact, split_scheme
 from wds_datapipes.core.optional import require
 from wds_datapipes.core.parallel import Shards, each_shard, listed_shards
+from wds_datapipes.core.plainyaml import plain_yaml
+from wds_datapipes.core.shards import expand_braces
 from wds_datapipes.core.sidecars import joined, read_sidecar, within, write_sidecar
 from wds_datapipes.errors import CorruptSidecar, MissingSidecar, UnsupportedSidecar, WrongSidecar
 
@@ -254,13 +256,13 @@ def read_energon_dataset(
         if not all(type(count) is int and count >= 0 for count in counts.values()):
             raise ValueError("its counts are no numbers")
         name = f"{place}.nv-meta/split.yaml"
-        parts = yaml.safe_load(read_sidecar(name, storage_options))["split_parts"]
-        splits = {split: [url for part in parts.get(split) or () for url in listed_shards(part)] for split in parts}
+        parts = plain_yaml(yaml, read_sidecar(name, storage_options))["split_parts"]
+        splits = {split: [url for part in parts.get(split) or () for url in expand_braces(part)] for split in parts}
         return EnergonDataset(
             {joined(place, url): count for url, count in counts.items()},
             {split: [joined(place, url) for url in urls] for split, urls in splits.items()},
         )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecar(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
 
 

@@ -81,13 +81,13 @@ class Entry:
         """Return what is known of the copy; None if nothing is, or it is unreadable."""
         try:
             found = json.loads(self.facts_path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or (found.pop("format", None), found.pop("version", None)) != (FORMAT, VERSION):
             return None
         try:
             return Facts(str(found["url"]), int(found["bytes"]), str(found["sha256"]), int(found["mtime_ns"]))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
 
     def write_facts(self, facts: Facts) -> None:
