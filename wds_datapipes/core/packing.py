@@ -169,12 +169,12 @@ class SamplePacker:
         )
 
     def _check_marks(self, key: str, fields: Iterable[object]) -> None:
-        """Refuse fields that would make the name that of a file which describes the shard, as the key begins like one."""
+        """Refuse fields that would make the name that of a file which describes the shard."""
         for field in map(str, fields):
             if (field[:2] != "__" or (self._keep_meta and field != "__key__")) and is_meta(f"{key}.{field}"):
                 raise UnwritableSample(
-                    f"The field {field!r} of sample {key!r} cannot be written: the name {f'{key}.{field}'!r} begins and "
-                    f"ends with two underscores, and files that do are in no sample. Choose another key"
+                    f"The field {field!r} of sample {key!r} cannot be written: the name {f'{key}.{field}'!r} begins "
+                    f"and ends with two underscores, and files that do are in no sample. Choose another key"
                 )
 
     def _check_field(self, key: str, field: str, rule: KeyRule) -> None:
