@@ -25,6 +25,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from wds_datapipes import (
     DatasetSpec,
     ErrorBudget,
+    ReadLimits,
     ShardList,
     ShardReadingService,
     TarWriter,
@@ -172,12 +173,20 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: require("no_such_module", extra="zst", purpose="read"),
         r"'no_such_module' is needed to read.*pip install \"wds-datapipes\[zst\]\"",
     ),
+    "RefusedURL": (
+        lambda folder: list(IterableWrapper([shard(folder)]).load_wds_shards(safe=True)),
+        r"x\.tar' was refused: it is a path of this host\. With safe=True",
+    ),
     "ShardNotOpened": (lambda folder: members(f"{folder}/none.tar"), r"There is no file '.*none\.tar'"),
     "CommandFailed": (lambda folder: members("pipe:exit 3"), r"'exit 3' ended with status 3 after 0 bytes"),
     "ReadFailed": (read_failing, r"/proc/self/mem could not be read to its end: OSError"),
     "TruncatedShard": (lambda folder: members(cut(folder)), r"x\.tar ends inside a header, at byte 1100"),
     "CorruptShard": (lambda folder: members(written(folder, b"<html>" * 100)), r"x\.tar is no tar archive.*<html>"),
     "UnsupportedMember": (lambda folder: members(sparse(folder)), r"x\.tar holds the member 'a\.cls'.*sparse"),
+    "LimitExceeded": (
+        lambda folder: list(IterableWrapper([shard(folder)]).load_wds_shards(limits=ReadLimits(member_bytes=0))),
+        r"x\.tar has the member 'a\.cls' \(header at byte 0\) of 1 bytes, and the limit is member_bytes=0\. ",
+    ),
     "ChangedShard": (resumed_elsewhere, r"is not what it was when the state was saved"),
     "StateError": (
         lambda folder: save_state(samples(shard(folder)).compose(iter)),

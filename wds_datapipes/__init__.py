@@ -22,6 +22,7 @@ from wds_datapipes.core.index import ShardIndex
 from wds_datapipes.core.indexes import build_indexes
 from wds_datapipes.core.indexfile import index_url, read_index, write_index
 from wds_datapipes.core.indexing import build_index, check_index
+from wds_datapipes.core.limits import ReadLimits
 from wds_datapipes.core.manifest import Manifest, check_manifest, read_manifest, write_manifest
 from wds_datapipes.core.naming import first_dot, last_dot
 from wds_datapipes.core.openers import register_opener
@@ -82,6 +83,7 @@ __all__ = [
     "Member",
     "MockSamples",
     "RandomMapper",
+    "ReadLimits",
     "Sample",
     "SampleDecoder",
     "SampleEncoder",

@@ -4,6 +4,7 @@
     ├── PatternError (ValueError)           a shard pattern that cannot be expanded, or matches nothing
     ├── SpecError (ValueError)              a dataset specification that is wrong
     ├── UnknownScheme (ValueError)          a URL scheme that no opener and no file system answers for
+    ├── RefusedURL (ValueError)             a URL that names a file of this host or a command, where none is wanted
     ├── MissingDependency (ImportError)     an optional package is not installed
     ├── ShardError                          one shard cannot be read to its end
     │   ├── ShardNotOpened (OSError)        it could not be opened
@@ -12,6 +13,7 @@
     │   ├── TruncatedShard (EOFError)       it ends too early
     │   ├── CorruptShard (ValueError)       it holds bytes that are not a tar archive
     │   ├── UnsupportedMember (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
+    │   ├── LimitExceeded (ValueError)      it asks for more than `ReadLimits` allow
     │   └── ChangedShard (ValueError)       it is not what it was when a state was saved
     ├── SampleError                         one sample cannot be used
     │   ├── DuplicateField (ValueError)     a field occurs twice in one sample
@@ -58,6 +60,7 @@ __all__ = [
     "EmptySource",
     "EncodeError",
     "ErrorBudgetExceeded",
+    "LimitExceeded",
     "MisalignedShards",
     "MissingDependency",
     "MissingEntry",
@@ -66,6 +69,7 @@ __all__ = [
     "PatternError",
     "RankLost",
     "ReadFailed",
+    "RefusedURL",
     "ReturningKey",
     "SampleCommandFailed",
     "SampleError",
@@ -105,6 +109,10 @@ class UnknownScheme(WdsError, ValueError):
     """No opener and no file system answers for a URL's scheme."""
 
 
+class RefusedURL(WdsError, ValueError):
+    """A URL names a file of this host or a command, and those were not allowed where it comes from."""
+
+
 class MissingDependency(WdsError, ImportError):
     """An optional package is needed and not installed."""
 
@@ -142,6 +150,10 @@ class CorruptShard(ShardError, ValueError):
 
 class UnsupportedMember(ShardError, ValueError):
     """A shard holds a member that cannot be read faithfully."""
+
+
+class LimitExceeded(ShardError, ValueError):
+    """A shard asks for more than `ReadLimits` allow."""
 
 
 class ChangedShard(ShardError, ValueError):

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.core.compression import HEAD_BYTES, buffered, recognised
+from wds_datapipes.core.compression import buffered
+from wds_datapipes.core.compressionkinds import HEAD_BYTES, recognised
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.naming import KeyRule, first_dot, is_meta

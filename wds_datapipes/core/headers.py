@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from zlib import adler32
 
 from wds_datapipes.core.ahead import Ahead
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits, exceeded
 from wds_datapipes.errors import CorruptShard, TruncatedShard, UnsupportedMember
 
 __all__ = [
@@ -34,6 +35,8 @@ MAX_EXTENSION = 1024 * 1024
 #: name, size, checksum, kind, magic, prefix
 FIELDS = Struct("100s 24x 12s 12x 8s c 100x 6s 82x 155s")
 SIGNED_BYTES = Struct("512b")
+#: What a header's own field for a name holds.
+NAME_BYTES = 100
 
 FILE, OLD_FILE, CONTIGUOUS_FILE = b"0", b"\0", b"7"
 GNU_LONG_NAME, GNU_LONG_LINK, GNU_SPARSE, GNU_CONTINUED = b"L", b"K", b"S", b"M"
@@ -62,21 +65,36 @@ class HeaderReader:
     """Tells what a header means when it is not simply the header of a plain file, and where the archive ends."""
 
     def __init__(
-        self, ahead: Ahead, archive: str, *, ignore_zeros: bool, end_marker: EndMarker, stop: int = -1
+        self,
+        ahead: Ahead,
+        archive: str,
+        *,
+        ignore_zeros: bool,
+        end_marker: EndMarker,
+        stop: int = -1,
+        limits: ReadLimits = DEFAULT_LIMITS,
     ) -> None:
         self._ahead = ahead
+        self._limits = limits
+        self._most_headers, self._most_of_gap = limits.most("headers"), limits.most("gap_bytes")
+        self._most_of_name = limits.most("name_bytes")
+        #: Where the last gap began, and where it ended, or goes on.
+        self._gap_from = self._gap_to = -1
         self._stop = stop
         self._archive = archive
         self._ignore_zeros = ignore_zeros
         self._end_marker = end_marker
         self._globals: dict[str, bytes] = {}
-        #: Whether a header without a long name or PAX header before it means what it says.
-        self.plain = True
+        #: Whether a header without a long name or PAX header before it means what it says, and is within the limits.
+        self.plain = self._is_plain()
 
     def resolve(self, block: bytes) -> Entry | None:
         """Follow the headers from ``block``, just taken, to the next member; return None at the archive's end."""
         start = position = self._ahead.offset - len(block)
+        if position != self._gap_to:  # a file was between
+            self._gap_from = position
         pending: dict[str, bytes] = {}
+        count = 0
         while True:
             if not block and start == position == self._stop:
                 return None
@@ -103,7 +121,14 @@ class HeaderReader:
                     f"which is no number"
                 )
             if kind not in EXTENSIONS:
-                return self._entry(block, {**self._globals, **pending}, start)
+                entry = self._entry(block, {**self._globals, **pending}, start)
+                if not entry.is_file:
+                    self._go_on_to(self._ahead.offset + padded(entry.size))
+                return entry
+            count += 1
+            if count > self._most_headers:
+                found = f"{self._archive} has {count} headers for one member, of which the last is at byte {position}"
+                raise exceeded(self._limits, "headers", found)
             self._extend(pending, kind, size, position)
             if kind == PAX_GLOBAL and start == position:
                 start = self._ahead.offset  # it stands for itself, and belongs to no member
@@ -130,7 +155,7 @@ class HeaderReader:
             pending.setdefault("path", content[:size].partition(b"\0")[0])
         elif kind == PAX_GLOBAL:
             self._globals.update(self._records(content[:size], position))
-            self.plain = not self._globals
+            self.plain = self._is_plain()
         elif kind != GNU_LONG_LINK:
             for keyword, value in self._records(content[:size], position).items():
                 pending.setdefault(keyword, value)
@@ -138,12 +163,15 @@ class HeaderReader:
     def _entry(self, block: bytes, records: dict[str, bytes], start: int) -> Entry:
         """Tell the member that the header ``block`` and the records before it describe."""
         raw_name, raw_size, _, kind, magic, raw_prefix = FIELDS.unpack_from(block)
-        if path := records.get("path"):
-            name = text(path)
-        elif magic == b"ustar\0" and raw_prefix[0]:
-            name = f"{text(raw_prefix)}/{text(raw_name)}"
-        else:
-            name = text(raw_name)
+        path = records.get("path")
+        if not path:
+            path = raw_name.partition(b"\0")[0]
+            if magic == b"ustar\0" and raw_prefix[0]:
+                path = b"%b/%b" % (raw_prefix.partition(b"\0")[0], path)
+        if len(path) > self._most_of_name:
+            what = f"{self._archive} has a member at byte {start} whose name has {len(path)} bytes"
+            raise exceeded(self._limits, "name_bytes", f"{what} and begins with {text(path[:40])!r}")
+        name = text(path)
         size = NUMBERS[raw_size]
         if given := records.get("size"):
             if not given.isdigit() or len(given) > 19:
@@ -188,6 +216,7 @@ class HeaderReader:
             position += BLOCK
             block = self._ahead.take(BLOCK)
             if block == ZERO_BLOCK:
+                self._go_on_to(position)
                 continue
             if block.strip(b"\0"):
                 if self._ignore_zeros and len(block) == BLOCK:
@@ -245,6 +274,16 @@ class HeaderReader:
                 records["GNU.volume"] = value
             at = end
         return records
+
+    def _is_plain(self) -> bool:
+        return not self._globals and self._most_of_name >= NAME_BYTES
+
+    def _go_on_to(self, position: int) -> None:
+        """Note that there is no file up to a place, and raise if that is too far."""
+        self._gap_to = position
+        if position - self._gap_from > self._most_of_gap:
+            found = f"{self._archive} has no file from byte {self._gap_from} to byte {position}"
+            raise exceeded(self._limits, "gap_bytes", found)
 
     def _corrupt(self, found: str) -> CorruptShard:
         return CorruptShard(f"{self._archive} {found}. {DAMAGED}")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from wds_datapipes.core.indexing import Depth, build_index
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.openers.ranges import file_facts
+from wds_datapipes.core.openers.trust import refuse_commands, refuse_unsafe
 from wds_datapipes.core.parallel import each_shard
 from wds_datapipes.core.sidecars import folder_of, joined, read_sidecar, within, write_sidecar
 from wds_datapipes.errors import CorruptSidecar, ShardError, StaleSidecar
@@ -163,20 +164,33 @@ def write_manifest(
     write_sidecar(os.fspath(url), (json.dumps(facts, indent=1) + "\n").encode(), storage_options)
 
 
-def read_manifest(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Manifest:
+def read_manifest(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    safe: bool = False,
+    allow_commands: bool = False,
+) -> Manifest:
     """Read a manifest.
 
     Args:
         url: the file, a path or a URL.
         storage_options: passed to a remote file system.
+        safe: take no URLs but those of files on a network, that of the manifest included; see `ShardList`.
+        allow_commands: let a manifest that is not a file of this host name commands (``pipe:``) as shards.
 
     Raises:
         MissingSidecar: there is no such file.
         CorruptSidecar: it is damaged, or is something else.
+        RefusedURL: it names a command and is not a file of this host; or, with ``safe``, something is no file on a
+            network.
     """
-    where = redact(os.fspath(url))
-    content = read_sidecar(os.fspath(url), storage_options)
-    folder = folder_of(os.fspath(url))
+    place = os.fspath(url)
+    if safe:
+        refuse_unsafe(place)
+    where = redact(place)
+    content = read_sidecar(place, storage_options)
+    folder = folder_of(place)
     try:
         facts = json.loads(content)
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
@@ -192,6 +206,11 @@ def read_manifest(url: str | os.PathLike[str], *, storage_options: Mapping[str, 
             raise ValueError("its sums or its fingerprint are not those of its shards")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CorruptSidecar(f"{where} is no manifest, or is damaged: {error}. Write it again") from error
+    for shard in manifest.urls:
+        if safe:
+            refuse_unsafe(shard)
+        elif not allow_commands:
+            refuse_commands(shard, place)
     return manifest
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.ledger import LEDGER
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.openers import local_path, redact
 from wds_datapipes.core.parts import open_archive, opened_parts, unchanged
 from wds_datapipes.core.policy import ErrorPolicy, OnError
@@ -38,6 +39,8 @@ def load_wds_shards(
     timeout_s: float | None = None,
     retries: int | None = None,
     read_ahead: int = 0,
+    limits: ReadLimits = DEFAULT_LIMITS,
+    safe: bool = False,
     resume: Resume | None = None,
 ) -> Iterator[MemberTuple]:
     """Read each shard of ``source`` to its end, one after the other, and yield its members as plain tuples.
@@ -47,10 +50,12 @@ def load_wds_shards(
 
     Remote shards are read ahead of that, by up to ``read_ahead`` bytes: see `ReadAhead`.
 
+    What a shard may ask for are its ``limits``. With ``safe``, none is opened that is not on a network.
+
     With ``resume``, only what is left is read: samples that are to be read again, and what comes after them.
     """
     policy = ErrorPolicy(on_error, "load_wds_shards")
-    asked = {"storage_options": storage_options, "timeout_s": timeout_s, "retries": retries}
+    asked = {"storage_options": storage_options, "timeout_s": timeout_s, "retries": retries, "safe": safe or None}
     options = {name: value for name, value in asked.items() if value is not None}
     last = sys.maxsize if resume is None else resume.last
 
@@ -75,13 +80,15 @@ def load_wds_shards(
         LEDGER.opened(archive)
         try:
             with ExitStack() as opened:
-                parts = opened_parts(path, options, opened, spans[-1][0]) if spans != [WHOLE] else None
+                parts = opened_parts(path, options, opened, spans[-1][0], limits=limits) if spans != [WHOLE] else None
                 for start, end in spans:
                     url.complete = True  # the part before
                     url = ShardURL(path, local_path(path))
                     url.number, url.end = number, end
                     members = read_members(
-                        open_archive(path, options, opened, ahead.open) if parts is None else parts.at(start, end),
+                        open_archive(path, options, opened, ahead.open, limits=limits)
+                        if parts is None
+                        else parts.at(start, end),
                         url=url,
                         archive=archive,
                         select_files=select_files,
@@ -90,6 +97,7 @@ def load_wds_shards(
                         end_marker=end_marker,
                         start=start,
                         stop=end,
+                        limits=limits,
                     )
                     yield from members if parts is None else unchanged(members, archive, start, end)
             url.complete = True

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, BinaryIO, Protocol, cast
 
-from wds_datapipes.core.compression import buffered, decompressed, recognised
+from wds_datapipes.core.compression import buffered, decompressed
+from wds_datapipes.core.compressionkinds import recognised
+from wds_datapipes.core.limits import ReadLimits
 from wds_datapipes.core.openers import open_parts, open_url, redact
 from wds_datapipes.core.openers.parts import RemoteParts
 from wds_datapipes.core.types import MemberTuple, Opener
@@ -40,18 +42,20 @@ class Parts(Protocol):
         """
 
 
-def open_archive(path: str, options: Mapping[str, Any], opened: ExitStack, opener: Opener = open_url) -> BinaryIO:
+def open_archive(
+    path: str, options: Mapping[str, Any], opened: ExitStack, opener: Opener = open_url, *, limits: ReadLimits
+) -> BinaryIO:
     """Open a shard at its beginning, with options for ``opener``; ``opened`` closes it."""
     try:
         raw = opened.enter_context(opener(path, **options))
-        return opened.enter_context(decompressed(raw, url=path))
+        return opened.enter_context(decompressed(raw, url=path, limits=limits))
     except ShardError:
         raise
     except OSError as error:
         raise _failed(redact(path), error) from error
 
 
-def opened_parts(path: str, options: Mapping[str, Any], opened: ExitStack, last: int) -> Parts:
+def opened_parts(path: str, options: Mapping[str, Any], opened: ExitStack, last: int, *, limits: ReadLimits) -> Parts:
     """Open a shard once for all its parts; ``opened`` closes it.
 
     Args:
@@ -59,6 +63,7 @@ def opened_parts(path: str, options: Mapping[str, Any], opened: ExitStack, last:
         options: for `open_url`.
         opened: closes what is open.
         last: where the last part begins, in bytes.
+        limits: what it may expand to.
     """
     remote = open_parts(path, **options)
     if remote is not None:
@@ -67,7 +72,7 @@ def opened_parts(path: str, options: Mapping[str, Any], opened: ExitStack, last:
             found = _PartsOfRemote(remote)
             opened.callback(found.close)
             return found
-    return _PartsOfStream(open_archive(path, options, opened), redact(path), last)
+    return _PartsOfStream(open_archive(path, options, opened, limits=limits), redact(path), last)
 
 
 class _PartsOfRemote:

@@ -12,14 +12,14 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from wds_datapipes.core.ledger import LEDGER, SkippedItem
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.quarantine import write_quarantine
-from wds_datapipes.errors import ErrorBudgetExceeded, MissingDependency, UnknownScheme, UnsafeCodec
+from wds_datapipes.errors import ErrorBudgetExceeded, MissingDependency, RefusedURL, UnknownScheme, UnsafeCodec
 
 __all__ = ["ErrorBudget", "ErrorPolicy", "OnError", "check_on_error", "note"]
 
 T = TypeVar("T")
 
 #: Errors in how the pipeline was set up: they would come with every item, so no policy passes over them.
-ALWAYS_RAISED = (ErrorBudgetExceeded, MissingDependency, UnknownScheme, UnsafeCodec)
+ALWAYS_RAISED = (ErrorBudgetExceeded, MissingDependency, RefusedURL, UnknownScheme, UnsafeCodec)
 
 #: The handlers of webdataset whose names say all. Its own ones that warn sleep for half a second with each error.
 HANDLERS = {"reraise_exception": "raise", "warn_and_continue": "warn", "ignore_and_continue": "skip"}

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from zlib import adler32
 
 from wds_datapipes.core.ahead import Ahead
-from wds_datapipes.core.compression import HEAD_BYTES, compression_name, decompressed, recognised
+from wds_datapipes.core.compression import compression_name, decompressed
+from wds_datapipes.core.compressionkinds import HEAD_BYTES, recognised
 from wds_datapipes.core.headers import ADLERS, AGAIN, BLOCK, FILE, NUMBERS, PAX_LOCAL, EndMarker, Entry, HeaderReader
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits, exceeded
 from wds_datapipes.core.openers import open_url, redact
 from wds_datapipes.core.openers.ranges import FileFacts, file_facts, open_ranges
 from wds_datapipes.core.tar import PLAIN_FIELDS
@@ -59,6 +61,7 @@ def scan_shard(
     ignore_zeros: bool = False,
     end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> Scan:
     """Read the headers of a shard, and tell of each file in it.
 
@@ -75,11 +78,11 @@ def scan_shard(
             counted = None
             stream = None if digest else _plain_ranges(url, storage_options, opened)
             if stream is None:
-                options = {} if storage_options is None else {"storage_options": storage_options}
+                options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
                 counted = Counted(opened.enter_context(open_url(url, **options)), digest)
-                stream = opened.enter_context(decompressed(cast(BinaryIO, counted), url=url))
+                stream = opened.enter_context(decompressed(cast(BinaryIO, counted), url=url, limits=limits))
             total = before.bytes if counted is None else None
-            end = _scan(stream, archive, found, ignore_zeros, end_marker, total)
+            end = _scan(stream, archive, found, ignore_zeros, end_marker, total, limits)
             compression = compression_name(stream)
             size = before.bytes if counted is None else counted.finish()
         except ChangedShard as error:
@@ -112,20 +115,27 @@ def _plain_ranges(url: str, storage_options: Mapping[str, Any] | None, opened: E
 
 
 def _scan(
-    stream: BinaryIO, archive: str, found: Found, ignore_zeros: bool, end_marker: EndMarker, total: int | None
+    stream: BinaryIO,
+    archive: str,
+    found: Found,
+    ignore_zeros: bool,
+    end_marker: EndMarker,
+    total: int | None,
+    limits: ReadLimits,
 ) -> int:
     """Tell of each file; return where the archive ends, without its end marker.
 
     The stream seeks if the ``total`` of its bytes is known.
     """
     ahead = Ahead(stream, archive)
-    headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker)
+    headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, limits=limits)
+    most, most_before = limits.most("member_bytes"), limits.most("headers") * BLOCK
     read_ahead = FIRST_AHEAD
     while True:
         if ahead.left < BLOCK:
             ahead.fill(read_ahead)
             read_ahead = min(read_ahead * 2, MOST_AHEAD)
-        entry = _plain_members(ahead, headers, found) if headers.plain else None
+        entry = _plain_members(ahead, headers, found, most, most_before) if headers.plain else None
         if entry is None:
             begin = ahead.offset
             entry = headers.resolve(ahead.take(BLOCK))
@@ -133,6 +143,9 @@ def _scan(
                 return begin
         name, size, is_file, start = entry
         if is_file:
+            if size > most and limits.member_bytes is not None:
+                what = f"{archive} has the member {name!r} (header at byte {start}) of {size} bytes"
+                raise exceeded(limits, "member_bytes", what)
             found(name, start, ahead.offset, size)
         needed = size + -size % BLOCK
         if needed <= ahead.left:
@@ -163,7 +176,7 @@ def _jump(ahead: Ahead, position: int) -> None:
     ahead.window, ahead.at, ahead.position = b"", 0, position
 
 
-def _plain_members(ahead: Ahead, headers: HeaderReader, found: Found) -> Entry | None:
+def _plain_members(ahead: Ahead, headers: HeaderReader, found: Found, most: int, most_before: int) -> Entry | None:
     """Tell of the plain files that lie in the window whole, as `read_members` slices them out of it.
 
     Return the one after them if it is a plain file too, of which the window has the header and not all data.
@@ -176,7 +189,7 @@ def _plain_members(ahead: Ahead, headers: HeaderReader, found: Found) -> Entry |
         block = window[at:data_at]
         raw_name, raw_size, raw_checksum, kind, prefix = PLAIN_FIELDS.unpack_from(block)
         size = NUMBERS[raw_size]
-        if prefix != b"\0" or size < 0 or adler32(block) & 0xFFFF != ADLERS[raw_checksum]:
+        if prefix != b"\0" or not 0 <= size <= most or adler32(block) & 0xFFFF != ADLERS[raw_checksum]:
             break
         next_at = data_at + ((size + BLOCK - 1) & -BLOCK)
         if kind != FILE:
@@ -184,6 +197,8 @@ def _plain_members(ahead: Ahead, headers: HeaderReader, found: Found) -> Entry |
             if kind != PAX_LOCAL or next_at > available or not headers.may_be_ignored(window[data_at : data_at + size]):
                 break
             at = next_at
+            if at - first_at > most_before:
+                break
             continue
         try:
             name = raw_name.partition(b"\0")[0].decode()

@@ -27,6 +27,7 @@ from wds_datapipes.core.headers import (
     Entry,
     HeaderReader,
 )
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits, exceeded
 from wds_datapipes.core.types import MemberTuple
 from wds_datapipes.errors import CorruptShard, TruncatedShard
 
@@ -52,6 +53,7 @@ def read_members(
     end_marker: EndMarker = "required",
     start: int = 0,
     stop: int = -1,
+    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> Iterator[MemberTuple]:
     """Yield the regular files of a tar archive, and read the stream to its end.
 
@@ -65,15 +67,20 @@ def read_members(
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         start: where the stream begins in the archive, in bytes: 0, or the ``offset`` of a member.
         stop: where it ends, if that is before the end of the archive: the ``offset`` of another member.
+        limits: what the archive may ask for.
 
     Raises:
         TruncatedShard: the archive ends inside a member or without its end marker.
         CorruptShard: a header is damaged, or data follows the end marker.
         UnsupportedMember: a member is sparse, or continues on another volume.
+        LimitExceeded: a member is larger than its limit, which is told before it is read, or something else is.
     """
     archive = archive or url
     ahead = Ahead(stream, archive, start)
-    headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, stop=stop)
+    headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, stop=stop, limits=limits)
+    most = limits.most("member_bytes")
+    # Nothing in a window of this size is beyond a limit. What may be is left to the headers' reader, which counts.
+    harmless = min(most, limits.most("headers") * BLOCK)
     choose = _chooser(select_files, rename_files)
     small = 0  # how many small members came in a row
     # What stands between the data of two large members, in blocks: small members and headers, the same ones again and
@@ -81,7 +88,7 @@ def read_members(
     between, data_end = 1, start
     while True:
         entry = None
-        if headers.plain:
+        if headers.plain and len(ahead.window) <= harmless:
             members, entry = _plain_members(ahead, headers, url, choose)
             yield from members
             del members  # so that they can be freed before more is read
@@ -92,6 +99,9 @@ def read_members(
         name, size, is_file, start = entry
         chosen = choose(name) if is_file and choose is not None else name
         padding = -size % BLOCK
+        if size > most and is_file and chosen is not None and limits.member_bytes is not None:
+            found = f"{archive} has the member {name!r} (header at byte {start}) of {size} bytes"
+            raise exceeded(limits, "member_bytes", found)
         if is_file and size < JOINT_READ_BELOW:
             small = small + 1 if size < SMALL else 0
             if ahead.left < size + padding + BLOCK:

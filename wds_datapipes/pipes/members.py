@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.progress import Resume
@@ -49,14 +50,19 @@ class ShardLoader(IterDataPipe[Member]):
             that breaks, a server that is busy. It is read on from the byte that is next, if the store can tell that it
             is still the same file; 10 by default, with growing pauses between them, of five minutes at the most.
         read_ahead: how many bytes of remote shards are read by threads before they are asked for, those of the next
-            shards included, so that nothing waits for a store where a shard ends; 32 MiB by default, and 0 is none. The
-            source is asked for the next shards meanwhile, while all of them are remote.
+            shards included, so that nothing waits for a store where a shard ends; 32 MiB by default, 128 KiB at
+            least, and 0 is none. The source is asked for the next shards meanwhile, while all of them are remote.
+        limits: what a shard may ask for: how large its members are, and more, see `ReadLimits`. The defaults refuse
+            what only an attack or damage asks for.
+        safe: open nothing but files on a network; see `ShardList`, which should have it as well.
 
     Raises:
         ShardNotOpened: a shard is not there, or may not be read.
         TruncatedShard: a shard is cut anywhere, or ends without its end marker.
         CorruptShard: a header's checksum is wrong, or the file is no tar archive.
         UnsupportedMember: a shard holds a sparse file.
+        LimitExceeded: a shard asks for more than its limits; a member that is too large is not read.
+        RefusedURL: with ``safe``, a shard is a local file or a command; no ``on_error`` passes over that.
         ChangedShard: a shard was replaced while it was read; no ``on_error`` passes over that.
         CommandFailed: a ``pipe:`` command ended with an error, even if the archive looked whole.
         ReadFailed: the disk, the store or the network failed.
@@ -83,6 +89,8 @@ class ShardLoader(IterDataPipe[Member]):
         timeout_s: float | None = None,
         retries: int | None = None,
         read_ahead: int = READ_AHEAD_BYTES,
+        limits: ReadLimits = DEFAULT_LIMITS,
+        safe: bool = False,
     ) -> None:
         super().__init__()
         check_on_error(on_error)
@@ -97,6 +105,8 @@ class ShardLoader(IterDataPipe[Member]):
             raise ValueError(f"retries is a whole number from 0, not {retries!r}")
         if operator.index(read_ahead) < 0:
             raise ValueError(f"read_ahead is a number of bytes from 0, not {read_ahead!r}")
+        if not isinstance(limits, ReadLimits):
+            raise TypeError(f"limits are ReadLimits, such as ReadLimits(member_bytes=10**9), not {limits!r}")
         self.source = source
         self.select_files = select_files
         self.rename_files = rename_files
@@ -106,6 +116,7 @@ class ShardLoader(IterDataPipe[Member]):
         # Not under its own name, which torch would print with its value in the text of every error.
         self._storage_options = storage_options
         # Nor these, which change no sample: a state can be loaded with others.
+        self._limits, self._safe = limits, safe
         self._timeout_s, self._retries, self._read_ahead = timeout_s, retries, read_ahead
 
     def __iter__(self) -> Iterator[Member]:
@@ -128,5 +139,7 @@ class ShardLoader(IterDataPipe[Member]):
             timeout_s=self._timeout_s,
             retries=self._retries,
             read_ahead=self._read_ahead,
+            limits=self._limits,
+            safe=self._safe,
             resume=resume,
         )

@@ -38,9 +38,14 @@ class ShardList(IterDataPipe[str]):
             of a URL, and changes it, tells where the shard is read. By default they come from the environment variable
             ``WDS_REWRITE``, or ``GOPEN_REWRITE``, as ``EXPRESSION=REPLACEMENT;...``. With ``AIS_ENDPOINT`` set, URLs of
             AIStore (``ais://bucket/name``), and of the schemes that ``USE_AIS_FOR`` names, are read from there.
+        safe: for a list that somebody else has given. No shards are taken but files on a network (``abfs``, ``abfss``,
+            ``ais``, ``az``, ``ftp``, ``gcs``, ``gs``, ``hf``, ``http``, ``https``, ``s3``, ``s3a`` and ``sftp``), also
+            as what a rule makes of a URL: no file of this host, no command, no variable, nothing that fsspec makes of
+            another file, and no scheme of `register_opener`. Give it to ``.load_wds_shards()`` as well.
 
     Raises:
         PatternError: a pattern cannot be expanded, or matches nothing; or a rule cannot be read.
+        RefusedURL: with ``safe``, a shard is something else.
 
     Examples:
         >>> list(ShardList("train-{000..002}.tar"))
@@ -59,9 +64,10 @@ class ShardList(IterDataPipe[str]):
         *,
         storage_options: Mapping[str, Any] | None = None,
         rewrite: Rewrite | None = None,
+        safe: bool = False,
     ) -> None:
         super().__init__()
-        found = expand_urls(urls, variables=os.environ, storage_options=storage_options, rewrite=rewrite)
+        found = expand_urls(urls, variables=os.environ, storage_options=storage_options, rewrite=rewrite, safe=safe)
         self._listed = _Listed(found)
 
     def __iter__(self) -> Iterator[str]:
@@ -99,14 +105,18 @@ class DatasetSpec(Seeded, IterDataPipe[str]):
         str: the URL of each shard of the epoch. ``len()`` tells how many there are.
 
     Args:
-        spec: the path of a ``.yaml``, ``.yml`` or ``.json`` file, or what such a file holds. YAML needs the extra
-            ``yaml``.
-        storage_options: what fsspec needs to list a store, as in ``{"anon": True}``.
+        spec: the path or the URL of a ``.yaml``, ``.yml`` or ``.json`` file, or what such a file holds. YAML needs the
+            extra ``yaml``.
+        storage_options: what fsspec needs to read the file and to list a store, as in ``{"anon": True}``.
+        safe: take no URLs but those of files on a network, that of the file included; see `ShardList`.
+        allow_commands: let a file that is not of this host name commands (``pipe:``) as shards.
 
     Raises:
         SpecError: the specification has an unknown key, lacks one, or has a value that makes no sense.
         PatternError: a pattern in it cannot be expanded, or matches nothing.
         MissingDependency: PyYAML is not installed.
+        RefusedURL: the file is not of this host and names a command; or, with ``safe``, something is no file on a
+            network.
 
     Examples:
         >>> spec = DatasetSpec({"datasets": [{"shards": "a-{0..2}.tar"}, {"shards": "b-{0..9}.tar", "choose": 1}]})
@@ -119,11 +129,20 @@ class DatasetSpec(Seeded, IterDataPipe[str]):
     _is_child_datapipe = False
 
     def __init__(
-        self, spec: str | os.PathLike[str] | Mapping[str, Any], *, storage_options: Mapping[str, Any] | None = None
+        self,
+        spec: str | os.PathLike[str] | Mapping[str, Any],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        safe: bool = False,
+        allow_commands: bool = False,
     ) -> None:
         super().__init__()
         self._mixture = read_mixture(
-            spec, lambda pattern: expand_urls(pattern, variables=os.environ, storage_options=storage_options)
+            spec,
+            lambda pattern: expand_urls(pattern, variables=os.environ, storage_options=storage_options, safe=safe),
+            storage_options=storage_options,
+            safe=safe,
+            allow_commands=allow_commands,
         )
         self._rng = Random()
 

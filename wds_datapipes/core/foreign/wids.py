@@ -13,9 +13,10 @@ from wds_datapipes.core.indexing import Depth, build_index
 from wds_datapipes.core.manifest import Manifest, ManifestEntry
 from wds_datapipes.core.openers import open_url, redact
 from wds_datapipes.core.openers.ranges import file_facts
+from wds_datapipes.core.openers.trust import refuse_commands
 from wds_datapipes.core.parallel import Shards, each_shard, listed_shards
 from wds_datapipes.core.sidecars import folder_of, joined, read_sidecar, within, write_sidecar
-from wds_datapipes.errors import CorruptSidecar, WrongSidecar
+from wds_datapipes.errors import CorruptSidecar, RefusedURL, WrongSidecar
 
 __all__ = ["read_wids_index", "write_wids_index"]
 
@@ -107,6 +108,7 @@ def read_wids_index(
     Raises:
         MissingSidecar: it cannot be read, or a file that it refers to.
         CorruptSidecar: it is none of wids, or is damaged.
+        RefusedURL: it is not a file of this host, and names a command as a shard.
         WrongSidecar: it says something of a shard that is not so.
         ShardError: a shard cannot be read.
     """
@@ -135,15 +137,19 @@ def _told(place: str, storage_options: Mapping[str, Any] | None, depth: int = 0)
             if "source_url" in part:
                 if depth:
                     raise ValueError("it refers to a file that refers to another one")
-                shards += _told(joined(folder_of(place), part["source_url"]), storage_options, 1)
+                other = joined(folder_of(place), part["source_url"])
+                refuse_commands(other, place)
+                shards += _told(other, storage_options, 1)
             else:
                 shards += _shards(part["shardlist"], _based(part.get("base", base), place))
         if not shards:
             raise ValueError("it names no shard")
         if len({each.url for each in shards}) < len(set(shards)):
             raise ValueError("it says different things of one shard")
+        for each in shards:
+            refuse_commands(each.url, place)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, CorruptSidecar):
+        if isinstance(error, CorruptSidecar | RefusedURL):
             raise
         raise CorruptSidecar(f"{where} is no index of wids, or is damaged: {error}") from error
     yield from shards
@@ -192,7 +198,7 @@ def _held(
 
 
 def _md5(url: str, storage_options: Mapping[str, Any] | None) -> str:
-    options = {} if storage_options is None else {"storage_options": storage_options}
+    options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
     digest = hashlib.md5(usedforsecurity=False)
     with open_url(url, **options) as stream:
         while piece := stream.read(1 << 20):

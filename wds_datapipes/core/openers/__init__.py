@@ -16,6 +16,7 @@ from wds_datapipes.core.openers.schemes import (
     register_opener,
     split_scheme,
 )
+from wds_datapipes.core.openers.trust import refuse_unsafe
 
 if TYPE_CHECKING:
     from wds_datapipes.core.openers.parts import RemoteParts
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["known_schemes", "local_path", "open_parts", "open_url", "redact", "register_opener", "split_scheme"]
 
 
-def open_url(url: str, /, **options: Any) -> BinaryIO:
+def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
     """Open a shard for reading, by the scheme of its URL.
 
     A local path, ``file:`` URL, ``-`` (standard input), ``pipe:COMMAND``, a scheme of `register_opener`, or any
@@ -31,6 +32,7 @@ def open_url(url: str, /, **options: Any) -> BinaryIO:
 
     Args:
         url: what to open. Percent signs, ``#`` and ``?`` in a local path are part of its name.
+        safe: open nothing but files on a network.
         options: passed to the opener, which takes those that it knows: ``storage_options`` is for file systems of
             fsspec, ``timeout_s`` (seconds without a byte) for HTTP.
 
@@ -41,7 +43,12 @@ def open_url(url: str, /, **options: Any) -> BinaryIO:
         ShardNotOpened: there is nothing to read at this URL, or it may not be read.
         UnknownScheme: nothing answers for the scheme.
         MissingDependency: the scheme needs a package that is not installed.
+        RefusedURL: with ``safe``, it is a local file, a command, or of a scheme that could become one.
     """
+    if safe:
+        refuse_unsafe(url)
+        if isinstance(url, OpeningURL):
+            return url.opened(safe=True, **options)
     if isinstance(url, OpeningURL):
         return url.opened(**options)
     scheme, _ = split_scheme(url)
@@ -52,18 +59,22 @@ def open_url(url: str, /, **options: Any) -> BinaryIO:
     return cast(BinaryIO, ForwardStream(stream, url))
 
 
-def open_parts(url: str, /, **options: Any) -> RemoteParts | None:
+def open_parts(url: str, /, *, safe: bool = False, **options: Any) -> RemoteParts | None:
     """Open a remote shard of which parts are to be read, or return None where only all of it can be.
 
     Args:
         url: what to open.
+        safe: open nothing but files on a network.
         options: see `open_url`.
 
     Raises:
         ShardNotOpened: there is nothing to read at this URL, or it may not be read.
         UnknownScheme: nothing answers for the scheme.
         MissingDependency: the scheme needs a package that is not installed.
+        RefusedURL: with ``safe``, it is a local file, a command, or of a scheme that could become one.
     """
+    if safe:
+        refuse_unsafe(url)
     scheme, _ = split_scheme(url)
     if isinstance(url, OpeningURL) or not is_remote(scheme):
         return None

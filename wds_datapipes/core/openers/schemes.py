@@ -8,7 +8,15 @@ from typing import Any, BinaryIO, cast
 
 from wds_datapipes.core.types import Opener
 
-__all__ = ["OpeningURL", "find_opener", "is_remote", "known_schemes", "register_opener", "split_scheme"]
+__all__ = [
+    "OpeningURL",
+    "find_opener",
+    "is_registered",
+    "is_remote",
+    "known_schemes",
+    "register_opener",
+    "split_scheme",
+]
 
 #: Scheme -> "module:function", imported when the first URL of the scheme is opened.
 BUILT_IN: dict[str, str] = {
@@ -108,6 +116,11 @@ def find_opener(scheme: str) -> Opener:
         return _registered[scheme]
     module, _, function = BUILT_IN.get(scheme, FALLBACK).partition(":")
     return cast(Opener, getattr(importlib.import_module(module), function))
+
+
+def is_registered(scheme: str) -> bool:
+    """Whether the URLs of a scheme go to an opener of `register_opener`."""
+    return scheme in _registered
 
 
 def is_remote(scheme: str) -> bool:

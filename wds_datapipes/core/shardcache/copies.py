@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_datapipes.core.openers import open_url, redact
 from wds_datapipes.core.openers.schemes import OpeningURL
+from wds_datapipes.core.openers.trust import refuse_unsafe
 from wds_datapipes.core.shardcache.filling import NoRoom, Stopped, Wanted
 from wds_datapipes.core.shardcache.folder import CacheFolder
 from wds_datapipes.errors import WdsError
@@ -76,7 +77,13 @@ class CachedShard(OpeningURL):
             copy.close()
 
     def wanted(self, options: Mapping[str, Any]) -> Wanted:
-        """Return what there is to fetch."""
+        """Return what there is to fetch.
+
+        Raises:
+            RefusedURL: the options say that nothing is opened but files on a network, and it is something else.
+        """
+        if options.get("safe"):
+            refuse_unsafe(str(self))  # before its size is asked for
         return Wanted(str(self), self._size, self._sha256, options)
 
 

@@ -1,0 +1,95 @@
+"""What a shard may ask of its reader: how large its members and names are, how many headers, how far it expands."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, fields
+
+from wds_datapipes.errors import LimitExceeded
+
+__all__ = ["DEFAULT_LIMITS", "EXPANSION_FROM_BYTES", "ReadLimits", "exceeded"]
+
+#: From how many uncompressed bytes on an expansion counts.
+EXPANSION_FROM_BYTES = 1 << 30
+#: No limit, for comparisons. It is still more than memory holds.
+NO_LIMIT = sys.maxsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLimits:
+    """What a shard may ask of its reader. More is a `LimitExceeded`, and no data of it was read.
+
+    The defaults refuse what only an attack or damage asks for. A service that reads the shards of others sets what its
+    data need, such as ``ReadLimits(member_bytes=64 << 20, expansion=100)``. ``None`` is no limit.
+
+    Args:
+        member_bytes: the size of a member that is read, in bytes, and of what a compressed field (``json.gz``) expands
+            to. By default 8 GiB, the most that the size field of a plain tar header holds; a member is read into memory
+            as a whole, and then once more or twice while it is decoded. What ``select_files`` leaves out may be larger.
+        name_bytes: the length of a member's name with its folders. By default 4096, the most that Linux allows for a
+            path, so that no archive of files has more.
+        headers: how many headers may come in a row for one member: its long name, its long link, its PAX records and
+            those for all that follows. By default 256; programs write three at the most.
+        gap_bytes: how many bytes may lie between one file and the next without being any of the two: folders, links,
+            devices, members of unknown kinds, and zeros behind an end marker. By default 512 MiB, a million links.
+            Without a limit, a server could keep a reader busy for ever that never gets a file.
+        expansion: how many times as large as the compressed data the uncompressed may be, as soon as those are more
+            than 1 GiB. By default 1000. Text has 3 to 30, label masks of images 100 to 500, and gzip ends at 1032,
+            which nothing but zeros reaches; zstd, xz and bzip2 go to many thousands with those. Up to 1 GiB nothing is
+            counted: some masks without any label may well reach that, and harm nobody.
+
+    Raises:
+        ValueError: a limit makes no sense.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> shard = build_shard("a.tar", [{"__key__": "a", "txt": "one"}, {"__key__": "b", "txt": "three"}])
+        >>> members = ShardList(shard).load_wds_shards(limits=ReadLimits(member_bytes=4), on_error="skip")
+        >>> [member.name for member in members]
+        ['a.txt']
+    """
+
+    member_bytes: int | None = 8 << 30
+    name_bytes: int | None = 4096
+    headers: int | None = 256
+    gap_bytes: int | None = 512 << 20
+    expansion: float | None = 1000.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if field.name == "expansion":
+                if not isinstance(value, int | float) or not value >= 1:
+                    raise ValueError(f"expansion is a number from 1, or None, not {value!r}")
+            elif not isinstance(value, int) or value < 0:
+                raise ValueError(f"{field.name} is a whole number from 0, or None, not {value!r}")
+
+    def most(self, name: str) -> int:
+        """Return a limit for comparisons: a number, also where there is none."""
+        value: int | None = getattr(self, name)
+        return NO_LIMIT if value is None else value
+
+    def most_expanded(self, compressed: int) -> float:
+        """How much so many compressed bytes may expand to, but for ``member_bytes``."""
+        if self.expansion is None:
+            return NO_LIMIT
+        return max(EXPANSION_FROM_BYTES, self.expansion * compressed)
+
+
+DEFAULT_LIMITS = ReadLimits()
+
+
+def exceeded(limits: ReadLimits, name: str, found: str) -> LimitExceeded:
+    """Return the error for a limit.
+
+    Args:
+        limits: what holds.
+        name: which of them was exceeded.
+        found: by what, and where.
+    """
+    return LimitExceeded(
+        f"{found}, and the limit is {name}={getattr(limits, name)}. If this is as it should be, pass "
+        f"limits=ReadLimits({name}=...) with more, or with None for no limit"
+    )
