@@ -17,6 +17,7 @@ from wds_datapipes.core.numbering import check_pattern
 from wds_datapipes.core.openers import local_path, redact
 from wds_datapipes.core.openers.ranges import file_facts
 from wds_datapipes.core.policy import ErrorPolicy, OnError, note
+from wds_datapipes.core.readahead import READ_AHEAD_BYTES
 from wds_datapipes.core.samples import group_samples
 from wds_datapipes.core.tarwriter import TarWriter
 from wds_datapipes.core.types import Sample, ShardInfo
@@ -75,7 +76,9 @@ class ShardConverter:
     def _convert(self, url: str, place: str) -> Written:
         version = version_of(url, self._storage_options)
         policy = ErrorPolicy(self._on_error, "convert_shards")
-        members = load_wds_shards([url], storage_options=self._storage_options, on_error=self._on_error)
+        members = load_wds_shards(
+            [url], storage_options=self._storage_options, on_error=self._on_error, read_ahead=READ_AHEAD_BYTES
+        )
         samples: Iterable[Sample] = group_samples(members, key_rule=self._key_rule, on_error=self._on_error)
         if self._decode is not None:
             samples = wds_decode(samples, *self._decode, on_error=self._on_error)
