@@ -91,13 +91,14 @@ def remote(url: str, storage_options: Mapping[str, Any]) -> Iterator[tuple[Any, 
     """The file system of a URL and the path in it; what goes wrong with them is told without credentials."""
     # Imported here, because fsspec takes time that a list of local shards need not spend.
     from wds_datapipes.core.openers.filesystems import hiding, reason, remote_filesystem
+    from wds_datapipes.core.openers.redaction import raise_alone
 
     filesystem, path = remote_filesystem(url, storage_options)
     try:
         yield filesystem, path
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
         hide = hiding(storage_options)
-        raise PatternError(f"{hide(url)} cannot be listed: {reason(error, split_scheme(url)[0], hide)}") from None
+        raise_alone(PatternError(f"{hide(url)} cannot be listed: {reason(error, split_scheme(url)[0], hide)}"))
 
 
 def address(name: str, url: str, path: str, filesystem: Any) -> str:

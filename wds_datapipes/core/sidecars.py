@@ -9,6 +9,7 @@ from typing import Any
 
 from wds_datapipes.core.openers import known_schemes, local_path, open_url, redact, split_scheme
 from wds_datapipes.core.openers.filesystems import hiding, remote_filesystem
+from wds_datapipes.core.openers.redaction import raise_alone
 from wds_datapipes.core.partfile import PartFile
 from wds_datapipes.core.targets.remote import RemoteTarget
 from wds_datapipes.errors import MissingSidecar, ShardError, ShardNotWritten, WdsError
@@ -84,7 +85,7 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
     except WdsError:
         raise
     except Exception as error:  # noqa: BLE001  the same
-        raise _failed(url, storage_options, "read", error) from None
+        raise_alone(_failed(url, storage_options, "read", error))
 
 
 def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -108,7 +109,7 @@ def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] |
     except OSError as error:
         if isinstance(error, MissingSidecar):
             raise
-        raise _failed(url, storage_options, "written", error) from None
+        raise_alone(_failed(url, storage_options, "written", error))
 
 
 def _write_local(path: str, content: bytes) -> None:
@@ -136,5 +137,5 @@ def _failed(url: str, options: Mapping[str, Any] | None, what: str, error: Excep
     if isinstance(error, FileNotFoundError):
         missing = "file" if what == "read" else "folder"
         return MissingSidecar(f"{hide(url)} cannot be {what}: there is no such {missing}")
-    reason = (isinstance(error, OSError) and error.strerror) or hide(str(error))
+    reason = hide((isinstance(error, OSError) and error.strerror) or str(error))
     return MissingSidecar(f"{hide(url)} cannot be {what}: {type(error).__name__}: {reason}")

@@ -194,10 +194,12 @@ class WebPart:
             file = self._request(f"{begin}-{'' if self._end < 0 else self._end - 1}")
         except Exception as error:
             if status_of(error) == 416:
-                raise ChangedShard(
-                    f"{self._store.name} ends before byte {begin}, where it was to be read on. A state can be loaded "
-                    "only with the very shards that it was saved with"
-                ) from None
+                raise_alone(
+                    ChangedShard(
+                        f"{self._store.name} ends before byte {begin}, where it was to be read on. A state can be "
+                        "loaded only with the very shards that it was saved with"
+                    )
+                )
             raise
         sent = CONTENT_RANGE.fullmatch(file.r.headers.get("Content-Range", ""))
         is_same = sent is not None and (sent[3], *version_of_response(file.r)) == self._version
@@ -271,7 +273,7 @@ class Window:
             data: bytes = self._file.read(size)
         except Exception as error:
             if was_replaced(error):
-                raise _changed(self._store.name) from None
+                raise_alone(_changed(self._store.name))
             raise
         return data
 

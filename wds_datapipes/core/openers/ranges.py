@@ -13,7 +13,7 @@ from wds_datapipes.core.openers.filesystems import RETRIES, RETRY_S, hiding, rea
 from wds_datapipes.core.openers.local import local_path, open_local
 from wds_datapipes.core.openers.parts import RemoteParts, open_remote_parts
 from wds_datapipes.core.openers.patience import Patience, concerns_all
-from wds_datapipes.core.openers.redaction import redact
+from wds_datapipes.core.openers.redaction import raise_alone, redact
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
 from wds_datapipes.core.openers.web import ask_web
 from wds_datapipes.errors import ReadFailed, ShardNotOpened
@@ -69,8 +69,8 @@ def file_facts(
     if scheme in known_schemes():
         return FileFacts()
     options = storage_options or {}
-    filesystem, place = remote_filesystem(url, options)
     hide, patience = hiding(options), Patience(retries, retry_s)
+    filesystem, place = remote_filesystem(url, options, patience=patience)
 
     def ask() -> Any:
         with contextlib.suppress(AttributeError, NotImplementedError):
@@ -84,9 +84,9 @@ def file_facts(
         told = f"{reason(error, scheme, hide)}{patience.told()}"
         refused = ShardNotOpened(f"{hide(url)} cannot be opened: {told}")
         refused.concerns_all = concerns_all(error)
-        raise refused from None
+        raise_alone(refused)
     size = found.get("size")
-    etag = found.get("ETag") or found.get("etag")
+    etag = found.get("ETag") or found.get("etag") or found.get("blob_id")
     return FileFacts(size, None, str(etag).strip('"') if etag else None)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.core.openers.forward import Readable
 from wds_datapipes.core.openers.patience import Patience, concerns_all, passes, was_replaced
+from wds_datapipes.core.openers.redaction import raise_alone
 from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class SteadyStream(io.RawIOBase):
     def _wait_or_raise(self, error: Exception) -> None:
         """Wait until the file may be opened again at the byte that is next."""
         if was_replaced(error):
-            raise self._changed() from None
+            raise_alone(self._changed())
         what = f"Reading {self._name} was interrupted after {self._at} bytes"
         if (self._version or not self._at) and self._patience.wait(error, what):
             return
@@ -135,7 +136,7 @@ class SteadyStream(io.RawIOBase):
             f"Reading {self._name} failed after {self._at} bytes: {self._tell(error)}{self._patience.told()}{advice}"
         )
         failed.concerns_all = concerns_all(error)
-        raise failed from None
+        raise_alone(failed)
 
     def _is_another_size(self, size: int | None) -> bool:
         return None not in (size, self._size) and size != self._size

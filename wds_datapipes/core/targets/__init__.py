@@ -93,6 +93,7 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
     if split_scheme(url)[0] in ("pipe", "-"):
         return None
     from wds_datapipes.core.openers.filesystems import hiding, reason, remote_filesystem
+    from wds_datapipes.core.openers.redaction import raise_alone
 
     filesystem, place = remote_filesystem(url, storage_options)
     try:
@@ -103,5 +104,5 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
         return None
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
         hide = hiding(storage_options or {})
-        raise ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}") from None
+        raise_alone(ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}"))
     return size

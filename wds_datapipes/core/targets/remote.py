@@ -10,6 +10,7 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]  # it carries no types
 
 from wds_datapipes.core.openers.filesystems import hiding, reason, remote_filesystem
+from wds_datapipes.core.openers.redaction import raise_alone
 from wds_datapipes.core.openers.schemes import split_scheme
 from wds_datapipes.errors import ShardNotWritten
 
@@ -50,14 +51,14 @@ class RemoteTarget:
                 self._part = ""
                 self._file = self._filesystem.open(self._path, "wb", block_size=PART_BYTES)
         except Exception as error:  # noqa: BLE001  every file system has errors of its own
-            raise self._failure(error) from None
+            raise_alone(self._failure(error))
 
     def write(self, data: bytes, /) -> None:
         """Hand the bytes to the file system."""
         try:
             self._file.write(data)
         except Exception as error:  # noqa: BLE001  the same
-            raise self._failure(error) from None
+            raise_alone(self._failure(error))
         self._written += len(data)
 
     def finish(self) -> None:
@@ -67,7 +68,7 @@ class RemoteTarget:
             if self._part:
                 self._filesystem.mv(self._part, self._path)
         except Exception as error:  # noqa: BLE001  the same
-            raise self._failure(error) from None
+            raise_alone(self._failure(error))
 
     def discard(self) -> None:
         """Abort the upload, or remove the file."""
