@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.registry import known_implementations  # type: ignore[import-untyped]  # it carries no types
 
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
@@ -74,6 +75,13 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("distributed", "dask", connect),
     ("msgpack", "msgpack", decode("mp")),
     ("pyarrow", "parquet", read_parquet),
+    *(
+        ("adlfs", "az", load(f"{scheme}://box@account.dfs.core.windows.net/a.tar"))
+        for scheme in ("az", "abfs", "abfss")
+    ),
+    *(("gcsfs", "gs", load(f"{scheme}://bucket/a.tar")) for scheme in ("gs", "gcs")),
+    ("huggingface_hub", "hf", load("hf://datasets/user/name/a.tar")),
+    *(("paramiko", "sftp", load(f"{scheme}://host/a.tar")) for scheme in ("sftp", "ssh")),
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("s3fs", "s3", load("s3a://bucket/a.tar")),
     ("scipy.io", "imagenet", read_devkit),
@@ -135,7 +143,12 @@ def test_each_extra_installs_what_it_is_named_for() -> None:
         assert DISTRIBUTIONS.get(top, top) in installed_by(extra), f"the extra {extra!r} does not install {package!r}"
 
 
-def test_the_extra_all_has_every_other_one() -> None:
+def test_every_scheme_that_needs_a_package_is_in_the_table() -> None:
+    assert {"http", "https", "s3", "gs", "az", "hf", "sftp"} <= set(EXTRAS)
+    assert set(EXTRAS) <= {*known_implementations, "abfss"}  # which adlfs makes known where it is installed
+
+
+def test_the_extra_all_has_every_other_one_but_those_of_single_clouds() -> None:
     extras = metadata("wds-datapipes").get_all("Provides-Extra") or []
-    assert {"all", "media", "s3"} <= set(extras)
-    assert installed_by("all") == set().union(*map(installed_by, extras))
+    assert {"all", "az", "gs", "hf", "media", "s3", "sftp"} <= set(extras)
+    assert installed_by("all") == set().union(*map(installed_by, {*extras} - {"az", "gs", "hf"}))

@@ -228,7 +228,7 @@ def test_nothing_that_is_told_has_a_secret(
 
 
 def test_an_error_of_a_worker_tells_no_secret() -> None:
-    from torchdata.dataloader2 import DataLoader2  # type: ignore[import-untyped]  # it carries no types
+    from torchdata.dataloader2 import DataLoader2
 
     from wds_datapipes import ShardReadingService
 
