@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from wds_datapipes.core.abridgment import (
     array_kind,
@@ -23,7 +23,7 @@ from wds_datapipes.core.abridgment import (
     pretty_json,
 )
 from wds_datapipes.core.codecs import UNSAFE, find_codec
-from wds_datapipes.core.codecs.images import IMAGE_EXTENSIONS, ImageDecoder
+from wds_datapipes.core.codecs.images import IMAGE_EXTENSIONS, ImageDecoder, open_image
 from wds_datapipes.core.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, open_media
 from wds_datapipes.errors import MissingDependency
 
@@ -111,11 +111,7 @@ def _look(extension: str, data: bytes, characters: int, pixels: int) -> _Found:
 
 def _image(data: bytes, pixels: int) -> _Found:
     """Look at an image; one that is cut off still has its size."""
-    try:
-        opened = Image.open(io.BytesIO(data))
-    except UnidentifiedImageError:
-        raise ValueError("the data is in no image format that Pillow reads") from None
-    with opened as image:
+    with open_image(data) as image:
         frames = getattr(image, "n_frames", 1)
         kind = f"{image.format} image, {image.width} x {image.height}, {image.mode}"
         kind += f", {frames} frames" if frames > 1 else ""

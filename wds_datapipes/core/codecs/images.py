@@ -13,7 +13,7 @@ from wds_datapipes.core.codecs import IMAGE_FORMATS
 from wds_datapipes.core.codecs.matching import ByExtension, split_extensions
 from wds_datapipes.core.codecs.pixels import deep_gray, on_background, pack, spread, unpack
 
-__all__ = ["IMAGE_EXTENSIONS", "IMAGE_SPECS", "ImageDecoder", "ImageEncoder"]
+__all__ = ["IMAGE_EXTENSIONS", "IMAGE_SPECS", "ImageDecoder", "ImageEncoder", "open_image"]
 
 #: What is an image when an image spec is asked for. webdataset takes every extension that Pillow has a plugin for, and
 #: so breaks on fields that are something else as a rule: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc``
@@ -23,6 +23,11 @@ IMAGE_EXTENSIONS = split_extensions(
     "apng avif blp bmp dds dib gif icns ico image img j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx "
     "pbm pcx pgm png pnm ppm psd qoi sgi tga tif tiff webp xbm xpm"
 )
+
+#: Drawings and arrays, by Pillow's names, whatever the field is called: it opens them by other programs.
+BY_OTHERS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "WMF"})
+#: From so many pixels on, a picture has to have a byte for each so many: one that says to have more is a trap.
+LARGE, PIXELS_PER_BYTE = 1 << 24, 10_000
 
 Background: TypeAlias = "str | tuple[int, int, int]"
 
@@ -132,11 +137,7 @@ class ImageDecoder(ByExtension):
         return pack(pixels, container, floats=floats)
 
     def _open(self, data: bytes) -> Image.Image:
-        image: Image.Image
-        try:
-            image = Image.open(BytesIO(data))
-        except UnidentifiedImageError as error:
-            raise ValueError("the data is in no image format that Pillow reads") from error
+        image = open_image(data)
         if self.min_size is not None and image.format in ("JPEG", "MPO"):
             image.draft(None, _draft_size(image.size, self.min_size))
         image.load()
@@ -148,6 +149,22 @@ class ImageDecoder(ByExtension):
         options = {"min_size": self.min_size, "exif": self.exif or None, "background": self.background}
         told = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
         return f"ImageDecoder({self.spec!r}{told})"
+
+
+def open_image(data: bytes) -> Image.Image:
+    """Open an image without its pixels.
+
+    Raises:
+        ValueError: it is none, or not one that Pillow reads by itself, or a few bytes that say to be a large one.
+    """
+    Image.init()
+    try:
+        image: Image.Image = Image.open(BytesIO(data), formats=[name for name in Image.ID if name not in BY_OTHERS])
+    except UnidentifiedImageError as error:
+        raise ValueError("the data is in no image format that Pillow reads") from error
+    if image.width * image.height > max(LARGE, PIXELS_PER_BYTE * len(data)):
+        raise ValueError(f"{len(data)} bytes say to be {image.width} x {image.height} pixels, which cannot be meant")
+    return image
 
 
 class ImageEncoder:

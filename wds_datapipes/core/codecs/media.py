@@ -108,9 +108,13 @@ def open_media(data: bytes) -> Iterator[Any]:
 
 
 @cache
-def _open_options() -> dict[str, str]:
-    """Titles and the like may be in any encoding, and nobody asked for them; PyAV 19 no longer has the choice."""
-    return {"metadata_errors": "ignore"} if int(_av().__version__.partition(".")[0]) < 19 else {}
+def _open_options() -> dict[str, Any]:
+    """Let the data be all that is read: a playlist in it could name files of this host, or addresses.
+
+    Titles and the like may be in any encoding, and nobody asked for them; PyAV 19 no longer has the choice.
+    """
+    options: dict[str, Any] = {"options": {"protocol_whitelist": "none"}}
+    return options | ({"metadata_errors": "ignore"} if int(_av().__version__.partition(".")[0]) < 19 else {})
 
 
 @cache
