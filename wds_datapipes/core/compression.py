@@ -17,6 +17,8 @@ __all__ = ["BUFFER_BYTES", "compression_name", "decompressed"]
 
 #: The size of the buffer between a shard's bytes and who reads them.
 BUFFER_BYTES = 256 << 10
+#: No more than this is decompressed at once, but by zstandard.
+STEP_BYTES = 16 << 20
 #: So much may be read in any case before something comes of it: bz2 has blocks of up to 900,000 bytes.
 LARGEST_BLOCK = 4 << 20
 
@@ -130,7 +132,7 @@ class Decompressor(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int:
         view = memoryview(buffer).cast("B")
-        out = self._output or memoryview(self._decompress(len(view)))
+        out = self._output or memoryview(self._decompress(min(len(view), STEP_BYTES)))
         size = min(len(view), len(out))
         view[:size] = out[:size]
         self._output = out[size:]

@@ -12,6 +12,7 @@ from wds_datapipes.core.codecs.gzipped import gunzip
 from wds_datapipes.core.codecs.matching import ByExtension, handle_extension, name_of
 from wds_datapipes.core.codecs.words import find_word
 from wds_datapipes.core.fields import no_sample
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.core.types import Sample
@@ -35,6 +36,7 @@ def wds_decode(
     partial: bool = False,
     unsafe: bool = False,
     on_error: OnError = "raise",
+    limits: ReadLimits = DEFAULT_LIMITS,
     **by_extension: Callable[[bytes], Any],
 ) -> Iterator[Sample]:
     """Decode the fields of samples; the stage `SampleDecoder` tells how.
@@ -44,7 +46,7 @@ def wds_decode(
     [{'__key__': 'a', 'cls': 7, 'txt': b'a cat', 'bin': 1}]
     """
     check_on_error(on_error)
-    chain = DecoderChain(decoders, by_extension, only=only, partial=partial, unsafe=unsafe)
+    chain = DecoderChain(decoders, by_extension, only=only, partial=partial, unsafe=unsafe, limits=limits)
     return decode_samples(source, chain, on_error)
 
 
@@ -76,6 +78,7 @@ class DecoderChain:
         unsafe: allow codecs that can run code.
         basic: whether the basic table follows; without it, fields that no decoder takes are left as they are, ``.gz``
             ones and those that are not bytes too.
+        limits: what compressed fields may expand to.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class DecoderChain:
         partial: bool = False,
         unsafe: bool = False,
         basic: bool = True,
+        limits: ReadLimits = DEFAULT_LIMITS,
     ) -> None:
         # Of "png" and "seg.png", the one that says more comes first.
         keywords = sorted(by_extension, key=lambda extension: -extension.count("."))
@@ -102,6 +106,7 @@ class DecoderChain:
         self.partial = partial
         self.unsafe = unsafe
         self.basic = basic
+        self.limits = limits
 
     def after(self, *decoders: ByExtension) -> DecoderChain:
         """Return this chain with other decoders before its own."""
@@ -117,7 +122,7 @@ class DecoderChain:
         name = field
         while f".{name}".lower().endswith(".gz"):
             name = name[:-3]
-            filters.append(_Step("gzip", gunzip))
+            filters.append(_Step("gzip", bind(gunzip, limits=self.limits)))
         steps: list[_Step] = []
         for decoder in self.decoders:
             if not isinstance(decoder, ByExtension):
@@ -136,7 +141,10 @@ class DecoderChain:
         codec = find_codec(extension, trusted=self.unsafe)
         if codec is None:
             return _STAYS
-        return _Step(f"the {extension} codec", _refuse if extension in UNSAFE and not self.unsafe else codec.decode)
+        function: Callable[..., Any] = _refuse if extension in UNSAFE and not self.unsafe else codec.decode
+        if extension == "npz":  # the one that is compressed within
+            function = bind(function, limits=self.limits)
+        return _Step(f"the {extension} codec", function)
 
 
 def decode_samples(source: Iterable[Sample], chain: DecoderChain, on_error: OnError = "raise") -> Iterator[Sample]:

@@ -77,6 +77,24 @@ class ReadLimits:
             return NO_LIMIT
         return max(EXPANSION_FROM_BYTES, self.expansion * compressed)
 
+    def most_of_field(self, compressed: int) -> float:
+        """How much a compressed field of so many bytes may expand to."""
+        return min(self.most("member_bytes"), self.most_expanded(compressed))
+
+    def check_field(self, compressed: int, expanded: int, what: str, *, is_all: bool = True) -> None:
+        """Raise if a compressed field expands to more than it may.
+
+        Args:
+            compressed: its size in bytes.
+            expanded: how many bytes came of it, or would come.
+            what: what it is called.
+            is_all: whether there would not be more.
+        """
+        for name, most in (("member_bytes", self.most("member_bytes")), ("expansion", self.most_expanded(compressed))):
+            if expanded > most:
+                found = f"{compressed} bytes of {what} expand to {expanded} bytes{'' if is_all else ' or more'}"
+                raise exceeded(self, name, found)
+
 
 DEFAULT_LIMITS = ReadLimits()
 

@@ -12,6 +12,7 @@ from wds_datapipes.core.codecs.images import ImageDecoder
 from wds_datapipes.core.codecs.matching import ByExtension, ExtensionDecoder, handle_extension, split_extensions
 from wds_datapipes.core.codecs.words import name_decoder
 from wds_datapipes.core.decoding import Decoder, DecoderChain, decode_samples
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.types import Sample
 from wds_datapipes.pipes.registration import register_stage
@@ -52,10 +53,13 @@ class SampleDecoder(IterDataPipe[Sample]):
         unsafe: allow codecs that can run any code that is in the data: ``pyd pickle pkl``, and ``pth`` with other
             objects.
         on_error: ``"raise"``; or, to pass over the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        limits: what fields that are compressed within, such as ``json.gz`` and ``npz``, may expand to: ``member_bytes``
+            and ``expansion`` of `ReadLimits` count.
         by_extension: functions ``bytes -> value``, such as ``json=parse``, before all other decoders.
 
     Raises:
-        DecodeError: bytes are not what the field's name says; the message has the shard, key, field and decoder.
+        DecodeError: bytes are not what the field's name says, or expand to more than the limits; the message has the
+            shard, key, field and decoder.
         UnsafeCodec: a field needs ``unsafe``.
         MissingDependency: a field needs a package that is not installed.
 
@@ -84,6 +88,7 @@ class SampleDecoder(IterDataPipe[Sample]):
         partial: bool = False,
         unsafe: bool = False,
         on_error: OnError = "raise",
+        limits: ReadLimits = DEFAULT_LIMITS,
         **by_extension: Callable[[bytes], Any],
     ) -> None:
         check_on_error(on_error)
@@ -95,7 +100,13 @@ class SampleDecoder(IterDataPipe[Sample]):
         self.on_error = on_error
         # In an object of its own: torch pickles what is in tuples and dicts to find datapipes, and fails on a lambda.
         self._chain = DecoderChain(
-            decoders, by_extension, only=only, partial=partial, unsafe=unsafe, basic=not self.extensions
+            decoders,
+            by_extension,
+            only=only,
+            partial=partial,
+            unsafe=unsafe,
+            basic=not self.extensions,
+            limits=limits,
         )
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -122,7 +133,7 @@ class RegisteredDecoder(SampleDecoder):
     Args:
         source: samples.
         decoder: the function and its extensions.
-        only, partial, on_error: as for `SampleDecoder`.
+        only, partial, on_error, limits: as for `SampleDecoder`.
     """
 
     def __init__(
@@ -134,9 +145,10 @@ class RegisteredDecoder(SampleDecoder):
         only: str | Iterable[str] | None = None,
         partial: bool = False,
         on_error: OnError = "raise",
+        limits: ReadLimits = DEFAULT_LIMITS,
     ) -> None:
         self.extensions = decoder.extensions
-        super().__init__(source, only=only, partial=partial, on_error=on_error)
+        super().__init__(source, only=only, partial=partial, on_error=on_error, limits=limits)
         self.decoder = decoder
 
     def _own(self) -> tuple[ByExtension, ...]:
@@ -147,9 +159,9 @@ def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F]
     """Register a function ``bytes -> value`` as a stage, and as a word of ``wds_decode``; for use as a decorator.
 
     From then on ``.name()`` exists on every datapipe, decodes the fields with those extensions, and passes the rest;
-    its arguments are ``only``, ``partial`` and ``on_error``. ``.wds_decode("name")`` does so among other decoders. The
-    decorator returns the function itself, so a pipeline pickles if the function does. Running the same code again
-    replaces the function; a pipeline that was built before keeps the old one.
+    its arguments are ``only``, ``partial``, ``on_error`` and ``limits``. ``.wds_decode("name")`` does so among other
+    decoders. The decorator returns the function itself, so a pipeline pickles if the function does. Running the same
+    code again replaces the function; a pipeline that was built before keeps the old one.
 
     Args:
         name: of the stage: a Python identifier that no datapipe has as a method.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from io import BytesIO
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wds_datapipes.core.codecs.codec import Codec
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 
 __all__ = ["as_array", "decode_npy", "decode_npz", "encode_npy", "encode_npz", "npy", "npz"]
 
@@ -30,12 +31,19 @@ def encode_npy(value: Any) -> bytes:
     return file.getvalue()
 
 
-def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:
-    """Decode all arrays of an archive, by name and in its order."""
+def decode_npz(data: bytes, *, limits: ReadLimits = DEFAULT_LIMITS) -> dict[str, NDArray[Any]]:
+    """Decode all arrays of an archive, by name and in its order.
+
+    Raises:
+        LimitExceeded: they expand to more than their limits.
+    """
     archive = np.load(BytesIO(data), allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise ValueError("one array, as in an npy field, and not an archive of arrays")
     with archive:
+        entries = cast(zipfile.ZipFile, archive.zip).infolist()
+        # More than an entry says that it has, zipfile does not give.
+        limits.check_field(len(data), sum(entry.file_size for entry in entries), "npz data")
         return dict(archive)
 
 
