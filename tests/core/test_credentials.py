@@ -235,11 +235,12 @@ def test_an_error_of_a_worker_tells_no_secret() -> None:
     secret = "Zq7x/y&z7qZ"
     url = f"leaky://{PLACES['user'](secret)}?sig={quote(secret)}"
     pipe = ShardList([url]).sharding_filter().load_wds_shards(storage_options=OPTIONS["object"](secret), retries=0)
-    service = ShardReadingService(num_workers=1)
-    with DataLoader2(pipe.group_samples(), reading_service=service) as loader:
+    with DataLoader2(pipe.group_samples(), reading_service=ShardReadingService(num_workers=1)) as loader:
         with pytest.raises(WdsError, match=r"leaky://\*\*\*@host/d/a\.tar\?sig=\*\*\* cannot be opened") as caught:
             list(loader)
-        words = [words_of(caught.value), str(service.report()), repr(service.report())]
+        report = loader.reading_service.report()
+        assert len(report.workers) == 1
+        words = [words_of(caught.value), str(report), repr(report)]
     for line in words:
         assert not [form for form in told(secret) if form in line], line
 
