@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -23,9 +24,19 @@ REFUSED = {401, 403, 407}
 #: Errors that no waiting cures.
 LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError)
 #: Modules whose errors tell of connections, unless they carry a status.
-NETWORK = ("aiohttp.", "botocore.", "urllib3.", "requests.", "http.client.", "asyncio.", "fsspec.")
+NETWORK = (
+    *("aiohttp.", "asyncio.", "azure.core.", "botocore.", "fsspec.", "http.client.", "httpcore", "httpx", "paramiko."),
+    *("requests.", "urllib3."),
+)
 #: Classes there that tell of the request.
-OF_THE_REQUEST = ("Credentials", "InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired")
+OF_THE_REQUEST = (
+    *("Credentials", "InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired"),
+    *("Authentication", "BadHostKey", "IncompatiblePeer", "PasswordRequired"),
+)
+#: Parts of their names where it tells of the credentials.
+OF_THE_USER = ("Credentials", "Authentication", "PasswordRequired")
+#: What errors say of a server that nobody whom this host trusts vouches for.
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts")
 
 #: So many errors around another one are looked into.
 DEPTH = 8
@@ -127,7 +138,7 @@ def concerns_all(error: BaseException) -> bool:
     >>> concerns_all(PermissionError()), concerns_all(FileNotFoundError())
     (True, False)
     """
-    refused = isinstance(error, PermissionError) or "Credentials" in type(error).__name__
+    refused = isinstance(error, PermissionError) or any(word in type(error).__name__ for word in OF_THE_USER)
     return refused or status_of(error) in REFUSED or is_untrusted(error)
 
 
@@ -140,7 +151,7 @@ def is_untrusted(error: BaseException | None) -> bool:
     for _ in range(DEPTH):
         if error is None or isinstance(error, SSLCertVerificationError):
             break
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        if any(words in str(error) for words in UNTRUSTED) or type(error).__name__ == "BadHostKeyException":
             return True
         error = error.__cause__ or error.__context__
     return isinstance(error, SSLCertVerificationError)
@@ -175,10 +186,10 @@ def asked_for(error: BaseException) -> float | None:
     if not text:
         return None
     try:
-        return max(float(text), 0.0)
+        waits = float(text)
     except ValueError:
-        pass
-    try:
-        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
-    except ValueError:
-        return None
+        try:
+            waits = parsedate_to_datetime(text).timestamp() - time.time()
+        except (ValueError, TypeError, LookupError, OverflowError):
+            return None
+    return max(waits, 0.0) if math.isfinite(waits) else None

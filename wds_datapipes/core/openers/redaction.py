@@ -9,25 +9,28 @@ from urllib.parse import quote, quote_plus
 
 __all__ = ["hiding", "raise_alone", "redact", "secrets_in"]
 
+# Errors hold what servers say, so all of these have to take a time in proportion to the text. What repeats is bounded
+# where another match could begin within it.
+
 #: Anything in front of the ``@`` of a web address.
 WEB_USER = re.compile(r"(?i)(https?://)[^\s/?#]*@")
 #: ``user:password@`` of any scheme. Without a password it is a name, as in Azure's ``abfs://container@account``. Digits
 #: up to a slash are a port; otherwise even a slash may be one of the password, though it ought to be written as %2F.
-PASSWORD = re.compile(r"(://)[^\s/?#:@\[]*:(?!\d+(?:[/?#]|$))[^\s?#]*@")
+PASSWORD = re.compile(r"(://)[^\s/?#:@\[]{0,1024}:(?!\d{1,9}(?:[/?#]|$))[^\s?#]{0,1024}@")
 
 #: The values of query parameters that sign or authorise: those of AWS, Google, Azure, CloudFront and common APIs. They
 #: may be parameters of a URL that is one itself.
 PARAMETER = re.compile(
-    r"(?i)((?:[?&;]|%3F|%26)(?:[\w.-]*(?:auth|credential|passw|secret|signature|token|api-?_?key|accesskey|key-pair)"
-    r"[\w.-]*|sig|key|policy|pwd)(?:=|%3D))[^&;\s'\"]+"
+    r"(?i)((?:[?&;]|%3F|%26)(?:[\w.-]{0,99}(?:auth|credential|passw|secret|signature|token|api-?_?key|accesskey|key-pair)"
+    r"[\w.-]{0,99}|sig|key|policy|pwd)(?:=|%3D))[^&;\s'\"]+"
 )
 
 #: The values of headers such as ``Authorization`` and ``X-Auth-Token``.
-HEADER = re.compile(r"(?i)\b((?:authorization|[\w-]*token)\s*:\s*|bearer\s+)[^'\"\r\n]+")
+HEADER = re.compile(r"(?i)((?:authorization|token)\s*:\s*|\bbearer\s+)[^'\"\r\n]+")
 
 #: Quoted values as Python and JSON print them, and parts of connection strings.
 NAMED = re.compile(
-    r"(?i)([\w-]*(?:credential|passw|secret|signature|token|api_?key|access_?key|account_?key|authorization)[\w-]*"
+    r"(?i)((?:credential|passw|secret|signature|token|api_?key|access_?key|account_?key|authorization)[\w-]{0,99}"
     r"['\"]?\s*[:=]\s*b?)(['\"])(?:(?!\2).)+\2"
 )
 CONNECTION = re.compile(r"(?i)\b((?:account_?key|shared_?access_?(?:key|signature)|password|pwd)=)[^;\s'\"&]+")

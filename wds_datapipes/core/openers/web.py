@@ -18,7 +18,9 @@ from wds_datapipes.core.optional import require
 __all__ = ["CONTENT_RANGE", "WebOrigin", "ask_web", "open_web", "version_of_response", "with_authorities"]
 
 #: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
-CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
+#: No size has more digits; other digits than these, Python knows as well.
+SIZE = re.compile(r"[0-9]{1,19}")
 
 
 def with_authorities(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +110,7 @@ class WebOrigin:
         if headers.get("Content-Encoding", "identity").lower() != "identity":
             return Opened(file, 0, None, ())
         length = headers.get("Content-Length", "")
-        return Opened(file, 0, int(length) if length.isdigit() else None, version_of_response(response))
+        return Opened(file, 0, int(length) if SIZE.fullmatch(length) else None, version_of_response(response))
 
 
 def version_of_response(response: Any) -> tuple[str, ...]:
