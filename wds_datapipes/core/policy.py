@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from wds_datapipes.core.ledger import LEDGER, SkippedItem
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.quarantine import write_quarantine
+from wds_datapipes.core.systemic import is_systemic
 from wds_datapipes.errors import ErrorBudgetExceeded, MissingDependency, RefusedURL, UnknownScheme, UnsafeCodec
 
 __all__ = ["ErrorBudget", "ErrorPolicy", "OnError", "check_on_error", "note"]
@@ -140,7 +141,7 @@ class ErrorPolicy:
         Raises:
             ErrorBudgetExceeded: there were too many.
         """
-        if self._on_error == "raise" or isinstance(error, ALWAYS_RAISED) or getattr(error, "concerns_all", False):
+        if self._on_error == "raise" or concerns_all(error):
             try:
                 raise error
             finally:
@@ -149,12 +150,13 @@ class ErrorPolicy:
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))
         kind = type(error).__name__
-        item = SkippedItem(self._stage, kind, redact(url), key, field, str(error))
+        told = redact(str(error))  # a user's function may put anything in it
+        item = SkippedItem(self._stage, kind, redact(url), key, field, told)
         LEDGER.passed_over(item)
         if self._budget is not None and self._budget.quarantine is not None:
             write_quarantine(os.fspath(self._budget.quarantine), item)
         if self._on_error == "warn" and kind not in self.skipped:
-            warnings.warn(f"{self._stage} passed over an item: {kind}: {error}", stacklevel=2)
+            warnings.warn(f"{self._stage} passed over an item: {kind}: {told}", stacklevel=2)
         self.skipped[kind] += 1
         if self._budget is not None:
             self._spend(self._budget, error)
@@ -181,11 +183,16 @@ class ErrorPolicy:
             return
         raise ErrorBudgetExceeded(
             f"{self._stage} had to pass over {total} of {self.tried} items ({self._counts()}), {self._run} of them in "
-            f"a row, which is more than {limit} allows. The last: {type(error).__name__}: {error}"
+            f"a row, which is more than {limit} allows. The last: {type(error).__name__}: {redact(str(error))}"
         ) from error
 
     def _counts(self) -> str:
         return ", ".join(f"{count} x {kind}" for kind, count in self.skipped.most_common())
+
+
+def concerns_all(error: Exception) -> bool:
+    """Whether an error would come with every item: one of the pipeline, of the credentials, or of the host."""
+    return isinstance(error, ALWAYS_RAISED) or getattr(error, "concerns_all", False) or is_systemic(error)
 
 
 def note(error: Exception, text: str) -> None:

@@ -11,6 +11,8 @@ from email.utils import parsedate_to_datetime
 from ssl import SSLCertVerificationError
 from typing import TypeVar
 
+from wds_datapipes.core.systemic import is_systemic
+
 __all__ = ["Patience", "concerns_all", "is_untrusted", "passes", "status_of", "was_replaced"]
 
 T = TypeVar("T")
@@ -120,7 +122,7 @@ def passes(error: BaseException) -> bool:
     """
     if is_named(error, OF_THE_USER):
         return any(words in str(error) for words in MEANWHILE)
-    if isinstance(error, LASTING) or is_named(error, OF_THE_REQUEST) or is_untrusted(error):
+    if isinstance(error, LASTING) or is_named(error, OF_THE_REQUEST) or is_untrusted(error) or is_systemic(error):
         return False
     status = status_of(error)
     if status is not None:
@@ -134,13 +136,13 @@ def passes(error: BaseException) -> bool:
 
 
 def concerns_all(error: BaseException) -> bool:
-    """Whether a store does not accept the credentials, has got none, or cannot be trusted itself.
+    """Whether a store does not accept the credentials, has got none, or cannot be trusted, or this host is at its end.
 
     >>> concerns_all(PermissionError()), concerns_all(FileNotFoundError())
     (True, False)
     """
     refused = isinstance(error, PermissionError) or (is_named(error, OF_THE_USER) and not passes(error))
-    return refused or status_of(error) in REFUSED or is_untrusted(error)
+    return refused or status_of(error) in REFUSED or is_untrusted(error) or is_systemic(error)
 
 
 def is_untrusted(error: BaseException | None) -> bool:

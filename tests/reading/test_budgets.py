@@ -1,0 +1,80 @@
+"""Budgets of errors where workers read: each of them has the whole budget, and who exceeds it ends the run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ErrorBudget, ShardList, ShardReadingService, read_quarantine
+from wds_datapipes.errors import ErrorBudgetExceeded
+from wds_datapipes.testing import build_shard
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # The first worker has the even shards, of which none is bad, and the second one those with 12 of 40.
+    for shard in range(4):
+        bad = {3, 7, 8, 9, 13, 17} if shard % 2 else set()
+        labels = [{"__key__": f"{shard}-{n}", "cls": "x" if n in bad else "1"} for n in range(20)]
+        build_shard(f"{shard}.tar", labels)
+
+
+def read(budget: ErrorBudget, epochs: int = 1) -> Any:
+    pipe = ShardList("{0..3}.tar").sharding_filter().load_wds_shards().group_samples().wds_decode(on_error=budget)
+    with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
+        counts = [len(list(loader)) for _ in range(epochs)]
+        return counts, loader.reading_service.report()
+
+
+@pytest.mark.parametrize(
+    ("limits", "counts"),
+    [
+        ({"max_errors": 5}, "6 of 18 items (6 x DecodeError), 1 of them in a row, which is more than max_errors=5 "),
+        ({"max_consecutive": 2}, "4 of 10 items (4 x DecodeError), 3 of them in a row, which is more than max_cons"),
+        ({"max_rate": 0.25, "after": 16}, "6 of 18 items (6 x DecodeError), 1 of them in a row, which is more than m"),
+    ],
+)
+def test_the_worker_that_passes_over_too_much_ends_the_run(limits: dict[str, Any], counts: str) -> None:
+    with pytest.raises(ErrorBudgetExceeded) as caught:
+        read(ErrorBudget(**limits, warn=False))
+    assert f"wds_decode had to pass over {counts}" in str(caught.value)
+    assert "worker process 1" in str(caught.value)
+
+
+def test_each_worker_has_the_whole_budget_in_each_epoch(caplog: pytest.LogCaptureFixture) -> None:
+    Path("0.tar").write_bytes(Path("1.tar").read_bytes())
+    Path("2.tar").write_bytes(Path("3.tar").read_bytes())
+    budget = ErrorBudget(max_errors=12, max_rate=0.3, max_consecutive=3, after=39, warn=False, quarantine="bad.jsonl")
+    with caplog.at_level(logging.WARNING, "wds_datapipes"):
+        found, report = read(budget, epochs=2)
+    assert found == [56, 56]
+    assert caplog.messages == [f"epoch {epoch}: passed over 24 items: 24 x wds_decode: DecodeError" for epoch in (1, 2)]
+    assert report.skipped.counts == {"wds_decode: DecodeError": 48}
+    assert len(read_quarantine("bad.jsonl")) == 48
+
+
+def test_shards_of_a_store_that_fail_are_counted_named_and_told_in_one_line(
+    caplog: pytest.LogCaptureFixture, s3_store: Any
+) -> None:
+    import fsspec  # type: ignore[import-untyped]  # it carries no types
+
+    options = {**s3_store.options(), "skip_instance_cache": True}
+    fsspec.filesystem("s3", **options).pipe_file("bucket/budgets/good.tar", Path("0.tar").read_bytes())
+    urls = [f"s3://bucket/budgets/{name}.tar?sig=secret" for name in ("gone", "lost")]
+    pipe = ShardList([*urls, "s3://bucket/budgets/good.tar"]).sharding_filter()
+    members = pipe.load_wds_shards(
+        on_error=ErrorBudget(max_errors=2, warn=False, quarantine="bad.jsonl"), storage_options=options
+    )
+    with (
+        caplog.at_level(logging.WARNING, "wds_datapipes"),
+        DataLoader2(members.group_samples(), reading_service=ShardReadingService(2)) as loader,
+    ):
+        assert len(list(loader)) == 20
+    assert caplog.messages == ["epoch 1: passed over 2 items: 2 x load_wds_shards: ShardNotOpened"]
+    assert sorted(item.url for item in read_quarantine("bad.jsonl")) == [url.replace("secret", "***") for url in urls]
+    assert {item.error for item in read_quarantine("bad.jsonl")} == {"ShardNotOpened"}
