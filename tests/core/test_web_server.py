@@ -91,7 +91,9 @@ def test_the_rest_of_a_pass_is_read_by_ranges_where_the_server_knows_them(
         assert "bytes=0-" not in [part for _, part in found]
     else:
         assert {status for status, _ in found} == {200}
-        assert [part for _, part in found] == ["bytes=0-511", "-"]
+        # What comes compressed and was not asked for so is asked for again, by a library that can undo it.
+        times = 2 if location == "gzip-for-all/" else 1
+        assert [part for _, part in found] == [part for part in ("bytes=0-511", "-") for _ in range(times)]
 
 
 def test_the_password_opens_what_is_closed(server: Nginx) -> None:
@@ -232,7 +234,7 @@ def test_what_is_compressed_on_the_way_is_not_read_on(server: Nginx, pauses: lis
         url = f"http://127.0.0.1:{proxy.port}/gzip-for-all/a.tar"
         proxy.faults[:] = [Fault(at=0, how="reset"), Fault(status=503)]
         assert read(url) == WANT
-        proxy.faults[:] = [Fault(at=30_000, how="stall")]
+        proxy.faults[:] = [None, Fault(at=30_000, how="stall")]
         with pytest.raises(ReadFailed, match=r"/gzip-for-all/a\.tar failed after \d+ bytes: .*neither ETag nor date"):
             read(url, timeout_s=0.2)
 

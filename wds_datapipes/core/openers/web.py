@@ -10,8 +10,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 from fsspec.asyn import sync  # type: ignore[import-untyped]  # it carries no types
+from fsspec.config import conf  # type: ignore[import-untyped]  # the same
 
 from wds_datapipes.core.openers.patience import status_of
+from wds_datapipes.core.openers.request import get
 from wds_datapipes.core.openers.steady import Opened, version_of
 from wds_datapipes.core.optional import require
 
@@ -19,6 +21,8 @@ __all__ = ["CONTENT_RANGE", "WebOrigin", "ask_web", "open_web", "version_of_resp
 
 #: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
+#: All that a plain request knows of.
+PLAIN_OPTIONS = {"headers", "ca_file"}
 #: No size has more digits; other digits than these, Python knows as well.
 SIZE = re.compile(r"[0-9]{1,19}")
 
@@ -42,10 +46,11 @@ def with_authorities(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=16)
-def _trusting(path: str) -> ssl.SSLContext:
+def _trusting(path: str | None) -> ssl.SSLContext:
     """Return what trusts the authorities of the system and those in a file; the same one, as each has connections."""
     trusting = ssl.create_default_context()
-    trusting.load_verify_locations(path)
+    if path is not None:
+        trusting.load_verify_locations(path)
     return trusting
 
 
@@ -54,15 +59,28 @@ def open_web(
 ) -> Any:
     """Open one request that streams the whole body, or ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
-    The given size keeps fsspec from asking for it by a request of its own. aiohttp's own limit is five minutes for the
-    whole body, and a shard is often open for longer.
+    What needs no more than headers and certificates is asked for by the standard library, which is several times as
+    fast; all else that fsspec can do, and bodies that were compressed for the way, are left to it.
     """
-    timeout = options.get("timeout", _timeout(timeout_s))
     # A server that compresses on the way would count other bytes.
     headers = {**options.get("headers", {}), "Accept-Encoding": "identity"}
     if part is not None:
         headers["Range"] = f"bytes={part}"
+    if options.keys() <= PLAIN_OPTIONS and not any(conf.get(scheme) for scheme in ("http", "https")):
+        authorities = options.get("ca_file")
+        answer = get(path, headers, timeout_s, _trusting(None if authorities is None else os.fspath(authorities)))
+        if not is_encoded(answer.r.headers):
+            return answer
+        answer.close()
+    # The given size keeps fsspec from asking for it by a request of its own. aiohttp's own limit is five minutes for
+    # the whole body, and a shard is often open for longer.
+    timeout = options.get("timeout", _timeout(timeout_s))
     return filesystem.open(path, "rb", block_size=0, size=1, timeout=timeout, headers=headers)
+
+
+def is_encoded(headers: Any) -> bool:
+    """Whether a body was compressed for the way."""
+    return bool(headers.get("Content-Encoding", "identity").lower() != "identity")
 
 
 def ask_web(filesystem: Any, path: str, options: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -107,7 +125,7 @@ class WebOrigin:
             total = sent[3]
             return Opened(file, int(sent[1]), None if total == "*" else int(total), version_of_response(response))
         # What was compressed for the way is another number of bytes each time, for all one knows.
-        if headers.get("Content-Encoding", "identity").lower() != "identity":
+        if is_encoded(headers):
             return Opened(file, 0, None, ())
         length = headers.get("Content-Length", "")
         return Opened(file, 0, int(length) if SIZE.fullmatch(length) else None, version_of_response(response))
