@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,27 @@ FENCE = re.compile(r"^ *(`{3,})(.*)$")
 #: The kind of a block that is a file, and a line in it that stands for a file of the repository.
 FILE = re.compile(r'{ \.python title="([\w.]+)" }')
 INCLUDED = re.compile(r'^--8<-- "([\w./]+)"\n', re.MULTILINE)
+#: Runs what programs ask for in processes that need not import torch anew, which takes seconds.
+SERVER = Path(__file__).with_name("prepared_python.py")
+#: Asks the script `SERVER` to run a command, and ends as that ends. It imports next to nothing.
+PROGRAM = """\
+#!{python} -ISE
+import json, os, signal, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    socket.send_fds(server, [b"!"], [0, 1, 2])
+    asked = {{"command": {command!r}, "argv": sys.argv, "folder": os.getcwd(), "environ": dict(os.environ)}}
+    server.sendall(json.dumps(asked).encode())
+    server.shutdown(socket.SHUT_WR)
+    code = int(server.recv(10))
+if code < 0:
+    if -code in (signal.SIGINT, signal.SIGPIPE):  # of which Python makes exceptions
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+#: The page whose commands are started as users do.
+STARTED_ANEW = "docs/how-to/cache-shards.md"
 #: Printed at the end of each block, to find out which block has printed what.
 MARK = "\x1e"
 
@@ -94,7 +116,30 @@ def expected_of(blocks: list[Block]) -> dict[int, str]:
     return expected
 
 
-def run_page(text: str, folder: Path) -> None:
+def environment() -> dict[str, str]:
+    """The commands of this environment are found, and torchrun does not speak of the variable that it would set."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with ``page``, which runs a script, and ``wds-datapipes``: both need not import the package anew."""
+    folder = tmp_path_factory.mktemp("programs")
+    address = str(tmp_path_factory.mktemp("server") / "socket")
+    for command in ("page", "wds-datapipes"):
+        program = folder / command
+        program.write_text(PROGRAM.format(python=sys.executable, address=address, command=command))
+        program.chmod(0o755)
+    arguments: list[str | Path] = [sys.executable, SERVER, address]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        yield folder
+        server.communicate()
+    assert server.returncode == 0
+
+
+def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
     """Run a page in a folder, and compare what it prints."""
     blocks = blocks_of(text)
     for block in blocks:
@@ -105,11 +150,11 @@ def run_page(text: str, folder: Path) -> None:
             (folder / file[1]).write_text(whole, encoding="utf-8")
     script = folder / "page.py"
     script.write_text(script_of(blocks), encoding="utf-8")
+    environ = environment()
     finished = subprocess.run(
-        [sys.executable, script.name],
+        [programs / "page" if programs else sys.executable, script.name],
         cwd=folder,
-        # The commands of this environment are found, and torchrun does not speak of this variable.
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+        env={**environ, "PATH": f"{programs}:{environ['PATH']}"} if programs else environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -134,11 +179,12 @@ def write_training_shards(folder: Path) -> None:
         build_shard(folder / f"data/train-{shard:03d}.tar", samples)
 
 
-@pytest.mark.timeout(400)  # the page of the commands starts two dozen processes, each of which imports torch
+@pytest.mark.timeout(400)  # some pages start many processes
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_page_runs(page: Path, tmp_path: Path) -> None:
+def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
     write_training_shards(tmp_path)
-    run_page(page.read_text(encoding="utf-8"), tmp_path)
+    is_started_anew = page == ROOT / STARTED_ANEW
+    run_page(page.read_text(encoding="utf-8"), tmp_path, None if is_started_anew else programs)
 
 
 def test_the_readme_has_the_commands_that_are_tested() -> None:
@@ -177,6 +223,33 @@ print(answer.answer)
 
 def test_a_good_page_passes(tmp_path: Path) -> None:
     run_page(GOOD, tmp_path)
+
+
+def test_a_prepared_program_is_as_one_that_is_started(programs: Path, tmp_path: Path) -> None:
+    run_page(GOOD, tmp_path, programs)
+    (tmp_path / "prints.py").write_text(
+        "import os, sys\nprint(__name__, sys.argv, os.getcwd(), sys.path[0], os.environ['SET'], sys.stdin.read())\n"
+        "print('said', file=sys.stderr)\nimport atexit\natexit.register(print, 'bye')\nexit(len(sys.argv))\n"
+    )
+    (tmp_path / "dies.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    outcomes = [
+        [
+            subprocess.run(
+                [python, *arguments],
+                cwd=tmp_path,
+                env={**os.environ, "SET": "so", "PATH": f"{python.parent}:{os.environ['PATH']}"},
+                input=b"asked",
+                capture_output=True,
+                check=False,
+            )
+            for arguments in (["prints.py", "a", "b c"], ["dies.py"])
+        ]
+        for python in (Path(sys.executable), programs / "page")
+    ]
+    told = [[(each.returncode, each.stdout, each.stderr) for each in done] for done in outcomes]
+    assert told[0] == told[1]
+    assert told[0][0][0] == 3
+    assert told[0][1] == (-9, b"", b"")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ To add a command, write a module here with a function of the same name, and put 
 import torch, and whatever else takes long, in the functions that need it, so that ``--help`` and completion are quick.
 """
 
+import gc
 import sys
 
 from wds_datapipes.core.optional import require
@@ -42,4 +43,6 @@ def main() -> None:
         sys.exit(2)
     from wds_datapipes.cli.program import build_program
 
-    build_program(COMMANDS)(prog_name="wds-datapipes")
+    program = build_program(COMMANDS)
+    gc.freeze()  # what is imported stays; Python would look through all of it at the end, which takes a second
+    program(prog_name="wds-datapipes")
