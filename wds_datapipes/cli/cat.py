@@ -23,10 +23,12 @@ from wds_datapipes.cli.options import (
     EndMarkerOption,
     KeyRuleOption,
     KeyRuleWord,
+    Limits,
     Presence,
     Shards,
     StorageOptions,
     key_rule_of,
+    limits_of,
     listed,
     options_of,
     parse_bytes,
@@ -98,6 +100,7 @@ def cat(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    limits: Limits = None,
 ) -> None:
     """Copy samples of shards, one shard after the other, to an archive, to numbered shards or to a pipe.
 
@@ -107,7 +110,7 @@ def cat(
     """
     if as_json and output == "-":
         raise WrongUse("--json and the archive cannot both go to standard output. Name a file with --output")
-    options, rule = options_of(storage_options), key_rule_of(key_rule)
+    options, rule, bounds = options_of(storage_options), key_rule_of(key_rule), limits_of(limits)
     size = parse_bytes(maxsize, "--maxsize")
     names = new_names(rename or [])
     slice_positions = parse_slice_text(positions)
@@ -125,6 +128,7 @@ def cat(
             end_marker=end_marker.value,
             on_error=on_error,  # type: ignore[arg-type]  # a word or a function
             storage_options=options,
+            limits=bounds,
         )
 
     try:

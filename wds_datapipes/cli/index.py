@@ -17,11 +17,13 @@ from wds_datapipes.cli.options import (
     EndMarkerOption,
     KeyRuleOption,
     KeyRuleWord,
+    Limits,
     Presence,
     Shards,
     StorageOptions,
     Workers,
     key_rule_of,
+    limits_of,
     listed,
     options_of,
 )
@@ -83,6 +85,7 @@ def index(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    limits: Limits = None,
 ) -> None:
     """Write an index beside each shard that has none, or one that no longer holds.
 
@@ -90,6 +93,8 @@ def index(
     always written anew. The first shard with a fault ends it, and what was written by then stays.
     """
     options = options_of(storage_options)
+    if limits and (to is not Format.wds or source is not Source.shard):
+        raise WrongUse("--limit goes with our own indexes of shards, and not with --to and --from")
     check_use(to, source, output, manifest, folder, rebuild, digest, key_rule)
     urls = listed(shards, options)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and folder is None:
@@ -106,6 +111,7 @@ def index(
                 key_rule=key_rule_of(key_rule),
                 end_marker=end_marker.value,
                 storage_options=options,
+                limits=limits_of(limits),
                 **running,
             )
             if manifest is not None:

@@ -21,9 +21,11 @@ from wds_datapipes.cli.options import (
     AsJson,
     KeyRuleOption,
     KeyRuleWord,
+    Limits,
     Shards,
     StorageOptions,
     key_rule_of,
+    limits_of,
     listed,
     options_of,
 )
@@ -155,6 +157,7 @@ def map(  # noqa: A001  the command has this name
     as_json: AsJson = False,
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     storage_options: StorageOptions = "",
+    limits: Limits = None,
 ) -> None:
     """Map every sample of many shards by a function or a shell command, several shards at once.
 
@@ -166,7 +169,7 @@ def map(  # noqa: A001  the command has this name
     fields. None leaves the sample out. A command finds its fields as files, sample.jpg and so on, and what is there as
     sample.* when it ends is the new sample.
     """
-    options = options_of(storage_options)
+    options, bounds = options_of(storage_options), limits_of(limits)
     work = what_to_do(function, command, many, timeout, decode=decode, whole_shards=whole_shards)
     if (executor is Workplace.dask) is not bool(address):
         raise WrongUse("--executor dask and --address go together, as in --executor dask --address localhost:8786")
@@ -203,6 +206,7 @@ def map(  # noqa: A001  the command has this name
                 on_result=take,
                 journal=journal,
                 storage_options=options,
+                limits=bounds,
                 compress=compress,
                 index=index,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -12,6 +13,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli.program import WrongUse
+from wds_datapipes.core.limits import ReadLimits
 from wds_datapipes.core.naming import KeyRule, first_dot, last_dot
 from wds_datapipes.core.shards import expand_urls
 
@@ -20,11 +22,13 @@ __all__ = [
     "EndMarkerOption",
     "KeyRuleOption",
     "KeyRuleWord",
+    "Limits",
     "Presence",
     "Shards",
     "StorageOptions",
     "Workers",
     "key_rule_of",
+    "limits_of",
     "listed",
     "options_of",
     "parse_bytes",
@@ -66,6 +70,15 @@ StorageOptions: TypeAlias = Annotated[
     str,
     typer.Option("--storage-options", metavar="JSON", help="For fsspec, such as '{\"anon\": true}'; @FILE reads it."),
 ]
+Limits: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=VALUE",
+        help="What a shard may ask for, such as member_bytes=20GiB or expansion=none; repeat it.",
+        show_default=False,
+    ),
+]
 Workers: TypeAlias = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="How many processes; one for each processor by default.", show_default=False),
@@ -81,6 +94,29 @@ def listed(patterns: Sequence[str], storage_options: dict[str, Any] | None) -> l
 def key_rule_of(word: KeyRuleWord) -> KeyRule:
     """Return the key rule of a word."""
     return {KeyRuleWord.first_dot: first_dot, KeyRuleWord.last_dot: last_dot}[word]
+
+
+def limits_of(texts: Sequence[str] | None) -> ReadLimits:
+    """Return the limits of shards that are read.
+
+    >>> limits_of(["member_bytes=20GB", "expansion=none"]).member_bytes
+    20000000000
+    """
+    names = [field.name for field in fields(ReadLimits)]
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        if name not in names or not value:
+            raise WrongUse(f"--limit is NAME=VALUE, with one of the names {', '.join(names)}, not {text!r}")
+        if value == "none":
+            found[name] = None
+        else:
+            number = parse_bytes(value, f"--limit {name}")
+            found[name] = number if name == "expansion" else int(number)
+    try:
+        return ReadLimits(**found)
+    except ValueError as error:
+        raise WrongUse(f"--limit: {error}") from None
 
 
 def options_of(text: str) -> dict[str, Any] | None:

@@ -31,6 +31,8 @@ FAULT_FOUND, WRONG_USE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 #: What messages say to who calls functions, and what that is on the command line.
 WORDS = {
     'pass end_marker="optional"': "use --end-marker optional",
+    "pass limits=ReadLimits(": "use --limit ",
+    "=...) with more, or with None for no limit": "=... with more, or with none for no limit",
     ' on_error="warn" or "skip" passes over such samples': "",
     ", or pass key_rule=None if that is meant": "",
     ', or pass on_duplicate="first" or "last"': "",

@@ -12,10 +12,12 @@ from wds_datapipes.cli.options import (
     EndMarkerOption,
     KeyRuleOption,
     KeyRuleWord,
+    Limits,
     Presence,
     Shards,
     StorageOptions,
     key_rule_of,
+    limits_of,
     listed,
     options_of,
     parse_bytes,
@@ -50,6 +52,7 @@ def shuffle(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    limits: Limits = None,
 ) -> None:
     """Shuffle all samples of a dataset, of any size, so that every order is as likely as any other.
 
@@ -62,7 +65,13 @@ def shuffle(
         listed(shards, options),
         DrawnOrder(seed),
         output,
-        excerpt={"rekey": rekey, "key_rule": rule, "end_marker": end_marker.value, "storage_options": options},
+        excerpt={
+            "rekey": rekey,
+            "key_rule": rule,
+            "end_marker": end_marker.value,
+            "storage_options": options,
+            "limits": limits_of(limits),
+        },
         memory_bytes=max(int(memory_bytes), 1),
         tmp=tmp,
         compress=compress,  # type: ignore[arg-type]  # a wrong word is told by what writes

@@ -13,10 +13,12 @@ from wds_datapipes.cli.options import (
     EndMarkerOption,
     KeyRuleOption,
     KeyRuleWord,
+    Limits,
     Presence,
     Shards,
     StorageOptions,
     key_rule_of,
+    limits_of,
     listed,
     options_of,
     parse_bytes,
@@ -74,6 +76,7 @@ def sort(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    limits: Limits = None,
 ) -> None:
     """Sort all samples of a dataset, of any size, by their keys or by what a field holds.
 
@@ -91,7 +94,13 @@ def sort(
         order,
         output,
         reverse=reverse,
-        excerpt={"rekey": rekey, "key_rule": rule, "end_marker": end_marker.value, "storage_options": options},
+        excerpt={
+            "rekey": rekey,
+            "key_rule": rule,
+            "end_marker": end_marker.value,
+            "storage_options": options,
+            "limits": limits_of(limits),
+        },
         memory_bytes=max(int(memory_bytes), 1),
         tmp=tmp,
         compress=compress,  # type: ignore[arg-type]  # a wrong word is told by what writes

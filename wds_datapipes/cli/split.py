@@ -21,10 +21,12 @@ from wds_datapipes.cli.options import (
     EndMarkerOption,
     KeyRuleOption,
     KeyRuleWord,
+    Limits,
     Presence,
     Shards,
     StorageOptions,
     key_rule_of,
+    limits_of,
     listed,
     options_of,
     parse_bytes,
@@ -65,6 +67,7 @@ def split(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    limits: Limits = None,
 ) -> None:
     """Write the samples of shards to shards of another size, or to parts of the dataset, or both.
 
@@ -72,7 +75,7 @@ def split(
     stays the same when samples are added, or come in another order. Shards appear under their names when they are
     whole.
     """
-    options, rule = options_of(storage_options), key_rule_of(key_rule)
+    options, rule, bounds = options_of(storage_options), key_rule_of(key_rule), limits_of(limits)
     size, shares = parse_bytes(maxsize, "--maxsize"), shares_of(parts or [])
     if bool(shares) is not (PART in output):
         raise WrongUse("Parts and {part} in --output go together, as in --part train=9 --part val=1 -o '{part}-%d.tar'")
@@ -86,6 +89,7 @@ def split(
             end_marker=end_marker.value,
             on_error=on_error,  # type: ignore[arg-type]  # a word or a function
             storage_options=options,
+            limits=bounds,
         )
 
     outputs = {

@@ -16,11 +16,13 @@ from wds_datapipes.cli.options import (
     EndMarkerOption,
     KeyRuleOption,
     KeyRuleWord,
+    Limits,
     Presence,
     Shards,
     StorageOptions,
     Workers,
     key_rule_of,
+    limits_of,
     listed,
     options_of,
 )
@@ -54,6 +56,7 @@ def verify(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    limits: Limits = None,
 ) -> None:
     """Look for all that is wrong with shards; the exit code is 1 if anything is.
 
@@ -72,6 +75,7 @@ def verify(
         key_rule=key_rule_of(key_rule),
         end_marker=end_marker.value,
         storage_options=options,
+        limits=limits_of(limits),
     )
     urls = listed(shards, options)
     if decode and "-" in urls:

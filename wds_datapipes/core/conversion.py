@@ -19,6 +19,7 @@ from wds_datapipes.core.decoding import Decoder
 from wds_datapipes.core.fingerprint import fingerprint
 from wds_datapipes.core.indexes import build_indexes
 from wds_datapipes.core.indexfile import index_url
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.numbering import journal_path
 from wds_datapipes.core.openers import local_path, redact
@@ -78,6 +79,7 @@ def convert_shards(
     journal: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     output_options: Mapping[str, Any] | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
     **options: Any,
 ) -> list[ConvertedShard]:
     """Map all samples of many shards, several shards at once, and write a shard for each.
@@ -116,6 +118,7 @@ def convert_shards(
         journal: the path of the journal, a local file; for local shards, it is beside them by default.
         storage_options: passed to remote file systems.
         output_options: passed to those of the output instead, if they are others.
+        limits: what the shards that are read may ask for, see `ReadLimits`.
         options: the other arguments of `TarWriter`: ``compress``, ``encoder``, ``index`` and so on. ``digest`` is true
             by default. With ``index=True``, shards that were finished before get an index too, if they have none.
 
@@ -160,6 +163,7 @@ def convert_shards(
         key_rule=key_rule,
         on_error=on_error,
         storage_options=storage_options,
+        limits=limits,
         writing=_checked_options({"digest": True, **options, "key_rule": key_rule, "storage_options": output_options}),
     )
     path = journal_path(pattern.replace("{name}", "shards"), journal, 0, 1)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from wds_datapipes.core.decoding import Decoder, wds_decode
+from wds_datapipes.core.limits import ReadLimits
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.naming import KeyRule
 from wds_datapipes.core.numbering import check_pattern
@@ -53,11 +54,12 @@ class ShardConverter:
         key_rule: KeyRule,
         on_error: OnError,
         storage_options: Mapping[str, Any] | None,
+        limits: ReadLimits,
         writing: Mapping[str, Any],
     ) -> None:
         self._function, self._whole_shards, self._decode = function, whole_shards, decode
         self._key_rule, self._on_error = key_rule, on_error
-        self._storage_options, self._writing = storage_options, writing
+        self._storage_options, self._limits, self._writing = storage_options, limits, writing
 
     def __repr__(self) -> str:
         """Name the function alone: executors log what they are given, and there may be credentials."""
@@ -77,11 +79,15 @@ class ShardConverter:
         version = version_of(url, self._storage_options)
         policy = ErrorPolicy(self._on_error, "convert_shards")
         members = load_wds_shards(
-            [url], storage_options=self._storage_options, on_error=self._on_error, read_ahead=READ_AHEAD_BYTES
+            [url],
+            storage_options=self._storage_options,
+            on_error=self._on_error,
+            read_ahead=READ_AHEAD_BYTES,
+            limits=self._limits,
         )
         samples: Iterable[Sample] = group_samples(members, key_rule=self._key_rule, on_error=self._on_error)
         if self._decode is not None:
-            samples = wds_decode(samples, *self._decode, on_error=self._on_error)
+            samples = wds_decode(samples, *self._decode, on_error=self._on_error, limits=self._limits)
         count = _Counted(samples)
         given = self._function(iter(count)) if self._whole_shards else policy.counted(count)
         with ExitStack() as opened:

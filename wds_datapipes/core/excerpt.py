@@ -10,6 +10,7 @@ from typing import Any
 
 from wds_datapipes.core.fields import rename
 from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.policy import OnError
@@ -42,6 +43,7 @@ class Excerpt:
         end_marker: ``"optional"`` accepts shards without an end marker.
         on_error: ``"raise"`` ends with the first bad shard or sample; others as in all stages.
         storage_options: passed to remote file systems.
+        limits: what shards may ask for.
 
     Raises:
         ValueError, TypeError: an attribute makes no sense.
@@ -65,6 +67,7 @@ class Excerpt:
     end_marker: EndMarker = "required"
     on_error: OnError = "raise"
     storage_options: Mapping[str, Any] | None = None
+    limits: ReadLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -90,7 +93,11 @@ class Excerpt:
             SampleError: a sample has a field twice or comes in parts, or lacks what was asked for.
         """
         members = load_wds_shards(
-            urls, end_marker=self.end_marker, on_error=self.on_error, storage_options=self.storage_options
+            urls,
+            end_marker=self.end_marker,
+            on_error=self.on_error,
+            storage_options=self.storage_options,
+            limits=self.limits,
         )
         samples = group_samples(members, key_rule=self.key_rule, on_returning_key="raise", on_error=self.on_error)
         if on_read is not None:

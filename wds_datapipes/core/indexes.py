@@ -13,6 +13,7 @@ from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.index import ShardIndex, rule_name
 from wds_datapipes.core.indexfile import index_url, read_index, write_index
 from wds_datapipes.core.indexing import build_index
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.openers import local_path
 from wds_datapipes.core.openers.ranges import file_facts
@@ -55,6 +56,7 @@ class _Rules(NamedTuple):
     digest: bool
     ignore_zeros: bool
     end_marker: EndMarker
+    limits: ReadLimits
 
 
 def build_indexes(
@@ -73,6 +75,7 @@ def build_indexes(
     max_workers: int | None = None,
     on_result: Callable[[IndexResult], object] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> list[IndexResult]:
     """Give each shard an index that holds: one that is missing, damaged or stale is built, and the others stay.
 
@@ -97,6 +100,7 @@ def build_indexes(
         max_workers: how many processes, if not one for each processor.
         on_result: called with each result as it comes, in any order.
         storage_options: passed to remote file systems.
+        limits: what shards may ask for, see `ReadLimits`.
 
     Returns:
         A result for each shard, in their order, without those that ``on_error`` passed over.
@@ -123,7 +127,7 @@ def build_indexes(
     if len(set(places)) < len(places):
         place = Counter(places).most_common(1)[0][0]
         raise ValueError(f"Several shards would have the index {place}. Give their indexes folders of their own")
-    rules = _Rules(key_rule, lowercase, on_duplicate, digest, ignore_zeros, end_marker)
+    rules = _Rules(key_rule, lowercase, on_duplicate, digest, ignore_zeros, end_marker, limits)
     policy = ErrorPolicy(on_error, "build_indexes")
     results: dict[int, IndexResult] = {}
     arguments = (folder, rules, rebuild, storage_options)

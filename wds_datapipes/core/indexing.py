@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.index import ShardIndex
 from wds_datapipes.core.indexbuilder import IndexBuilder
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.openers.ranges import FileFacts, file_facts
@@ -35,6 +36,7 @@ def build_index(
     ignore_zeros: bool = False,
     end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> ShardIndex:
     """Find out where the samples of a shard are, and their fields.
 
@@ -53,9 +55,10 @@ def build_index(
         ignore_zeros: go on after an end marker, to read archives that were concatenated.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to a remote file system.
+        limits: what the shard may ask for, see `ReadLimits`.
 
     Raises:
-        ShardError: the shard cannot be read to its end.
+        ShardError: the shard cannot be read to its end, or asks for more than its limits.
         SampleError: a field occurs twice, or a key comes back.
         StaleSidecar: the shard has changed meanwhile.
 
@@ -80,6 +83,7 @@ def build_index(
         ignore_zeros=ignore_zeros,
         end_marker=end_marker,
         storage_options=storage_options,
+        limits=limits,
     )
     facts = ShardFacts(scan.bytes, scan.sha256, scan.mtime_ns, scan.etag, scan.compression)
     return builder.finish(end=scan.end, facts=facts)
@@ -132,6 +136,7 @@ def check_index(
     depth: Depth = "size",
     key_rule: KeyRule | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> None:
     """Raise unless an index belongs to a shard as it is now.
 
@@ -143,6 +148,7 @@ def check_index(
             has one.
         key_rule: the rule that the index was built with, if it is none of this package.
         storage_options: passed to a remote file system.
+        limits: what the shard may ask for, see `ReadLimits`.
 
     Raises:
         StaleSidecar: the shard is another one now.
@@ -177,6 +183,7 @@ def check_index(
         ignore_zeros=True,
         end_marker="optional",
         storage_options=storage_options,
+        limits=limits,
     )
     if index.facts.bytes not in (None, now.facts.bytes):
         raise _stale(path, f"it has {now.facts.bytes} bytes, and had {index.facts.bytes}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from wds_datapipes.core.headers import EndMarker
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.naming import KeyRule, first_dot, is_meta
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.scanning import scan_shard
@@ -88,6 +89,7 @@ def outline_shard(
     end_marker: EndMarker = "required",
     digest: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> ShardOutline:
     """Read the headers of a shard, as far as they can be read, and note what is wrong.
 
@@ -99,6 +101,7 @@ def outline_shard(
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         digest: form the SHA-256 of the file, for which all of it is read.
         storage_options: passed to a remote file system.
+        limits: what the shard may ask for.
 
     Raises:
         UnknownScheme, MissingDependency: shards of this kind cannot be read at all.
@@ -113,7 +116,14 @@ def outline_shard(
     outline = ShardOutline(url)
     gatherer = _Gatherer(outline, key_rule)
     try:
-        scan = scan_shard(url, gatherer.add, digest=digest, end_marker=end_marker, storage_options=storage_options)
+        scan = scan_shard(
+            url,
+            gatherer.add,
+            digest=digest,
+            end_marker=end_marker,
+            storage_options=storage_options,
+            limits=limits,
+        )
     except (MissingDependency, UnknownScheme):
         raise
     except (ShardError, StaleSidecar) as error:

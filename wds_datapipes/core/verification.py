@@ -17,6 +17,7 @@ from wds_datapipes.core.decoding import DecoderChain, decode_samples
 from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.indexfile import index_url, read_index
 from wds_datapipes.core.indexing import check_index
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.manifest import ManifestEntry
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.naming import KeyRule, first_dot
@@ -49,6 +50,7 @@ class Checks:
         key_rule: how the shards are read.
         end_marker: ``"optional"`` accepts shards without an end marker.
         storage_options: passed to remote file systems.
+        limits: what shards and compressed fields may ask for; more is a fault.
     """
 
     decode: bool = False
@@ -59,6 +61,7 @@ class Checks:
     key_rule: KeyRule = first_dot
     end_marker: EndMarker = "required"
     storage_options: Mapping[str, Any] | None = None
+    limits: ReadLimits = DEFAULT_LIMITS
 
 
 @dataclass
@@ -162,6 +165,7 @@ def _verified(url: str, checks: Checks) -> VerifiedShard:
         end_marker=checks.end_marker,
         digest=checks.digest,
         storage_options=checks.storage_options,
+        limits=checks.limits,
     )
     found = VerifiedShard(url, len(outline.samples), sum(len(sample.fields) for sample in outline.samples))
     found.bytes = outline.bytes
@@ -230,6 +234,7 @@ def _check_index(found: VerifiedShard, checks: Checks) -> None:
             found.url,
             depth="bytes" if checks.digest else "headers",
             storage_options=checks.storage_options,
+            limits=checks.limits,
         )
     except (SidecarError, ShardError) as error:
         found.found([ShardFault(redact(found.url), type(error).__name__, "", "", str(error))])
@@ -237,7 +242,7 @@ def _check_index(found: VerifiedShard, checks: Checks) -> None:
 
 def _decode(found: VerifiedShard, checks: Checks) -> None:
     """Decode every field of every sample, for itself."""
-    chain = DecoderChain(["rgb8"], {})
+    chain = DecoderChain(["rgb8"], {}, limits=checks.limits)
     archive, refused, left = redact(found.url), Counter[str](), Counter[str]()
     faults: list[ShardFault] = []
 
@@ -252,7 +257,11 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
         return True
 
     members = load_wds_shards(
-        [found.url], end_marker=checks.end_marker, on_error=known, storage_options=checks.storage_options
+        [found.url],
+        end_marker=checks.end_marker,
+        on_error=known,
+        storage_options=checks.storage_options,
+        limits=checks.limits,
     )
     samples = group_samples(
         members, key_rule=checks.key_rule, on_duplicate="first", on_returning_key="ignore", on_error=known

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.index import ShardIndex
 from wds_datapipes.core.indexbuilder import IndexBuilder
 from wds_datapipes.core.openers import local_path, redact, split_scheme
+from wds_datapipes.core.openers.trust import refuse_commands
 from wds_datapipes.core.optional import require
 from wds_datapipes.core.parallel import Shards, each_shard, listed_shards
 from wds_datapipes.core.plainyaml import plain_yaml
@@ -247,6 +249,7 @@ def read_energon_dataset(
         MissingSidecar: a file cannot be read.
         CorruptSidecar: a file makes no sense.
         MissingDependency: the package that reads YAML is not installed.
+        RefusedURL: it is not of this host, and names a command as a shard.
     """
     place = os.fspath(folder).rstrip("/") + "/"
     yaml = require("yaml", extra="yaml", purpose="read split.yaml")
@@ -258,12 +261,15 @@ def read_energon_dataset(
         name = f"{place}.nv-meta/split.yaml"
         parts = plain_yaml(yaml, read_sidecar(name, storage_options))["split_parts"]
         splits = {split: [url for part in parts.get(split) or () for url in expand_braces(part)] for split in parts}
-        return EnergonDataset(
+        dataset = EnergonDataset(
             {joined(place, url): count for url, count in counts.items()},
             {split: [joined(place, url) for url in urls] for split, urls in splits.items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecar(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
+    for url in {*dataset.counts, *chain.from_iterable(dataset.splits.values())}:
+        refuse_commands(url, name)
+    return dataset
 
 
 def _one(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
