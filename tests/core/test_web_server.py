@@ -283,7 +283,7 @@ def test_a_copy_waits_for_a_server_until_it_is_up(
         if not server.is_running:
             server.start()
 
-    monkeypatch.setattr(Patience.__init__, "__defaults__", (wait,))
+    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: wait(pause_s))
     server.stop()
     url = f"http://127.0.0.1:{server.http}/a.tar"
     assert len(list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards().group_samples())) == len(WANT)

@@ -23,11 +23,12 @@ class Fault:
 
     Attributes:
         at: how many bytes of the body are sent before that.
-        how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, or ``""`` for nothing of these.
+        how: ``"reset"`` the connection, ``"close"`` it, ``"stall"``, ``"held"`` for a reset once the proxy's `released`
+            is set, or ``""`` for nothing of these.
         status: an answer without the body, with this status.
         headers: sent in the place of those of the server; None leaves one out.
-        before: only the first so many requests for a file, counted from the beginning, are as they should be.
         body: sent in the place of that of the server.
+        no_range: the server is asked for all of the file, whatever part was asked for.
     """
 
     at: int = 0
@@ -35,6 +36,7 @@ class Fault:
     status: int = 0
     headers: dict[str, str | None] = field(default_factory=dict)
     body: bytes | None = None
+    no_range: bool = False
 
 
 class FaultProxy(http.server.ThreadingHTTPServer):
@@ -53,6 +55,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.faults: list[Fault | None] = []
         self.asked: list[tuple[str, str | None]] = []
         self.stalled = threading.Event()
+        self.released = threading.Event()
 
     @property
     def port(self) -> int:
@@ -86,7 +89,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         backend = http.client.HTTPConnection(*self.server.backend, timeout=60)
         with contextlib.closing(backend):
             length = int(self.headers.get("Content-Length", 0))
-            backend.request(self.command, self.path, self.rfile.read(length) or None, dict(self.headers.items()))
+            headers = dict(self.headers.items())
+            if fault is not None and fault.no_range:
+                headers.pop("Range", None)
+            backend.request(self.command, self.path, self.rfile.read(length) or None, headers)
             answer = backend.getresponse()
             body = answer.read()
             self._answer(answer, body, fault or Fault())
@@ -112,7 +118,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
         if fault.how == "stall":
             self.server.stalled.wait(60)
-        elif fault.how == "reset":
+            return
+        if fault.how == "held":
+            self.server.released.wait(60)
+        if fault.how != "close":
             # The system sends RST in the place of FIN.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
@@ -131,6 +140,7 @@ def fault_proxy(backend: tuple[str, int]) -> Iterator[FaultProxy]:
         yield proxy
     finally:
         proxy.stalled.set()
+        proxy.released.set()
         proxy.shutdown()
         proxy.server_close()
         thread.join()

@@ -116,6 +116,11 @@ class SteadyStream(io.RawIOBase):
                 self._size, self._version = opened.size, opened.version
             elif opened.version != self._version or self._is_another_size(opened.size):
                 raise self._changed()
+            if opened.start > self._at:
+                raise ReadFailed(
+                    f"Reading {self._name} failed after {self._at} bytes: the store was asked for what is next, "
+                    f"and has sent what begins at byte {opened.start}"
+                )
             _pass_over(opened.file, self._at - opened.start)
         return self._file
 
