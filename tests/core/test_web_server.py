@@ -56,6 +56,10 @@ def pipeline(url: str, **options: Any) -> Any:
     return pipe
 
 
+#: Asked for by the standard library, and by fsspec, which is needed for all but headers and certificates.
+CLIENTS: list[dict[str, Any]] = [{}, {"client_kwargs": {}}]
+
+
 def read(url: str, **options: Any) -> list[tuple[str, bytes]]:
     samples = ShardList(url).load_wds_shards(**options).group_samples()
     return [(sample["__key__"], sample["bin"]) for sample in samples]
@@ -103,20 +107,21 @@ def test_the_password_opens_what_is_closed(server: Nginx) -> None:
         assert read(url, storage_options=options) == WANT
 
 
+@pytest.mark.parametrize("options", CLIENTS, ids=["plain", "fsspec"])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_wrong_password_names_the_shard_and_stops_whatever_the_policy_is(
-    server: Nginx, pauses: list[float], on_error: str
+    server: Nginx, pauses: list[float], on_error: str, options: dict[str, Any]
 ) -> None:
     url = f"http://{USER}:wrong-and-secret@127.0.0.1:{server.http}/closed/a.tar"
     with pytest.raises(
         ShardNotOpened,
         match=rf"http://\*\*\*@127\.0\.0\.1:{server.http}/closed/a\.tar cannot be opened: HTTP status 401",
     ) as found:
-        read(url, on_error=on_error)
+        read(url, on_error=on_error, storage_options=options)
     assert found.value.concerns_all
     assert "secret" not in f"{found.value!r} {found.value.args} {vars(found.value)}"
     with pytest.raises(ShardNotOpened, match="HTTP status 403"):
-        read(f"http://127.0.0.1:{server.http}/forbidden/a.tar", on_error=on_error)
+        read(f"http://127.0.0.1:{server.http}/forbidden/a.tar", on_error=on_error, storage_options=options)
     assert pauses == []
 
 
@@ -137,7 +142,10 @@ def test_another_host_is_not_told_the_password(server: Nginx, how: str) -> None:
     assert second == f"{server.other} 200 GET /a.tar [-] [-]"
 
 
-def test_an_unknown_authority_is_an_error_that_says_what_to_do(server: Nginx, pauses: list[float]) -> None:
+@pytest.mark.parametrize("options", CLIENTS, ids=["plain", "fsspec"])
+def test_an_unknown_authority_is_an_error_that_says_what_to_do(
+    server: Nginx, pauses: list[float], options: dict[str, Any]
+) -> None:
     url = f"https://127.0.0.1:{server.https}/a.tar"
     for on_error in ("raise", "skip"):
         with pytest.raises(
@@ -145,14 +153,15 @@ def test_an_unknown_authority_is_an_error_that_says_what_to_do(server: Nginx, pa
             match=r"a\.tar cannot be opened: no authority that is trusted here vouches for its certificate .*"
             r'storage_options=\{"ca_file": "authority\.pem"\}',
         ) as found:
-            read(url, on_error=on_error)
+            read(url, on_error=on_error, storage_options=options)
         assert found.value.concerns_all
     assert pauses == []
 
 
-def test_an_authority_of_ones_own_is_named_by_its_file(server: Nginx, tmp_path: Path) -> None:
+@pytest.mark.parametrize("client", CLIENTS, ids=["plain", "fsspec"])
+def test_an_authority_of_ones_own_is_named_by_its_file(server: Nginx, tmp_path: Path, client: dict[str, Any]) -> None:
     url = f"https://127.0.0.1:{server.https}/a.tar"
-    options = {"storage_options": {"ca_file": str(server.authority)}}
+    options = {"storage_options": {"ca_file": str(server.authority), **client}}
     assert read(url, **options) == WANT
     # What is loaded in a worker, or from a state of DataLoader2, was pickled.
     again = pickle.loads(pickle.dumps(pipeline(url, **options)))
