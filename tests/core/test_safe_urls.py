@@ -117,6 +117,7 @@ REFUSED = {
     "pipe://touch COMMAND": "a command",
     "file:/etc/hostname": "of the scheme 'file'",
     "FILE:///etc/hostname": "of the scheme 'file'",
+    "file://elsewhere/etc/hostname": "of the scheme 'file'",
     "local:///etc/hostname": "of the scheme 'local'",
     "memory://a.tar": "of the scheme 'memory'",
     "data://text/plain,a": "of the scheme 'data'",

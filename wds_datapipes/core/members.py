@@ -13,6 +13,7 @@ from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.openers import local_path, redact
+from wds_datapipes.core.openers.trust import refuse_unsafe
 from wds_datapipes.core.parts import open_archive, opened_parts, unchanged
 from wds_datapipes.core.policy import ErrorPolicy, OnError
 from wds_datapipes.core.progress import Resume
@@ -72,6 +73,8 @@ def load_wds_shards(
                 f"{type(address).__name__}: {reprlib.repr(address)}"
             )
         path = os.fspath(address)
+        if safe:
+            refuse_unsafe(path)  # whatever the policy is for bad data
         archive = redact(path)
         spans = [WHOLE] if resume is None else resume.spans(number)
         if not spans:
