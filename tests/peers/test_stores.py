@@ -1,0 +1,194 @@
+"""Google's store by its emulator, and Hugging Face's hub by a server that has the paths of its API.
+
+This needs the packages of the dependency group ``stores``; `nox -s "peers(stores)"` has them.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Before their libraries are imported, which read these once: the emulator knows no gRPC, and no file is kept twice.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+os.environ["HF_HUB_DISABLE_XET"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+import fsspec
+import pytest
+
+from wds_datapipes import ShardList, TarWriter, build_indexes, read_index
+from wds_datapipes.core.openers import open_parts, open_url
+from wds_datapipes.core.openers.ranges import open_ranges
+from wds_datapipes.errors import ChangedShard, ShardNotOpened
+from wds_datapipes.testing import build_shard
+
+#: What libraries warn of among themselves.
+pytestmark = pytest.mark.filterwarnings("default")
+
+SAMPLES: list[dict[str, Any]] = [{"__key__": f"{n}", "bin": bytes([n]) * (3 << 20)} for n in range(6)]
+SECRET = "hf_secret123456789"
+
+
+def found(urls: list[str], **options: Any) -> list[tuple[str, bytes]]:
+    samples = ShardList(urls).load_wds_shards(**options).group_samples()
+    return [(sample["__key__"], sample["bin"]) for sample in samples]
+
+
+WANT = [(sample["__key__"], sample["bin"]) for sample in SAMPLES]
+
+
+# Google's store -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def google() -> Iterator[dict[str, Any]]:
+    from gcp_storage_emulator.server import create_server
+
+    server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
+    server.start()
+    port = server._api._httpd.server_port
+    yield {"token": "anon", "endpoint_url": f"http://127.0.0.1:{port}"}
+    server.stop()
+
+
+def test_google_is_written_listed_and_read(google: dict[str, Any], tmp_path: Path) -> None:
+    with TarWriter("gs://bucket/d/0.tar", storage_options=google) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    for pattern in ("gs://bucket/d/*.tar", "gs://bucket/d/"):
+        assert list(ShardList(pattern, storage_options=google)) == ["gs://bucket/d/0.tar"]
+    assert found(["gs://bucket/d/0.tar"], storage_options=google) == WANT
+    copies = ShardList("gs://bucket/d/0.tar").cache_wds_shards(tmp_path).load_wds_shards(storage_options=google)
+    assert len(list(copies)) == len(SAMPLES)
+
+
+def test_google_is_read_in_parts_and_indexed(google: dict[str, Any]) -> None:
+    url = "gs://bucket/i/0.tar"
+    with TarWriter(url, storage_options=google) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    assert [result.samples for result in build_indexes([url], storage_options=google)] == [6]
+    assert not build_indexes([url], storage_options=google)[0].is_new
+    stream = open_ranges(url, storage_options=google)
+    assert stream is not None
+    with stream:
+        stream.seek(read_index(f"{url}.wdsidx", storage_options=google)[4].offset)
+        assert stream.read(5) == b"4.bin"
+    parts = open_parts(url, storage_options=google)
+    assert parts is not None
+    assert parts.part(512, 515).read() == b"\0\0\0"
+    parts.close()
+
+
+def test_google_replaces_no_file_unnoticed(google: dict[str, Any]) -> None:
+    fsspec.filesystem("gs", **google).pipe_file("bucket/r.tar", b"a" * (20 << 20))
+    with open_url("gs://bucket/r.tar", storage_options=google) as stream:
+        assert stream.read(100) == b"a" * 100
+        fsspec.filesystem("gs", **google).pipe_file("bucket/r.tar", b"b" * (20 << 20))
+        with pytest.raises(ChangedShard, match=r"r\.tar was replaced while it was read: after 8388608 bytes"):
+            list(iter(lambda: stream.read(1 << 20), b""))
+
+
+def test_google_has_no_such_file(google: dict[str, Any]) -> None:
+    with pytest.raises(ShardNotOpened, match=r"gs://bucket/none\.tar cannot be opened: there is no such file"):
+        found(["gs://bucket/none.tar"], storage_options=google)
+
+
+# Hugging Face's hub -------------------------------------------------------------------------------------------------
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    folder = Path()
+    blob = "1"
+
+    def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def entry(self, path: Path) -> dict[str, Any]:
+        name = path.relative_to(self.folder).as_posix()
+        if path.is_dir():
+            return {"type": "directory", "oid": "0", "size": 0, "path": name}
+        return {"type": "file", "oid": self.blob, "size": path.stat().st_size, "path": name}
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        is_json = body.startswith(b"{")
+        names = json.loads(body)["paths"] if is_json else urllib.parse.parse_qs(body.decode())["paths"]
+        paths = [self.folder / name for name in ([names] if isinstance(names, str) else names)]
+        self.answer(json.dumps([self.entry(path) for path in paths if path.exists()]).encode())
+
+    def do_GET(self) -> None:
+        path = urllib.parse.urlparse(self.path).path
+        if self.headers["Authorization"] != f"Bearer {SECRET}":
+            self.answer(b'{"error": "refused"}', 401)
+        elif tree := re.match("/api/datasets/me/data/tree/[^/]+/?(.*)", path):
+            folder = self.folder / tree[1]
+            entries = [self.entry(each) for each in sorted(folder.iterdir())] if folder.is_dir() else []
+            self.answer(json.dumps(entries).encode(), 200 if entries else 404, X_Error_Code="EntryNotFound")
+        elif place := re.match("/datasets/me/data/resolve/[^/]+/(.*)", path):
+            data = (self.folder / place[1]).read_bytes()
+            first, last = re.findall(r"\d+", self.headers["Range"])
+            body = data[int(first) : int(last) + 1]
+            self.answer(body, 206, Content_Range=f"bytes {first}-{int(first) + len(body) - 1}/{len(data)}")
+        else:
+            self.answer(json.dumps({"id": "me/data", "sha": "0" * 40}).encode())
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    Hub.folder = tmp_path_factory.mktemp("hub")
+    (Hub.folder / "d").mkdir()
+    build_shard(Hub.folder / "d/0.tar", SAMPLES)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield {"token": SECRET, "endpoint": f"http://127.0.0.1:{server.server_port}"}
+        server.shutdown()
+        thread.join()
+
+
+def test_the_hub_is_listed_and_read(hub: dict[str, Any]) -> None:
+    for pattern in ("hf://datasets/me/data/d/*.tar", "hf://datasets/me/data/d/"):
+        assert list(ShardList(pattern, storage_options=hub)) == ["hf://datasets/me/data/d/0.tar"]
+    assert found(["hf://datasets/me/data/d/0.tar"], storage_options=hub) == WANT
+    parts = open_parts("hf://datasets/me/data/d/0.tar", storage_options=hub)
+    assert parts is not None
+    assert parts.part(512, 515).read() == b"\0\0\0"
+    parts.close()
+
+
+def test_the_hub_replaces_no_file_unnoticed(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_url("hf://datasets/me/data/d/0.tar", storage_options=hub) as stream:
+        assert len(stream.read(100)) == 100
+        monkeypatch.setattr(Hub, "blob", "2")
+        with pytest.raises(ChangedShard, match=r"0\.tar was replaced while it was read: after 8388608 bytes"):
+            list(iter(lambda: stream.read(1 << 20), b""))
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "message"),
+    [("none.tar", SECRET, "there is no such file"), ("0.tar", "hf_wrong123456789", ".*401")],
+)
+def test_the_hub_refuses(hub: dict[str, Any], name: str, token: str, message: str) -> None:
+    options = {**hub, "token": token, "skip_instance_cache": True}
+    with pytest.raises(ShardNotOpened, match=rf"hf://datasets/me/data/d/{name} cannot be opened: {message}") as caught:
+        found([f"hf://datasets/me/data/d/{name}"], storage_options=options, on_error="raise")
+    assert token not in str(caught.value)
