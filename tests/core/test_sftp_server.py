@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import paramiko  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from sftp_server import PASSWORD, USER, SftpServer
 from wires import Cut, Wire, wire
@@ -226,15 +227,19 @@ def test_a_wrong_password_stops_whatever_the_policy_is(server: SftpServer, pause
 def test_only_servers_whose_keys_are_known_are_trusted_if_a_file_has_them(
     server: SftpServer, pauses: list[float], tmp_path: Path
 ) -> None:
-    known = tmp_path / "known_hosts"
-    public = next((server.files.parent / "cache").rglob("id_ed25519.pub")).read_text().split()
-    known.write_text(f"[127.0.0.1]:{server.port} {public[0]} {public[1]}\n")
-    assert read(server.options(known_hosts=str(known))) == WANT
-    others = tmp_path / "others"
-    others.write_text(f"elsewhere.example {public[0]} {public[1]}\n")
-    with pytest.raises(ShardNotOpened, match="it is not the server whose key is known") as found:
-        read(server.options(known_hosts=str(others)), on_error="skip")
-    assert found.value.concerns_all
+    keys = server.files.parent / "cache" / "serve-sftp"
+    place = f"[127.0.0.1]:{server.port}"
+    for kind in ("rsa", "ed25519"):
+        public = " ".join((keys / f"id_{kind}.pub").read_text().split()[:2])
+        (tmp_path / kind).write_text(f"{place} {public}\n")
+        assert read(server.options(known_hosts=str(tmp_path / kind))) == WANT
+    (tmp_path / "elsewhere").write_text(f"elsewhere.example {public}\n")
+    other = paramiko.ECDSAKey.generate()
+    (tmp_path / "other key").write_text(f"{place} {other.get_name()} {other.get_base64()}\n")
+    for name in ("elsewhere", "other key"):
+        with pytest.raises(ShardNotOpened, match="it is not the server whose key is known") as found:
+            read(server.options(known_hosts=str(tmp_path / name)), on_error="skip")
+        assert found.value.concerns_all
     with pytest.raises(ShardNotOpened, match=r"storage_options\['known_hosts'\] has to be a file with keys"):
         read(server.options(known_hosts=str(tmp_path / "none")))
     assert pauses == []

@@ -14,7 +14,7 @@ from wds_datapipes.core.openers.pace import Pace, PacedOrigin
 from wds_datapipes.core.openers.patience import Patience, concerns_all, is_untrusted
 from wds_datapipes.core.openers.redaction import hiding, raise_alone, redact
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
-from wds_datapipes.core.openers.sftp import SftpOrigin, connected, is_sftp, with_host_keys
+from wds_datapipes.core.openers.sftp import SftpOrigin, connected, is_sftp
 from wds_datapipes.core.openers.steady import Origin, SteadyStream
 from wds_datapipes.core.openers.timeouts import TIMEOUT_S, set_timeout, with_timeouts
 from wds_datapipes.core.openers.web import WebOrigin, with_authorities
@@ -145,8 +145,6 @@ def remote_filesystem(
     try:
         if scheme in ("http", "https"):
             options = with_authorities(options)
-        elif is_sftp(scheme):
-            options = with_host_keys(options)
         filesystem, path = patience.patiently(make, f"{hide(url)} cannot be opened")
         set_timeout(scheme, filesystem, timeout_s)
     except ImportError as error:

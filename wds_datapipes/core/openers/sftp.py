@@ -14,7 +14,7 @@ from wds_datapipes.core.openers.pace import Attempt, TooSlow
 from wds_datapipes.core.openers.steady import Opened, Origin, version_of
 from wds_datapipes.errors import ChangedShard
 
-__all__ = ["OriginPart", "OriginParts", "SftpOrigin", "connected", "is_sftp", "with_host_keys"]
+__all__ = ["OriginPart", "OriginParts", "SftpOrigin", "connected", "is_sftp"]
 
 #: Opening takes some answers of the server, each of which may take as long as a byte of the file.
 ANSWERS = 4
@@ -25,40 +25,6 @@ PIECE_BYTES = 32 << 10
 def is_sftp(scheme: str) -> bool:
     """Whether the URLs of a scheme are files on SFTP servers."""
     return scheme in ("sftp", "ssh")
-
-
-def with_host_keys(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return storage options as fsspec takes them: ``known_hosts`` is ours, since fsspec trusts any server.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    options = dict(options)
-    path = options.pop("known_hosts", None)
-    if path is not None:
-        try:
-            options["host_key_policy"] = _known_hosts(os.path.expanduser(os.fspath(path)))  # noqa: PTH111  a text
-        except (OSError, TypeError) as error:
-            raise ValueError(
-                f"storage_options['known_hosts'] has to be a file with keys of servers, as ssh writes it: "
-                f"{type(error).__name__}"
-            ) from error
-    return options
-
-
-@lru_cache(maxsize=16)
-def _known_hosts(path: str) -> Any:
-    """Return the policy that trusts the servers of a file; the same one, as each has connections."""
-    import paramiko  # type: ignore[import-untyped]  # it carries no types
-
-    keys = paramiko.HostKeys(path)
-
-    class KnownHosts(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # the same
-        def missing_host_key(self, _client: Any, hostname: str, key: Any) -> None:
-            if not keys.check(hostname, key):
-                raise paramiko.SSHException(f"Server {hostname!r} not found in known_hosts, or with another key")
-
-    return KnownHosts()
 
 
 def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -88,19 +54,39 @@ def revived(filesystem: Any, *, anew: bool = False) -> Any:
 @lru_cache(maxsize=1)
 def _file_system() -> Any:
     """Return fsspec's class, as one whose connections end."""
-    from fsspec.implementations.sftp import SFTPFileSystem  # type: ignore[import-untyped]  # it carries no types
+    import paramiko  # type: ignore[import-untyped]  # it carries no types
+    from fsspec.implementations.sftp import SFTPFileSystem  # type: ignore[import-untyped]  # the same
 
     class Connection(SFTPFileSystem):  # type: ignore[misc]  # the same
         def _connect(self) -> None:
+            options = dict(self.ssh_kwargs)
+            known_hosts = options.pop("known_hosts", None)
+            self.client = client = paramiko.SSHClient()
+            # By default fsspec trusts any server, and some of its releases can be told otherwise.
+            client.set_missing_host_key_policy(getattr(self, "host_key_policy", None) or paramiko.AutoAddPolicy())
             try:
-                super()._connect()
+                if known_hosts is not None:
+                    _trust(client, known_hosts)
+                    client.set_missing_host_key_policy(paramiko.RejectPolicy())
+                client.connect(self.host, **options)
+                self.ftp = client.open_sftp()
             except BaseException:
-                self.client.close()
+                client.close()
                 raise
             # Or its socket, and the thread that reads it, would be there for good.
-            weakref.finalize(self.client, self.client.get_transport().close)
+            weakref.finalize(client, client.get_transport().close)
 
     return Connection
+
+
+def _trust(client: Any, path: str) -> None:
+    try:
+        client.load_system_host_keys(os.path.expanduser(os.fspath(path)))  # noqa: PTH111  it may be a text
+    except (OSError, TypeError) as error:
+        raise ValueError(
+            f"storage_options['known_hosts'] has to be a file with keys of servers, as ssh writes it: "
+            f"{type(error).__name__}"
+        ) from None
 
 
 class SftpOrigin:
