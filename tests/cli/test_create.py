@@ -8,10 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
+from PIL import Image
 
 from wds_datapipes import read_manifest
 from wds_datapipes.core.members import load_wds_shards
@@ -141,6 +144,110 @@ def test_a_recipe_goes_through_a_pipe(process: Any, pets: dict[str, dict[str, by
     assert contents("a.tar") == {"a": {"jpg": pets["dog/1"]["jpg"], "cls": b"7"}, "b": {"txt": b"b\n"}}
 
 
+def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3_store: Any) -> None:
+    # This server sends the checksum of a whole file with each part of it.
+    options = {**s3_store.options(), "config_kwargs": {"response_checksum_validation": "when_required"}}
+    Path("options.json").write_text(json.dumps(options))
+    given = ["--storage-options", "@options.json"]
+    bucket = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    images = {f"bucket/create/in/{number}.jpg": b"%d" % number * 1000 * number for number in range(1, 6)}
+    rows = "".join(f"in/{number}.jpg,{number}\n" for number in range(1, 5)) + "s3://bucket/create/in/5.jpg,5\n"
+    bucket.pipe({**images, "bucket/create/rows.csv": f"image,cls\n{rows}".encode()})
+    out, table = "s3://bucket/create/out", ["create", "s3://bucket/create/rows.csv", "--file", "image"]
+    target = ["-o", f"{out}/%d.tar", "--maxcount", "2", "--index", "--manifest", f"{out}/all.json"]
+    done = program(*table, *target, "--resume", "--journal", "j", "--workers", "2", *given)
+    assert (done.code, done.err) == (0, "")
+    assert done.lines == [
+        f"{out}/0.tar: 2 samples, 7.17 kB",
+        f"{out}/1.tar: 2 samples, 11.3 kB",
+        f"{out}/2.tar: 1 sample, 7.68 kB",
+        f"Manifest: {out}/all.json",
+    ]
+    done = program("verify", "--digest", "--manifest", f"{out}/all.json", f"{out}/*.tar", *given)
+    assert (done.code, done.out) == (0, "3 shards, 5 samples, 10 files, 26.1 kB, 3 indexed: no fault\n")
+    assert program("ls", f"{out}/2.tar", *given).lines == ["00000004  5001  jpg 5000  cls 1"]
+    assert {number: bucket.cat(f"bucket/create/out/{number}.tar")[512:1512] for number in (0, 1, 2)} == {
+        0: b"1" * 1000,
+        1: b"3" * 1000,
+        2: b"5" * 1000,
+    }
+    assert len(bucket.ls("bucket/create/out")) == 7
+    bucket.pipe("bucket/create/in/4.jpg", b"x" * 4000)  # of the same size
+    assert program(*table, *target, "--resume", "--journal", "j", *given).lines[-1] == "2 of 3 shards held already"
+    bucket.rm("bucket/create/in/4.jpg")
+    done = program(*table, "-o", "a.tar", *given)
+    assert done.err.startswith("Error: The field 'jpg' of row 4 of 's3://bucket/create/rows.csv' cannot be made: s3://")
+    assert "4 samples" in program(*table, "-o", "a.tar", "--skip-bad", *given).lines[0]
+    # What concerns all files is passed over with none.
+    Path("here.csv").write_text(f"image\n{out}/0.tar\n")
+    Path("options.json").write_text(json.dumps({**options, "secret": "wrong" + options["secret"]}))
+    done = program("create", "here.csv", "--file", "image", "-o", "b.tar", "--skip-bad", *given)
+    assert (done.code, Path("b.tar").exists()) == (2, False)
+    assert re.match(r"Error: s3://bucket/create/out/0\.tar cannot be opened: permission denied", done.err)
+    assert options["secret"] not in done.err
+
+
+MODULE = """
+def small(sample):
+    if sample["cls"] == 1 and sample["__key__"].endswith("2"):
+        return None
+    sample["jpg"].thumbnail((16, 16))
+    return [sample, {**sample, "__key__": sample["__key__"] + "-again"}] if sample["cls"] == 2 else sample
+
+def marked(sample):
+    if sample["jpg"] == b"":
+        raise LookupError("nothing in it")
+    return 7 if sample["cls"] == b"1" else {**sample, "txt": "seen"}
+"""
+
+
+def test_a_function_makes_other_samples_of_images(program: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    Path("making.py").write_text(MODULE)
+    expected = {}
+    for label, kind in enumerate(("cat", "dog", "emu")):
+        Path("photos", kind).mkdir(parents=True)
+        for number in range(3):
+            image = Image.linear_gradient("L").resize((64, 16 * (1 + number))).convert("RGB")
+            image.save(f"photos/{kind}/{number}.jpg")
+            with Image.open(f"photos/{kind}/{number}.jpg") as read:
+                read.thumbnail((16, 16))
+                small = BytesIO()
+                read.save(small, "JPEG", quality=50)
+            if (kind, number) != ("dog", 2):
+                expected[f"{kind}/{number}"] = {"jpg": small.getvalue(), "cls": b"%d" % label}
+            if kind == "emu":
+                expected[f"{kind}/{number}-again"] = expected[f"{kind}/{number}"]
+    options = ["-f", "making:small", "-d", "pil", "--encode", "jpg:quality=50", "--maxcount", "5", "--resume"]
+    for workers in ("1", "2"):
+        done = program("create", "photos", "-o", f"{workers}-%d.tar", *options, "--workers", workers)
+        assert (done.code, done.err) == (0, "")
+        assert contents(f"{workers}-0.tar", f"{workers}-1.tar") == expected
+        assert Path(f"{workers}-0.tar").read_bytes() == Path("1-0.tar").read_bytes()
+    assert program("create", "photos", "-o", "1-%d.tar", *options).lines[-1] == "2 of 2 shards held already"
+    options[5] = "jpg:quality=60"
+    assert "held already" not in program("create", "photos", "-o", "1-%d.tar", *options).out
+    assert {len(fields["jpg"]) for fields in contents("1-0.tar").values()} != {
+        len(fields["jpg"]) for fields in contents("2-0.tar").values()
+    }
+
+
+def test_a_sample_whose_function_fails_is_told_and_passed_over_on_request(
+    program: Any, pets: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    Path("making2.py").write_text(MODULE)
+    arguments = ["create", "pets", "-o", "a.tar", "-f", "making2:marked"]
+    done = program(*arguments)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "Error: pets/cat/0.jpg cannot be made anew by marked: LookupError: nothing in it\n"
+    assert not Path("a.tar").exists()
+    done = program(*arguments, "--skip-bad")
+    assert done.err.count("Passed over:") == 5
+    assert "pets/dog/3.jpg cannot be made anew by marked: TypeError: it returns a sample, samples or None" in done.err
+    assert contents("a.tar") == {key: {**pets[key], "txt": b"seen"} for key in ("cat/1", "cat/2")}
+
+
 def test_what_cannot_be_written_is_told_first_and_passed_over_on_request(
     program: Any, pets: dict[str, dict[str, bytes]]
 ) -> None:
@@ -218,6 +325,12 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
         ("pets -o a.tar --rekey {shard}", "would be the same"),
         ("pets -o a.tar --maxsize much", "--maxsize is a number of bytes"),
         ("pets -o pipe:cat>%d.tar --resume", "Name a local file for the journal"),
+        ("pets -o a.tar -d pil", "--decode and --encode go with --function"),
+        ("pets -o a.tar -f os:getcwd --encode jpg", "--encode is EXT:OPTION=VALUE, as in jpg:quality=90, not 'jpg'"),
+        ("pets -o a.tar -f os:getcwd --encode txt:a=1", "--encode: options are for images"),
+        ("pets -o a.tar -f os:getcwd -d no", "--decode: no decoder is called 'no'"),
+        ("s3://bucket/pets --from images -o a.tar", "'s3://bucket/pets' is no folder of this host"),
+        ("s3://bucket/pets -o a.tar", "What 's3://bucket/pets' is, its name does not tell"),
         ("rows.csv -o a.tar --key no", "has no column 'no'"),
         ("rows.csv -o a.tar --file =x", "--file is FIELD=COLUMN, or a COLUMN"),
         ("rows.csv -o a.tar --field *", "--field is FIELD=COLUMN, or a COLUMN"),

@@ -236,7 +236,7 @@ def test_a_bad_file_that_is_passed_over_changes_no_other_shard(files: Path, work
         ("a.txt loop", r"loop'.* is a link to nothing, or to itself: Too many levels"),
         ("a.txt nothing", r"nothing'.* is a link to nothing, or to itself: No such file"),
         ("a.txt pipe:echo gone >&2; exit 3", r"field 'txt' of the sample 'a'.*status 3"),
-        ("a.txt http://localhost/a.txt", r"may be a path, file:PATH, text:STRING or pipe:COMMAND"),
+        ("a.txt memory://no.txt", r"field 'txt' of the sample 'a' of .* memory://no\.txt cannot be opened"),
         ("a\x1b.txt text:1", r"key 'a\\x1b' of .* has a control character"),
         ("__a__/b.txt text:1", r"The key '__a__/b' cannot be written: its files would belong to no sample"),
         ("a.__b text:1", r"The sample 'a' has no field to write"),

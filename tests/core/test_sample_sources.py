@@ -12,16 +12,18 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import fsspec  # type: ignore[import-untyped]  # it carries no types
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.core.drafts import CommandPart, FilePart, Source
+from wds_datapipes.core.drafts import CommandPart, FilePart, Source, UrlPart, measure, read_draft
 from wds_datapipes.core.naming import first_dot
 from wds_datapipes.core.sources.imagenet import find_imagenet
 from wds_datapipes.core.sources.images import find_images
+from wds_datapipes.core.sources.places import Places
 from wds_datapipes.core.sources.recipe import Recipe
 from wds_datapipes.core.sources.table import Table
 from wds_datapipes.errors import BadSource, EncodeError
@@ -359,7 +361,10 @@ def test_files_may_stand_in_parquet_as_datasets_writes_them() -> None:
         ({"image": ""}, r"row 2 .* has nothing in its column 'image'"),
         ({}, r"row 2 .* has nothing in its column 'image'"),
         ({"image": 3}, r"row 2 .* has the int 3 in its column 'image', and not the name of a file"),
-        ({"image": "https://host/a.jpg"}, r"row 2 .* only local files are read"),
+        ({"image": "pipe:cat a.jpg"}, r"row 2 .* in its column 'image' has 'pipe:cat a\.jpg', which is a command"),
+        ({"image": "-"}, r"row 2 .* has '-', which is a command"),
+        ({"image": "file://host/a.jpg"}, r"row 2 .*: file://host/a\.jpg names a file on the host 'host'"),
+        ({"image": "https://me:secret@host/a"}, r"row 2 .* has the file 'https://\*\*\*@host/a' .* has no ending"),
         ({"image": "a"}, r"row 2 .* has the file 'a' .* whose name has no ending"),
         ({"image": "a.jpg", "id": None}, r"row 2 .* in its column 'id'\. A key is text or a number"),
         ({"image": "a.jpg", "id": True}, r"A key is text or a number"),
@@ -429,7 +434,97 @@ def test_wrong_arguments_of_a_table(arguments: dict[str, Any], message: str) -> 
         Table("no.csv")
 
 
+# Files that are not of this host
+
+
+@pytest.mark.parametrize(
+    ("origin", "root", "name", "place"),
+    [
+        ("t.csv", None, "a.jpg", "a.jpg"),
+        ("in/t.csv", None, "../a.jpg", "in/../a.jpg"),
+        ("in/t.csv", "", "/a.jpg", "/a.jpg"),
+        ("in/t.csv", "s3://bucket/in", "a.jpg", "s3://bucket/in/a.jpg"),
+        ("in/t.csv", "s3://bucket/in/", "/a.jpg", "/a.jpg"),
+        ("in/t.csv", "s3://bucket/in", "file:a%20b.jpg", "a b.jpg"),
+        ("in/t.csv", None, "memory://a.jpg", "memory://a.jpg"),
+        ("in/t.csv", None, "simplecache::memory://a.jpg", "in/simplecache::memory://a.jpg"),
+        ("-", None, "a.jpg", "a.jpg"),
+        ("pipe:cat t.csv", None, "/a.jpg", "/a.jpg"),
+        ("https://host/in/t.csv?part=/1", None, "a.jpg", "https://host/in/a.jpg"),
+        ("memory://in/t.csv", None, "memory://a.jpg", "memory://a.jpg"),
+        ("memory://in/t.csv", None, "s3://bucket/a.jpg", "s3://bucket/a.jpg"),
+        ("memory://in/t.csv", "here", "a/b.jpg", "here/a/b.jpg"),
+    ],
+)
+def test_names_begin_at_the_table_or_where_it_is_said(origin: str, root: str | None, name: str, place: str) -> None:
+    part = Places(origin, root, {"anon": True}).part(name, "row 1")
+    assert part == (UrlPart(place, {"anon": True}) if "://" in place and place[:3] != "in/" else FilePart(place))
+    assert "anon" not in repr(part)  # where a secret may stand
+
+
+@pytest.mark.parametrize(
+    ("root", "name", "message"),
+    [
+        (None, "/etc/passwd", "a file of this host, and a table or recipe from elsewhere cannot name it"),
+        (None, "file:///etc/passwd", "a file of this host"),
+        ("here", "/etc/passwd", "a file of this host"),
+        ("here", "a/../../b", "a file of this host"),
+        ("here", "file:a.jpg", "a file of this host"),
+        (None, "local:///etc/passwd", "neither in the store of .* nor a file on a network"),
+        (None, "https://host/a::file:///etc/passwd", "neither in the store of"),
+        (None, "a::file:///etc/passwd", "a chain of file systems"),
+        (None, "pipe:cat /etc/passwd", "a command, and not a file"),
+    ],
+)
+def test_a_table_from_elsewhere_names_no_file_of_this_host(root: str | None, name: str, message: str) -> None:
+    places = Places("https://host/t.csv", root, None)
+    with pytest.raises(BadSource, match=f"row 1 has .*{message}"):
+        places.part(name, "row 1")
+
+
+@pytest.fixture
+def store() -> Any:
+    """The file system in memory, as fsspec has one for the whole process."""
+    filesystem = fsspec.filesystem("memory")
+    yield filesystem
+    filesystem.store.clear()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_table_and_its_files_may_be_in_a_store(store: Any, kind: str) -> None:
+    rows = [{"image": "cat/1.jpg", "cls": 1}, {"image": "memory://2.jpg", "cls": 2}, {"image": "no.jpg", "cls": 3}]
+    store.pipe({f"/in/t.{kind}": Path(write_table(kind, rows)).read_bytes(), "/in/cat/1.jpg": b"one", "/2.jpg": b"two"})
+    source = Table(f"memory://in/t.{kind}", files=[("", "image")])
+    drafts = [source.draft(number) for number in range(3)]
+    source.close()
+    assert [measure(draft).sizes for draft in drafts[:2]] == [[3, 1], [3, 1]]
+    assert [read_draft(draft)["jpg"] for draft in drafts[:2]] == [b"one", b"two"]
+    told = r"The field 'jpg' of row 3 of 'memory://in/t\..*' cannot be made: memory://in/no\.jpg cannot be opened"
+    for ask in (measure, read_draft):
+        with pytest.raises(BadSource, match=told):
+            ask(drafts[2])
+    stamp = measure(drafts[0]).stamp
+    store.pipe("/in/cat/1.jpg", b"other")
+    assert measure(drafts[0]).stamp != stamp
+    with pytest.raises(BadSource, match=r"memory://no\.csv cannot be opened"):
+        Table("memory://no.csv")
+
+
 # Recipes
+
+
+def test_a_recipe_in_a_store_names_what_is_there_and_runs_nothing(store: Any) -> None:
+    store.pipe("/in/recipe", b"a.jpg 1.jpg\na.cls text:3\nb.txt pipe:touch ran\nc.txt /etc/passwd\n")
+    source = Recipe("memory://in/recipe")
+    assert source.draft(0).parts == {"jpg": UrlPart("memory://in/1.jpg"), "cls": b"3"}
+    with pytest.raises(BadSource, match=r"'memory://in/recipe' is not of this host, and has the command 'touch ran'"):
+        source.draft(1)
+    with pytest.raises(BadSource, match=r"'/etc/passwd', which is a file of this host"):
+        source.draft(2)
+    source.close()
+    source = Recipe("pipe:echo a.txt pipe:echo a")
+    assert source.draft(0).parts == {"txt": CommandPart("echo a")}
+    source.close()
 
 
 def test_the_forms_of_a_recipe() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, SkipBad, WithIndex, report
+from wds_datapipes.cli.functions import decoders_of, encoders_of, function_named
 from wds_datapipes.cli.gathering import Kind, Material, MissingWord, class_list_place, open_source, write_class_list
 from wds_datapipes.cli.meter import Meter
 from wds_datapipes.cli.options import (
@@ -37,13 +38,17 @@ __all__ = ["create"]
 
 #: The headings of options.
 TAKEN, WRITTEN = {"rich_help_panel": "What is taken"}, {"rich_help_panel": "What is written"}
+MADE = {"rich_help_panel": "What is made of it"}
 FOLDERS = {"rich_help_panel": "Of folders of images"}
 TABLES = {"rich_help_panel": "Of tables"}
 
 
 def create(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A folder of images, a table or a recipe.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A folder of images, or a table or a recipe or its URL.", show_default=False
+        ),
     ],
     output: Annotated[
         str,
@@ -81,14 +86,11 @@ def create(
         str, typer.Option(metavar="FIELD", help="A field for the name of the class, such as txt.", **FOLDERS)
     ] = "",
     classes_from: Annotated[
-        Path | None,
+        str,
         typer.Option(
-            metavar="FILE",
-            help="Number classes as this list does, which was written for another part.",
-            show_default=False,
-            **FOLDERS,
+            metavar="FILE", help="Number classes as this list does, which was written for another part.", **FOLDERS
         ),
-    ] = None,
+    ] = "",
     split: Annotated[
         str, typer.Option(metavar="NAME", help="The part of ImageNet: train if it is not told, or val.", **FOLDERS)
     ] = "",
@@ -113,12 +115,38 @@ def create(
         MissingWord, typer.Option(help="What becomes of a row without a value.", **TABLES)
     ] = MissingWord.fault,
     root: Annotated[
-        Path | None,
+        str,
         typer.Option(
-            metavar="DIR",
-            help="Where names of files begin: at the table by default, and for a recipe here.",
+            metavar="DIR", help="Where paths begin, or a URL: at the table by default, and for a recipe here.", **TABLES
+        ),
+    ] = "",
+    function: Annotated[
+        str,
+        typer.Option(
+            "--function",
+            "-f",
+            metavar="MODULE:FUNCTION",
+            help="A function of a sample that returns a sample, None or several samples.",
             show_default=False,
-            **TABLES,
+            **MADE,
+        ),
+    ] = "",
+    decode: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--decode",
+            "-d",
+            metavar="WORD",
+            help="Decode fields before: basic, or with images too: pil, rgb8, torch ...; repeat it.",
+            **MADE,
+        ),
+    ] = None,
+    encode: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="EXT:OPTION=VALUE",
+            help="How images that it returns are encoded, such as jpg:quality=90; repeat it.",
+            **MADE,
         ),
     ] = None,
     maxcount: MaxCount = 100_000,
@@ -146,12 +174,18 @@ def create(
 ) -> None:
     """Write shards of the files in a folder, or of those that a table or a recipe names.
 
-    Bytes are copied as they are. In a folder, each folder in it is a class, with the number cls; the names of classes
-    go into classes.json beside the shards. The same files give the same shards, by any number of workers.
+    Bytes are copied as they are, unless --function makes other samples of them; values that it returns are encoded by
+    the names of their fields. In a folder, each folder in it is a class, with the number cls; the names of classes go
+    into classes.json beside the shards. The same files give the same shards, by any number of workers.
     """
     options, rule = options_of(storage_options), key_rule_of(key_rule)
     if output == "-" and (as_json or sys.stdout.isatty()):
         raise WrongUse("The archive goes to standard output, and nothing else can. Name a file with --output")
+    if not function and (decode is not None or encode is not None):
+        raise WrongUse("--decode and --encode go with --function: without one, all files are copied as they are")
+    making: dict[str, Any] = {"function": function_named(function), "decode": decoders_of(decode)} if function else {}
+    if encode:
+        making["encoder"] = encoders_of(encode)
     material = Material(
         no_classes=no_classes,
         all_files=all_files,
@@ -175,7 +209,10 @@ def create(
         return True
 
     size = parse_bytes(maxsize, "--maxsize")
-    with closing(open_source(source, kind, material, rule, passes)) as opened, Shown(len(opened), output) as shown:
+    with (
+        closing(open_source(source, kind, material, rule, passes, options)) as opened,
+        Shown(len(opened), output) as shown,
+    ):
         place = class_list_place(output, opened, class_list)
         if kind is Kind.imagenet:
             rekey = rekey or "{number:07d}"
@@ -185,6 +222,7 @@ def create(
                 output,
                 maxcount=maxcount,
                 maxsize=size,
+                **making,
                 rekey=rekey,
                 seed=seed if shuffle else None,
                 key_rule=rule,

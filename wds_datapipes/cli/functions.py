@@ -1,16 +1,25 @@
-"""A function of the user's own, by its name."""
+"""A function of the user's own, by its name, and options of what encodes its values."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from wds_datapipes.cli.program import WrongUse
+from wds_datapipes.core.decoding import DecoderChain
+from wds_datapipes.core.encoding import EncoderChain
 
-__all__ = ["function_named"]
+__all__ = ["decoders_of", "encoders_of", "function_named"]
+
+#: The word for the decoders of the basic table alone.
+BASIC = "basic"
+#: How an image is to be encoded: ``jpg:quality=90,optimize=true``.
+ENCODING = re.compile(r"([\w.]+):(\w+=[^,]+(?:,\w+=[^,]+)*)")
 
 
 def function_named(reference: str) -> Callable[..., Any]:
@@ -48,3 +57,49 @@ def function_named(reference: str) -> Callable[..., Any]:
         raise WrongUse(f"{reference!r} is no function, but {type(found).__name__}")
     function: Callable[..., Any] = found
     return function
+
+
+def decoders_of(words: list[str] | None) -> list[str] | None:
+    """Return the words for decoders of what a function gets, none of which is for the basic table alone.
+
+    Raises:
+        WrongUse: there is no such decoder.
+    """
+    if words is None:
+        return None
+    chosen = [word for word in words if word != BASIC]
+    try:
+        DecoderChain(chosen, {})
+    except ValueError as error:
+        raise WrongUse(f"--decode: {error}") from None
+    return chosen
+
+
+def encoders_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return options of image formats by the extensions of fields.
+
+    >>> encoders_of(["jpg:quality=90,optimize=true", "webp:method=6"])
+    {'jpg': {'quality': 90, 'optimize': True}, 'webp': {'method': 6}}
+
+    Raises:
+        WrongUse: a text tells no options, or they are not those of an image format.
+    """
+    encoders = {}
+    for text in texts:
+        match = ENCODING.fullmatch(text)
+        if match is None:
+            raise WrongUse(f"--encode is EXT:OPTION=VALUE, as in jpg:quality=90, not {text!r}")
+        pairs = (pair.partition("=")[::2] for pair in match[2].split(","))
+        encoders[match[1]] = {name: _value(value) for name, value in pairs}
+    try:
+        EncoderChain(encoders)
+    except (TypeError, ValueError) as error:
+        raise WrongUse(f"--encode: {error}") from None
+    return encoders
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,11 +14,12 @@ from wds_datapipes.cli.program import WrongUse
 from wds_datapipes.core.drafts import Source
 from wds_datapipes.core.naming import KeyRule
 from wds_datapipes.core.numbering import NUMBER
-from wds_datapipes.core.openers import split_scheme
-from wds_datapipes.core.sidecars import write_sidecar
+from wds_datapipes.core.openers import local_path, redact, split_scheme
+from wds_datapipes.core.sidecars import read_sidecar, write_sidecar
 from wds_datapipes.core.sources.imagenet import find_imagenet
 from wds_datapipes.core.sources.images import IMAGE_ENDINGS, Faults, ImageFiles, find_images
 from wds_datapipes.core.sources.recipe import Recipe
+from wds_datapipes.core.sources.rows import ending_of
 from wds_datapipes.core.sources.table import Table
 
 __all__ = ["Kind", "Material", "MissingWord", "class_list_place", "open_source", "write_class_list"]
@@ -51,14 +53,14 @@ class Material:
     all_files: bool
     ending: list[str]
     class_name: str
-    classes_from: Path | None
+    classes_from: str
     split: str
     labels: Path | None
     file: list[str]
     field: list[str]
     key: str
     missing: MissingWord
-    root: Path | None
+    root: str
 
 
 #: The options, and the kinds that they go with.
@@ -78,51 +80,71 @@ GOES_WITH = {
 }
 
 
-def open_source(source: Path, kind: Kind | None, material: Material, rule: KeyRule, on_fault: Faults) -> Source:
+def open_source(
+    source: str,
+    kind: Kind | None,
+    material: Material,
+    rule: KeyRule,
+    on_fault: Faults,
+    storage_options: Mapping[str, Any] | None,
+) -> Source:
     """Open a source, as which its name tells if nothing else is said.
 
     Raises:
         WrongUse: it is nothing of these, or an option does not go with it.
     """
-    if not source.exists():
-        raise WrongUse(f"There is no file or folder {str(source)!r}")
+    path = local_path(source)
+    if path is not None and not Path(path).exists():
+        raise WrongUse(f"There is no file or folder {source!r}")
     kind = _kind_of(source) if kind is None else kind
     for name, kinds in GOES_WITH.items():
         if getattr(material, name) not in (False, [], "", None, MissingWord.fault) and kind not in kinds:
             told = " and ".join(f"--from {each}" for each in sorted(each.value for each in kinds))
             raise WrongUse(f"--{name.replace('_', '-')} goes with {told}, and this is --from {kind.value}")
-    if kind in (Kind.images, Kind.imagenet) and not source.is_dir():
-        raise WrongUse(f"{str(source)!r} is no folder, as --from {kind.value} takes one")
+    if kind in (Kind.images, Kind.imagenet) and not (path is not None and Path(path).is_dir()):
+        raise WrongUse(
+            f"{redact(source)!r} is no folder of this host, as --from {kind.value} takes one. A table may name files "
+            f"in a store"
+        )
     try:
-        return _opened(source, kind, material, rule, on_fault)
+        return _opened(source if path is None else path, kind, material, rule, on_fault, storage_options)
     except ValueError as error:
         if type(error) is not ValueError:  # one of this package, with a text of its own
             raise
         raise WrongUse(str(error)) from None
 
 
-def _kind_of(source: Path) -> Kind:
-    if source.is_dir():
+def _kind_of(source: str) -> Kind:
+    path = local_path(source)
+    if path is not None and Path(path).is_dir():
         return Kind.images
-    if source.suffix.lower() in TABLES:
+    if ending_of(source) in TABLES:
         return Kind.table
     raise WrongUse(
-        f"What {str(source)!r} is, its name does not tell: {', '.join(TABLES)} are tables. For a recipe of tarp, use "
-        f"--from recipe"
+        f"What {redact(source)!r} is, its name does not tell: {', '.join(TABLES)} are tables. For a recipe of tarp, "
+        f"use --from recipe"
     )
 
 
-def _opened(source: Path, kind: Kind, material: Material, rule: KeyRule, on_fault: Faults) -> Source:
+def _opened(
+    source: str,
+    kind: Kind,
+    material: Material,
+    rule: KeyRule,
+    on_fault: Faults,
+    storage_options: Mapping[str, Any] | None,
+) -> Source:
     if kind is Kind.recipe:
-        return Recipe(source, root=material.root or "", key_rule=rule)
+        return Recipe(source, root=material.root, key_rule=rule, storage_options=storage_options)
     if kind is Kind.table:
         return Table(
             source,
             files=[_pair(each, "--file", "") for each in material.file],
             values=[_pair(each, "--field", None) for each in material.field] or None,
             key=material.key,
-            root=material.root,
+            root=material.root or None,
             missing=material.missing.value,
+            storage_options=storage_options,
         )
     if kind is Kind.imagenet:
         split = material.split or "train"
@@ -137,18 +159,20 @@ def _opened(source: Path, kind: Kind, material: Material, rule: KeyRule, on_faul
         name_field=material.class_name,
         on_fault=on_fault,
     )
-    return found if material.classes_from is None else found.numbered_by(_read_class_list(material.classes_from))
+    if not material.classes_from:
+        return found
+    return found.numbered_by(_read_class_list(material.classes_from, storage_options))
 
 
-def _read_class_list(path: Path) -> list[str]:
+def _read_class_list(place: str, storage_options: Mapping[str, Any] | None) -> list[str]:
     """Read the names of classes that `write_class_list` has written."""
     try:
-        names = json.loads(path.read_bytes())["classes"]
+        names = json.loads(read_sidecar(place, storage_options))["classes"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise TypeError("its classes are no list of names")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WrongUse(
-            f"--classes-from is a list of classes, as create writes it, and {str(path)!r} is none: {error}"
+            f"--classes-from is a list of classes, as create writes it, and {redact(place)!r} is none: {error}"
         ) from None
     return names
 

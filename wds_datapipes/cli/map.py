@@ -15,7 +15,7 @@ import typer
 
 from wds_datapipes.cli.conversionreport import facts_of, report
 from wds_datapipes.cli.copying import Compression
-from wds_datapipes.cli.functions import function_named
+from wds_datapipes.cli.functions import decoders_of, function_named
 from wds_datapipes.cli.meter import Meter
 from wds_datapipes.cli.options import (
     AsJson,
@@ -32,7 +32,6 @@ from wds_datapipes.cli.options import (
 from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line
 from wds_datapipes.core.cluster import connected, send_module
 from wds_datapipes.core.conversion import ConvertedShard, convert_shards
-from wds_datapipes.core.decoding import DecoderChain
 from wds_datapipes.core.errornotes import DaskNotes, ErrorNotes
 from wds_datapipes.core.samplecommand import SampleCommand
 from wds_datapipes.errors import ConversionFailed, StateError
@@ -42,8 +41,6 @@ __all__ = ["map"]
 #: The headings of options.
 WHAT, WHO = {"rich_help_panel": "What is done"}, {"rich_help_panel": "Who works"}
 WRITTEN = {"rich_help_panel": "What is written"}
-#: The word for the decoders of the basic table alone.
-BASIC = "basic"
 
 
 class Workplace(str, Enum):
@@ -248,18 +245,6 @@ def what_to_do(
         return SampleCommand(command or many, several=bool(many), timeout_s=timeout)
     except ValueError as error:
         raise WrongUse(str(error)) from None
-
-
-def decoders_of(words: list[str] | None) -> list[str] | None:
-    """Return the words for `convert_shards`, none of which is for the basic table alone."""
-    if words is None:
-        return None
-    chosen = [word for word in words if word != BASIC]
-    try:
-        DecoderChain(chosen, {})
-    except ValueError as error:
-        raise WrongUse(f"--decode: {error}") from None
-    return chosen
 
 
 @contextmanager

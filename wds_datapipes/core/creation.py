@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import mmap
 import os
-from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from wds_datapipes.core.drafts import Source, read_draft
+from wds_datapipes.core.decoding import Decoder
+from wds_datapipes.core.drafts import Source
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.numbering import NUMBER, check_pattern, journal_path
-from wds_datapipes.core.openers import local_path, redact
-from wds_datapipes.core.planning import Plan, check_new_key, draft_of, make_plan
+from wds_datapipes.core.openers import local_path
+from wds_datapipes.core.parallel import completed
+from wds_datapipes.core.planning import check_new_key, make_plan
 from wds_datapipes.core.policy import ErrorPolicy, OnError, check_on_error
+from wds_datapipes.core.remaking import SampleMaker
 from wds_datapipes.core.shardjournal import FinishedShard, ShardJournal
+from wds_datapipes.core.shardmaker import ShardMaker
 from wds_datapipes.core.targets import size_of
 from wds_datapipes.core.tarwriter import TarWriter
-from wds_datapipes.core.types import ShardInfo
-from wds_datapipes.core.workforce import ForkedProcesses, ThisProcess, Workforce, ending_later, failure_of
-from wds_datapipes.errors import BadSource, EmptySource, EncodeError, UnwritableSample, WorkerDied
+from wds_datapipes.core.types import Sample, ShardInfo
+from wds_datapipes.core.workforce import ForkedProcesses, ThisProcess, Workforce, failure_of
+from wds_datapipes.errors import EmptySource, WorkerDied
 
 __all__ = ["CreatedShard", "Watcher", "create_shards"]
-
-#: How often the counts of processes are looked at, in seconds.
-LOOK_S = 0.1
-#: What is counted of each shard: samples and bytes.
-COUNTS = 2
 
 
 class CreatedShard(NamedTuple):
@@ -61,6 +56,8 @@ def create_shards(
     *,
     maxcount: int = 100_000,
     maxsize: float = 3e9,
+    function: Callable[[Sample], Sample | Iterable[Sample] | None] | None = None,
+    decode: Sequence[Decoder] | None = None,
     rekey: str = "",
     seed: int | None = None,
     key_rule: KeyRule = first_dot,
@@ -83,7 +80,12 @@ def create_shards(
             Local folders are made.
         maxcount: how many samples a shard has at the most.
         maxsize: how many bytes, before it is compressed, with all headers; a single sample may be larger. What commands
-            will print is not known before, and counts as nothing.
+            will print is not known before, and counts as nothing; of what a function makes anew, the files count that
+            it is made of.
+        function: gets each sample before it is written, and returns a sample, ``None`` to drop it, or several samples.
+            Values are encoded by the names of their fields. Without it, all files are written as they are.
+        decode: decode the fields before, as ``wds_decode`` does with these words and functions; ``[]`` for none but
+            the basic ones. Without it, the function gets bytes.
         rekey: a pattern for new keys, of ``{number}``, which counts the samples of the source, ``{key}`` and
             ``{name}``, the last part of the key.
         seed: shuffle the samples; another seed gives another order.
@@ -95,14 +97,14 @@ def create_shards(
             now.
         journal: the path of the journal, a local file, which has to be told for shards that are not local.
         watcher: is told how the work goes on.
-        options: those of `TarWriter`: ``compress``, ``index``, ``digest`` and ``storage_options``.
+        options: those of `TarWriter`: ``compress``, ``encoder``, ``index``, ``digest`` and ``storage_options``.
 
     Returns:
         All shards in their order.
 
     Raises:
         EmptySource: there is no sample.
-        BadSource: what a sample is to be made of cannot be read.
+        BadSource: what a sample is to be made of cannot be read, or its function fails.
         UnwritableSample: a sample would be read back as another.
         ShardNotWritten: a shard cannot be written.
         WorkerDied: a process has ended without a result.
@@ -130,7 +132,10 @@ def create_shards(
         workers = 0  # one archive may be this process's standard output
     if workers < 0:
         raise ValueError(f"max_workers is a number from 0, not {workers}")
-    writing = {"encoder": False, "key_rule": key_rule, **options}
+    if decode is not None and function is None:
+        raise ValueError("decode is for a function, which gets the values. Without one, files are written as they are")
+    make = None if function is None else SampleMaker(function, decode)
+    writing = {"encoder": make is not None, "key_rule": key_rule, **options}
     TarWriter(io.BytesIO(), **{**writing, "index": False}).discard()  # refuses options before all files are looked at
     policy = ErrorPolicy(on_error, "create_shards")
     looked = None if watcher is None else watcher.looked
@@ -151,10 +156,10 @@ def create_shards(
     places = [text if is_one else text % number for number in range(len(plan.ends))]
     for folder in {Path(local).parent for place in places if (local := local_path(place)) is not None}:
         folder.mkdir(parents=True, exist_ok=True)
-    work = _ShardMaker(source, plan, places, rekey, writing, on_error)
+    work = ShardMaker(source, plan, places, rekey, make, writing, on_error)
     book = ShardJournal(journal_path(text, journal, 0, 1), {"of": "create_shards"}) if resume or journal else None
     try:
-        made_of = {number: _fingerprint(plan, number, work.writing, rekey) for number in range(len(places)) if book}
+        made_of = {number: work.made_of(number) for number in range(len(places)) if book}
         results = {} if book is None else _kept(book, places, made_of, options.get("storage_options"))
         if watcher is not None:
             watcher.planned(len(places), len(plan.order))
@@ -176,73 +181,8 @@ def create_shards(
     return [results[number] for number in sorted(results)]
 
 
-class _ShardMaker:
-    """Writes any shard of a plan, in this process or one that is forked from it; counts are common to all."""
-
-    def __init__(
-        self,
-        source: Source,
-        plan: Plan,
-        places: list[str],
-        rekey: str,
-        writing: Mapping[str, Any],
-        on_error: OnError,
-    ) -> None:
-        self._source, self._plan, self._places, self._rekey = source, plan, places, rekey
-        self.writing, self._raises = writing, on_error == "raise"
-        self._memory = mmap.mmap(-1, 8 * COUNTS * len(places))
-        self._counts = memoryview(self._memory).cast("Q")
-        self.on_sample: Callable[[], object] | None = None
-
-    def __call__(self, number: int) -> tuple[ShardInfo, list[Exception]]:
-        """Write a shard, and return what it is, and what it lacks."""
-        refused: list[Exception] = []
-        with ending_later():
-            shard = TarWriter(self._places[number], **self.writing)
-        with shard:
-            for at in self._plan.shard(number):
-                try:
-                    size = self._write(shard, at)
-                except (BadSource, UnwritableSample, EncodeError) as error:
-                    if self._raises:
-                        raise
-                    refused.append(error)
-                    continue
-                self._counts[COUNTS * number] += 1
-                self._counts[COUNTS * number + 1] += size
-                if self.on_sample is not None:
-                    self.on_sample()
-        assert shard.info is not None  # noqa: S101  it was closed without an error
-        return shard.info, refused
-
-    def place(self, number: int) -> str:
-        """Return how messages call a shard."""
-        return redact(self._places[number])
-
-    def counts(self) -> tuple[int, int]:
-        """Return how many samples and bytes were written by now, by all processes."""
-        return sum(self._counts[::COUNTS]), sum(self._counts[1::COUNTS])
-
-    def close(self) -> None:
-        """Give the counts back."""
-        self._counts.release()
-        self._memory.close()
-
-    def _write(self, shard: TarWriter, at: int) -> int:
-        draft = draft_of(self._source, at, self._rekey)
-        sample = read_draft(draft)
-        size = sum(len(sample[field]) for field in draft.parts)
-        planned = self._plan.payloads[at]
-        if planned not in (-1, size):
-            raise BadSource(
-                f"{draft.origin} has changed since it was looked at: its fields had {planned} bytes, and now have "
-                f"{size}. Wait until nothing writes to these files, and begin anew"
-            )
-        return shard.append(shard.pack(sample))
-
-
 def _written(
-    work: _ShardMaker, numbers: list[int], workers: int, book: ShardJournal | None, watcher: Watcher | None
+    work: ShardMaker, numbers: list[int], workers: int, book: ShardJournal | None, watcher: Watcher | None
 ) -> Generator[tuple[int, tuple[ShardInfo, list[Exception]]], None, None]:
     """Let shards be written, and yield each as it is done; with the first error all others are given up."""
     told = work.counts()
@@ -260,26 +200,16 @@ def _written(
         workforce = ForkedProcesses(work, max(1, min(workers, len(numbers))), private)
     elif watcher is not None:
         work.on_sample = look
-    waiting = deque(numbers)
-    running: dict[Future[tuple[ShardInfo, list[Exception]]], int] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < workforce.at_once:
-                number = waiting.popleft()
-                running[workforce.submit(number)] = number
-            done = wait(running, None if watcher is None else LOOK_S, FIRST_COMPLETED).done
-            look()
-            for task in sorted(done, key=running.__getitem__):
-                number = running.pop(task)
-                failure = failure_of(task)
-                if isinstance(failure, WorkerDied):
-                    raise WorkerDied(f"{failure}, while it wrote {work.place(number)}. Finished shards are there")
-                if failure is not None:
-                    raise failure
-                look(1)
-                yield number, task.result()
-    finally:
-        workforce.end()
+    waiting = deque((number, (number,)) for number in numbers)
+    with closing(completed(workforce, waiting, None if watcher is None else look)) as tasks:
+        for number, task in tasks:
+            failure = failure_of(task)
+            if isinstance(failure, WorkerDied):
+                raise WorkerDied(f"{failure}, while it wrote {work.place(number)}. Finished shards are there")
+            if failure is not None:
+                raise failure
+            look(1)
+            yield number, task.result()
 
 
 def _kept(
@@ -293,14 +223,3 @@ def _kept(
         if made_of.get(number) == shard.keys and size_of(places[number], storage_options) == shard.info.bytes:
             kept[number] = CreatedShard(shard.info._replace(url=places[number]), False)
     return kept
-
-
-def _fingerprint(plan: Plan, number: int, writing: Mapping[str, Any], rekey: str) -> str:
-    """Return what tells a shard from one of other samples, or that is written otherwise."""
-    how = {name: value for name, value in sorted(writing.items()) if name not in ("storage_options", "key_rule")}
-    members = plan.shard(number)
-    stamps = array("Q", (plan.stamps[at] for at in members))
-    digest = hashlib.sha256(repr((how, rekey)).encode())
-    digest.update(members.tobytes())
-    digest.update(stamps.tobytes())
-    return digest.hexdigest()

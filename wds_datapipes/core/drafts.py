@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from wds_datapipes.core.openers import open_url
+from wds_datapipes.core.openers import open_url, redact
+from wds_datapipes.core.openers.ranges import FileFacts, file_facts
 from wds_datapipes.core.types import Sample
 from wds_datapipes.errors import BadSource, ShardError
 
-__all__ = ["CommandPart", "Draft", "FilePart", "Measured", "Part", "Source", "measure", "read_draft"]
+__all__ = ["CommandPart", "Draft", "FilePart", "Measured", "Part", "Source", "UrlPart", "measure", "read_draft"]
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,21 @@ class FilePart:
 
 
 @dataclass(frozen=True)
+class UrlPart:
+    """The content of a file that is not of this host."""
+
+    url: str
+    storage_options: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
 class CommandPart:
     """What a command prints, which bash runs."""
 
     command: str
 
 
-Part: TypeAlias = bytes | FilePart | CommandPart
+Part: TypeAlias = bytes | FilePart | UrlPart | CommandPart
 """What the data of a field are: bytes, or where they come from."""
 
 
@@ -67,9 +78,9 @@ class Source(Protocol):
 class Measured(NamedTuple):
     """How large a sample will be, as far as that is known without reading it."""
 
-    #: The bytes of each field; those of a command count as none.
+    #: The bytes of each field; what is not known counts as none.
     sizes: list[int]
-    #: Whether no field is what a command prints.
+    #: Whether all are known, which that of what a command prints is not.
     is_exact: bool
     #: What differs, most likely, when a file has changed, or what it stands for: a number of 64 bits.
     stamp: int
@@ -90,6 +101,11 @@ def measure(draft: Draft) -> Measured:
             found = _stat(part.path, field, draft)
             sizes.append(found.st_size)
             facts = (part.path, found.st_size, found.st_mtime_ns)
+        elif isinstance(part, UrlPart):
+            known = _asked(part, field, draft)
+            is_exact &= known.bytes is not None
+            sizes.append(known.bytes or 0)
+            facts = (redact(part.url), *known)  # the signature of a URL may be another one each time
         elif isinstance(part, CommandPart):
             is_exact = False
             sizes.append(0)
@@ -111,8 +127,10 @@ def read_draft(draft: Draft) -> Sample:
     for field, part in draft.parts.items():
         if isinstance(part, FilePart):
             sample[field] = _content(part.path, field, draft)
+        elif isinstance(part, UrlPart):
+            sample[field] = _fetched(part.url, field, draft, storage_options=part.storage_options)
         elif isinstance(part, CommandPart):
-            sample[field] = _output(part.command, field, draft)
+            sample[field] = _fetched(f"pipe:{part.command}", field, draft)
         else:
             sample[field] = part
     return sample
@@ -137,12 +155,24 @@ def _content(path: str, field: str, draft: Draft) -> bytes:
         raise _unreadable(path, field, draft, error) from None
 
 
-def _output(command: str, field: str, draft: Draft) -> bytes:
+def _asked(part: UrlPart, field: str, draft: Draft) -> FileFacts:
     try:
-        with open_url(f"pipe:{command}") as stream:
+        return file_facts(part.url, storage_options=part.storage_options)
+    except ShardError as error:
+        raise _unmade(field, draft, error) from None
+
+
+def _fetched(url: str, field: str, draft: Draft, **options: Any) -> bytes:
+    try:
+        with open_url(url, **options) as stream:
             return b"".join(iter(lambda: stream.read(1 << 20), b""))
     except ShardError as error:
-        raise BadSource(f"The field {field!r} of {draft.origin} cannot be made: {error}") from None
+        raise _unmade(field, draft, error) from None
+
+
+def _unmade(field: str, draft: Draft, error: ShardError) -> BadSource | ShardError:
+    """Return what to raise: what concerns all files is no fault of a sample, and not passed over as one."""
+    return error if error.concerns_all else BadSource(f"The field {field!r} of {draft.origin} cannot be made: {error}")
 
 
 def _unreadable(path: str, field: str, draft: Draft, error: Exception) -> BadSource:

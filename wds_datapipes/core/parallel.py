@@ -16,6 +16,9 @@ from wds_datapipes.errors import PatternError, WorkerDied
 
 __all__ = ["Shards", "completed", "each_shard", "listed_shards"]
 
+#: How often it is looked how others get on, in seconds.
+LOOK_S = 0.1
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -76,11 +79,12 @@ def each_shard(
 
 
 def completed(
-    workforce: Workforce, waiting: deque[tuple[K, tuple[Any, ...]]]
+    workforce: Workforce, waiting: deque[tuple[K, tuple[Any, ...]]], look: Callable[[], object] | None = None
 ) -> Generator[tuple[K, Future[Any]], None, None]:
     """Call the function of a workforce with all arguments that wait, also those that are added meanwhile.
 
-    Yields what they wait under, and a future, as it is done. Nobody works any more when the iteration has ended.
+    Yields what they wait under, and a future, as it is done. Nobody works any more when the iteration has ended. What
+    ``look`` is, is called while others work, again and again.
     """
     running: dict[Future[Any], K] = {}
     try:
@@ -88,7 +92,9 @@ def completed(
             while waiting and len(running) < workforce.at_once:
                 key, arguments = waiting.popleft()
                 running[_submitted(workforce, arguments)] = key
-            done = wait(running, return_when=FIRST_COMPLETED).done
+            done = wait(running, None if look is None else LOOK_S, FIRST_COMPLETED).done
+            if look is not None:
+                look()
             for task in [task for task in running if task in done]:  # in their order, where several are
                 yield running.pop(task), task
     finally:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from wds_datapipes.core.drafts import CommandPart, Draft, FilePart, Part
+from wds_datapipes.core.drafts import CommandPart, Draft, Part
 from wds_datapipes.core.naming import KeyRule, first_dot
-from wds_datapipes.core.openers import local_path, split_scheme
+from wds_datapipes.core.openers import split_scheme
+from wds_datapipes.core.sources.places import Places, is_of_this_host
 from wds_datapipes.core.sources.rows import Slices
 from wds_datapipes.errors import BadSource
 
@@ -17,23 +19,32 @@ __all__ = ["Recipe"]
 class Recipe:
     """The samples of a recipe, as ``tarp create`` takes it.
 
-    A line is the name of a file in the archive, blanks or a tab, and a source: a path, ``file:PATH``, ``text:STRING``
-    or ``pipe:COMMAND``, which is run by bash. Files of one sample stand in neighbouring lines.
+    A line is the name of a file in the archive, blanks or a tab, and a source: a path, ``file:PATH``, the URL of a
+    file, ``text:STRING`` or ``pipe:COMMAND``, which is run by bash. Files of one sample stand in neighbouring lines.
 
     Args:
-        path: the recipe.
-        root: the folder that paths begin from; that of the process, if it is not told.
+        path: the recipe or its URL; ``-`` is standard input. One that is not of this host runs no commands.
+        root: the folder, or the URL of one, that paths begin from. If it is not told, it is that of the process, or
+            that of a recipe from elsewhere.
         key_rule: splits names into keys and fields.
+        storage_options: passed to remote file systems.
 
     Raises:
         BadSource: it cannot be read, or a line is none of these.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, root: str | os.PathLike[str] = "", key_rule: KeyRule = first_dot
+        self,
+        path: str | os.PathLike[str],
+        *,
+        root: str | os.PathLike[str] = "",
+        key_rule: KeyRule = first_dot,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._root, self._rule = os.fspath(root), key_rule
-        self._slices = Slices(os.fspath(path))
+        recipe, folder = os.fspath(path), os.fspath(root)
+        self._rule = key_rule
+        self._places = Places(recipe, folder if folder or is_of_this_host(recipe) else None, storage_options)
+        self._slices = Slices(recipe, storage_options)
         try:
             for begin, end in self._samples():
                 self._slices.add(begin, end)
@@ -90,15 +101,14 @@ class Recipe:
         return found[0], found[1].lower(), source
 
     def _part(self, source: str) -> Part:
-        scheme, rest = split_scheme(source)
         if source.startswith("text:"):
             return source.removeprefix("text:").encode("utf-8", "surrogateescape")
-        if scheme == "pipe":
+        scheme, rest = split_scheme(source)
+        if scheme == "pipe" and self._places.is_ours:
             return CommandPart(rest)
-        path = local_path(source)
-        if path is None:
+        if scheme == "pipe":
             raise BadSource(
-                f"The recipe {self._slices.path!r} has the source {source!r}. It may be a path, file:PATH, text:STRING "
-                f"or pipe:COMMAND; pipe:curl -sf URL fetches a file"
+                f"The recipe {self._slices.path!r} is not of this host, and has the command {rest!r}. Copy it here, "
+                f"read it, and use the copy if it may run commands"
             )
-        return FilePart(os.path.join(self._root, path))  # noqa: PTH118  a string
+        return self._places.part(source, f"The recipe {self._slices.path!r}")

@@ -1,4 +1,7 @@
-"""The rows of tables: CSV and JSON lines, read from their places when they are asked for, and Parquet."""
+"""The rows of tables: CSV and JSON lines, read from their places when they are asked for, and Parquet.
+
+A file that is not of this host is copied to a temporary one without a name first.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import io
 import json
 import mmap
 import os
+import shutil
 import tempfile
 from array import array
 from bisect import bisect_right
@@ -14,10 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
+from wds_datapipes.core.openers import local_path, open_url, redact, split_scheme
 from wds_datapipes.core.optional import require
-from wds_datapipes.errors import BadSource
+from wds_datapipes.errors import BadSource, ShardError
 
-__all__ = ["Rows", "Slices", "open_rows"]
+__all__ = ["Rows", "Slices", "ending_of", "open_rows"]
 
 #: The rows that are copied at once.
 COPIED = 1024
@@ -48,38 +53,71 @@ class Rows(Protocol):
         """Close what is open."""
 
 
-def open_rows(path: str) -> Rows:
+def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Rows:
     """Open a table: ``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson`` or ``.parquet``.
+
+    Args:
+        path: the table, or its URL.
+        storage_options: passed to a remote file system.
 
     Raises:
         BadSource: it cannot be read.
         MissingDependency: it is Parquet, and the package for it is not installed.
         ValueError: its name tells another kind.
     """
-    kinds: dict[str, Callable[[str], Rows]] = {
+    kinds: dict[str, Callable[[str, Mapping[str, Any] | None], Rows]] = {
         ".csv": CsvRows,
-        ".tsv": lambda path: CsvRows(path, "\t"),
+        ".tsv": lambda path, options: CsvRows(path, options, "\t"),
         ".jsonl": JsonRows,
         ".ndjson": JsonRows,
         ".parquet": ParquetRows,
     }
-    ending = os.path.splitext(path)[1].lower()  # noqa: PTH122  of a string
+    ending = ending_of(path)
     if ending not in kinds:
-        raise ValueError(f"A table is {', '.join(kinds)}, and {path!r} is none of these. Give it that name if it is")
-    return kinds[ending](path)
+        told = f"A table is {', '.join(kinds)}, and {redact(path)!r} is none of these"
+        raise ValueError(f"{told}. Give it that name if it is")
+    return kinds[ending](path, storage_options)
+
+
+def ending_of(path: str) -> str:
+    """Return the ending of a file's name, in lower case, without what stands behind the name in a URL.
+
+    >>> ending_of("a.b/Rows.CSV"), ending_of("https://host/rows.csv?part=1.txt"), ending_of("rows.csv?part")
+    ('.csv', '.csv', '.csv?part')
+    """
+    name = path.partition("?")[0] if split_scheme(path)[0] in ("http", "https") else path
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122  of a string
+
+
+def descriptor_of(path: str, storage_options: Mapping[str, Any] | None) -> int:
+    """Open a file, or a copy of it, of which any part can be read.
+
+    Raises:
+        BadSource: it cannot be read.
+    """
+    local = local_path(path)
+    try:
+        if local is not None:
+            return os.open(local, os.O_RDONLY)
+        with open_url(path, storage_options=storage_options) as stream, tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(stream, copy, 1 << 20)
+            copy.flush()
+            return os.dup(copy.fileno())
+    except ShardError as error:
+        raise BadSource(str(error)) from None
+    except OSError as error:
+        raise BadSource(f"The file {redact(path)!r} cannot be read: {error.strerror}") from None
 
 
 class Slices:
     """Parts of a file, whose places are remembered and not what they hold."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file = -1
+    _file = -1
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
+        self.path = redact(path)  # for messages
         self._begins, self._ends = array("Q"), array("Q")
-        try:
-            self._file = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise BadSource(f"The file {path!r} cannot be read: {error.strerror}") from None
+        self._file = descriptor_of(path, storage_options)
 
     def __len__(self) -> int:
         """How many parts there are."""
@@ -93,8 +131,8 @@ class Slices:
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield each line of the file, with where it ends."""
         try:
-            with open(self.path, "rb") as stream:  # noqa: PTH123  of a string
-                at = 0
+            with open(self._file, "rb", closefd=False) as stream:
+                at = stream.seek(0)
                 for line in stream:
                     at += len(line)
                     yield at, line
@@ -133,11 +171,11 @@ class CsvRows:
 
     is_text = True
 
-    def __init__(self, path: str, delimiter: str = ",") -> None:
-        self._slices, self._delimiter = Slices(path), delimiter
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None, delimiter: str = ",") -> None:
+        self._slices, self._delimiter = Slices(path, storage_options), delimiter
         self._end = 0
         try:
-            self.columns: list[str] = self._scan(path)
+            self.columns: list[str] = self._scan(self._slices.path)
         except BaseException:
             self.close()
             raise
@@ -193,8 +231,8 @@ class JsonRows:
     columns = None
     is_text = False
 
-    def __init__(self, path: str) -> None:
-        self._slices = Slices(path)
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
+        self._slices = Slices(path, storage_options)
         begin = 0
         for end, line in self._slices.lines():
             if line.strip():
@@ -224,19 +262,23 @@ class ParquetRows:
 
     is_text = False
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
         arrow = require("pyarrow", extra="parquet", purpose="read tables in Parquet")
         parquet = import_module("pyarrow.parquet")
         self._memory: mmap.mmap | None = None
         try:
-            with parquet.ParquetFile(path) as file, tempfile.TemporaryFile() as copy:
+            with (
+                open(descriptor_of(path, storage_options), "rb") as table,
+                parquet.ParquetFile(table) as file,
+                tempfile.TemporaryFile() as copy,
+            ):
                 with arrow.ipc.new_file(copy, file.schema_arrow) as writer:
                     for batch in file.iter_batches(COPIED, use_threads=False):
                         writer.write_batch(batch)
                 copy.flush()
                 self._memory = mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, arrow.ArrowException) as error:
-            raise BadSource(f"The table {path!r} cannot be read: {error}") from None
+            raise BadSource(f"The table {redact(path)!r} cannot be read: {error}") from None
         reader = arrow.ipc.open_file(arrow.BufferReader(arrow.py_buffer(self._memory)))
         self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]  # nothing is read yet
         self._begins = [0]
@@ -257,3 +299,4 @@ class ParquetRows:
     def close(self) -> None:
         """Give the copy back; it is gone with the last of its rows."""
         self._batches = []
+        self._memory = None

@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from wds_datapipes.core.codecs import IMAGE_FORMATS, find_codec
 from wds_datapipes.core.codecs.codec import described
-from wds_datapipes.core.drafts import Draft, FilePart, Part
+from wds_datapipes.core.drafts import Draft, Part
 from wds_datapipes.core.encoding import EncoderChain
-from wds_datapipes.core.openers import split_scheme
+from wds_datapipes.core.openers import redact
 from wds_datapipes.core.sources.images import field_of
-from wds_datapipes.core.sources.rows import Rows, open_rows
+from wds_datapipes.core.sources.places import Places
+from wds_datapipes.core.sources.rows import Rows, ending_of, open_rows
 from wds_datapipes.errors import BadSource, EncodeError
 
 __all__ = ["Table"]
@@ -27,14 +28,16 @@ class Table:
     """The samples of a table.
 
     Args:
-        path: the table, by its ending: CSV with a header, JSON lines or Parquet.
-        files: ``(field, column)`` for columns that name files; without a field, that is the ending of each file.
+        path: the table or its URL, by its ending: CSV with a header, JSON lines or Parquet.
+        files: ``(field, column)`` for columns that name files, by paths or URLs; without a field, that is the ending
+            of each file.
         values: ``(field, column)`` for columns whose values are fields. The column ``"*"`` stands for all columns that
             name no files, as one JSON object. ``None`` takes all columns that are not used otherwise, as fields of
             their own names.
         key: the column of keys; without one, keys are numbers with eight digits.
-        root: the folder that names of files begin from, if it is not that of the table.
+        root: the folder, or the URL of one, that paths begin from, if it is not that of the table.
         missing: ``"keep"`` leaves a field out where its column is empty, or not there; ``"raise"`` refuses the row.
+        storage_options: passed to remote file systems.
 
     Raises:
         BadSource: the table cannot be read.
@@ -51,12 +54,14 @@ class Table:
         key: str = "",
         root: str | os.PathLike[str] | None = None,
         missing: Literal["raise", "keep"] = "raise",
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._path = os.fspath(path)
-        self._root = os.path.dirname(self._path) if root is None else os.fspath(root)  # noqa: PTH120  a string
+        table = os.fspath(path)
+        self._path = redact(table)  # for messages
+        self._places = Places(table, None if root is None else os.fspath(root), storage_options)
         self._files, self._key, self._keeps = list(files), key, missing == "keep"
         self._chain = EncoderChain({})
-        self._rows: Rows = open_rows(self._path)
+        self._rows: Rows = open_rows(table, storage_options)
         try:
             self._used = {column for _, column in [*self._files, *(values or ())]} - {REST} | ({key} if key else set())
             if self._rows.columns is not None:
@@ -120,9 +125,7 @@ class Table:
             return str(named.get("path") or ""), named["bytes"]  # as `datasets` writes files to Parquet
         if not isinstance(named, str):
             raise BadSource(f"{origin} has {described(named)} in its column {column!r}, and not the name of a file")
-        if split_scheme(named)[0]:
-            raise BadSource(f"{origin} has {named!r} in its column {column!r}, and only local files are read. Fetch it")
-        return named, FilePart(os.path.join(self._root, named))  # noqa: PTH118  many of them
+        return named, self._places.part(named, f"{origin} in its column {column!r}")
 
     def _lacks(self, column: str, origin: str) -> None:
         if not self._keeps:
@@ -167,10 +170,10 @@ def _check_field(field: str, column: str) -> None:
 
 
 def _ending(name: str, column: str, origin: str) -> str:
-    ending = os.path.splitext(name)[1][1:]  # noqa: PTH122  of a string
+    ending = ending_of(name)[1:]
     if not ending:
         raise BadSource(
-            f"{origin} has the file {name!r} in its column {column!r}, whose name has no ending. Name a field"
+            f"{origin} has the file {redact(name)!r} in its column {column!r}, whose name has no ending. Name a field"
         )
     return ending
 
