@@ -19,7 +19,7 @@ from typing import Any
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 os.environ["HF_HUB_DISABLE_XET"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
-import fsspec
+import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
 from wds_datapipes import ShardList, TarWriter, build_indexes, read_index
