@@ -184,6 +184,8 @@ def _nested(origin: Any, known: dict[int, int]) -> list[Any]:
 
 def _address(values: Sequence[Any], known: list[Origin]) -> Address:
     shard, start, end, *way = values
+    if not type(shard) is type(start) is type(end) is int or -1 < end < start:  # which is noticed late otherwise
+        raise ValueError(f"an address has the values {values!r:.200}")
     return Address(shard, start, end, tuple(each if isinstance(each, int) else _unnested(each, known) for each in way))
 
 

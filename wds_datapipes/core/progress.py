@@ -171,7 +171,12 @@ class Deal:
         pieces = defaultdict[int, list[tuple[int, int]]](list)
         for shard, start, end in state["pieces"]:
             pieces[shard].append((start, end))
-        return cls(state["every"], state["turn"], state["since"], pieces)
+        every, turn, since = state["every"], state["turn"], state["since"]
+        numbers = [every - 1, turn, since, *(each for piece in state["pieces"] for each in piece[:2])]
+        are_numbers = all(type(number) is int and number >= 0 for number in numbers)
+        if not are_numbers or any(-1 < end < start for _, start, end in state["pieces"]):
+            raise ValueError(f"shards are dealt by {numbers!r:.200}")
+        return cls(every, turn, since, pieces)
 
 
 #: All shards of a list that is an instance's own.

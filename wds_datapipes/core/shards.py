@@ -17,7 +17,7 @@ from wds_datapipes.core.openers.trust import refuse_unsafe
 from wds_datapipes.core.rewriting import Rewrite, Rules, rewritten, rules_of
 from wds_datapipes.errors import PatternError, RefusedURL
 
-__all__ = ["Patterns", "expand_urls"]
+__all__ = ["MAX_SHARDS", "Patterns", "expand_urls"]
 
 Patterns: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """A pattern, or an iterable of patterns in the order that their shards shall have."""

@@ -14,7 +14,7 @@ from wds_datapipes.core.openers import local_path, redact, split_scheme
 from wds_datapipes.core.openers.trust import refuse_commands, refuse_unsafe
 from wds_datapipes.core.optional import require
 from wds_datapipes.core.plainyaml import plain_yaml
-from wds_datapipes.core.shards import split_patterns
+from wds_datapipes.core.shards import MAX_SHARDS, split_patterns
 from wds_datapipes.core.sidecars import read_sidecar
 from wds_datapipes.errors import MissingSidecar, PatternError, SpecError
 
@@ -187,7 +187,10 @@ def _count(key: str, value: object, shards: int, where: str) -> int:
             f"{where}: {key} is {value!r}, and there are {shards} shards, each of which it takes once at most. "
             f"Use resample to take some of them more than once"
         )
-    return value if isinstance(value, int) else max(1, math.floor(value * shards + 0.5))
+    taken = value if isinstance(value, int) else max(1, math.floor(value * shards + 0.5))
+    if taken > MAX_SHARDS:
+        raise SpecError(f"{where}: {key} is {value!r:.100}, and {MAX_SHARDS:,} shards are the limit of an epoch")
+    return taken
 
 
 def _bucket(buckets: object, where: str) -> str:

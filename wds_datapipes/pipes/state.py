@@ -39,6 +39,9 @@ holds their states in its own (see `branches_of`), or that reads its source agai
 #: Stages of torch that hold nothing back once they have yielded an item.
 HOLDING_NOTHING = (Batcher, Collator, Filter, Mapper)
 
+#: What is a number in the states of our stages, and what it is below.
+COUNTS, LIMIT = ("check", "draws", "given", "passed", "room", "turn"), 1 << 63
+
 #: What to use instead of stages that hold samples back.
 INSTEAD = {
     **ADVICE,
@@ -91,10 +94,29 @@ def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, agai
     for stage, own in reversed(list(zip(stages, state, strict=True))):
         if own is None:
             continue
-        stage.load_state_dict(own, waiting)
-        if callable(needed_for := getattr(stage, "needed_for", None)):
-            waiting = needed_for(waiting)
-        waiting = list(dict.fromkeys([*waiting, *addresses_in(own.get("waiting", ()))]))
+        try:
+            if not _is_users(stage):
+                _check_numbers(own)
+            stage.load_state_dict(own, waiting)
+            if callable(needed_for := getattr(stage, "needed_for", None)):
+                waiting = needed_for(waiting)
+            waiting = list(dict.fromkeys([*waiting, *addresses_in(own.get("waiting", ()))]))
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            if _is_users(stage) or isinstance(error, StateError):
+                raise
+            raise StateError(f"The state of {type(stage).__name__} is not whole: {error}") from error
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    """Make sure that the state of a stage of ours has numbers where such stages count.
+
+    Raises:
+        ValueError: it has not.
+    """
+    shard, offset = state.get("next", (0, 0))
+    counts = [shard, offset, *(state.get(name, 0) for name in COUNTS)]
+    if not all(type(count) is int and 0 <= count < LIMIT for count in counts):
+        raise ValueError(f"it counts by {counts!r:.200}")
 
 
 def renewed(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:

@@ -18,6 +18,14 @@ FORMAT = "wds-datapipes state"
 VERSION = 2
 READABLE = (1, VERSION)
 
+#: The numbers, and within which bounds they are.
+NUMBERS = {
+    **dict.fromkeys(("seed", "first", "next"), (0, 1 << 64)),
+    **dict.fromkeys(("epoch", "wanted"), (-1, 1 << 62)),
+    **dict.fromkeys(("rank", "ranks", "workers", "turn", "worker"), (0, 1 << 24)),
+}
+OPTIONAL = ("next", "worker", "wanted")
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -85,9 +93,29 @@ class Checkpoint:
             raise StateError(f"This state has version {version}, and this release of wds-datapipes reads {readable}")
         try:
             parts = [Resumed(**part) for part in found.pop("parts")]
-            return cls(**found, parts=[replace(part, stages=part.state) for part in parts])
-        except (KeyError, TypeError) as error:
+            checkpoint = cls(**found, parts=[replace(part, stages=part.state) for part in parts])
+            checkpoint._check_kinds()
+        except (LookupError, TypeError, AttributeError) as error:
             raise StateError(f"This state of a loader is not whole: {error}") from None
+        return checkpoint
+
+    def _check_kinds(self) -> None:
+        """Make sure that all is of its kind, as what is not would be noticed late, or not at all.
+
+        Raises:
+            TypeError: something is not.
+        """
+        for name, (least, most) in NUMBERS.items():
+            value = getattr(self, name)
+            if not (value is None and name in OPTIONAL) and (type(value) is not int or not least <= value < most):
+                raise TypeError(f"its {name} is {value!r:.100}")
+        texts = {*map(type, self.stages)} <= {str}
+        engines = self.engines is None or all(type(number) is int for each in self.engines for number in each)
+        flags = {type(self.is_over), type(self.distributed)} == {bool}
+        counts = all(type(count) is int and count >= 0 for part in self.parts for count in (part.items, part.skip))
+        states = all(stage is None or isinstance(stage, Mapping) for part in self.parts for stage in part.stages or ())
+        if not (texts and engines and flags and counts and states) or len(self.parts) > max(self.workers, 1):
+            raise TypeError("one of its values is of another kind")
 
     def check(self, stages: Sequence[str]) -> None:
         """Make sure that it is the state of a pipeline.

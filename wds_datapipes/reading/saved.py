@@ -41,15 +41,27 @@ def checkpoints_in(state: Any) -> list[Checkpoint]:
     Raises:
         StateError: it holds none.
     """
+    try:
+        found = _found(state)
+    except StateError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise StateError(f"This state of a loader is not whole: {type(error).__name__}: {error}") from None
+    if not found:
+        raise StateError("This is no state of a loader: it is one of no rank")
+    return found
+
+
+def _found(state: Any) -> list[Checkpoint]:
     if isinstance(state, bytes | str):
         try:
             state = json.loads(state)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StateError(f"This is no state of a loader, since it is no JSON: {error}") from None
     if not isinstance(state, Mapping):
         raise StateError("This is no state of a loader: it does not say that it is one")
     if KEY in state:
-        return checkpoints_in(state[KEY])
+        return _found(state[KEY])
     if "_snapshot" in state:
         return [_of_workers(state)]
     if "dataset_state" in state:
@@ -85,4 +97,4 @@ def _only(state: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint that a data set has returned to a ``StatefulDataLoader``."""
     if not isinstance(found := state.get("dataset_state"), Mapping):
         raise StateError("This is the state of a StatefulDataLoader whose data set is no StatefulShards")
-    return checkpoints_in(found)[0]
+    return _found(found)[0]

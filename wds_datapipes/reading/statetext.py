@@ -51,7 +51,7 @@ def read(text: str) -> list[dict[str, Any] | None] | None:
     """
     try:
         state = _unpacked(json.loads(text))
-    except (ValueError, TypeError, IndexError) as error:  # binascii's are ValueErrors
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:  # binascii's are ValueErrors
         raise StateError(f"This state of a loader is not whole: {error}") from None
     if not (state is None or isinstance(state, list)):
         raise StateError(f"This state of a loader is not whole: the states of its stages are {state!r}")
@@ -108,10 +108,11 @@ def _packed_column(column: Numbers) -> list[Any]:
 
 
 def _rows(rows: int, columns: list[tuple[int, int, int, str]]) -> list[list[int]]:
+    # The room for all is taken when each is known to be as long as it says.
+    read = [np.frombuffer(b64decode(text, validate=True), f"<u{size}").reshape(rows) for _, _, size, text in columns]
     found = np.empty((rows, len(columns)), np.int64)
-    for number, (least, factor, size, text) in enumerate(columns):
-        column = np.frombuffer(b64decode(text, validate=True), f"<u{size}").reshape(rows)
-        found[:, number] = column.astype(np.int64) * factor + least
+    for number, (least, factor, *_) in enumerate(columns):
+        found[:, number] = read[number].astype(np.int64) * factor + least
     is_open = found[:, 2] == 0
     found[:, 2] += found[:, 1]
     found[is_open, 2] = -1

@@ -9,6 +9,7 @@ The offset is that of the data. In version 1.1 there are no names. White space s
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
@@ -32,6 +33,7 @@ DaliVersion: TypeAlias = Literal["v1.1", "v1.2"]
 WORDS = {"v1.1": 3, "v1.2": 4}
 #: What separates words for C++.
 BLANKS = frozenset(" \t\n\v\f\r")
+WORD = re.compile(r"[^ \t\n\v\f\r]+")
 #: No offset or size has more digits.
 MAX_DIGITS = 19
 
@@ -182,8 +184,8 @@ def read_dali_index(
 def _parsed(content: bytes, where: str) -> Iterator[list[tuple[str, int, int, str | None]]]:
     """Yield the components of each sample: extension, offset, size, and name, if it is told."""
     lines = content.decode("utf-8", "surrogateescape").split("\n")
-    version, _, count = lines[0].strip().partition(" ")
-    if version not in WORDS or not _is_number(count.strip()):
+    version, count = [*WORD.findall(lines[0]), "", ""][:2]
+    if version not in WORDS or not _is_number(count):
         raise CorruptSidecar(f"{where} is no index of DALI: its first line is {lines[0][:40]!r}, not 'v1.2 NUMBER'")
     # A line that was cut may look like one of fewer components, so the last one needs its end as well.
     if not 0 < int(count) < len(lines) - 1:
@@ -193,7 +195,7 @@ def _parsed(content: bytes, where: str) -> Iterator[list[tuple[str, int, int, st
         )
     step = WORDS[version]
     for number, line in enumerate(lines[1 : int(count) + 1], 2):
-        words = line.split()
+        words = WORD.findall(line)
         numbers = [
             words[at] for first in range(0, len(words), step) for at in (first + 1, first + 2) if at < len(words)
         ]

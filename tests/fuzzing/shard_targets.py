@@ -1,0 +1,341 @@
+"""Archives: plain ones, compressed ones, and what is written and read again."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import tempfile
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, BinaryIO, cast
+
+import zstandard
+from harness import Finding, Target, change_bytes, change_tar, with_checksums
+
+from wds_datapipes.core.compression import decompressed
+from wds_datapipes.core.indexing import build_index
+from wds_datapipes.core.members import load_wds_shards
+from wds_datapipes.core.samples import group_samples
+from wds_datapipes.core.tar import read_members
+from wds_datapipes.core.tarwriter import TarWriter
+from wds_datapipes.core.types import MemberTuple
+from wds_datapipes.errors import DuplicateField, EncodeError, ShardError, UnwritableSample
+
+#: The name and data of a member.
+Content = tuple[str, bytes]
+
+END = bytes(1024)
+#: Words of tar and PAX headers.
+TOKENS = [b"ustar\x0000", b"ustar  \0", b"././@PaxHeader", b"././@LongLink", b"path=", b"size=", b"hdrcharset=BINARY"]
+TOKENS += [b"30 mtime=1350244992.023960108\n", b"12 path=a.b\n", b"11 size=16\n", b"27 GNU.sparse.realsize=10\n"]
+TOKENS += [
+    b"22 GNU.sparse.major=1\n",
+    b"21 GNU.volume.offset=0\n",
+    b"0000644\0",
+    b"00000000010\0",
+    b"\x80\0\0\0\0\0\0\0",
+]
+TOKENS += [b"\x1f\x8b\x08", b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18", bytes(512)]
+
+
+@cache
+def scratch() -> Path:
+    """Make a folder for this process, in memory where there is such a file system."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = tempfile.TemporaryDirectory(prefix="wds-fuzz-", dir=shared)
+    _kept.append(folder)
+    return Path(folder.name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+class Trickle(io.RawIOBase):
+    """A stream that only reads forward, and gives few bytes at a time."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        self._source = io.BytesIO(data)
+        self._step = step
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        return self._source.readinto(memoryview(buffer).cast("B")[: self._step])
+
+
+def archives() -> list[bytes]:
+    """Make archives of each kind."""
+    found = [END, b"", bytes(512), header("a.txt", 5, magic=b"ustar  \0")[:512]]
+    for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        names = ["d/a.jpg", "d/a.cls", "b.seg.png", "B.TXT", "x" * 70 + "/" + "y" * 60 + ".txt", "é.txt", "README"]
+        if kind != tarfile.USTAR_FORMAT:
+            names.append("n" * 300 + ".json")
+        found.append(archive(names, kind))
+    others = (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.CONTTYPE)
+    found.append(b"".join(header(f"a.{number}", 0, kind) for number, kind in enumerate(others)) + END)
+    found.append(header("x", 16, b"g") + padded(b"16 comment=abcd\n") + header("a.txt", 3) + padded(b"one") + END)
+    found.append(header("x", 12, b"x") + padded(b"12 path=a.b\n") + header("z", 3) + padded(b"one") + END)
+    found.append(header("x", 21, b"x") + padded(b"9 size=3\n12 path=a.b\n") + header("z", 0) + padded(b"one") + END)
+    found.append(header("a.txt", 3) + padded(b"one") + END + header("b.txt", 3) + padded(b"two") + END)
+    found.append(header("a.bin", 1 << 15) + bytes(1 << 15) + header("b.txt", 3) + padded(b"two") + END)
+    return found
+
+
+def archive(names: list[str], kind: int) -> bytes:
+    """Write an archive by tarfile."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
+        for number, name in enumerate(names):
+            member = tarfile.TarInfo(name)
+            member.size = number * 200
+            member.mtime = number / 2
+            tar.addfile(member, io.BytesIO(bytes([65 + number]) * member.size))
+    return buffer.getvalue()[: -(len(buffer.getvalue()) % 10240) or None].rstrip(b"\0") + bytes(2048)
+
+
+def header(name: str, size: int, kind: bytes = b"0", magic: bytes = b"ustar\x0000") -> bytes:
+    """Make a header by hand."""
+    block = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" % size + b"%011o\0" % 0
+    return with_checksums((block + b" " * 8 + kind + bytes(100) + magic).ljust(512, b"\0"))
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 512)
+
+
+class Outcome:
+    """What a reading has come to."""
+
+    def __init__(self, members: Iterator[Any]) -> None:
+        self.found: list[Any] = []
+        self.error: Exception | None = None
+        try:
+            self.found.extend(members)
+        except (ShardError, DuplicateField) as error:
+            self.error = error
+
+    @property
+    def kind(self) -> str:
+        return type(self.error).__name__
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether a member is larger than memory, of which each stream has its own idea."""
+        return "more than memory holds" in str(self.error)
+
+
+def read_plain(data: bytes) -> None:
+    """Read an archive from memory, bit by bit, from a file, and by its headers alone: each has to come to the same."""
+    options = data[0] if data else 0
+    content = data[1:] if options & 1 else with_checksums(data[1:])
+    rules: dict[str, Any] = {"ignore_zeros": bool(options & 2), "end_marker": "optional" if options & 4 else "required"}
+    whole = Outcome(read_members(io.BytesIO(content), url="x", **rules))
+    step = (1, 7, 511, 512, 4096)[options // 8 % 5] if len(content) < 1 << 14 else 4096
+    bits = Outcome(read_members(forward(content, step), url="x", **rules))
+    if not whole.is_too_large and not bits.is_too_large:
+        same("bit by bit", (whole.found, whole.kind), (bits.found, bits.kind))
+    path = scratch() / "shard.tar"
+    path.write_bytes(content)
+    url = str(path)
+    loaded = Outcome(load_wds_shards([url], **rules))
+    compressed = _is_compressed(content)
+    if not compressed and not whole.is_too_large and not loaded.is_too_large:
+        same("from a file", (shown(whole), whole.kind), (shown(loaded), loaded.kind))
+    samples = Outcome(group_samples(load_wds_shards([url], **rules), on_duplicate="first", on_returning_key="ignore"))
+    indexed(url, samples, rules, content, compressed)
+    if whole.error is None and not options & 2:
+        same_as_tarfile(content, whole.found)
+
+
+def forward(content: bytes, step: int) -> BinaryIO:
+    return cast(BinaryIO, io.BufferedReader(Trickle(content, step), 512))
+
+
+def shown(outcome: Outcome) -> list[Any]:
+    return [member[1:] for member in outcome.found]
+
+
+def same(where: str, expected: object, found: object) -> None:
+    if expected != found:
+        raise Finding(f"{where}: {expected!r:.1000} is not {found!r:.1000}")
+
+
+def indexed(url: str, samples: Outcome, rules: dict[str, Any], content: bytes, compressed: bool) -> None:
+    """Compare the index of a shard with its samples."""
+    try:
+        index = build_index(url, on_duplicate="first", on_returning_key="ignore", **rules)
+    except ShardError as error:
+        if not samples.is_too_large:
+            same("the error of the index", samples.kind, type(error).__name__)
+        return
+    same("an error beside an index", "NoneType", samples.kind)
+    same("the keys of the index", [sample["__key__"] for sample in samples.found], index.keys)
+    for sample, place in zip(samples.found, index, strict=True):
+        fields = {
+            field: value for field, value in sample.items() if field not in ("__key__", "__url__", "__local_path__")
+        }
+        # A field that is called as what the reader adds is not in the sample.
+        entries = {entry.field: entry for entry in place.entries if entry.field in fields}
+        same("the fields of the index", list(fields), list(entries))
+        for field, entry in entries.items():
+            if not compressed:
+                same(
+                    "the data at the place in the index",
+                    fields[field],
+                    content[entry.offset : entry.offset + entry.size],
+                )
+
+
+def same_as_tarfile(content: bytes, found: list[MemberTuple]) -> None:
+    """Compare what was read without an error with what tarfile reads, but for names that it writes otherwise."""
+    theirs: list[Content] = []
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:", encoding="utf-8") as tar:
+            regular = (member for member in tar if member.isreg())
+            theirs.extend((member.name, tar.extractfile(member).read()) for member in regular)  # type: ignore[union-attr]
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, OSError):
+        return  # of damage that is in what only tarfile reads, such as times and owners
+    # Where a time or an owner is no number, tarfile ends without a word; nobody needs these of a shard.
+    same("the data by tarfile", [data for _, data in theirs], [data for _, _, data, _ in found[: len(theirs)]])
+    for (name, _), (_, own, _, _) in zip(theirs, found, strict=False):
+        # A header that is not ustar's has no prefix, which tarfile puts before the name nevertheless.
+        if not name.rstrip("/").endswith(own.rstrip("/")):
+            raise Finding(f"tarfile calls {name!r} what is {own!r} here")
+
+
+def _is_compressed(content: bytes) -> bool:
+    with contextlib.suppress(ShardError), decompressed(io.BytesIO(content), url="x") as stream:
+        return hasattr(getattr(stream, "raw", None), "name_of_compression")
+    return False
+
+
+def read_compressed(data: bytes) -> None:
+    """Read a shard that may be compressed, from a file and bit by bit; what it expands to stays in proportion."""
+    path = scratch() / "shard.tar.any"
+    path.write_bytes(data[1:])
+    rules: dict[str, Any] = {"ignore_zeros": True, "end_marker": "optional"}
+    loaded = Outcome((name, len(data)) for _, name, data, _ in load_wds_shards([str(path)], **rules))
+    step = (1, 3, 64, 512, 4096)[(data[0] if data else 0) % 5]
+    stream = decompressed(forward(data[1:], max(step, len(data) >> 10)), url="x")
+    with stream:
+        bits = Outcome((name, len(data)) for _, name, data, _ in read_members(stream, url="x", **rules))
+    same("bit by bit", (loaded.found, loaded.kind), (bits.found, bits.kind))
+
+
+def compressed_seeds() -> list[bytes]:
+    plain = archive(["a.txt", "a.cls", "b.txt"], tarfile.USTAR_FORMAT)
+    half = len(plain) // 2
+    squeeze = zstandard.ZstdCompressor(level=1).compress
+    kinds: list[Any] = [lambda each: gzip.compress(each, 1, mtime=0), bz2.compress, lzma.compress, squeeze]
+    kinds.append(lambda each: lzma.compress(each, check=lzma.CHECK_NONE))
+    kinds.append(zstandard.ZstdCompressor(level=1, write_checksum=True).compress)
+    found = [plain]
+    for kind in kinds:
+        found += [kind(plain), kind(plain[:half]) + kind(plain[half:]), kind(plain) + bytes(100), kind(b"")]
+    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"skip"
+    return [bytes([number % 5]) + each for number, each in enumerate([*found, skippable + squeeze(plain)])]
+
+
+def write_and_read(data: bytes) -> None:
+    """Write samples of these bytes, and read them again: what was not refused is as it was."""
+    samples = samples_of(data)
+    buffer = io.BytesIO()
+    written = []
+    with TarWriter(buffer) as writer:
+        for sample in samples:
+            try:
+                writer.write(sample)
+            except (UnwritableSample, EncodeError):
+                continue
+            written.append(sample)
+    if not written:
+        return
+    content = buffer.getvalue()
+    members = ((f"{url}", name, each, at) for url, name, each, at in read_members(io.BytesIO(content), url="x"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read = [{key: value for key, value in each.items() if key != "__url__"} for each in group_samples(members)]
+    same("read again", written, read)
+
+
+def samples_of(data: bytes) -> list[dict[str, Any]]:
+    """Make samples of bytes: lines of a key, fields and lengths."""
+    samples = []
+    for line in data.split(b"\n")[:20]:
+        key, *fields = line.decode("utf-8", "surrogateescape").split("\t")
+        sample: dict[str, Any] = {"__key__": key}
+        for field in fields[:5]:
+            if field[:2] == "__":
+                continue  # which is not written
+            sample[field] = field.encode("utf-8", "surrogateescape") * (len(field) * 7)
+        samples.append(sample)
+    return samples
+
+
+def change_samples(data: bytes, rng: Random) -> bytes:
+    words = [
+        b"\t",
+        b"\n",
+        b".",
+        b"/",
+        b"__",
+        b"a",
+        "é".encode(),
+        b"\xff",
+        b"txt",
+        b"\0",
+        b"x" * 160,
+        b" ",
+        b".gz",
+        b"A",
+    ]
+    at = rng.randrange(len(data) + 1)
+    return data[:at] + rng.choice(words) + data[at + rng.randrange(3) :]
+
+
+def change_archive(data: bytes, rng: Random) -> bytes:
+    if rng.random() < 0.1:
+        return bytes([rng.randrange(256)]) + data[1:]
+    return data[:1] + change_tar(data[1:], rng)
+
+
+def change_stream(data: bytes, rng: Random) -> bytes:
+    if rng.random() < 0.3:
+        other = rng.choice(compressed_seeds())
+        return data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other)) :]
+    return change_bytes(data, rng, TOKENS)
+
+
+TARGETS = [
+    Target(
+        "tar",
+        read_plain,
+        lambda: [bytes([8 * n]) + each for n, each in enumerate(archives())],
+        TOKENS,
+        change_archive,
+        150,
+    ),
+    Target("compressed", read_compressed, cache(compressed_seeds), TOKENS, change_stream, 50),
+    Target(
+        "written",
+        write_and_read,
+        lambda: [
+            b"a\ttxt\tcls\nb\ttxt",
+            b"d/" + b"a" * 90 + b"\tjpg\n" + "é\té.txt".encode(),
+            b"\xff\ttxt",
+            b"__a__\tb",
+        ],
+        [b"\t", b"\n", b"__", b"/", b"."],
+        change_samples,
+        150,
+    ),
+]

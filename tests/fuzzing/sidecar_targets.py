@@ -1,0 +1,390 @@
+"""Files that describe shards, datasets and runs: ours, and those of other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+from harness import Finding, Target, change_bytes, change_json
+from shard_targets import scratch
+
+from wds_datapipes.core.foreign.dali import dali_text, read_dali_index
+from wds_datapipes.core.foreign.energon import read_energon_dataset, read_energon_index
+from wds_datapipes.core.foreign.wids import read_wids_index
+from wds_datapipes.core.index import ShardIndex
+from wds_datapipes.core.indexfile import HEAD, MAGIC, index_bytes, parse_index
+from wds_datapipes.core.indexing import build_index, check_index
+from wds_datapipes.core.manifest import Manifest, ManifestEntry, read_manifest, write_manifest
+from wds_datapipes.core.quarantine import read_quarantine
+from wds_datapipes.core.samplefile import DamagedFile, SampleFileWriter, open_samples, payloads
+from wds_datapipes.core.shardcache.entries import Entry, Facts
+from wds_datapipes.core.shardjournal import FinishedShard, ShardJournal
+from wds_datapipes.core.shards import expand_braces
+from wds_datapipes.core.specification import read_mixture
+from wds_datapipes.core.types import ShardInfo
+from wds_datapipes.errors import (
+    CacheError,
+    CorruptSidecar,
+    MissingSidecar,
+    PatternError,
+    ShardNotOpened,
+    SidecarError,
+    SpecError,
+    StateError,
+    WrongSidecar,
+)
+from wds_datapipes.testing import build_shard
+
+#: No more shards of a mixture are looked at than these.
+LOOKED_AT = 1000
+
+
+@cache
+def shard() -> str:
+    """Make the shard that indexes are held against."""
+    samples = [{"__key__": f"{number}", "jpg": "x" * number, "cls": "1"} for number in range(4)]
+    return build_shard(scratch() / "a.tar", samples)
+
+
+@cache
+def own_index() -> bytes:
+    return index_bytes(build_index(shard()))
+
+
+def place(name: str, content: bytes) -> str:
+    path = scratch() / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return str(path)
+
+
+def read_index_bytes(data: bytes) -> None:
+    """Read an index, and use it; its checksums are made right first, unless its first byte says otherwise."""
+    content = data[1:] if data[:1] == b"\1" else with_index_checksums(data[1:])
+    try:
+        index = parse_index(content, where="x")
+    except CorruptSidecar:
+        return
+    for sample in index:
+        for entry in sample.entries:
+            if not sample.offset < entry.offset <= entry.offset + entry.size <= sample.end:
+                raise Finding(f"{sample} leads out of itself")
+    for number, key in enumerate(index.keys):
+        if index.find(key) > number or index[number].key != key:
+            raise Finding(f"{key!r} is found at {index.find(key)}")
+        index.names(number)
+    if parse_index(index_bytes(index), where="x") != index:
+        raise Finding("an index is another one once it is written and read")
+    with contextlib.suppress(SidecarError):
+        dali_text(index)
+    with contextlib.suppress(SidecarError):
+        check_index(index, shard())
+
+
+def with_index_checksums(content: bytes) -> bytes:
+    if len(content) < HEAD.size or content[:8] != MAGIC:
+        return content
+    (length,) = struct.unpack_from("<I", content, 8)
+    text, body = content[HEAD.size : HEAD.size + length], content[HEAD.size + length :]
+    with contextlib.suppress(ValueError, RecursionError):
+        facts = json.loads(text)
+        if isinstance(facts, dict) and facts.get("crc32") != 0:
+            facts = {**facts, "bytes": len(body), "crc32": crc32(body)}
+            text = json.dumps(facts).encode()
+            text += b" " * (-(HEAD.size + len(text)) % 64)
+    return HEAD.pack(MAGIC, len(text), crc32(text)) + text + body
+
+
+def change_index(data: bytes, rng: Random) -> bytes:
+    """Change the text of an index, or its columns."""
+    content = data[1:]
+    if len(content) < HEAD.size or rng.random() < 0.5:
+        return data[:1] + change_bytes(content, rng)
+    (length,) = struct.unpack_from("<I", content, 8)
+    text = change_json(content[HEAD.size : HEAD.size + length].strip(), rng)
+    text += b" " * (-(HEAD.size + len(text)) % 64)
+    return data[:1] + HEAD.pack(MAGIC, len(text), 0) + text + content[HEAD.size + length :]
+
+
+def read_shard_lists(data: bytes) -> None:
+    """Read a manifest, and an index of wids without a look at the shards that it names."""
+    with contextlib.suppress(CorruptSidecar):
+        manifest = read_manifest(place("manifest.json", data))
+        if read_back(manifest).fingerprint != manifest.fingerprint:
+            raise Finding("a manifest is another one once it is written and read")
+
+
+def read_back(manifest: Manifest) -> Manifest:
+    write_manifest(manifest, scratch() / "again.json")
+    return read_manifest(scratch() / "again.json")
+
+
+def manifest_seeds() -> list[bytes]:
+    entries = [
+        ManifestEntry(f"{scratch()}/{number}.tar", number, 512 * number, "ab" * 32 if number else None)
+        for number in (0, 3)
+    ]
+    write_manifest(Manifest(entries), scratch() / "m.json")
+    return [(scratch() / "m.json").read_bytes(), b"{}", b"[]"]
+
+
+def change_manifest(data: bytes, rng: Random) -> bytes:
+    """Change a manifest, and mostly make its sums and its fingerprint right again."""
+    changed = change_json(data, rng)
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        facts = json.loads(changed)
+        manifest = Manifest(ManifestEntry(**each) for each in facts["shards"])
+        if rng.random() < 0.8:
+            facts |= {"fingerprint": manifest.fingerprint, "samples": manifest.samples, "bytes": manifest.bytes}
+            return json.dumps(facts).encode()
+    return changed
+
+
+def read_wids(data: bytes) -> None:
+    """Read an index of wids, and ask for the sizes of the shards that it names."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    shard()
+    content = place("wids.json", data)
+    if any(mark in data for mark in (b":", b"//")) and b"://" in data.replace(b"\\/", b"/"):
+        return  # remote shards, whose stores would be asked
+    with ThreadPoolExecutor(1) as executor, contextlib.suppress(SidecarError, ShardNotOpened):
+        read_wids_index(content, depth="size", executor=executor)
+
+
+def wids_seeds() -> list[bytes]:
+    one = {"url": "a.tar", "nsamples": 4, "filesize": os.path.getsize(shard()), "md5sum": "ab"}
+    facts = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "x", "shardlist": [one]}
+    place("part.json", json.dumps(facts).encode())
+    parts = [{"source_url": "part.json"}, {"shardlist": [one], "base": str(scratch())}]
+    return [json.dumps(each).encode() for each in (facts, {**facts, "base": "."}, {**facts, "datasets": parts})]
+
+
+def read_others(data: bytes) -> None:
+    """Read indexes of DALI and Energon, and hold them against a shard."""
+    path = place("other.idx", data[1:])
+    with contextlib.suppress(CorruptSidecar, WrongSidecar):
+        if data[:1] == b"d":
+            index: ShardIndex = read_dali_index(path, shard(), on_duplicate="first")
+        else:
+            index = read_energon_index(path, shard())
+        if not 0 < len(index) <= 4:
+            raise Finding(f"{len(index)} samples were found where there are four")
+
+
+def other_seeds() -> list[bytes]:
+    index = build_index(shard())
+    texts = [b"d" + dali_text(index), b"d" + dali_text(index, "v1.1")]
+    return [*texts, b"e" + index.columns["sample_offsets"].astype("<u8").tobytes()]
+
+
+def read_energon(data: bytes) -> None:
+    """Read the folder of Energon: its two files are joined by a zero."""
+    info, _, split = data.partition(b"\0")
+    place(".nv-meta/.info.json", info)
+    place(".nv-meta/split.yaml", split)
+    with contextlib.suppress(CorruptSidecar):
+        read_energon_dataset(scratch())
+
+
+def energon_seeds() -> list[bytes]:
+    info = b'{"energon_version": "7.4.1", "shard_counts": {"a.tar": 4, "b/c.tar": 7}}'
+    return [info + b"\0split_parts:\n  train:\n  - a.tar\n  - b/{0..3}.tar\n  val: []\nexclude: []\n", info + b"\0{}"]
+
+
+def read_spec(data: bytes) -> None:
+    """Read the specification of a mixture, as YAML or as JSON."""
+    suffix, content = (".json", data[1:]) if data[:1] == b"j" else (".yaml", data[1:])
+    with contextlib.suppress(SpecError, PatternError):
+        mixture = read_mixture(place(f"spec{suffix}", content), braces)
+        drawn = mixture.draw(Random(0))
+        for _, url in zip(range(LOOKED_AT), drawn, strict=False):
+            if not isinstance(url, str):
+                raise Finding(f"{url!r} is no shard")
+        len(mixture)
+
+
+def braces(pattern: str) -> list[str]:
+    """Expand braces alone: the files that a glob matches on this host are no part of this."""
+    return expand_braces(pattern)
+
+
+def spec_seeds() -> list[bytes]:
+    facts = {"prefix": "p/", "buckets": ["b"], "datasets": [{"name": "x", "shards": "{0..3}.tar", "choose": 2}]}
+    facts["datasets"] += [
+        {"shards": ["a.tar", "b.tar"], "resample": 5, "buckets": "c"},
+        {"shards": "a::b", "scaleprob": 0.5},
+    ]  # type: ignore[operator]
+    yaml = b"prefix: p/\nbuckets: [b]\ndatasets:\n- name: x\n  shards: '{0..3}.tar'\n  resample: 2\n"
+    yaml += b"- shards: &s [a, b]\n- shards: *s\n"
+    laughs = b"a: &a [x, x]\nb: &b [*a, *a]\ndatasets: *b\n"
+    merged = b"datasets:\n- &a {shards: x}\n- &b {<<: [*a, *a]}\n- {<<: [*b, *b], name: y}\n"
+    return [b"j" + json.dumps(facts).encode(), b"y" + yaml, b"y" + laughs, b"y" + merged]
+
+
+SPEC_TOKENS = [
+    b"datasets",
+    b"shards",
+    b"resample",
+    b"choose",
+    b"scaleprob",
+    b"buckets",
+    b"prefix",
+    b"name",
+    b"&a",
+    b"*a",
+    b"<<: ",
+]
+SPEC_TOKENS += [
+    b"!!int ''",
+    b"!!bool x",
+    b"!!timestamp x",
+    b"2001-99-99",
+    b"!!float x",
+    b"!!binary x",
+    b"!!set",
+    b".inf",
+    b"1e999",
+]
+SPEC_TOKENS += [
+    b"!!python/object:x",
+    b"{0..9}",
+    b"{0..999999999}",
+    b"::",
+    b"1_000",
+    b"0b",
+    b"? ",
+    b"- ",
+    b"|\n ",
+    b"[" * 500,
+]
+
+
+def change_spec(data: bytes, rng: Random) -> bytes:
+    if data[:1] == b"j" and rng.random() < 0.9:
+        return b"j" + change_json(data[1:], rng)
+    return data[:1] + change_bytes(data[1:], rng, SPEC_TOKENS)
+
+
+def read_records(data: bytes) -> None:
+    """Read a list of what was passed over, a journal, and what is known of a copy."""
+    with contextlib.suppress(CorruptSidecar, MissingSidecar):
+        for item in read_quarantine(place("passed-over.jsonl", data)):
+            for value in item:
+                if not isinstance(value, str):
+                    raise Finding(f"{item} is none")
+    path = place("journal", data)
+    with contextlib.suppress(StateError):
+        journal = ShardJournal(path, SETTINGS)
+        try:
+            for finished in journal.finished:
+                str(finished.number + finished.given)
+            journal.add(FinishedShard(0, ShardInfo("a", 1, 2, "c"), 3, "d"))
+            journal.keep(1)
+        finally:
+            journal.close()
+    entry = Entry.of(scratch(), "a.tar")
+    entry.facts_path.write_bytes(data)
+    facts = entry.facts()
+    if facts is not None:
+        str(facts.bytes + facts.mtime_ns)
+
+
+SETTINGS = {"max_samples": 10}
+
+
+def record_seeds() -> list[bytes]:
+    passed = {"stage": "wds_decode", "error": "DecodeError", "url": "a.tar", "key": "x", "field": "cls", "reason": "r"}
+    entry = Entry.of(scratch(), "a.tar")
+    entry.write_facts(Facts("a.tar", 10, "ab", 12))
+    path = place("new-journal", b"")
+    journal = ShardJournal(path, SETTINGS)
+    journal.add(FinishedShard(0, ShardInfo("a", 1, 2, "c"), 3, "d"))
+    journal.add(FinishedShard(1, ShardInfo("b", 1, 2, "c"), 3, "d"))
+    journal.close()
+    lines = Path(path).read_bytes()
+    return [json.dumps(passed).encode() + b"\n", entry.facts_path.read_bytes(), lines]
+
+
+def change_lines(data: bytes, rng: Random) -> bytes:
+    """Change one line of JSON."""
+    lines = data.split(b"\n")
+    at = rng.randrange(len(lines))
+    lines[at] = change_json(lines[at], rng)
+    return b"\n".join(lines)
+
+
+def read_cache(data: bytes) -> None:
+    """Read a file of samples as far as their pickles, which are not for strangers."""
+    path = place("samples", data)
+    try:
+        stream = open_samples(path, {"a": 1})
+    except (DamagedFile, CacheError):
+        return
+    if stream is not None:
+        with stream, contextlib.suppress(CacheError):
+            for payload in payloads(stream, path):
+                if len(payload) > len(data):
+                    raise Finding("a sample is larger than its file")
+
+
+def cache_seeds() -> list[bytes]:
+    path = scratch() / "kept"
+    writer = SampleFileWriter(str(path), {"a": 1})
+    for number in range(3):
+        writer.write(b"x" * number)
+    writer.finish()
+    return [path.read_bytes()]
+
+
+def quiet(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    def read(data: bytes) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run(data)
+
+    return read
+
+
+JSON_TOKENS = [b'"', b":", b",", b"null", b"true", b"-1", b"1e999", b"NaN", b"[]", b"{}", b"\\ud800", b"[" * 2000]
+NAMES = [
+    b'"shards"',
+    b'"url"',
+    b'"samples"',
+    b'"bytes"',
+    b'"sha256"',
+    b'"datasets"',
+    b'"source_url"',
+    b'"base"',
+    b'"shardlist"',
+]
+
+TARGETS = [
+    Target(
+        "index", read_index_bytes, lambda: [b"\0" + own_index(), b"\1" + own_index()], JSON_TOKENS, change_index, 200
+    ),
+    Target("manifest", read_shard_lists, manifest_seeds, JSON_TOKENS + NAMES, change_manifest, 100),
+    Target("wids", read_wids, wids_seeds, JSON_TOKENS + NAMES, change_json, 60),
+    Target(
+        "foreign",
+        read_others,
+        other_seeds,
+        [b"v1.2 ", b"v1.1 ", b" 512 ", b"\n", b"jpg"],
+        lambda data, rng: data[:1] + change_bytes(data[1:], rng),
+        100,
+    ),
+    Target(
+        "energon", read_energon, energon_seeds, SPEC_TOKENS, lambda data, rng: change_bytes(data, rng, SPEC_TOKENS), 60
+    ),
+    Target("spec", quiet(read_spec), spec_seeds, SPEC_TOKENS, change_spec, 150),
+    Target("records", read_records, record_seeds, JSON_TOKENS, change_lines, 150),
+    Target("cache", read_cache, cache_seeds, [b"complete"], lambda data, rng: change_bytes(data, rng), 60),
+]

@@ -1,0 +1,139 @@
+"""States of loaders, which come from a checkpoint that others may have written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import warnings
+from functools import cache
+from itertools import islice
+from random import Random
+from typing import Any
+
+from harness import Target, change_json
+from shard_targets import scratch
+
+from wds_datapipes import ShardList, StatefulShards
+from wds_datapipes.core.progress import Deal
+from wds_datapipes.errors import ChangedShard, ShardError, StateError
+from wds_datapipes.reading.elastic import merge_states
+from wds_datapipes.reading.saved import checkpoints_in
+from wds_datapipes.reading.statetext import read, written
+from wds_datapipes.testing import build_shard
+
+#: No more items of a loader are looked at than these.
+LOOKED_AT = 100
+
+
+@cache
+def shards() -> str:
+    for shard in range(3):
+        build_shard(scratch() / f"s{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(6)])
+    return f"{scratch()}/s{{0..2}}.tar"
+
+
+def loader() -> StatefulShards:
+    urls = ShardList(shards()).shuffle().sharding_filter()
+    return StatefulShards(urls.load_wds_shards().group_samples().shuffle_samples(20).to_tuple("__key__", "cls"))
+
+
+@cache
+def states() -> list[bytes]:
+    """Save states at the beginning, in the middle and at the end of an epoch."""
+    found = []
+    for stop in (0, 1, 5, 17, 100):
+        data = loader()
+        iterator = iter(data)
+        for _ in islice(iterator, stop):
+            pass
+        found.append(json.dumps(data.state_dict()).encode())
+    one = json.loads(found[1])
+    found.append(json.dumps({"format": "wds-datapipes states", "states": [one]}).encode())
+    found.append(json.dumps({"reading_service_state": json.dumps(one)}).encode())
+    found.append(json.dumps({"dataset_state": one, "_iterator_finished": False}).encode())
+    snapshot = {"_worker_snapshots": {"worker_0": {"dataset_state": one}}, "_last_yielded_worker_id": 0}
+    found.append(json.dumps({"_snapshot": snapshot, "_steps_since_snapshot": 0, "_iterator_finished": False}).encode())
+    return found
+
+
+def load(data: bytes) -> None:
+    """Load a state, and go on from it: it is refused by a `StateError`, or the shards are not what it says."""
+    try:
+        state = json.loads(data)
+    except (ValueError, RecursionError):
+        state = data
+    if re.search(rb"draws[^0-9a-z]{1,6}[0-9]{7}", data):
+        return  # a number is drawn for each sample before
+    with warnings.catch_warnings(), contextlib.suppress(StateError, ChangedShard, ShardError):
+        warnings.simplefilter("ignore")
+        checkpoints_in(data)
+        own = loader()
+        own.load_state_dict(state)
+        for _ in islice(own, LOOKED_AT):
+            pass
+    with contextlib.suppress(StateError):
+        merge_states([state, state] if data[-2:] == b"]}" else [state])
+
+
+def change_state(data: bytes, rng: Random) -> bytes:
+    """Change a state, and the text within it that is one of a pipeline."""
+    try:
+        state = json.loads(data)
+    except (ValueError, RecursionError):
+        return change_json(data, rng)
+    if not isinstance(state, dict) or rng.random() < 0.4:
+        return change_json(data, rng)
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        inner = state["states"][0] if "states" in state else state
+        part = rng.choice(inner["parts"])
+        stages = json.loads(part["stages"]) if rng.random() < 0.8 else read(part["stages"])
+        changed = json.loads(change_json(json.dumps(stages).encode(), rng))
+        part["stages"] = written(changed) if rng.random() < 0.5 else json.dumps(changed)
+    with contextlib.suppress(ValueError):
+        return json.dumps(state).encode()
+    return data
+
+
+def read_text(data: bytes) -> None:
+    """Read the text of a pipeline's state."""
+    with contextlib.suppress(StateError):
+        read(data.decode("utf-8", "replace"))
+
+
+def text_seeds() -> list[bytes]:
+    waiting = [[shard, 512 * number, 512 * number + 1024] for shard in range(3) for number in range(10)]
+    texts = [written([{"next": [3, 512]}, None, {"waiting": waiting}]), written(None)]
+    deal: Any = Deal(2, 1, 3, {0: [(512, -1)]}).state_dict()
+    return [text.encode() for text in [*texts, written([deal])]]
+
+
+TOKENS = [
+    b'"stages"',
+    b'"parts"',
+    b'"waiting in columns"',
+    b'"rows"',
+    b'"columns"',
+    b'"next"',
+    b"null",
+    b"[]",
+    b"{}",
+    b"-1",
+    b"1e999",
+]
+TOKENS += [
+    b'"waiting"',
+    b'"again"',
+    b'"format"',
+    b'"states"',
+    b'"_snapshot"',
+    b'"dataset_state"',
+    b"999999999999",
+    b"NaN",
+    b"true",
+]
+
+TARGETS = [
+    Target("states", load, states, TOKENS, change_state, 120),
+    Target("statetext", read_text, text_seeds, TOKENS, change_json, 150),
+]

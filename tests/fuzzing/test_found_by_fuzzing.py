@@ -1,0 +1,277 @@
+"""What fuzzing has found, each by the smallest input that shows it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import warnings
+import wave
+from pathlib import Path
+from typing import Any
+
+import pytest
+from state_targets import loader, states
+
+from wds_datapipes.core.codecs.images import ImageDecoder
+from wds_datapipes.core.codecs.media import AudioDecoder
+from wds_datapipes.core.foreign.dali import read_dali_index, write_dali_index
+from wds_datapipes.core.foreign.energon import read_energon_dataset
+from wds_datapipes.core.indexing import build_index
+from wds_datapipes.core.openers import redact
+from wds_datapipes.core.openers.patience import asked_for
+from wds_datapipes.core.plainyaml import plain_yaml
+from wds_datapipes.core.quarantine import read_quarantine
+from wds_datapipes.core.shardcache.entries import Entry
+from wds_datapipes.core.shardjournal import ShardJournal
+from wds_datapipes.core.shards import expand_braces
+from wds_datapipes.core.specification import read_mixture
+from wds_datapipes.core.tarwriter import TarWriter
+from wds_datapipes.errors import CorruptSidecar, PatternError, SpecError, StateError, UnwritableSample
+from wds_datapipes.reading.statetext import read
+from wds_datapipes.testing import build_shard
+
+NESTED = b"[" * 100_000
+
+
+def test_no_picture_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow hands drawings in PostScript to Ghostscript, whatever their field is called."""
+    ghostscript = tmp_path / "gs"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    drawing = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(ValueError, match="in no image format"):
+        ImageDecoder("rgb8").decode(drawing)
+    assert not (tmp_path / "started").exists()
+
+
+def test_few_bytes_are_no_huge_picture() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow has one for so many pixels
+        with pytest.raises(ValueError, match="24 bytes say to be 12000 x 9000 pixels"):
+            ImageDecoder("rgb8").decode(b"P6 12000 9000 255\n".ljust(24, b"\0"))
+
+
+@pytest.mark.parametrize(
+    "text", ["ffconcat version 1.0\nfile secret.wav\n", "ffconcat version 1.0\nfile 'file:secret.wav'\n"]
+)
+def test_no_film_names_files_of_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with wave.open("secret.wav", "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes(struct.pack("<800h", *range(800)))
+    assert AudioDecoder().decode(Path("secret.wav").read_bytes())[1] == 8000
+    with pytest.raises(ValueError, match="FFmpeg cannot decode it"):
+        AudioDecoder().decode(text.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: 2001-99-99", "!!float x: 1", "!!timestamp x", "!!bool x", "!!int ''", "[" * 1000, "&a [*a]"],
+)
+def test_a_specification_that_is_no_yaml_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"spec\.yaml"):
+        read_mixture(str(path), expand_braces)
+
+
+def test_a_specification_that_nests_too_deep_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_bytes(NESTED)
+    with pytest.raises(SpecError, match="is no JSON"):
+        read_mixture(str(path), expand_braces)
+
+
+def test_aliases_do_not_stand_for_more_than_memory_holds() -> None:
+    import yaml
+
+    laughs = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 'ha'}]\n" for n in range(12))
+    with pytest.raises(ValueError, match="its aliases stand for"):
+        plain_yaml(yaml, laughs)
+    merged = "".join(f"- &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}], k{n}: 1}}\n" for n in range(1, 12))
+    with pytest.raises(ValueError, match="that it merges"):
+        plain_yaml(yaml, f"- &m0 {{k: 1}}\n{merged}")
+    assert plain_yaml(yaml, "- &s [a, b]\n- *s\n- {<<: {x: 1}, y: 2}") == [["a", "b"], ["a", "b"], {"x": 1, "y": 2}]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{0..999999999}.tar", "{a{0..9999}{0..9999}{0..9999},b}", "{0..3" * 100, "{" * 5000]
+)
+def test_a_pattern_stands_for_no_more_shards_than_memory_holds(pattern: str) -> None:
+    with pytest.raises(PatternError):
+        expand_braces(pattern)
+
+
+@pytest.mark.parametrize("taken", [2**31 - 1, 1e300])
+def test_an_epoch_has_no_more_shards_than_memory_holds(taken: float) -> None:
+    with pytest.raises(SpecError, match="shards are the limit"):
+        read_mixture({"datasets": [{"shards": "{0..3}.tar", "resample": taken}]}, expand_braces)
+
+
+@pytest.mark.parametrize("first", ["v1.2 \x1c4", "v1.2 \u00a04", "v1.2", ""])
+def test_a_count_of_dali_has_only_the_blanks_that_dali_knows(tmp_path: Path, first: str) -> None:
+    index, shard = tmp_path / "a.idx", build_shard(tmp_path / "a.tar", [{"__key__": "a", "txt": "x"}])
+    index.write_text(f"{first}\ntxt 512 1 a.txt\n")
+    with pytest.raises(CorruptSidecar, match="its first line"):
+        read_dali_index(index, shard)
+
+
+def test_names_of_dali_may_have_spaces_that_it_does_not_know(tmp_path: Path) -> None:
+    shard = build_shard(tmp_path / "a.tar", [{"__key__": "a\u00a0b", "txt": "x"}, {"__key__": "a\x1cb", "txt": "x"}])
+    assert read_dali_index(write_dali_index(shard), shard) == build_index(shard)
+
+
+def test_a_split_of_energon_names_its_own_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A star in it was looked for in the folder of the process, and a whole disk can take hours."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.tar").touch()
+    Path("d/.nv-meta").mkdir(parents=True)
+    Path("d/.nv-meta/.info.json").write_text('{"shard_counts": {"a.tar": 1}}')
+    Path("d/.nv-meta/split.yaml").write_text('split_parts: {train: ["*.tar", "{a,b}.tar"]}')
+    assert read_energon_dataset("d").splits == {"train": ["d/*.tar", "d/a.tar", "d/b.tar"]}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"7",
+        b"{}",
+        b"\xff",
+        NESTED,
+        b"1" * 5000,
+        b'{"number": "0", "url": "a", "samples": 1, "bytes": 2, "sha256": "c", "given": 3, "keys": "d"}',
+    ],
+)
+def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "journal"
+    ShardJournal(str(path), {}).close()
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(StateError, match="Line 2 of the journal"):
+        ShardJournal(str(path), {})
+
+
+def test_a_journal_that_begins_with_nested_lists_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(NESTED + b"\n")
+    with pytest.raises(StateError, match="is no journal"):
+        ShardJournal(str(path), {})
+
+
+@pytest.mark.parametrize(
+    "text", [NESTED, b'{"stage": 1, "error": "", "url": "", "key": "", "field": "", "reason": ""}']
+)
+def test_a_list_of_what_was_passed_over_holds_texts(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "passed-over.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(CorruptSidecar, match="line 1"):
+        read_quarantine(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NESTED,
+        b'{"format": "wds-datapipes copy", "version": 1, "url": "a", "bytes": 1e999, "sha256": "", "mtime_ns": 1}',
+    ],
+)
+def test_what_is_said_of_a_copy_may_be_anything(tmp_path: Path, text: bytes) -> None:
+    entry = Entry.of(tmp_path, "a.tar")
+    entry.facts_path.write_bytes(text)
+    assert entry.facts() is None
+
+
+@pytest.mark.parametrize("word", ["auth", "secret", "token", "://a:", "a-", "?auth", "x"])
+def test_credentials_are_hidden_in_a_time_in_proportion_to_the_text(word: str) -> None:
+    """A square of the length takes hours, which is what the limit of this test is for."""
+    redact(f"?{word * (60_000 // len(word))}")
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e999", "-inf", "Mon, 99 Foo", "Fri, 31 Dec 9999 23:59:59 -2359"])
+def test_no_server_can_ask_for_a_wait_without_an_end(text: str) -> None:
+    class Busy(Exception):
+        headers = {"Retry-After": text}  # noqa: RUF012  as a library has it
+
+    waits = asked_for(Busy())
+    assert waits is None or 0 <= waits < 1e12
+
+
+@pytest.mark.parametrize(("key", "field"), [("__a__", "b__"), ("__x", "y.z__")])
+def test_a_sample_is_not_written_under_a_name_that_describes_the_shard(key: str, field: str) -> None:
+    with TarWriter(io.BytesIO()) as writer:
+        with pytest.raises(UnwritableSample, match="two underscores"):
+            writer.write({"__key__": key, field: b"x"})
+        writer.write({"__key__": key, "txt": b"x"})
+
+
+def gone_on(state: Any) -> list[Any]:
+    own = loader()
+    own.load_state_dict(state)
+    return list(own)
+
+
+def test_a_state_that_is_as_it_was_saved_is_gone_on_from() -> None:
+    assert len(gone_on(json.loads(states()[1]))) == 17
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": "1"},
+        {"seed": None},
+        {"first": 1 << 70},
+        {"ranks": 10**12},
+        {"stages": [1]},
+        {"parts": [{"items": "1", "skip": 0, "stages": None}]},
+        {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": 7}, {}]'}]},
+        {"parts": [{"items": 1, "skip": 0, "stages": "[true, {}]"}]},
+        {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": [0, 512]}, {"draws": {}}]'}]},
+        {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": [0, 512]}, {"waiting": [[0, 1024, 512]]}]'}]},
+        {
+            "parts": [
+                {
+                    "items": 1,
+                    "skip": 0,
+                    "stages": '[{"next": [0, 512], "dealt": {"pieces": [], "every": 0, "turn": 0, "since": 0}}, {}]',
+                }
+            ]
+        },
+    ],
+)
+def test_a_state_with_a_value_of_another_kind_is_refused(change: dict[str, Any]) -> None:
+    state = {**json.loads(states()[1]), **change}
+    with pytest.raises(StateError):
+        gone_on(state)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        NESTED,
+        {"format": "wds-datapipes states", "states": []},
+        {"format": "wds-datapipes states"},
+        {"format": "wds-datapipes states", "states": "\0"},
+        {"dataset_state": json.loads(states()[1])},
+        {"_snapshot": {"_worker_snapshots": {}, "_last_yielded_worker_id": 0}, "_steps_since_snapshot": 0},
+    ],
+)
+def test_a_state_that_is_not_whole_is_refused(state: Any) -> None:
+    with pytest.raises(StateError):
+        loader().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        json.dumps([{"waiting in columns": {"rows": 1099511627806, "columns": [[0, 1, 1, "AA=="]] * 3}}]),
+    ],
+)
+def test_the_text_of_a_state_takes_no_more_room_than_it_has(text: str) -> None:
+    with pytest.raises(StateError, match="not whole"):
+        read(text)

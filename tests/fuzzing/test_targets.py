@@ -1,0 +1,30 @@
+"""The targets of fuzzing, without atheris: over their seeds, and over the same few hundred changed inputs each time."""
+
+from __future__ import annotations
+
+import pytest
+from harness import Escaped, Target, changed_inputs, confined, run
+from targets import TARGETS
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_a_target_stands_its_seeds_and_some_changes(target: Target) -> None:
+    for data in target.seeds():
+        run(target, data)
+    for data in changed_inputs(target, target.rounds):
+        tried(target, data)
+
+
+def tried(target: Target, data: bytes) -> None:
+    try:
+        run(target, data)
+    except (Exception, Escaped) as error:
+        pytest.fail(f"{type(error).__name__}: {error!s:.1000}, by the input {data!r:.3000}")
+
+
+def test_an_input_that_starts_a_process_is_a_finding() -> None:
+    import subprocess
+
+    with pytest.raises(Escaped, match="subprocess"), confined():
+        subprocess.run(["true"], check=False)
+    subprocess.run(["true"], check=True)

@@ -1,0 +1,189 @@
+"""Short texts: patterns of shards, addresses with credentials, and what servers say in headers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from random import Random
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from harness import Finding, Target, change_bytes
+
+from wds_datapipes.core.openers import redact, split_scheme, web
+from wds_datapipes.core.openers.patience import asked_for, status_of
+from wds_datapipes.core.rewriting import rewritten, rules_of
+from wds_datapipes.core.shards import expand_braces, split_patterns, substitute
+from wds_datapipes.errors import PatternError
+
+#: What the variables of patterns hold.
+VARIABLES = {"WDS_A": "x{0..3}", "WDS_B": "${A}${A}", "WDS_C": "${C}"}
+SECRET = "hunter2"
+
+
+def expand(data: bytes) -> None:
+    """Expand a pattern, but for the files that it matches, and apply rules to what comes of it."""
+    text = data.decode("utf-8", "surrogateescape")
+    with contextlib.suppress(PatternError):
+        for part in split_patterns(text):
+            for url in expand_braces(substitute(part, VARIABLES))[:1000]:
+                split_scheme(url)
+    variables = {"GOPEN_REWRITE": text[:50], "USE_AIS_FOR": text[-3:], "AIS_ENDPOINT": "http://x"}
+    with contextlib.suppress(PatternError):
+        rewritten(text[:200], rules_of(None, variables))
+
+
+def hide(data: bytes) -> None:
+    """Redact a text: what a URL of a plain form holds is hidden, and nothing takes a square of the time."""
+    text = data.decode("utf-8", "surrogateescape")
+    once = redact(text)
+    if redact(once) != once:
+        raise Finding(f"{text!r} is {once!r}, and then {redact(once)!r}")
+    word = "".join(character for character in text if character.isalnum())[:20]
+    for url in (
+        f"s3://{word}:{SECRET}@host/{word}",
+        f"https://h/{word}?X-Amz-Signature={SECRET}&{word}=1",
+        f"https://{SECRET}@h/{word}",
+    ):
+        if SECRET in redact(url):
+            raise Finding(f"{url!r} shows its secret: {redact(url)!r}")
+
+
+class Refused(Exception):
+    """What a library raises where a server refuses."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.headers = {"Retry-After": text}
+        self.status = text
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": text}}
+
+
+class Response:
+    """What a server has answered."""
+
+    def __init__(self, status: int, headers: dict[str, str]) -> None:
+        self.status, self.headers = status, headers
+
+
+def headers(data: bytes) -> None:
+    """Read what a server says of a body, and how long it asks to wait."""
+    text = data.decode("latin-1")
+    first, _, second = text.partition("\n")
+    waits = asked_for(Refused(first))
+    if waits is not None and not (waits >= 0 and math.isfinite(waits)):
+        raise Finding(f"a server asks to wait for {waits} s")
+    status_of(Refused(text))
+    for status, answered in (
+        (206, {"Content-Range": first, "Content-Length": second, "ETag": second}),
+        (200, {"Content-Length": first, "Content-Encoding": second}),
+    ):
+        file = SimpleNamespace(r=Response(status, answered))
+        with patch.object(web, "open_web", return_value=file):  # which would ask a server
+            opened = web.WebOrigin(None, "http://h/x", {}, 1.0).open_at(512 if status == 206 else 0)
+        if opened.start < 0 or (opened.size is not None and opened.size < 0):
+            raise Finding(f"{answered} is {opened}")
+
+
+PATTERN_TOKENS = [
+    b"{",
+    b"}",
+    b"..",
+    b",",
+    b"::",
+    b"${A}",
+    b"${B}",
+    b"${C}",
+    b"\\",
+    b"{0..999999999}",
+    b"{000..146..2}",
+    b"[",
+    b"]",
+    b"*",
+    b"pipe:x",
+    b"s3://",
+    b"=",
+    b";",
+]
+URL_TOKENS = [
+    b"https://",
+    b"://",
+    b"user:pass@",
+    b"?token=",
+    b"&sig=",
+    b"Authorization: Bearer ",
+    b"auth" * 50,
+    b"a-" * 100,
+    b"token" * 50,
+    b"%40",
+    b"@",
+    b"/",
+    b":",
+    b";",
+]
+HEADER_TOKENS = [
+    b"bytes ",
+    b"0-1/2",
+    b"*/5",
+    b"-",
+    b"/",
+    b"/*",
+    b"nan",
+    b"inf",
+    b"1e999",
+    b"-1",
+    b"\xb2",
+    b"9" * 5000,
+    b"Fri, 31 Dec 9999 23:59:59 GMT",
+    b"Mon, 01 Jan 0001 00:00:00 -2359",
+    b"gzip",
+]
+
+
+def change_pattern(data: bytes, rng: Random) -> bytes:
+    return change_bytes(data, rng, PATTERN_TOKENS)
+
+
+def change_url(data: bytes, rng: Random) -> bytes:
+    if rng.random() < 0.05:
+        return data + rng.choice(URL_TOKENS) * rng.choice((100, 3000))
+    return change_bytes(data, rng, URL_TOKENS)
+
+
+def change_header(data: bytes, rng: Random) -> bytes:
+    return change_bytes(data, rng, HEADER_TOKENS)
+
+
+def pattern_seeds() -> list[bytes]:
+    return [
+        b"s3://b/{train-{000..012},val-0}.tar",
+        b"a.tar::${A}.tar::http://[::1]/{a..c}.tar",
+        b"x\\{a\\}{0..9..3}",
+        b"gs://a=/m/;b=c",
+    ]
+
+
+def url_seeds() -> list[bytes]:
+    return [
+        b"https://me:pass@host/000.tar?part=1&X-Amz-Signature=0123abcd",
+        b"abfs://container@account.dfs.core.windows.net/000.tar cannot be opened: Authorization: Bearer abc",
+        b"pipe:curl -H 'X-Auth-Token: abc' https://h/a.tar?sig=1;key=2",
+    ]
+
+
+def header_seeds() -> list[bytes]:
+    return [
+        b"bytes 512-1023/4096\n512",
+        b"120\nidentity",
+        b"Wed, 21 Oct 2015 07:28:00 GMT\n",
+        b"bytes 0-5/*\n6",
+        f"{time.asctime()}".encode(),
+    ]
+
+
+TARGETS = [
+    Target("patterns", expand, pattern_seeds, PATTERN_TOKENS, change_pattern, 200),
+    Target("redact", hide, url_seeds, URL_TOKENS, change_url, 150),
+    Target("headers", headers, header_seeds, HEADER_TOKENS, change_header, 200),
+]
