@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import sys
@@ -56,6 +57,7 @@ def run(folder: Path, new_service: Callable[[], Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
     folder = Path(sys.argv[1])
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")

@@ -6,6 +6,7 @@ and prints as JSON what came in two epochs; and where a cut is given, the state 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import sys
@@ -24,6 +25,7 @@ def drawn(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
 
 
 def main() -> None:
+    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
     pipe = ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
     pipe = pipe.rsample(0.9).shuffle_samples(6).map_samples_with_rng(drawn).to_tuple("__key__", "drawn").batch(3)
     with DataLoader2(pipe, reading_service=ShardReadingService(int(sys.argv[1]))) as loader:

@@ -10,6 +10,7 @@ With several ranks, each of them is a process, and takes and loads its own state
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import itertools
 import json
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--method", default="fork")
     asked = parser.parse_args()
+    gc.freeze()  # what is imported need not be looked through in each process
     os.chdir(asked.folder)
     warnings.simplefilter("ignore")
     logging.disable()

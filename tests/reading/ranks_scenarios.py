@@ -552,6 +552,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args()
+    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
     if chosen.what == "lost":
         run_lost(chosen.folder, chosen.names or list(LOST))
         return

@@ -6,6 +6,7 @@ What has not come back in time is a "hang".
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import select
@@ -48,6 +49,7 @@ def run(scenarios: Mapping[str, Scenario], limit_s: float) -> dict[str, dict[str
     """
     selector = selectors.DefaultSelector()
     waiting = list(scenarios.items())
+    gc.freeze()  # what is imported need not be looked through at the end of each process, which takes a second
     results: dict[str, dict[str, Any]] = {}
     while waiting or selector.get_map():
         while waiting and len(selector.get_map()) < TOGETHER:

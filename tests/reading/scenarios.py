@@ -6,6 +6,7 @@ scenarios prove the fault and the repair.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -415,6 +416,7 @@ def run(scenarios: dict[str, Callable[[], object]], limit: float) -> dict[str, s
     """Run scenarios at the same time, each in a process of its own; return what came of each within the limit."""
     selector = selectors.DefaultSelector()
     pids = []
+    gc.freeze()  # what is imported need not be looked through in each process
     for name, scenario in scenarios.items():
         reader, writer = os.pipe()
         pid = os.fork()

@@ -1,5 +1,6 @@
 """Prints what a seeded run yields, as JSON; a script, as the tests want it from other interpreters."""
 
+import gc
 import json
 import random
 import sys
@@ -23,6 +24,7 @@ def draw(item: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
     words = IterableWrapper(WORDS).shuffle()
     dispatched = words.map(draw).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     split = IterableWrapper(range(30)).shuffle().sharding_filter().map(draw)

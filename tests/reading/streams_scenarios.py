@@ -5,6 +5,7 @@ Each run of a pipeline is broken twice: in the middle of an epoch, and between t
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import sys
@@ -75,6 +76,7 @@ def run(make: Callable[[], Pipe], workers: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    gc.freeze()  # what is imported need not be looked through at the end, which takes a second
     folder = Path(sys.argv[1])
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
