@@ -19,6 +19,12 @@ CONSTRAINTS = "constraints.txt"
 DOCUMENTATION = "tests/test_documentation.py"
 #: How pytest ends where the arguments choose no test.
 NOTHING_CHOSEN = 5
+#: What sweeps more in `nightly`: in `tests`, every value of each dimension with some of the others.
+SWEEPS = [
+    "tests/reading/test_checkpoint.py",
+    "tests/reading/test_repaired_service.py",
+    "tests/reading/test_service_laws.py",
+]
 #: What `minimal` runs: tests that import no extra, of each floor, and what depends on the release of torchdata.
 MINIMAL_TESTS = [
     "tests/core/test_fields.py",
@@ -52,7 +58,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Break off thousands of loaders at random, and take states along 100,000 batches; arguments go to pytest."""
+    """Break off thousands of loaders at random, take states along 100,000 batches, and sweep all with all."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     seed = os.environ.get("RESUME_SEED", str(int(time.time())))
     session.log(f"RESUME_SEED={seed} draws the same again")
@@ -66,6 +72,14 @@ def nightly(session: nox.Session) -> None:
         *session.posargs,
         env={"RESUME_CUTS": os.environ.get("RESUME_CUTS", "5000"), "RESUME_BATCHES": "100000", "RESUME_SEED": seed},
     )
+    session.run("pytest", "--numprocesses=3", "--dist=loadfile", *SWEEPS, *session.posargs, env={"WHOLE_SWEEPS": "1"})
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Fuzz what reads the files of others, a minute each; `nox -s fuzz -- --seconds 600 tar` for one, and longer."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("fuzz"))
+    session.run("python", "tests/fuzzing/fuzz.py", *session.posargs)
 
 
 @nox.session

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -198,6 +199,9 @@ def load(pipe: IterDataPipe[Any], workers: int, prefetches: Prefetches, method: 
 
 # what is drawn
 
+#: How often the examples are tried that start processes anew; `nox -s nightly` tries more.
+TIMES = 3 if os.environ.get("WHOLE_SWEEPS") else 1
+
 WORKERS = st.integers(0, 4)
 #: In each worker, and in all together.
 PREFETCHES = st.tuples(st.sampled_from((0, 1, 3, 10)), st.sampled_from((0, 1, 10)))
@@ -222,7 +226,7 @@ def plans(counts: st.SearchStrategy[int]) -> st.SearchStrategy[Plan]:
     return WORKERS.flatmap(plan)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12 * TIMES)
 @given(plans(COUNTS), PREFETCHES)
 @example(Plan(3, [[(0, 1), (0, 2), (0, 3)], [(0, 1), (700, 2), (1, 3)], [(11, 1), (0, 2), (40, 3)]]), (10, 10))
 def test_the_loop_takes_from_each_live_worker_in_turn(plan: Plan, prefetches: Prefetches) -> None:
@@ -236,7 +240,7 @@ def test_the_loop_takes_from_each_live_worker_in_turn(plan: Plan, prefetches: Pr
     assert [list(map(seen, items)) for items in kept] == wanted
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12 * TIMES)
 @given(plans(COUNTS), PREFETCHES, st.data())
 def test_breaking_off_anywhere_disturbs_no_other_epoch(plan: Plan, prefetches: Prefetches, data: st.DataObject) -> None:
     kept = []
@@ -249,7 +253,7 @@ def test_breaking_off_anywhere_disturbs_no_other_epoch(plan: Plan, prefetches: P
     assert all(list(map(seen, items)) == wanted for items, wanted in kept)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10 * TIMES)
 @given(plans(COUNTS), PREFETCHES, st.randoms(use_true_random=False))
 def test_items_can_be_changed_where_they_are(plan: Plan, prefetches: Prefetches, rng: random.Random) -> None:
     with load(Planned(plan.epochs), plan.workers, prefetches) as loader:
@@ -264,7 +268,7 @@ def test_items_can_be_changed_where_they_are(plan: Plan, prefetches: Prefetches,
             assert all(seen(item) == wanted for item, wanted in untouched)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6 * TIMES)
 @given(plans(FEW_COUNTS), st.tuples(PREFETCHES, PREFETCHES), st.integers(0, 10**6))
 def test_neither_prefetching_nor_delays_are_seen(
     plan: Plan, prefetches: tuple[Prefetches, Prefetches], delays: int
@@ -280,7 +284,7 @@ def test_neither_prefetching_nor_delays_are_seen(
                 assert items == expected(epoch)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6 * TIMES)
 @given(
     plans(FEW_COUNTS), PREFETCHES, st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1), st.integers(0, 10**6)
 )
@@ -330,7 +334,7 @@ class Kept(IterDataPipe[Any]):
                 yield number
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10 * TIMES)
 @given(
     st.integers(1, 4),
     st.sampled_from((0, 1, 2, 10, 101, 900)).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, count))),
