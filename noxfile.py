@@ -139,7 +139,7 @@ def minimal(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("peer", [nox.param(name, id=name) for name in ("dali", "energon", "mpi", "stores", "wids")])
 def peers(session: nox.Session, peer: str) -> None:
-    """Let DALI, Energon or wids read by the indexes that are written here, MPI convert, and read from stand-ins of stores.
+    """Let DALI, Energon or wids read by the indexes that are written here, and MPI convert; read stand-ins of stores.
 
     DALI takes 2 GB, and no GPU.
     """
