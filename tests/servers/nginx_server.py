@@ -20,8 +20,9 @@ USER, PASSWORD = "reader", "hunter2hunter2"
 GATEWAYS = ("fastcgi", "scgi", "uwsgi")
 #: Every location serves the same files.
 CONFIGURATION = """
+{user}
 daemon off;
-master_process off;
+worker_processes 1;
 pid nginx.pid;
 error_log stderr error;
 events {{ worker_connections 256; }}
@@ -98,7 +99,9 @@ class Nginx:
             asked = [self._program, "-V"]
             built = subprocess.run(asked, capture_output=True, text=True, check=True).stderr
             gateways = [f"{name}_temp_path temporary/{name};" for name in GATEWAYS if f"-http_{name}_m" not in built]
-            places = {"http": self.http, "other": self.other, "https": self.https}
+            # Or a process of another user would read the files, which it may not.
+            user = "user root;" if os.geteuid() == 0 else ""
+            places = {"user": user, "http": self.http, "other": self.other, "https": self.https}
             (folder / "nginx.conf").write_text(CONFIGURATION.format(gateways="\n    ".join(gateways), **places))
             self._start()
 
@@ -116,8 +119,8 @@ class Nginx:
     def stop(self) -> None:
         """End it at once, and with it all connections."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.terminate()  # which ends its worker first
+            self._process.wait(60)
             self._process = None
 
     def asked(self) -> list[str]:
