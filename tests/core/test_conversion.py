@@ -472,7 +472,10 @@ def test_bad_samples_are_passed_over_when_that_is_asked_for(shards: list[str]) -
     data = Path(shards[5]).read_bytes()
     Path(shards[5]).write_bytes(data[: len(data) // 2])
     results = convert_shards(convert, shards, "out/", on_error="skip")
-    assert [result.read for result in results[:5]] == [5] * 5
+    assert [(result.read, result.skipped) for result in results[:5]] == [(5, 2)] * 5
+    assert results[5].skipped == sum(number in (1, 2) for number in range(results[5].read)) + 1  # the rest of the shard
+    again = convert_shards(convert, shards, "out/", on_error="skip")
+    assert again == [result._replace(is_new=False) for result in results]
     assert keys("out/0.tar") == ["0-0", "0-3", "0-4"]
     assert keys("out/5.tar") == [key for key in keys("out/5.tar") if key[:3] in ("5-0", "5-3", "5-4")]
     with pytest.raises(ConversionFailed, match=r"5\.tar: TruncatedShard"):

@@ -30,6 +30,7 @@ def facts_of(
                 "source": redact(shard.source),
                 "url": redact(shard.info.url),
                 "read": shard.read,
+                "skipped": shard.skipped,
                 "samples": shard.info.samples,
                 "bytes": shard.info.bytes,
                 "sha256": shard.info.sha256,

@@ -54,12 +54,14 @@ class ConvertedShard(NamedTuple):
         info: what was written.
         read: how many samples were read.
         is_new: whether this call has converted it.
+        skipped: how many faults ``on_error`` has passed over: bad samples, and the rest of a shard that breaks off.
     """
 
     source: str
     info: ShardInfo
     read: int
     is_new: bool
+    skipped: int = 0
 
 
 def convert_shards(
@@ -174,8 +176,8 @@ def convert_shards(
     results: dict[int, ConvertedShard] = {}
     failures: dict[str, BaseException] = {}
 
-    def take(number: int, info: ShardInfo, read: int, is_new: bool) -> None:
-        results[number] = ConvertedShard(urls[number], info, read, is_new)
+    def take(number: int, info: ShardInfo, read: int, skipped: int, is_new: bool) -> None:
+        results[number] = ConvertedShard(urls[number], info, read, is_new, skipped)
         if on_result is not None:
             on_result(results[number])
 
@@ -183,7 +185,7 @@ def convert_shards(
         made_of = f"{made_by} {written_by}"
         kept = _kept(finished, path, urls, places, made_of, if_changed, storage_options, output_options)
         for number, shard in kept.items():
-            take(number, shard.info._replace(url=places[number]), shard.given, False)
+            take(number, shard.info._replace(url=places[number]), shard.given, shard.skipped, False)
         if options.get("index"):
             _index([places[number] for number in kept], key_rule, executor, max_workers, output_options)
         missing = [number for number in range(len(urls)) if number not in kept]
@@ -193,8 +195,9 @@ def convert_shards(
                 if isinstance(outcome, BaseException):
                     failures[urls[number]] = outcome
                     continue
-                finished.add(FinishedShard(number, outcome.info, outcome.read, f"{made_of} {outcome.version}"))
-                take(number, outcome.info, outcome.read, True)
+                how = f"{made_of} {outcome.version}"
+                finished.add(FinishedShard(number, outcome.info, outcome.read, how, outcome.skipped))
+                take(number, outcome.info, outcome.read, outcome.skipped, True)
     finally:
         finished.close()
     if failures:

@@ -17,7 +17,7 @@ from wds_datapipes.core.naming import KeyRule
 from wds_datapipes.core.numbering import check_pattern
 from wds_datapipes.core.openers import local_path, redact
 from wds_datapipes.core.openers.ranges import file_facts
-from wds_datapipes.core.policy import ErrorPolicy, OnError, note
+from wds_datapipes.core.policy import ErrorPolicy, OnError, Tally, note
 from wds_datapipes.core.readahead import READ_AHEAD_BYTES
 from wds_datapipes.core.samples import group_samples
 from wds_datapipes.core.tarwriter import TarWriter
@@ -38,6 +38,8 @@ class Written(NamedTuple):
     info: ShardInfo
     #: How many samples were read.
     read: int
+    #: How many faults were passed over.
+    skipped: int
     #: What tells the input from a later one of that name.
     version: str
 
@@ -77,17 +79,18 @@ class ShardConverter:
 
     def _convert(self, url: str, place: str) -> Written:
         version = version_of(url, self._storage_options)
-        policy = ErrorPolicy(self._on_error, "convert_shards")
+        tally: Any = Tally(self._on_error)
+        policy = ErrorPolicy(tally, "convert_shards")
         members = load_wds_shards(
             [url],
             storage_options=self._storage_options,
-            on_error=self._on_error,
+            on_error=tally,
             read_ahead=READ_AHEAD_BYTES,
             limits=self._limits,
         )
-        samples: Iterable[Sample] = group_samples(members, key_rule=self._key_rule, on_error=self._on_error)
+        samples: Iterable[Sample] = group_samples(members, key_rule=self._key_rule, on_error=tally)
         if self._decode is not None:
-            samples = wds_decode(samples, *self._decode, on_error=self._on_error, limits=self._limits)
+            samples = wds_decode(samples, *self._decode, on_error=tally, limits=self._limits)
         count = _Counted(samples)
         given = self._function(iter(count)) if self._whole_shards else policy.counted(count)
         with ExitStack() as opened:
@@ -98,7 +101,7 @@ class ShardConverter:
                     break
         policy.finish()
         assert shard.info is not None  # noqa: S101  it was closed without an error
-        return Written(shard.info, count.count, version)
+        return Written(shard.info, count.count, tally.count, version)
 
     def _write(self, shard: TarWriter, sample: Any, policy: ErrorPolicy) -> bool:
         """Write all of what comes of a sample, or none of it, and return whether to go on."""

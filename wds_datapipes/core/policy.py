@@ -15,7 +15,7 @@ from wds_datapipes.core.quarantine import write_quarantine
 from wds_datapipes.core.systemic import is_systemic
 from wds_datapipes.errors import ErrorBudgetExceeded, MissingDependency, RefusedURL, UnknownScheme, UnsafeCodec
 
-__all__ = ["ErrorBudget", "ErrorPolicy", "OnError", "check_on_error", "note"]
+__all__ = ["ErrorBudget", "ErrorPolicy", "OnError", "Tally", "check_on_error", "note"]
 
 T = TypeVar("T")
 
@@ -79,9 +79,29 @@ or a handler as webdataset's, which gets the exception and returns True (go on w
 quietly) or raises."""
 
 
+class Tally:
+    """Does as an ``on_error`` says, and counts what is passed over by all stages that it is given to.
+
+    Args:
+        on_error: what the user has asked for.
+
+    Attributes:
+        on_error: the same.
+        count: how many items were passed over.
+    """
+
+    def __init__(self, on_error: OnError) -> None:
+        self.on_error = on_error
+        self.count = 0
+
+
 def check_on_error(on_error: object) -> None:
     """Refuse a value that is no error policy when a stage is built, not when the first error comes."""
-    if on_error not in ("raise", "warn", "skip") and not callable(on_error) and not isinstance(on_error, ErrorBudget):
+    if (
+        on_error not in ("raise", "warn", "skip")
+        and not callable(on_error)
+        and not isinstance(on_error, ErrorBudget | Tally)
+    ):
         raise ValueError(
             f'on_error is "raise", "warn", "skip", an ErrorBudget or a function that takes the exception, not '
             f"{on_error!r}"
@@ -103,7 +123,9 @@ class ErrorPolicy:
         skipped: how many items were passed over, by the kind of error.
     """
 
-    def __init__(self, on_error: OnError, stage: str) -> None:
+    def __init__(self, on_error: OnError | Tally, stage: str) -> None:
+        self._tally = on_error if isinstance(on_error, Tally) else Tally(on_error)
+        on_error = self._tally.on_error
         self._budget = on_error if isinstance(on_error, ErrorBudget) else None
         self._on_error = ("warn" if self._budget.warn else "skip") if self._budget is not None else _plain(on_error)
         self._stage = stage
@@ -158,6 +180,7 @@ class ErrorPolicy:
         if self._on_error == "warn" and kind not in self.skipped:
             warnings.warn(f"{self._stage} passed over an item: {kind}: {told}", stacklevel=2)
         self.skipped[kind] += 1
+        self._tally.count += 1
         if self._budget is not None:
             self._spend(self._budget, error)
         return goes_on

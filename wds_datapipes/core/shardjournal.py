@@ -48,6 +48,8 @@ class FinishedShard(NamedTuple):
     given: int
     #: The digest of their keys.
     keys: str
+    #: How many faults were passed over; only of conversions, and only where there were some.
+    skipped: int = 0
 
 
 def compare_journals(paths: Iterable[str], wanted: Mapping[str, Any]) -> None:
@@ -95,6 +97,8 @@ class ShardJournal:
     def add(self, shard: FinishedShard) -> None:
         """Write a line, and wait until it is on the disk."""
         row = {"number": shard.number, **shard.info._asdict(), "given": shard.given, "keys": shard.keys}
+        if shard.skipped:
+            row["skipped"] = shard.skipped
         self._write(row)
         self.finished.append(shard)
 
@@ -163,9 +167,9 @@ def _finished(line: bytes, where: str) -> FinishedShard:
     try:
         row = json.loads(line)
         info = ShardInfo(*(row[name] for name in ShardInfo._fields))
-        found = FinishedShard(row["number"], info, row["given"], row["keys"])
-        kinds = [*map(type, info), type(found.number), type(found.given), type(found.keys)]
-        if kinds != [str, int, int, str, int, int, str]:
+        found = FinishedShard(row["number"], info, row["given"], row["keys"], row.get("skipped", 0))
+        kinds = [*map(type, info), type(found.number), type(found.given), type(found.keys), type(found.skipped)]
+        if kinds != [str, int, int, str, int, int, str, int]:
             raise ValueError(f"it tells of {row!r:.200}")
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise StateError(
