@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -295,6 +300,33 @@ def test_a_worker_that_is_killed_is_told_with_its_shard(files: Path) -> None:
     assert set(contents(files, "a-*.tar")) == {"a-00.tar"}
     create(files, NUMBERS, maxcount=3)
     assert not contents(files, "*.part")  # which a killed process cannot remove
+
+
+def test_a_main_process_that_is_killed_leaves_whole_shards_and_a_second_call_goes_on(files: Path) -> None:
+    lines = "".join(f"{n:02d}.txt pipe:sleep 0.02; echo {n}\n{n:02d}.jpg {n % 10}.jpg\n" for n in range(24))
+    options: dict[str, Any] = {"maxcount": 3, "max_workers": 2, "resume": True}
+    create(files, lines, "b-%02d.tar", **options)
+    wanted = {name.replace("b", "a", 1): data for name, data in contents(files, "b-*.tar").items()}
+    rng = Random(os.getpid())
+    ends = []
+    for seconds in (0.1, rng.uniform(0.02, 0.3), rng.uniform(0.02, 0.3)):
+        process = multiprocessing.get_context("fork").Process(target=create, args=(files, lines), kwargs=options)
+        process.start()
+        time.sleep(seconds)
+        workers = psutil.Process(process.pid).children()
+        process.kill()
+        process.join()
+        ends.append(process.exitcode)
+        process.close()
+        for worker in workers:  # which put away what they were writing
+            worker.wait(20)
+        there = contents(files, "a-*.tar")
+        assert there == {name: wanted[name] for name in there}
+    assert ends[0] == -signal.SIGKILL
+    made = create(files, lines, **options)
+    assert sum(shard.is_new for shard in made) <= len(wanted) - len(there) + 2  # those that no journal knew of yet
+    assert contents(files, "a-*.tar") == wanted
+    assert not contents(files, "*.part")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
