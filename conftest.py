@@ -30,6 +30,32 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: Files that take a minute each: none of them may be left to one process at the end, while the others idle.
+LONG = (
+    "test_training_run.py",
+    "test_checkpoint.py",
+    "test_state_of_tracked_streams.py",
+    "test_repairs.py",
+    "test_demo.py",
+    "test_ranks.py",
+    "test_service_laws.py",
+    "test_one_state.py",
+    "test_repaired_service.py",
+    "test_service.py",
+    "test_laws_of_state.py",
+    "test_uneven_ranks.py",
+    "test_conversion.py",
+    "test_tar_faults.py",
+    "test_same_as_webdataset.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long."""
+    turns = {name: turn for turn, name in enumerate(LONG)}
+    items.sort(key=lambda item: turns.get(item.path.name, len(LONG)))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Look no more through what all tests have imported, which costs half a second each time, in each worker, too."""

@@ -17,6 +17,8 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 CONSTRAINTS = "constraints.txt"
 #: What `tests` leaves to `doctest`.
 DOCUMENTATION = "tests/test_documentation.py"
+#: Each process takes the next file: at first the longest, which conftest.py lists, and not those with the most tests.
+IN_THEIR_ORDER = ["--dist=loadfile", "--no-loadscope-reorder"]
 #: How pytest ends where the arguments choose no test.
 NOTHING_CHOSEN = 5
 #: What sweeps more in `nightly`: in `tests`, every value of each dimension with some of the others.
@@ -51,7 +53,7 @@ def group(name: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run the tests, with everything that is optional installed."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
-    for chosen, where in (("not alone", ["--numprocesses=3", "--dist=loadfile"]), ("alone", [])):
+    for chosen, where in (("not alone", ["--numprocesses=3", *IN_THEIR_ORDER]), ("alone", [])):
         arguments = [f"--ignore={DOCUMENTATION}", "-m", chosen, *where, *session.posargs]
         session.run("pytest", *arguments, success_codes=[0, NOTHING_CHOSEN])
 
@@ -72,7 +74,7 @@ def nightly(session: nox.Session) -> None:
         *session.posargs,
         env={"RESUME_CUTS": os.environ.get("RESUME_CUTS", "5000"), "RESUME_BATCHES": "100000", "RESUME_SEED": seed},
     )
-    session.run("pytest", "--numprocesses=3", "--dist=loadfile", *SWEEPS, *session.posargs, env={"WHOLE_SWEEPS": "1"})
+    session.run("pytest", "--numprocesses=3", *IN_THEIR_ORDER, *SWEEPS, *session.posargs, env={"WHOLE_SWEEPS": "1"})
 
 
 @nox.session
@@ -133,7 +135,7 @@ def minimal(session: nox.Session) -> None:
     """Run what needs no extra, with the core dependencies alone and the torchdata that Python 3.13 gets."""
     pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
     session.install(".", *pins, "torchdata==0.7.1", *group("minimal"))
-    session.run("pytest", "--numprocesses=3", "--dist=loadfile", *MINIMAL_TESTS, *session.posargs)
+    session.run("pytest", "--numprocesses=3", *IN_THEIR_ORDER, *MINIMAL_TESTS, *session.posargs)
 
 
 @nox.session
