@@ -207,8 +207,9 @@ def same_as_tarfile(content: bytes, found: list[MemberTuple]) -> None:
     # Where a time or an owner is no number, tarfile ends without a word; nobody needs these of a shard.
     same("the data by tarfile", [data for _, data in theirs], [data for _, _, data, _ in found[: len(theirs)]])
     for (name, _), (_, own, _, _) in zip(theirs, found, strict=False):
-        # A header that is not ustar's has no prefix, which tarfile puts before the name nevertheless.
-        if not name.rstrip("/").endswith(own.rstrip("/")):
+        # A header that is not ustar's has no prefix, which tarfile puts before the name nevertheless. It also takes an
+        # empty long name for a name.
+        if name and not name.rstrip("/").endswith(own.rstrip("/")):
             raise Finding(f"tarfile calls {name!r} what is {own!r} here")
 
 

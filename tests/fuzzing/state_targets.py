@@ -15,6 +15,7 @@ from harness import Target, change_json
 from shard_targets import scratch
 
 from wds_datapipes import ShardList, StatefulShards
+from wds_datapipes.core.openers import open_url, register_opener
 from wds_datapipes.core.progress import Deal
 from wds_datapipes.errors import ChangedShard, ShardError, StateError
 from wds_datapipes.reading.elastic import merge_states
@@ -30,7 +31,8 @@ LOOKED_AT = 100
 def shards() -> str:
     for shard in range(3):
         build_shard(scratch() / f"s{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(6)])
-    return f"{scratch()}/s{{0..2}}.tar"
+    register_opener("fuzzed", lambda url, **_: open_url(f"{scratch()}/{url.partition(':')[2]}"))
+    return "fuzzed:s{0..2}.tar"  # the same in every process, so that a state can be loaded again elsewhere
 
 
 def loader() -> StatefulShards:

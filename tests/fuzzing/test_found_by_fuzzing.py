@@ -232,6 +232,8 @@ def test_a_state_that_is_as_it_was_saved_is_gone_on_from() -> None:
         {"parts": [{"items": 1, "skip": 0, "stages": "[true, {}]"}]},
         {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": [0, 512]}, {"draws": {}}]'}]},
         {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": [0, 512]}, {"waiting": [[0, 1024, 512]]}]'}]},
+        {"parts": [{"items": 1, "skip": 0, "stages": json.dumps([{"next": [0, 0]}, {"waiting": [[0, 0, 1024]] * 2}])}]},
+        {"workers": 2, "parts": [{"items": 1, "skip": 0, "stages": '[{"next": 7}, {}]'}]},
         {
             "parts": [
                 {

@@ -231,6 +231,8 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
         """
         loaded = ShuffleState(state.get("room", self.initial))
         loaded.waiting = addresses_in(state.get("waiting", ()))
+        if len({address.place for address in loaded.waiting}) < len(loaded.waiting):
+            raise StateError("The state of shuffle_samples is not whole: a sample waits in it twice")
         loaded.draws = state.get("draws", 0)
         loaded.passing = set(passing)
         self._loaded = loaded

@@ -138,7 +138,12 @@ def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Che
         for number, part in enumerate(checkpoint.parts)
     ]
     here = max(workers, 1)
-    states = dealt_states(old.pipe, parts, [[] for _ in parts], ranks * here)[rank * here : (rank + 1) * here]
+    try:
+        states = dealt_states(old.pipe, parts, [[] for _ in parts], ranks * here)[rank * here : (rank + 1) * here]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"What is left of the epoch cannot be dealt, as a state is not whole: {error}") from error
     resumed = [Resumed(0, 0, state) for state in states]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(
