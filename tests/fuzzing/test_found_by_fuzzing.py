@@ -10,6 +10,7 @@ import warnings
 import wave
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from state_targets import loader, states
@@ -23,6 +24,7 @@ from wds_datapipes.core.openers import redact
 from wds_datapipes.core.openers.patience import asked_for
 from wds_datapipes.core.plainyaml import plain_yaml
 from wds_datapipes.core.quarantine import read_quarantine
+from wds_datapipes.core.samplefile import FRAME, MAGIC, DamagedFile, SampleFileWriter, _trailer, open_samples
 from wds_datapipes.core.shardcache.entries import Entry
 from wds_datapipes.core.shardjournal import ShardJournal
 from wds_datapipes.core.shards import expand_braces
@@ -184,6 +186,17 @@ def test_what_is_said_of_a_copy_may_be_anything(tmp_path: Path, text: bytes) -> 
     entry = Entry.of(tmp_path, "a.tar")
     entry.facts_path.write_bytes(text)
     assert entry.facts() is None
+
+
+def test_a_file_of_samples_without_facts_is_damaged(tmp_path: Path) -> None:
+    """The checksum of nothing is 0, and so is that of a frame of zeros."""
+    path = tmp_path / "kept"
+    SampleFileWriter(str(path), {}).finish()
+    head = path.read_bytes()[: len(MAGIC)]
+    frames = FRAME.pack(0, 0)
+    path.write_bytes(head + frames + _trailer(0, len(frames), crc32(frames)))
+    with pytest.raises(DamagedFile, match="no JSON"):
+        open_samples(str(path), {})
 
 
 @pytest.mark.parametrize("word", ["auth", "secret", "token", "://a:", "a-", "?auth", "x"])

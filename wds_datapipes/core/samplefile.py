@@ -162,7 +162,10 @@ def _check(stream: BinaryIO, path: str, facts: Mapping[str, Any]) -> None:
     text = stream.read(min(length, frames_bytes))
     if crc32(text) != checksum:
         raise DamagedFile("its facts have a wrong checksum")
-    found = json.loads(text)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"its facts are no JSON: {error}") from error
     if found != json.loads(json.dumps(facts)):
         raise CacheError(
             f"The cache {path} was made by another pipeline: {_difference(found, facts)}. Delete it, or give this "
