@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -300,6 +302,29 @@ def test_a_worker_that_is_killed_is_told_with_its_shard(files: Path) -> None:
     assert set(contents(files, "a-*.tar")) == {"a-00.tar"}
     create(files, NUMBERS, maxcount=3)
     assert not contents(files, "*.part")  # which a killed process cannot remove
+
+
+def test_a_full_disk_loses_nothing_that_was_finished(files: Path) -> None:
+    create(files, NUMBERS, "b-%02d.tar", maxcount=1)
+    wanted = {name.replace("b", "a", 1): data for name, data in contents(files, "b-*.tar").items()}
+
+    def on_a_small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with suppress(ShardNotWritten):
+            create(files, NUMBERS, maxcount=1, resume=True)
+            os._exit(0)
+        os._exit(3)
+
+    process = multiprocessing.get_context("fork").Process(target=on_a_small_disk)
+    process.start()
+    process.join()
+    assert process.exitcode == 3
+    process.close()
+    assert contents(files, "a-*.tar") == {name: data for name, data in wanted.items() if len(data) <= 4096}
+    assert not contents(files, "*.part")
+    made = create(files, NUMBERS, maxcount=1, resume=True)
+    assert [shard.is_new for shard in made] == [len(data) > 4096 for data in wanted.values()]
+    assert contents(files, "a-*.tar") == wanted
 
 
 def test_a_main_process_that_is_killed_leaves_whole_shards_and_a_second_call_goes_on(files: Path) -> None:
