@@ -9,7 +9,7 @@ import warnings
 from functools import cache
 from itertools import islice
 from random import Random
-from typing import Any
+from typing import Any, BinaryIO
 
 from harness import Target, change_json
 from shard_targets import scratch
@@ -31,8 +31,12 @@ LOOKED_AT = 100
 def shards() -> str:
     for shard in range(3):
         build_shard(scratch() / f"s{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(6)])
-    register_opener("fuzzed", lambda url, **_: open_url(f"{scratch()}/{url.partition(':')[2]}"))
+    register_opener("fuzzed", opened)
     return "fuzzed:s{0..2}.tar"  # the same in every process, so that a state can be loaded again elsewhere
+
+
+def opened(url: str, /, **_: Any) -> BinaryIO:
+    return open_url(f"{scratch()}/{url.partition(':')[2]}")
 
 
 def loader() -> StatefulShards:

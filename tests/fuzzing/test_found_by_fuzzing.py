@@ -241,6 +241,7 @@ def test_a_state_that_is_as_it_was_saved_is_gone_on_from() -> None:
         {"ranks": 10**12},
         {"stages": [1]},
         {"parts": [{"items": "1", "skip": 0, "stages": None}]},
+        {"parts": [{"items": 1, "skip": 0, "stages": 0}]},
         {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": 7}, {}]'}]},
         {"parts": [{"items": 1, "skip": 0, "stages": "[true, {}]"}]},
         {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": [0, 512]}, {"draws": {}}]'}]},

@@ -113,7 +113,8 @@ class Checkpoint:
         engines = self.engines is None or all(type(number) is int for each in self.engines for number in each)
         flags = {type(self.is_over), type(self.distributed)} == {bool}
         counts = all(type(count) is int and count >= 0 for part in self.parts for count in (part.items, part.skip))
-        states = all(stage is None or isinstance(stage, Mapping) for part in self.parts for stage in part.stages or ())
+        pipes = [part.stages for part in self.parts if part.stages is not None]
+        states = all(stage is None or isinstance(stage, Mapping) for stages in pipes for stage in stages)
         if not (texts and engines and flags and counts and states) or len(self.parts) > max(self.workers, 1):
             raise TypeError("one of its values is of another kind")
 
