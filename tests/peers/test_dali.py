@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
 
-from wds_datapipes import ShardList, build_index, read_dali_index, write_dali_index
+from wds_datapipes import ShardList, TarWriter, build_index, read_dali_index, write_dali_index
 from wds_datapipes.errors import UnsupportedSidecar, WrongSidecar
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -74,6 +74,19 @@ def test_dali_reads_what_we_read(tmp_path: Path, tar_format: str, keys: str, tim
     assert len(expected) == COUNT
     assert by_dali(url, write_dali_index(url)) == expected
     assert by_dali(url, write_dali_index(url, tmp_path / "old.idx", version="v1.1")) == expected
+
+
+@pytest.mark.parametrize("keys", KEYS)
+def test_dali_reads_what_we_write(tmp_path: Path, keys: str) -> None:
+    url = str(tmp_path / "x.tar")
+    samples = [
+        tuple(f"{field} of {number}".encode() * (1 + number * 97) for field in FIELDS) for number in range(COUNT)
+    ]
+    with TarWriter(url, index=True) as writer:
+        for number, sample in enumerate(samples):
+            writer.write({"__key__": KEYS[keys].format(number), **dict(zip(FIELDS, sample, strict=True))})
+    assert by_us(url) == samples
+    assert by_dali(url, write_dali_index(url)) == samples
 
 
 def by_its_tool(url: str) -> str:
