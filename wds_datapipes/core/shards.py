@@ -197,7 +197,7 @@ def _braces(pattern: str) -> tuple[int, int]:
     """Return how many names the braces of a pattern stand for at the most, and about how long; make none of them.
 
     >>> _braces("a-{00..99}-{b,c{1..3}}.tar")
-    (400, 11)
+    (400, 15)
     """
     outer: list[_Part] = []
     part, start = _Part(), 0
