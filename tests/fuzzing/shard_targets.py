@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import bz2
 import contextlib
 import gzip
@@ -51,11 +52,8 @@ def scratch() -> Path:
     """Make a folder for this process, in memory where there is such a file system."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = tempfile.TemporaryDirectory(prefix="wds-fuzz-", dir=shared)
-    _kept.append(folder)
+    atexit.register(folder.cleanup)
     return Path(folder.name)
-
-
-_kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class Trickle(io.RawIOBase):

@@ -240,6 +240,7 @@ def test_a_state_that_is_as_it_was_saved_is_gone_on_from() -> None:
         {"first": 1 << 70},
         {"ranks": 10**12},
         {"stages": [1]},
+        {"parts": []},
         {"parts": [{"items": "1", "skip": 0, "stages": None}]},
         {"parts": [{"items": 1, "skip": 0, "stages": 0}]},
         {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": 7}, {}]'}]},

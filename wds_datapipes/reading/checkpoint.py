@@ -117,6 +117,8 @@ class Checkpoint:
         states = all(stage is None or isinstance(stage, Mapping) for stages in pipes for stage in stages)
         if not (texts and engines and flags and counts and states) or len(self.parts) > max(self.workers, 1):
             raise TypeError("one of its values is of another kind")
+        if not self.parts and not self.is_over:
+            raise TypeError("its epoch goes on, and it does not say where")
 
     def check(self, stages: Sequence[str]) -> None:
         """Make sure that it is the state of a pipeline.
