@@ -12,6 +12,10 @@ import torchdata
 
 from wds_datapipes.reading import repairs
 
+#: How long all scenarios together may take, in seconds: those that hang by design take half of it on a busy machine.
+LIMIT_S = 300
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
+
 DRAWN = "4 orders, the same in another run: True"
 
 # What comes of each scenario without the repairs, and with them.
@@ -78,7 +82,7 @@ def run_scenarios(limit: float, **environment: str) -> dict[str, str]:
         capture_output=True,
         check=True,
         text=True,
-        timeout=115,
+        timeout=LIMIT_S,
     )
     outcomes: dict[str, str] = json.loads(done.stdout)
     return outcomes
