@@ -74,11 +74,13 @@ def open_remote_parts(
 
             return store.patience.patiently(lambda: WebParts.found(store, request), f"{store.name} cannot be opened")
         if is_sftp(scheme):
-            origin = PacedOrigin(SftpOrigin(filesystem, path, store.pace.timeout_s), store.pace)
             changed = partial(_changed, store.name)
 
+            def until(end: int) -> Origin:
+                return PacedOrigin(SftpOrigin(filesystem, path, store.pace.timeout_s, end), store.pace)
+
             def opened() -> OriginParts:
-                return OriginParts(origin, store.stream, changed, HEAD_BYTES)
+                return OriginParts(until, store.stream, changed, HEAD_BYTES)
 
             return store.patience.patiently(opened, f"{store.name} cannot be opened")
 

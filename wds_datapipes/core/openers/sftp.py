@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, BinaryIO, cast
@@ -18,8 +19,8 @@ __all__ = ["OriginPart", "OriginParts", "SftpOrigin", "connected", "is_sftp"]
 
 #: Opening takes some answers of the server, each of which may take as long as a byte of the file.
 ANSWERS = 4
-#: How much is read at once, in bytes: what paramiko asks for by one request. More would be asked for piece by piece.
-PIECE_BYTES = 32 << 10
+#: How much is asked for by one request, in bytes, which servers have to take; and how many requests are on their way.
+PIECE_BYTES, ON_THE_WAY = 32 << 10, 48
 
 
 def is_sftp(scheme: str) -> bool:
@@ -96,10 +97,11 @@ class SftpOrigin:
         filesystem: one of `connected`.
         path: where it is there.
         timeout_s: the seconds without a byte after which the server has failed.
+        end: the byte before which reading ends, or -1; no more is asked for.
     """
 
-    def __init__(self, filesystem: Any, path: str, timeout_s: float) -> None:
-        self._filesystem, self._path, self._timeout_s = filesystem, path, timeout_s
+    def __init__(self, filesystem: Any, path: str, timeout_s: float, end: int = -1) -> None:
+        self._filesystem, self._path, self._timeout_s, self._end = filesystem, path, timeout_s, end
         self._has_failed = False
 
     def open_at(self, start: int) -> Opened:
@@ -125,33 +127,85 @@ class SftpOrigin:
             channel.get_channel().settimeout(self._timeout_s)
             file = channel.open(self._path, "rb")
             facts = file.stat()
-            file.seek(start)
         except BaseException:
             channel.close()
             raise
-        return Opened(_ChannelFile(file, channel, client, self.fail), start, facts.st_size, version_of(facts.st_mtime))
+        end = facts.st_size if self._end < 0 else min(self._end, facts.st_size)
+        opened = _ChannelFile(file, channel, client, self.fail, start, end)
+        return Opened(opened, start, facts.st_size, version_of(facts.st_mtime))
 
 
 class _ChannelFile:
-    """A file and the channel that it is read by.
+    """Reads a file by a channel. Many requests are on their way, as each takes as long as the way is.
+
+    paramiko can do that as well, by a thread that nobody waits for and whose errors nobody gets.
 
     Args:
         file: it.
         channel: its own.
         connection: what the channel is one of, which is closed with the last reference to it.
         fail: is called when it cannot be read.
+        start: the first byte to read.
+        end: the byte behind the last one.
     """
 
-    def __init__(self, file: Any, channel: Any, connection: Any, fail: Callable[[], None]) -> None:
+    def __init__(
+        self, file: Any, channel: Any, connection: Any, fail: Callable[[], None], start: int, end: int
+    ) -> None:
         self._file, self._channel, self._connection, self._fail = file, channel, connection, fail
+        self._next, self._end = start, end
+        #: What was asked for, in the order of the file: the number, the place and the length; and what has come.
+        self._asked: deque[tuple[int, int, int]] = deque()
+        self._came: dict[int, bytes | Exception] = {}
+        self._rest = b""
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes, and none at the end."""
         try:
-            return cast(bytes, self._file.read(min(size, PIECE_BYTES)))
+            data = self._rest or self._piece()
         except Exception:
             self._fail()
             raise
+        self._rest = data[size:]
+        return data[:size]
+
+    def _piece(self) -> bytes:
+        """Return what has come of the next request."""
+        while len(self._asked) < ON_THE_WAY and self._next < self._end:
+            length = min(PIECE_BYTES, self._end - self._next)
+            self._asked.append((self._ask(self._next, length), self._next, length))
+            self._next += length
+        if not self._asked:
+            return b""
+        number, place, length = self._asked.popleft()
+        while number not in self._came:
+            self._channel._read_response()
+        data = self._came.pop(number)
+        if isinstance(data, Exception):
+            raise data
+        if not data:
+            raise EOFError("the server has sent nothing")
+        if len(data) < length:  # which servers may do
+            place, length = place + len(data), length - len(data)
+            self._asked.appendleft((self._ask(place, length), place, length))
+        return data
+
+    def _ask(self, place: int, length: int) -> int:
+        from paramiko.sftp import CMD_READ, int64  # type: ignore[import-untyped]  # it carries no types
+
+        return cast(int, self._channel._async_request(self, CMD_READ, self._file.handle, int64(place), length))
+
+    def _async_response(self, kind: int, message: Any, number: int) -> None:
+        """Take an answer; paramiko calls this."""
+        from paramiko.sftp import CMD_DATA
+
+        try:
+            if kind != CMD_DATA:
+                self._channel._convert_status(message)
+                raise EOFError("the server has sent no data")
+            self._came[number] = message.get_string()
+        except Exception as error:  # noqa: BLE001  it is raised where the answer is waited for
+            self._came[number] = error
 
     def close(self) -> None:
         """Close the channel, by which the server closes the file: nobody has to wait for its answer."""
@@ -163,7 +217,7 @@ class OriginParts:
     """A file of which parts are read, each by opening it once more.
 
     Args:
-        origin: opens the file from any byte on.
+        until: makes what opens the file from any byte on, to be read up to another one, or to its end if that is -1.
         stream: makes a stream of an origin that reads on where it breaks.
         changed: tells that the file is another one.
         head_bytes: how many bytes its head has.
@@ -171,13 +225,13 @@ class OriginParts:
 
     def __init__(
         self,
-        origin: Origin,
+        until: Callable[[int], Origin],
         stream: Callable[[Origin], BinaryIO],
         changed: Callable[[], ChangedShard],
         head_bytes: int,
     ) -> None:
-        self._origin, self._stream, self._changed = origin, stream, changed
-        opened = origin.open_at(0)
+        self._until, self._stream, self._changed = until, stream, changed
+        opened = until(head_bytes).open_at(0)
         self._facts = (opened.size, opened.version)
         self.head = b""
         with contextlib.closing(opened.file) as file:
@@ -186,7 +240,7 @@ class OriginParts:
 
     def part(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
-        return self._stream(OriginPart(self._origin, self._facts, self._changed, start, end))
+        return self._stream(OriginPart(self._until(end), self._facts, self._changed, start, end))
 
     def close(self) -> None:
         """Do nothing: each part is opened by itself."""
