@@ -35,7 +35,7 @@ def same(item: Any) -> Any:
 
 def passed_on(source: Iterable[Any]) -> Iterator[Any]:
     # Not `yield from`: a stage takes each item into its hands.
-    for item in source:  # noqa: UP028
+    for item in source:  # noqa: UP028  see above
         yield item
 
 

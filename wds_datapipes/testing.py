@@ -44,7 +44,7 @@ def build_shard(
     """
     name = os.fspath(path)
     compression = next((kind for kind in ("gz", "bz2", "xz") if name.endswith(kind)), "")
-    with tarfile.open(name, f"w:{compression}", format=tar_format) as archive:  # type: ignore[call-overload]
+    with tarfile.open(name, f"w:{compression}", format=tar_format) as archive:  # type: ignore[call-overload]  # a mode that is made up
         for sample in samples:
             for field, value in sample.items():
                 if not field.startswith("__"):

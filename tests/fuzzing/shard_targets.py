@@ -199,7 +199,7 @@ def same_as_tarfile(content: bytes, found: list[MemberTuple]) -> None:
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:", encoding="utf-8") as tar:
             regular = (member for member in tar if member.isreg())
-            theirs.extend((member.name, tar.extractfile(member).read()) for member in regular)  # type: ignore[union-attr]
+            theirs.extend((member.name, tar.extractfile(member).read()) for member in regular)  # type: ignore[union-attr]  # they are files
     except (tarfile.TarError, ValueError, OverflowError, EOFError, OSError):
         return  # of damage that is in what only tarfile reads, such as times and owners
     # Where a time or an owner is no number, tarfile ends without a word; nobody needs these of a shard.

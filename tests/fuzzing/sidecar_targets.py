@@ -218,11 +218,12 @@ def braces(pattern: str) -> list[str]:
 
 
 def spec_seeds() -> list[bytes]:
-    facts = {"prefix": "p/", "buckets": ["b"], "datasets": [{"name": "x", "shards": "{0..3}.tar", "choose": 2}]}
-    facts["datasets"] += [
+    datasets: list[dict[str, object]] = [
+        {"name": "x", "shards": "{0..3}.tar", "choose": 2},
         {"shards": ["a.tar", "b.tar"], "resample": 5, "buckets": "c"},
         {"shards": "a::b", "scaleprob": 0.5},
-    ]  # type: ignore[operator]
+    ]
+    facts = {"prefix": "p/", "buckets": ["b"], "datasets": datasets}
     yaml = b"prefix: p/\nbuckets: [b]\ndatasets:\n- name: x\n  shards: '{0..3}.tar'\n  resample: 2\n"
     yaml += b"- shards: &s [a, b]\n- shards: *s\n"
     laughs = b"a: &a [x, x]\nb: &b [*a, *a]\ndatasets: *b\n"

@@ -177,7 +177,7 @@ def _unmade(field: str, draft: Draft, error: ShardError) -> BadSource | ShardErr
 
 def _unreadable(path: str, field: str, draft: Draft, error: Exception) -> BadSource:
     reason = getattr(error, "strerror", None) or str(error)
-    what = "is a link to nothing, or to itself" if os.path.islink(path) else "cannot be read"  # noqa: PTH114
+    what = "is a link to nothing, or to itself" if os.path.islink(path) else "cannot be read"  # noqa: PTH114  it is a text
     return BadSource(f"{_file(path, field, draft)} {what}: {reason}. Put the file there, or leave the sample out")
 
 

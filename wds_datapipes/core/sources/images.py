@@ -73,7 +73,7 @@ class ImageFiles:
         places = {name: number for number, name in enumerate(classes)}
         if unknown := [name for name in self.classes or () if name not in places]:
             raise BadSource(
-                f"The folder {os.path.join(self._root, unknown[0])!r} is none of the {len(classes)} classes that are "  # noqa: PTH118
+                f"The folder {os.path.join(self._root, unknown[0])!r} is none of the {len(classes)} classes that are "  # noqa: PTH118  texts
                 f"known. Remove it, or add it to these"
             )
         numbers = [places[name] for name in self.classes or ()]
@@ -163,7 +163,7 @@ def find_images(
         if len(found) == before:
             fault(
                 BadSource(
-                    f"The folder {os.path.join(top, name)!r} of the class {name!r} has no image "  # noqa: PTH118
+                    f"The folder {os.path.join(top, name)!r} of the class {name!r} has no image "  # noqa: PTH118  texts
                     f"({', '.join(sorted(choose.endings))}). Remove it, or say which ends the names of its files have"
                 )
             )
@@ -242,7 +242,7 @@ def _walked(top: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterat
     """Yield a folder, and all folders in it, each with the names of its files."""
     path = os.path.join(top, folder)  # noqa: PTH118  many of them
     folders, files = _listed(path)
-    found = os.stat(path)  # noqa: PTH116
+    found = os.stat(path)  # noqa: PTH116  it is a text
     here = (found.st_dev, found.st_ino)
     if here in above:
         raise BadSource(f"The folder {path!r} is a link to one that it is in. Remove the link")
@@ -252,7 +252,7 @@ def _walked(top: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterat
 
 
 def _shown(top: str, files: Files) -> str:
-    return os.path.join(top, f"{files.stem}.{files.endings[0]}")  # noqa: PTH118
+    return os.path.join(top, f"{files.stem}.{files.endings[0]}")  # noqa: PTH118  the same
 
 
 def _utf8(name: str, origin: str) -> bytes:

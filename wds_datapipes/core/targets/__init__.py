@@ -87,7 +87,7 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
     path = local_path(url)
     if path is not None:
         try:
-            return os.stat(path).st_size  # noqa: PTH116
+            return os.stat(path).st_size  # noqa: PTH116  it is a text
         except FileNotFoundError:
             return None
     if split_scheme(url)[0] in ("pipe", "-"):
