@@ -81,7 +81,7 @@ def nothing_left() -> Iterator[None]:
     before = opened()
     others = set(psutil.Process().children())  # such as multiprocessing's own, once a test has spawned a worker
     yield
-    for _ in range(100):  # a thread of torch may take a moment to close what it has
+    for _ in range(500):  # a thread of torch may take a moment to close what it has
         if opened() <= before:
             break
         time.sleep(0.01)

@@ -17,7 +17,7 @@ import zstandard
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_datapipes  # noqa: F401  it registers the stages
-from wds_datapipes.core import parts as parts_module
+from wds_datapipes.core import readahead
 from wds_datapipes.core.fields import map_dict, to_tuple
 from wds_datapipes.core.members import load_wds_shards
 from wds_datapipes.core.openers import open_url
@@ -56,7 +56,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BinaryIO]]:
         streams.append(stream)
         return stream
 
-    monkeypatch.setattr(parts_module, "open_url", open_and_keep)
+    monkeypatch.setattr(readahead, "open_url", open_and_keep)
     yield streams
     assert streams
     assert all(stream.closed for stream in streams)

@@ -30,6 +30,7 @@ import wds_datapipes
 from wds_datapipes import ConvertedShard, ShardList, check_index, convert_shards, read_index
 from wds_datapipes.core.converter import ShardConverter
 from wds_datapipes.core.fingerprint import fingerprint
+from wds_datapipes.core.limits import DEFAULT_LIMITS
 from wds_datapipes.core.naming import first_dot
 from wds_datapipes.errors import ConversionFailed, EncodeError, ShardNotWritten, StateError, WorkerDied
 from wds_datapipes.testing import build_shard
@@ -806,5 +807,6 @@ def test_wrong_arguments_are_refused_before_anything_is_made(
 
 def test_nothing_is_printed_of_what_executors_are_given() -> None:
     options: dict[str, Any] = {"whole_shards": False, "decode": None, "key_rule": first_dot, "on_error": "raise"}
+    options["limits"] = DEFAULT_LIMITS
     converter = ShardConverter(odd, **options, storage_options={"key": "secret"}, writing={"key": "secret"})
     assert repr(converter) == "ShardConverter(odd)"

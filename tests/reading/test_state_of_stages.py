@@ -214,7 +214,7 @@ def test_going_on_with_drawn_shards_opens_none_that_was_read(monkeypatch: pytest
         opened.append(url)
         return open_url(url, **options)
 
-    monkeypatch.setattr("wds_datapipes.core.parts.open_url", opening)
+    monkeypatch.setattr("wds_datapipes.core.readahead.open_url", opening)
     pipe = seeded(resampled(None).load_wds_shards().group_samples())
     whole = list(itertools.islice(pipe, 500))
     state = saved(pipe)

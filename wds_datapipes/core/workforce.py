@@ -117,9 +117,10 @@ class ForkedProcesses:
                 self._idle.append(worker)
         if not self._idle:
             self._hire()
-        worker = self._idle.pop()
-        task = worker.pool.submit(_work, *arguments)
-        self._busy[task] = worker
+        with _interrupts_later():  # or a process would be neither idle nor busy, and nobody would end it
+            worker = self._idle.pop()
+            task = worker.pool.submit(_work, *arguments)
+            self._busy[task] = worker
         return task
 
     def end(self) -> None:
