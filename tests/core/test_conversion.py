@@ -594,10 +594,21 @@ def slow(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def interrupted(seconds: float) -> None:
-    """Convert, until Ctrl-C comes, as a terminal sends it to all processes; what is found is told by the exit code."""
+def interrupted(seconds: float | None) -> None:
+    """Convert, until Ctrl-C comes, as a terminal sends it to all processes; what is found is told by the exit code.
+
+    Without a time, it comes when two shards are known to be finished.
+    """
     os.setsid()
-    threading.Timer(seconds, os.killpg, (os.getpid(), signal.SIGINT)).start()
+
+    def interrupt() -> None:
+        journal = Path("out", "shards.journal")
+        while seconds is None and not (journal.exists() and journal.read_bytes().count(b"\n") == 3):
+            time.sleep(0.01)
+        time.sleep(seconds or 0)
+        os.killpg(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with contextlib.suppress(KeyboardInterrupt):
         convert_shards(slow, [f"{number}.tar" for number in range(6)], "out/", max_workers=2)
         os._exit(1)
@@ -609,7 +620,7 @@ def interrupted(seconds: float) -> None:
 def test_ctrl_c_leaves_nothing_half_and_no_process(shards: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     os.mkdir("pids")
     rng = Random(os.getpid())
-    for seconds in (0.01, 0.02, 0.03, rng.uniform(0.01, 0.1), 0.6):
+    for seconds in (0.01, 0.02, 0.03, rng.uniform(0.01, 0.1), None):
         assert forked(functools.partial(interrupted, seconds)) == 0
     assert capfd.readouterr().err == ""
     assert sorted(written()) == ["0.tar", "1.tar"]
