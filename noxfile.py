@@ -26,6 +26,7 @@ SWEEPS = [
     "tests/reading/test_checkpoint.py",
     "tests/reading/test_repaired_service.py",
     "tests/reading/test_service_laws.py",
+    "tests/reading/test_training_run.py",
     "tests/fuzzing/test_targets.py",
 ]
 #: What `minimal` runs: tests that import no extra, of each floor, and what depends on the release of torchdata.

@@ -40,7 +40,7 @@ IS_WHOLE = bool(os.environ.get("WHOLE_SWEEPS"))
 #: How many workers there are, and how many items may be ahead.
 LOADERS = list(itertools.product(range(4), (0, 10))) if IS_WHOLE else [(0, 0), (1, 10), (2, 0), (2, 10), (3, 0)]
 #: The ranks, how workers are started, and the cuts.
-RANDOM_CUTS = [(1, "fork", 24), (2, "fork", 12)]
+RANDOM_CUTS = [(1, "fork", 18), (2, "fork", 8)]
 if CUTS:
     shares = {(1, "fork"): 0.6, (2, "fork"): 0.25, (3, "fork"): 0.1, (1, "spawn"): 0.03, (2, "spawn"): 0.02}
     RANDOM_CUTS = [(*kind, max(1, round(CUTS * share))) for kind, share in shares.items()]
