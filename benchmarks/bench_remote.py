@@ -9,7 +9,7 @@ curl writes into a pipe.
 
 Measured, times webdataset, on two cores that others used as well: reading from near 3.5 (4.0 without reading ahead, 2.2
 and 2.8 by processor time), from far 2.3 (1.2), where a connection gives 100 MB/s and ours gets 94; decoding from far is
-as fast as from the disk, within the spread (0.93 and 0.95 of it). Near, the server uses the same two cores as the reader.
+as fast as from the disk, within the spread (0.93 and 0.95). Near, the server uses the same two cores as the reader.
 """
 
 from __future__ import annotations
