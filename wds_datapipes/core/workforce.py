@@ -87,6 +87,14 @@ class LentExecutor:
 class _Worker(NamedTuple):
     pool: ProcessPoolExecutor
     pid: int
+    process: Any
+
+    def end(self) -> None:
+        """Wait for its end, and close what there is to it now, whoever may still have an error that leads there."""
+        self.pool.shutdown(cancel_futures=True)
+        if self.process is not None:
+            with contextlib.suppress(ValueError):  # it is at work yet
+                self.process.close()
 
 
 class ForkedProcesses:
@@ -112,7 +120,7 @@ class ForkedProcesses:
         for done in [task for task in self._busy if task.done()]:
             worker = self._busy.pop(done)
             if isinstance(done.exception(), BrokenExecutor):
-                worker.pool.shutdown()
+                worker.end()
             else:
                 self._idle.append(worker)
         if not self._idle:
@@ -131,7 +139,7 @@ class ForkedProcesses:
                 break
         self._signal(signal.SIGKILL)
         for worker in [*self._idle, *self._busy.values()]:
-            worker.pool.shutdown(cancel_futures=True)
+            worker.end()
         self._idle.clear()
         self._busy.clear()
 
@@ -142,7 +150,9 @@ class ForkedProcesses:
         with _interrupts_later(), warnings.catch_warnings():
             # From Python 3.12 on. Of what is forked, torch is told to have no threads, and fsspec begins its own anew.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
-            self._idle.append(_Worker(pool, pool.submit(os.getpid).result()))
+            pid = pool.submit(os.getpid).result()
+            process = next((each for each in multiprocessing.active_children() if each.pid == pid), None)
+            self._idle.append(_Worker(pool, pid, process))
 
     def _signal(self, number: signal.Signals) -> None:
         for task, worker in self._busy.items():
