@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import dataclasses
 import gzip
 import io
 import lzma
@@ -35,7 +36,7 @@ from wds_datapipes.testing import build_shard
 
 END = bytes(1024)
 MIB = 1 << 20
-NONE = ReadLimits(member_bytes=None, name_bytes=None, headers=None, gap_bytes=None, expansion=None)
+NONE = ReadLimits(**dict.fromkeys(field.name for field in dataclasses.fields(ReadLimits)))
 
 
 def header(name: str = "a.bin", size: int = 0, kind: bytes = b"0") -> bytes:
@@ -250,7 +251,8 @@ def test_the_gap_is_that_between_two_files(gaps: list[int], most: int) -> None:
 @pytest.mark.parametrize("ignore_zeros", [False, True])
 def test_what_never_comes_to_a_file_ends(pieces: list[bytes], ignore_zeros: bool) -> None:
     stream = endless(with_data(b"0", b"1", "a"), *pieces, most=3 * MIB)
-    members = read_members(stream, url="x.tar", ignore_zeros=ignore_zeros, limits=ReadLimits(gap_bytes=MIB))
+    limits = ReadLimits(gap_bytes=MIB, tail_bytes=None)
+    members = read_members(stream, url="x.tar", ignore_zeros=ignore_zeros, limits=limits)
     assert next(members)[1] == "a"
     with pytest.raises(
         LimitExceeded, match=r"x\.tar has no file from byte 1024 to byte \d+, and the limit is gap_bytes"

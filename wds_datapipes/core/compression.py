@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from wds_datapipes.core.compressionkinds import HEAD_BYTES, Compression, recognised
-from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits, exceeded
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits, exceeded, padded_too_far
 from wds_datapipes.core.openers import redact
 from wds_datapipes.errors import CorruptShard, TruncatedShard
 
@@ -191,13 +191,18 @@ class Decompressor(io.RawIOBase):
 
     def _next_unit(self) -> bool:
         """Begin the next part, if there is one."""
-        rest = self._unit.unused_data.lstrip(b"\0")
-        while len(rest) < HEAD_BYTES:
-            more = self._read()
-            if not more:
-                break
+        more = self._unit.unused_data
+        rest = more.lstrip(b"\0")
+        zeros = len(more) - len(rest)
+        while len(rest) < HEAD_BYTES and (more := self._read()):
+            zeros += len(rest) + len(more)
             rest = (rest + more).lstrip(b"\0")
+            zeros -= len(rest)
         if not rest:
+            if zeros > self._limits.most("tail_bytes"):
+                raise padded_too_far(
+                    self._limits, redact(self._url), f"its {self._compression.name} data of {self._produced} bytes"
+                )
             return False
         if not self._compression.starts(rest):
             raise CorruptShard(

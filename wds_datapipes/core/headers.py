@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from zlib import adler32
 
 from wds_datapipes.core.ahead import Ahead
-from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits, exceeded
+from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits, exceeded, padded_too_far
 from wds_datapipes.errors import CorruptShard, TruncatedShard, UnsupportedMember
 
 __all__ = [
@@ -29,6 +29,7 @@ EndMarker: TypeAlias = Literal["required", "optional"]
 
 BLOCK = 512
 ZERO_BLOCK = bytes(BLOCK)
+END_MARKER_BYTES = 2 * BLOCK
 #: The most bytes that a long name or a PAX header may take; real ones take some hundred.
 MAX_EXTENSION = 1024 * 1024
 
@@ -77,7 +78,7 @@ class HeaderReader:
         self._ahead = ahead
         self._limits = limits
         self._most_headers, self._most_of_gap = limits.most("headers"), limits.most("gap_bytes")
-        self._most_of_name = limits.most("name_bytes")
+        self._most_of_name, self._most_of_tail = limits.most("name_bytes"), limits.most("tail_bytes")
         #: Where the last gap began, and where it ended, or goes on.
         self._gap_from = self._gap_to = -1
         self._stop = stop
@@ -215,7 +216,10 @@ class HeaderReader:
         while True:
             position += BLOCK
             block = self._ahead.take(BLOCK)
+            is_too_long = position + len(block) - zeros_at - END_MARKER_BYTES > self._most_of_tail
             if block == ZERO_BLOCK:
+                if is_too_long and not self._ignore_zeros:  # whatever follows
+                    raise padded_too_far(self._limits, self._archive, f"its end marker at byte {zeros_at}")
                 self._go_on_to(position)
                 continue
             if block.strip(b"\0"):
@@ -231,6 +235,8 @@ class HeaderReader:
                     f"{self._archive} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
                     f'{AGAIN}; or, if it was written so, pass end_marker="optional"'
                 )
+            if is_too_long:
+                raise padded_too_far(self._limits, self._archive, f"its end marker at byte {zeros_at}")
             return b"", position
 
     def _verify(self, block: bytes, raw_checksum: bytes, position: int) -> None:

@@ -1,13 +1,13 @@
-"""What a shard may ask of its reader: how large its members and names are, how many headers, how far it expands."""
+"""Limits on what a shard may ask of its reader: sizes of members and names, headers, zeros at the end, expansion."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, fields
 
-from wds_datapipes.errors import LimitExceeded
+from wds_datapipes.errors import LimitExceeded, TruncatedShard
 
-__all__ = ["DEFAULT_LIMITS", "EXPANSION_FROM_BYTES", "ReadLimits", "exceeded"]
+__all__ = ["DEFAULT_LIMITS", "EXPANSION_FROM_BYTES", "ReadLimits", "exceeded", "padded_too_far"]
 
 #: From how many uncompressed bytes on an expansion counts.
 EXPANSION_FROM_BYTES = 1 << 30
@@ -33,6 +33,9 @@ class ReadLimits:
         gap_bytes: how many bytes may lie between one file and the next without being any of the two: folders, links,
             devices, members of unknown kinds, and zeros behind an end marker. By default 512 MiB, a million links.
             Without a limit, a server could keep a reader busy for ever that never gets a file.
+        tail_bytes: how many zeros may follow the end of an archive: its end marker, or its compressed data. By default
+            10,240, one record as most programs write them. More are the sign of a file whose space was reserved before
+            its content came, and never did; they are a `TruncatedShard`. ``tar -b N`` fills up to ``N * 512``.
         expansion: how many times as large as the compressed data the uncompressed may be, as soon as those are more
             than 1 GiB. By default 1000. Text has 3 to 30, label masks of images 100 to 500, and gzip ends at 1032,
             which nothing but zeros reaches; zstd, xz and bzip2 go to many thousands with those. Up to 1 GiB nothing is
@@ -53,6 +56,7 @@ class ReadLimits:
     name_bytes: int | None = 4096
     headers: int | None = 256
     gap_bytes: int | None = 512 << 20
+    tail_bytes: int | None = 20 * 512
     expansion: float | None = 1000.0
 
     def __post_init__(self) -> None:
@@ -110,4 +114,19 @@ def exceeded(limits: ReadLimits, name: str, found: str) -> LimitExceeded:
     return LimitExceeded(
         f"{found}, and the limit is {name}={getattr(limits, name)}. If this is as it should be, pass "
         f"limits=ReadLimits({name}=...) with more, or with None for no limit"
+    )
+
+
+def padded_too_far(limits: ReadLimits, archive: str, what: str) -> TruncatedShard:
+    """Return the error for zeros beyond ``tail_bytes``.
+
+    Args:
+        limits: what holds.
+        archive: the shard, without secrets.
+        what: what the zeros follow, and where.
+    """
+    return TruncatedShard(
+        f"{archive} has more than {limits.tail_bytes} bytes of zeros after {what}, so members may be missing. Its "
+        f"space was reserved and its content did not arrive: write or fetch it again; or, if it was written so, as by "
+        f"tar -b, pass limits=ReadLimits(tail_bytes=...) with more, or with None for no limit"
     )
