@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import psutil
 import pytest
 
-from wds_datapipes.core.openers import command, open_url
+from wds_datapipes.core import shellprocess
+from wds_datapipes.core.openers import open_url
 from wds_datapipes.errors import CommandFailed, ShardNotOpened
 
 
@@ -35,9 +39,19 @@ def read(url: str) -> bytes:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Whether they have all ended; one whose parent has died may wait for init as a zombie."""
-    _, alive = psutil.wait_procs(processes, timeout=20)
-    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+    """Wait until all of them have ended; one whose parent has died may wait for init as a zombie."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if not any(map(runs, processes)):
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def test_the_output_of_a_command() -> None:
@@ -60,7 +74,7 @@ def test_a_command_gets_no_standard_input() -> None:
         ("no-such-command", r"ended with status 127 \(command not found\).*It said last: .*no-such-command"),
         ("/dev/null", r"ended with status 126 \(command not executable\)"),
         ("yes | head -n 1", r"ended with status 141 \(SIGPIPE: a later command of the pipeline stopped reading"),
-        ("echo hi; kill -KILL $$", r"was ended by SIGKILL after 3 bytes"),
+        ("echo hi; kill -KILL $$", r"ended with status 137 \(SIGKILL\) after 3 bytes"),
         ("sh -c 'kill -TERM $$' | cat", r"ended with status 143 \(SIGTERM\)"),
         ("exit 255", r"ended with status 255 \(signal 127\)"),
         ("echo hi; exec >&-; sleep 0.2; exit 7", r"ended with status 7 after 3 bytes"),
@@ -150,6 +164,66 @@ def test_the_copy_in_a_forked_process_leaves_the_command_alone() -> None:
     assert (run.stdout, run.stderr) == ("b'a\\n'\nb'b\\n'\n", "")
 
 
+def commands_of_killed(run: Callable[[], object]) -> list[psutil.Process]:
+    """Call a function in a forked process, kill that by SIGKILL, and return all processes that it had started."""
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            kept = run()
+            os.write(tell, b"x")
+            time.sleep(1000)
+            del kept
+        finally:
+            os._exit(1)
+    os.close(tell)
+    with open(ready, "rb") as said:
+        assert said.read(1) == b"x"
+        processes: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert processes
+    return processes
+
+
+def begin(shell: str) -> BinaryIO:
+    stream = open_url(f"pipe:{shell}")
+    assert stream.read(1)
+    return stream
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "echo; sleep 1000 | cat",
+        "yes",
+        "trap '' TERM HUP; echo; exec >&- 2>&-; sleep 1000 & sleep 1000",
+        "bash -c 'echo; sleep 1000 & sleep 1000'",
+    ],
+)
+def test_a_command_ends_when_its_process_is_killed(shell: str) -> None:
+    assert gone(commands_of_killed(lambda: begin(shell)))
+
+
+def test_a_command_ends_when_its_process_is_killed_and_a_fork_of_it_lives_on(tmp_path: Path) -> None:
+    def begin_and_fork() -> BinaryIO:
+        stream = begin("echo; sleep 1000 | cat")
+        if not (fork := os.fork()):
+            time.sleep(1000)
+        (tmp_path / "fork").write_text(str(fork))
+        return stream
+
+    processes = commands_of_killed(begin_and_fork)
+    fork = psutil.Process(int((tmp_path / "fork").read_text()))
+    processes.remove(fork)
+    try:
+        assert gone(processes)
+        assert fork.is_running()
+    finally:
+        fork.kill()
+    assert gone([fork])
+
+
 @pytest.mark.parametrize("url", ["pipe:", "pipe: \n"])
 def test_no_command(url: str) -> None:
     with pytest.raises(ShardNotOpened, match=r"holds no command. Write it behind the colon"):
@@ -166,9 +240,9 @@ def test_a_command_that_cannot_be_started(shell: str) -> None:
 def other_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory that is all there is in the PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    command.shell.cache_clear()
+    shellprocess.shell.cache_clear()
     yield tmp_path
-    command.shell.cache_clear()
+    shellprocess.shell.cache_clear()
 
 
 def test_another_shell_with_pipefail_will_do(other_shell: Path) -> None:

@@ -98,7 +98,7 @@ def test_several_samples_have_numbers_and_keys() -> None:
         ("exit 1", r"ended with status 1 .* It said nothing\.$"),
         ("false | true", "ended with status 1"),
         ("nosuchcommand", r"ended with status 127 \(command not found\)"),
-        ("kill -9 $$", "was ended by SIGKILL"),
+        ("kill -9 $$", r"ended with status 137 \(SIGKILL\)"),
         ("yes | head -c 100000; echo the end; exit 2", r"the end$"),
         ("mkdir sample.d", "has left 'sample.d', which is a folder"),
         ("ln -s /etc/passwd sample.x", "has left 'sample.x', which is a link"),
@@ -197,11 +197,11 @@ def test_folders_of_killed_processes_are_removed(scratch: Path) -> None:
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    assert all_end("63.5")
     SampleCommand("sleep 63.5").remove_leftovers()  # another one, which minds its own
     assert len(list(scratch.iterdir())) == 1
     command.remove_leftovers()
     assert list(scratch.iterdir()) == []
-    assert all_end("63.5")
 
 
 def test_its_fingerprint_is_what_it_does() -> None:

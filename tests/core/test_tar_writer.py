@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import multiprocessing
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from wds_datapipes import ShardInfo, ShardList, TarWriter, last_dot
@@ -469,6 +472,37 @@ def test_a_command_is_killed_before_it_takes_half_a_shard_for_a_whole_one() -> N
     with pytest.raises(ZeroDivisionError):
         write_and_raise("pipe:cat > s.part && mv s.part s.tar", ZeroDivisionError())
     assert "s.tar" not in files()
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one whose parent has died may wait for init as a zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_command_is_killed_with_the_process_that_writes_to_it() -> None:
+    for _ in range(10):  # which of the two a command sees first is chance, unless the watcher decides it
+        ready, tell = os.pipe()
+        pid = os.fork()
+        if not pid:
+            shard = TarWriter("pipe:(cat; echo end) > s.part && mv s.part s.tar")
+            shard.write({"__key__": "a", "bin": bytes(1 << 20)})
+            os.write(tell, b"x")
+            time.sleep(1000)
+            os._exit(1)
+        os.close(tell)
+        with open(ready, "rb") as said:
+            assert said.read(1) == b"x"
+            processes = psutil.Process(pid).children(recursive=True)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        assert processes
+        while any(map(runs, processes)):
+            time.sleep(0.005)
+        assert files() == ["s.part"]
+        os.unlink("s.part")
 
 
 @pytest.fixture

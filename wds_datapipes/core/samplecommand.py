@@ -15,8 +15,8 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any, cast
 
-from wds_datapipes.core.openers.command import ending, shell
 from wds_datapipes.core.samplefolder import place_of, read_many, read_one, write_sample
+from wds_datapipes.core.shellprocess import ShellProcess, ending
 from wds_datapipes.core.types import Sample
 from wds_datapipes.core.workforce import ending_later
 from wds_datapipes.errors import SampleCommandFailed
@@ -25,8 +25,6 @@ __all__ = ["SampleCommand"]
 
 #: How much of what the command says last is told when it fails, in bytes.
 TOLD_BYTES = 2000
-#: How long a command that is no longer wanted gets to end by itself, in seconds.
-GRACE_S = 0.5
 #: How often it is asked whether it has ended, where what it has left behind holds its output open, in milliseconds.
 ASK_MS = 50
 
@@ -92,21 +90,13 @@ class SampleCommand:
     def _run(self, folder: str, sample: Sample) -> None:
         with ExitStack() as opened:
             with ending_later():
-                process = subprocess.Popen(  # noqa: S603  it is a command, by its meaning
-                    [*shell(), self._command],
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    bufsize=0,
-                    start_new_session=True,  # a process group of its own, which can be ended as one
-                )
-                opened.callback(_end, process)
+                process = ShellProcess(self._command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                opened.callback(process.end)
             output = opened.enter_context(cast("IO[bytes]", process.stdout))
             told, is_done = _listen(process, output, self._timeout_s)
         if is_done and process.returncode == 0:
             return
-        how = ending(process.returncode) if is_done else f"was ended, as it took longer than {self._timeout_s:g} s,"
+        how = ending(process.wait()) if is_done else f"was ended, as it took longer than {self._timeout_s:g} s,"
         said = told.decode(errors="replace").strip()
         raise SampleCommandFailed(
             f"The command {self._command!r} {how} for {place_of(sample)}. "
@@ -129,7 +119,7 @@ def _prefix() -> str:
     return f"wds-map-{secrets.token_hex(6)}-"
 
 
-def _listen(process: subprocess.Popen[bytes], output: IO[bytes], timeout_s: float | None) -> tuple[bytes, bool]:
+def _listen(process: ShellProcess, output: IO[bytes], timeout_s: float | None) -> tuple[bytes, bool]:
     """Read what a command says until it ends, and return the end of that, and whether it has ended in time."""
     deadline = float("inf") if timeout_s is None else monotonic() + timeout_s
     told = b""
@@ -149,22 +139,7 @@ def _listen(process: subprocess.Popen[bytes], output: IO[bytes], timeout_s: floa
                 break
             told = (told + said)[-TOLD_BYTES:]
     # What it has left behind may hold its output open: take what is there, do not wait for more.
-    _signal(process, signal.SIGKILL)
+    process.signal(signal.SIGKILL)
     if poll.poll(0):
         told = (told + os.read(output.fileno(), 1 << 16))[-TOLD_BYTES:]
     return told, True
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all that it has started."""
-    if process.poll() is None:
-        _signal(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-    _signal(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import io
 import os
 import select
-import shutil
 import signal
 import subprocess
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from wds_datapipes.core.openers.schemes import split_scheme
+from wds_datapipes.core.shellprocess import ShellProcess, ending
 from wds_datapipes.errors import CommandFailed, ShardNotOpened
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ __all__ = ["open_command"]
 PIPE_BYTES = 1 << 20
 #: How much of what the command says last is told when it fails, in bytes.
 TOLD_BYTES = 2000
-#: How long a command that is no longer wanted gets to end by itself, in seconds.
-GRACE_S = 0.5
 #: How often a command that has closed its output is asked whether it has ended, in milliseconds.
 ASK_MS = 50
 
@@ -37,33 +34,10 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
     if not command.strip():
         raise ShardNotOpened(f"{url!r} holds no command. Write it behind the colon, as in pipe:zcat 000.tar.gz")
     try:
-        process = subprocess.Popen(  # noqa: S603  a pipe: URL is a command, by its meaning
-            [*shell(), command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # a process group of its own, which can be ended as one
-        )
+        process = ShellProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except (OSError, ValueError) as error:
         raise ShardNotOpened(f"The command {command!r} cannot be started: {error}") from error
     return cast(BinaryIO, CommandStream(process, command))
-
-
-@functools.cache
-def shell() -> tuple[str, ...]:
-    """The words in front of a command: a shell that can tell the failure of every part of a pipeline."""
-    if bash := shutil.which("bash"):
-        return (bash, "-o", "pipefail", "-c")
-    if sh := shutil.which("sh"):
-        words = (sh, "-o", "pipefail", "-c")
-        probe = subprocess.run([*words, ":"], stderr=subprocess.DEVNULL, check=False)  # noqa: S603  all words are ours
-        if probe.returncode == 0:
-            return words
-    raise ShardNotOpened(
-        "A pipe: URL needs a shell that has the option pipefail, and this host has neither bash nor such an sh. "
-        "Install bash"
-    )
 
 
 class CommandStream(io.RawIOBase):
@@ -73,10 +47,9 @@ class CommandStream(io.RawIOBase):
     Both are read by the one thread that reads the stream, so a command that says much waits for its reader.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], command: str) -> None:
+    def __init__(self, process: ShellProcess, command: str) -> None:
         self._process = process
         self._command = command
-        self._owner = os.getpid()
         self._received = 0
         self._told = b""
         # Both are pipes: open_command has asked for them.
@@ -131,16 +104,11 @@ class CommandStream(io.RawIOBase):
         while not self._errors.closed and self._poll.poll(0):
             self._pass_on()
         self._errors.close()
-        self._signal(signal.SIGTERM)
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to all that is left of the command and of what it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+        self._process.signal(signal.SIGTERM)
 
     def _verdict(self) -> str:
         """What is wrong with how the command ended."""
-        status = self._process.returncode
+        status = self._process.wait()
         told = self._told.decode(errors="replace").strip()
         return f"The command {self._command!r} {ending(status)} after {self._received} bytes. " + (
             f"It said last: {told}" if told else "It said nothing on its standard error."
@@ -153,37 +121,5 @@ class CommandStream(io.RawIOBase):
         super().close()
         self._output.close()
         self._errors.close()
-        if os.getpid() != self._owner:
-            # This is the copy of a forked process. The command is the child of the process that opened the stream.
-            self._process.returncode = 0
-        elif self._process.returncode is None:
-            self._signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE_S)
-            self._signal(signal.SIGKILL)
-            self._process.wait()
-
-
-def ending(status: int) -> str:
-    """A command's exit status in words.
-
-    >>> ending(1), ending(127), ending(-9)
-    ('ended with status 1', 'ended with status 127 (command not found)', 'was ended by SIGKILL')
-    """
-    if status < 0:
-        return f"was ended by {signal_name(-status)}"
-    if status == 128 + signal.SIGPIPE:
-        hint = "SIGPIPE: a later command of the pipeline stopped reading before an earlier one was done"
-    elif status > 128:
-        hint = signal_name(status - 128)
-    else:
-        hint = {126: "command not executable", 127: "command not found"}.get(status, "")
-    return f"ended with status {status}" + (f" ({hint})" if hint else "")
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        if self._process.returncode is None:
+            self._process.end()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
-import signal
-import subprocess
 import tempfile
-from typing import IO, cast
+from typing import cast
 
 from wds_datapipes.core.openers import split_scheme
-from wds_datapipes.core.openers.command import TOLD_BYTES, ending, shell
+from wds_datapipes.core.openers.command import TOLD_BYTES
+from wds_datapipes.core.shellprocess import ShellProcess, ending
 from wds_datapipes.errors import CommandFailed, ShardNotWritten
 
 __all__ = ["CommandTarget"]
@@ -21,8 +20,8 @@ class CommandTarget:
 
     The shard is whole if the command ends with the status 0 after the end of its input. If the shard is discarded, the
     command and all that it has started are killed before they see that end, so that none of them takes what it has for
-    the whole. What they have written by then is not known here, and stays: let a command write to a temporary name, as
-    in ``pipe:cat > x.part && mv x.part x``.
+    the whole; the same holds if this process is killed. What they have written by then is not known here, and stays:
+    let a command write to a temporary name, as in ``pipe:cat > x.part && mv x.part x``.
     """
 
     def __init__(self, url: str) -> None:
@@ -34,17 +33,11 @@ class CommandTarget:
         # A file takes what the command says without a reader; its end is told if the command fails.
         self._told = tempfile.TemporaryFile()  # noqa: SIM115  closed with the command
         try:
-            self._process = subprocess.Popen(  # noqa: S603  a pipe: URL is a command, by its meaning
-                [*shell(), self._command],
-                stdin=subprocess.PIPE,
-                stderr=self._told,
-                bufsize=0,
-                start_new_session=True,  # a process group of its own, which can be ended as one
-            )
+            self._process = ShellProcess(self._command, feeds=True, stderr=self._told)
         except (OSError, ValueError) as error:
             self._told.close()
             raise ShardNotWritten(f"The command {self._command!r} cannot be started: {error}") from error
-        self._input = cast("IO[bytes]", self._process.stdin)
+        self._input = cast("io.RawIOBase", self._process.stdin)
 
     def write(self, data: bytes, /) -> None:
         """Write all of the bytes; a command that no longer reads has failed."""
@@ -68,16 +61,11 @@ class CommandTarget:
     def discard(self) -> None:
         """Kill the command, and all that it has started."""
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        with contextlib.suppress(OSError):
-            self._input.close()
+            self._process.kill()
         self._told.close()
 
     def _end(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._input.close()
+        self._process.finish_input()
         self._process.wait()
 
     def _verdict(self, what: str) -> str:
@@ -87,6 +75,6 @@ class CommandTarget:
         told = self._told.read().decode(errors="replace").strip()
         self._told.close()
         return (
-            f"The command {self._command!r} {what}{' ' if what else ''}{ending(self._process.returncode)} after it was "
+            f"The command {self._command!r} {what}{' ' if what else ''}{ending(self._process.wait())} after it was "
             f"sent {self._written} bytes. " + (f"It said last: {told}" if told else "It said nothing.")
         )
