@@ -8,7 +8,7 @@ import importlib
 import typing
 
 from wds_datapipes.core.codecs.images import ImageDecoder
-from wds_datapipes.core.codecs.matching import handle_extension
+from wds_datapipes.core.codecs.matching import Continue, handle_extension
 from wds_datapipes.core.conversion import ConvertedShard, convert_shards
 from wds_datapipes.core.foreign.dali import read_dali_index, write_dali_index
 from wds_datapipes.core.foreign.energon import (
@@ -65,6 +65,7 @@ __all__ = [
     "Associator",
     "CachedSamples",
     "ColumnAdder",
+    "Continue",
     "ConvertedShard",
     "DatasetSpec",
     "DictMapper",

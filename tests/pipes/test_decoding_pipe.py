@@ -49,7 +49,7 @@ def source(*samples: dict[str, Any]) -> IterDataPipe[Any]:
 def stages() -> dict[str, IterDataPipe[Any]]:
     return {
         "wds_decode": source().wds_decode("points", ImageDecoder("rgb8"), handle_extension("x", len), cls=float),
-        "lambda": source().wds_decode(lambda field, data: None, cls=lambda data: 3),
+        "lambda": source().wds_decode(lambda field, data: len(data) if field == "pts" else None, cls=lambda data: 3),
         "registered": source().points(),
         "subclass": source().scaled_points(10),
     }
@@ -57,7 +57,7 @@ def stages() -> dict[str, IterDataPipe[Any]]:
 
 WANTED = {
     "wds_decode": [{"__key__": "a", "pts": [1, 2], "cls": 3.0}],
-    "lambda": [{"__key__": "a", "pts": b"1,2", "cls": 3}],
+    "lambda": [{"__key__": "a", "pts": 3, "cls": 3}],
     "registered": [{"__key__": "a", "pts": [1, 2], "cls": b"3"}],
     "subclass": [{"__key__": "a", "pts": [10, 20], "cls": b"3"}],
 }

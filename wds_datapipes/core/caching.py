@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from wds_datapipes.core.policy import note
 from wds_datapipes.core.progress import check_of
 from wds_datapipes.core.samplefile import DamagedFile, SampleFileWriter, open_samples, payloads
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import CacheError, ChangedShard
 
 __all__ = ["DiskCache", "MemoryCache", "Part", "Position", "SampleCache"]
@@ -169,9 +169,7 @@ class DiskCache:
         try:
             stream = open_samples(path, facts)
         except DamagedFile as damage:
-            warnings.warn(
-                f"The cache {path} is damaged, as {damage}. It is read from the source and made again", stacklevel=2
-            )
+            warn_user(f"The cache {path} is damaged, as {damage}. It is read from the source and made again")
             stream = None
         if stream is not None:
             with stream:
@@ -211,10 +209,9 @@ def _check_of(sample: object) -> int:
 def _exceeds(max_bytes: int | None, size: int, count: int) -> bool:
     if max_bytes is None or size <= max_bytes:
         return False
-    warnings.warn(
+    warn_user(
         f"cache_samples keeps nothing, since its first {count} samples already have {size} bytes, which is more than "
-        f"max_bytes={max_bytes}. Each epoch is read from the source",
-        stacklevel=3,
+        f"max_bytes={max_bytes}. Each epoch is read from the source"
     )
     return True
 

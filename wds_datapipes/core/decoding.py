@@ -9,23 +9,35 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.core.codecs import UNSAFE, find_codec
 from wds_datapipes.core.codecs.gzipped import gunzip
-from wds_datapipes.core.codecs.matching import ByExtension, handle_extension, name_of
+from wds_datapipes.core.codecs.matching import (
+    ByExtension,
+    ExtensionDecoder,
+    FieldName,
+    as_continue,
+    handle_extension,
+    name_of,
+)
 from wds_datapipes.core.codecs.words import find_word
 from wds_datapipes.core.fields import no_sample
 from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.core.types import Sample
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import DecodeError, MissingDependency, UnsafeCodec
 
 __all__ = ["Decoder", "DecoderChain", "decode_samples", "place_in", "wds_decode"]
 
 Decoder: TypeAlias = "str | ByExtension | Callable[[str, bytes], Any]"
 """An image spec, ``"torch_video"``, ``"torch_audio"`` or a registered decoder's name; an `ImageDecoder` or what
-`handle_extension` makes; or a function of a field's name and bytes that returns ``None`` for fields it leaves alone."""
+`handle_extension` makes; or a function of a field's name and bytes that returns the value, ``None`` for a field that it
+leaves to the next decoder, or a `Continue` with what the next ones are to decode."""
 
 #: How many names of fields a pass remembers the plans of; far more than samples have, unless keys hold dots.
 MAX_PLANS = 1000
+
+#: After how many samples a decoder function that has taken no field is reported, if the pass does not end before.
+UNUSED_AFTER = 1000
 
 
 def wds_decode(
@@ -54,6 +66,8 @@ class _Step(NamedTuple):
     #: What to call it in a message.
     name: str
     function: Callable[[bytes], Any]
+    #: The position of its decoder in the chain; none for what the chain brings itself.
+    position: int | None = None
 
 
 _STAYS = _Step("nothing", bytes)
@@ -94,14 +108,19 @@ class DecoderChain:
     ) -> None:
         # Of "png" and "seg.png", the one that says more comes first.
         keywords = sorted(by_extension, key=lambda extension: -extension.count("."))
+        functions = list(range(len(keywords)))
         chain: list[ByExtension | Callable[[str, bytes], Any]] = [
             handle_extension(extension, by_extension[extension]) for extension in keywords
         ]
         for decoder in decoders:
             if not isinstance(decoder, str) and not callable(decoder):
                 raise TypeError(f"a decoder is a word or a function of a field's name and bytes, not {decoder!r}")
+            if not isinstance(decoder, str | ByExtension) or isinstance(decoder, ExtensionDecoder):
+                functions.append(len(chain))
             chain.append(find_word(decoder) if isinstance(decoder, str) else decoder)
         self.decoders = tuple(chain)
+        #: Positions of the decoders that are functions of the user's, and not words.
+        self.functions = tuple(functions)
         self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
         self.partial = partial
         self.unsafe = unsafe
@@ -112,23 +131,28 @@ class DecoderChain:
         """Return this chain with other decoders before its own."""
         chain = copy(self)
         chain.decoders = (*decoders, *self.decoders)
+        chain.functions = tuple(position + len(decoders) for position in self.functions)
         return chain
 
     def plan(self, field: str) -> _Plan | None:
         """Choose what happens to the fields of one name; ``None`` leaves them as they are."""
         if field.startswith("__") or (self.only is not None and field not in self.only):
             return None
+        return self.plan_from(0, field)
+
+    def plan_from(self, start: int, field: str) -> _Plan | None:
+        """Choose what the decoders from one position on do with fields of one name."""
         filters: list[_Step] = []
         name = field
         while f".{name}".lower().endswith(".gz"):
             name = name[:-3]
             filters.append(_Step("gzip", bind(gunzip, limits=self.limits)))
         steps: list[_Step] = []
-        for decoder in self.decoders:
+        for position, decoder in enumerate(self.decoders[start:], start):
             if not isinstance(decoder, ByExtension):
-                steps.append(_Step(name_of(decoder), bind(decoder, name)))
+                steps.append(_Step(name_of(decoder), bind(decoder, FieldName(name)), position))
             elif decoder.takes(name):
-                steps.append(_Step(repr(decoder), decoder.decode))
+                steps.append(_Step(repr(decoder), decoder.decode, position))
         if self.basic:
             steps.append(self._last_step(name.rpartition(".")[2].lower()))
         elif steps:
@@ -147,10 +171,70 @@ class DecoderChain:
         return _Step(f"the {extension} codec", function)
 
 
-def decode_samples(source: Iterable[Sample], chain: DecoderChain, on_error: OnError = "raise") -> Iterator[Sample]:
-    """Decode samples by a chain, and pass over those with a field that fails, if the policy says so."""
+class _Unused:
+    """The decoder functions of a chain that have decoded nothing yet, and the warning about them.
+
+    A function that compares names in a way that never holds is otherwise silent: its fields stay bytes, or go to the
+    next decoder. Functions for extensions count as one, since a table of them may cover more than the data has; words
+    such as ``"rgb8"`` and the handlers of webdataset itself ask for no field in particular.
+    """
+
+    def __init__(self, chain: DecoderChain) -> None:
+        by_extension: set[int] = set()
+        self._groups: list[set[int]] = []
+        for position in chain.functions:
+            decoder = chain.decoders[position]
+            if isinstance(decoder, ByExtension):
+                by_extension.add(position)
+            elif not str(getattr(decoder, "__module__", "")).startswith("webdataset."):
+                self._groups.append({position})
+        if by_extension:
+            self._groups.append(by_extension)
+        self._decoders = chain.decoders
+        self._left = UNUSED_AFTER
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def discard(self, position: int) -> None:
+        """Take note that the decoder at a position has decoded something."""
+        self._groups = [group for group in self._groups if position not in group]
+
+    def count(self, plans: Mapping[str, _Plan | None]) -> None:
+        """Count a sample, and warn after the last one that is waited for."""
+        self._left -= 1
+        if not self._left:
+            self.warn(plans)
+
+    def warn(self, plans: Mapping[str, _Plan | None]) -> None:
+        """Warn of what has decoded nothing so far, once."""
+        fields = sorted(field for field, plan in plans.items() if plan is not None)
+        groups, self._groups = self._groups, []
+        if not fields:
+            return
+        listed = ", ".join(map(repr, fields[:10])) + (", ..." if len(fields) > 10 else "")
+        for group in groups:
+            names = ", ".join(_name_decoder(self._decoders[position]) for position in sorted(group))
+            warn_user(
+                f"wds_decode: {names} decoded none of the fields, which are {listed}. A function gets the field's "
+                f"name without a leading dot, 'png' and not '.png', and returns None for what it leaves to others"
+            )
+
+
+def _name_decoder(decoder: Any) -> str:
+    return repr(decoder) if isinstance(decoder, ByExtension) else name_of(decoder)
+
+
+def decode_samples(
+    source: Iterable[Sample], chain: DecoderChain, on_error: OnError = "raise", *, warn_unused: bool = False
+) -> Iterator[Sample]:
+    """Decode samples by a chain, and skip those with a field that fails, if the policy says so.
+
+    With ``warn_unused``, warn of decoder functions that have decoded nothing when the samples end.
+    """
     policy = ErrorPolicy(on_error, "wds_decode")
     plans: dict[str, _Plan | None] = {}
+    unused = _Unused(chain) if warn_unused else None
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
             raise no_sample("wds_decode", sample)
@@ -163,36 +247,53 @@ def decode_samples(source: Iterable[Sample], chain: DecoderChain, on_error: OnEr
                     if len(plans) >= MAX_PLANS:
                         plans.clear()
                     plan = plans[field] = chain.plan(field)
-                decoded[field] = value if plan is None else _decode_field(sample, field, plan, chain.partial)
+                decoded[field] = value if plan is None else _decode_field(sample, field, plan, chain, unused)
         except DecodeError as error:
             if policy.goes_on(error, sample, field=field):
                 continue
             break
+        if unused:
+            unused.count(plans)
         yield decoded
+    else:
+        if unused:
+            unused.warn(plans)
     policy.finish()
 
 
-def _decode_field(sample: Sample, field: str, plan: _Plan, partial: bool) -> Any:
+def _decode_field(sample: Sample, field: str, plan: _Plan, chain: DecoderChain, unused: _Unused | None) -> Any:
     data = sample[field]
     if type(data) is not bytes:
         if isinstance(data, (bytes, bytearray, memoryview)):
             data = bytes(data)
-        elif partial:
+        elif chain.partial:
             return data
         else:
             raise DecodeError(
                 f"{place_in(sample, field)} holds a value of type {type(data).__name__}, and not bytes. If it was "
                 f"decoded before, partial=True lets it pass; only= names the fields to decode"
             )
-    value = None
     step = plan.decoders[0]
     try:
-        for step in plan.filters:
-            data = step.function(data)
-        for step in plan.decoders:
-            value = step.function(data)
-            if value is not None:
-                break
+        while True:
+            for step in plan.filters:
+                data = step.function(data)
+            value = None
+            for step in plan.decoders:
+                value = step.function(data)
+                if value is not None:
+                    break
+            if step.position is None or value is None:
+                return value
+            if unused:
+                unused.discard(step.position)
+            if (rest := as_continue(value)) is None:
+                return value
+            data = rest.data
+            following = chain.plan_from(step.position + 1, rest.key)
+            if following is None:
+                return data
+            plan = following
     except MissingDependency:
         raise
     except UnsafeCodec as error:
@@ -207,7 +308,6 @@ def _decode_field(sample: Sample, field: str, plan: _Plan, partial: bool) -> Any
             f"{place_in(sample, field)} cannot be decoded by {step.name}: {cause}. The data is {_glimpse(data)}. "
             f'on_error="warn" or "skip" passes over such samples'
         ) from error
-    return value
 
 
 def place_in(sample: Sample, field: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from array import array
 
 import numpy as np
@@ -11,6 +10,7 @@ from wds_datapipes.core.index import COLUMNS, ShardIndex, rule_name
 from wds_datapipes.core.naming import KeyRule, first_dot, is_meta
 from wds_datapipes.core.samples import OnDuplicate, OnReturningKey
 from wds_datapipes.core.shardfacts import ShardFacts
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import DuplicateField, ReturningKey
 
 __all__ = ["IndexBuilder"]
@@ -141,7 +141,7 @@ class IndexBuilder:
         if self._on_returning_key == "raise":
             raise ReturningKey(text)
         self._on_returning_key = "ignore"
-        warnings.warn(text, stacklevel=3)
+        warn_user(text)
 
     def _flush(self) -> None:
         """End the sample that is being gathered."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from wds_datapipes.core.ledger import LEDGER, SkippedItem
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.quarantine import write_quarantine
 from wds_datapipes.core.systemic import is_systemic
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import ErrorBudgetExceeded, MissingDependency, RefusedURL, UnknownScheme, UnsafeCodec
 
 __all__ = ["ErrorBudget", "ErrorPolicy", "OnError", "Tally", "check_on_error", "note"]
@@ -178,7 +178,7 @@ class ErrorPolicy:
         if self._budget is not None and self._budget.quarantine is not None:
             write_quarantine(os.fspath(self._budget.quarantine), item)
         if self._on_error == "warn" and kind not in self.skipped:
-            warnings.warn(f"{self._stage} passed over an item: {kind}: {told}", stacklevel=2)
+            warn_user(f"{self._stage} passed over an item: {kind}: {told}")
         self.skipped[kind] += 1
         self._tally.count += 1
         if self._budget is not None:
@@ -189,7 +189,7 @@ class ErrorPolicy:
         """Warn of what was passed over, if there was more than the warnings so far have told."""
         total = self.skipped.total()
         if self._on_error == "warn" and total > len(self.skipped):
-            warnings.warn(f"{self._stage} passed over {total} items: {self._counts()}", stacklevel=2)
+            warn_user(f"{self._stage} passed over {total} items: {self._counts()}")
 
     def _spend(self, budget: ErrorBudget, error: Exception) -> None:
         """Raise if this was one too many."""
@@ -234,5 +234,5 @@ def _plain(on_error: Any) -> Any:
 
 
 def _warn_and_stop(error: Exception) -> bool:
-    warnings.warn(f"a stage has ended early: {type(error).__name__}: {error}", stacklevel=3)
+    warn_user(f"a stage has ended early: {type(error).__name__}: {error}")
     return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 import sys
-import warnings
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, TypeAlias
 
@@ -13,6 +12,7 @@ from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError
 from wds_datapipes.core.progress import Address, Progress, check_of
 from wds_datapipes.core.types import MemberTuple, Sample, ShardURL
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import ChangedShard, DuplicateField, ReturningKey
 
 __all__ = ["OnDuplicate", "OnReturningKey", "checked_key", "group_samples"]
@@ -110,7 +110,7 @@ def group_samples(
                             break
                     elif not returning_warned:
                         returning_warned = True
-                        warnings.warn(_returning(url, key, offset), stacklevel=2)
+                        warn_user(_returning(url, key, offset))
             if sample is None:
                 continue
             if wanted is not None and field not in wanted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -15,6 +14,7 @@ from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.packing import Encoder, PackedSample, SamplePacker
 from wds_datapipes.core.targets import Target, open_target
 from wds_datapipes.core.types import PlacedField, PlacedSample, Sample, ShardInfo
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.core.ustar import END, HeaderWriter
 from wds_datapipes.errors import UnwritableSample
 
@@ -81,6 +81,9 @@ class TarWriter:
         ['000.txt', '000.cls', '001.txt', '001.cls']
     """
 
+    #: True until there is something to close: ``__del__`` also runs when the arguments do not fit ``__init__``.
+    _closed = True
+
     def __init__(
         self,
         target: str | os.PathLike[str] | BinaryIO | Target,
@@ -98,7 +101,6 @@ class TarWriter:
         digest: bool = False,
         index: bool = False,
     ) -> None:
-        self._closed = True  # until there is something to close
         headers = HeaderWriter(user=user, group=group, mode=mode, mtime=mtime)
         self._packer = SamplePacker(headers, encoder, unsafe=unsafe, keep_meta=keep_meta, key_rule=key_rule)
         self._key_rule = key_rule
@@ -225,7 +227,7 @@ class TarWriter:
         if not self._closed and os.getpid() == self._owner:
             self.discard()  # first, as a warning may be an error
             text = f"the shard {self._target.url!r} was not closed, so nothing of it was kept"
-            warnings.warn(text, ResourceWarning, stacklevel=2)
+            warn_user(text, ResourceWarning)
 
     @property
     def layout(self) -> list[PlacedSample]:

@@ -46,8 +46,10 @@ class SampleDecoder(IterDataPipe[Sample]):
         source: samples, as ``group_samples`` yields them.
         decoders: an image spec (`ImageDecoder` has the table), ``"torch_video"``, ``"torch_audio"``, the name of a
             registered decoder, an `ImageDecoder`, what `handle_extension` makes, or a function ``(field, data)`` that
-            gets the field's name without a leading dot (and without ``.gz``) and its bytes, and returns the value, or
-            ``None`` for a field that it leaves to the next decoder.
+            gets the field's name without a leading dot (and without ``.gz``) and its bytes, and returns the value,
+            ``None`` for a field that it leaves to the next decoder, or a `Continue`. Functions written for webdataset,
+            which passes ``.png``, serve if they ask ``name.endswith(".png")``. A function that has decoded nothing
+            when the samples end, or after 1,000 of them, is warned of.
         only: whole names of the fields to decode, ``"jpg cls"`` or a list of them; the others stay bytes.
         partial: let values pass that are not bytes, such as those decoded before; they are an error otherwise.
         unsafe: allow codecs that can run any code that is in the data: ``pyd pickle pkl``, and ``pth`` with other
@@ -124,7 +126,7 @@ class SampleDecoder(IterDataPipe[Sample]):
         return (handle_extension(self.extensions, self.decode),) if self.extensions else ()
 
     def __iter__(self) -> Iterator[Sample]:
-        yield from decode_samples(self.source, self._chain.after(*self._own()), self.on_error)
+        yield from decode_samples(self.source, self._chain.after(*self._own()), self.on_error, warn_unused=True)
 
 
 class RegisteredDecoder(SampleDecoder):

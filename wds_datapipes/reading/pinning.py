@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import pin_memory as torch_pinning
 
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.reading.prefetching import Reader, work_for
 
 __all__ = ["MemoryPinner", "pinned"]
@@ -101,7 +101,7 @@ class MemoryPinner(IterDataPipe[Any]):
 def pinned(source: IterDataPipe[Any]) -> IterDataPipe[Any]:
     """Return a pipe whose tensors are in page-locked memory, or ``source`` itself, with a warning, without CUDA."""
     if not torch.cuda.is_available():
-        warnings.warn("pin_memory=True has no effect, since CUDA is not available.", stacklevel=2)
+        warn_user("pin_memory=True has no effect, since CUDA is not available.")
         return source
     return MemoryPinner(source, partial(_pin, torch.cuda.current_device()))
 

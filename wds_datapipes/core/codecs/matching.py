@@ -1,12 +1,96 @@
-"""Which fields a decoder takes: those whose name ends in one of its extensions."""
+"""Which fields a decoder takes, and what a decoder is given and may return."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ByExtension", "ExtensionDecoder", "handle_extension", "split_extensions"]
+__all__ = [
+    "ByExtension",
+    "Continue",
+    "ExtensionDecoder",
+    "FieldName",
+    "as_continue",
+    "handle_extension",
+    "name_of",
+    "split_extensions",
+]
+
+
+class FieldName(str):
+    """The name of a field as decoder functions get it: ``png``, whose extension is ``.png``.
+
+    webdataset passes ``.png``, and decoders written for it ask ``key.endswith(".png")``. That holds here as well, for
+    every whole extension of the name; everything else is as for the plain string.
+
+    Examples:
+        >>> name = FieldName("seg.png")
+        >>> name.endswith(".png"), name.endswith(".seg.png"), name.endswith(".g"), name == "seg.png"
+        (True, True, False, True)
+    """
+
+    __slots__ = ()
+
+    def endswith(self, suffix: str | tuple[str, ...], *span: Any) -> bool:
+        """Whether the name ends in a suffix; a leading dot in the suffix also matches the start of the name."""
+        if super().endswith(suffix, *span):
+            return True
+        suffixes = suffix if isinstance(suffix, tuple) else (suffix,)
+        return not span and any(one[:1] == "." and self == one[1:] for one in suffixes)
+
+    def lower(self) -> FieldName:
+        """Return the name in lower case."""
+        return FieldName(super().lower())
+
+    def upper(self) -> FieldName:
+        """Return the name in upper case."""
+        return FieldName(super().upper())
+
+    def casefold(self) -> FieldName:
+        """Return the name for comparisons that ignore case."""
+        return FieldName(super().casefold())
+
+
+@dataclass(frozen=True)
+class Continue:
+    """A decoder's result that is not decoded yet: the decoders after it resume with this name and these bytes.
+
+    A decoder that only removes a layer, such as a compression, returns it. The field keeps its name in the sample.
+
+    Args:
+        key: the name that decides which of the next decoders takes the data.
+        data: the bytes to decode.
+
+    Examples:
+        >>> import zlib
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> def inflate(field, data):
+        ...     return Continue(field[:-2], zlib.decompress(data)) if field.endswith(".z") else None
+        >>> samples = IterableWrapper([{"__key__": "a", "cls.z": zlib.compress(b"7")}])
+        >>> list(samples.wds_decode(inflate))
+        [{'__key__': 'a', 'cls.z': 7}]
+    """
+
+    key: str
+    data: bytes
+
+
+def as_continue(value: object) -> Continue | None:
+    """Return a `Continue`, ours or webdataset's, in our form; ``None`` for every other value.
+
+    webdataset's class is recognised by its name, so that it serves without an import of webdataset, and after it was
+    copied into a user's own code.
+    """
+    if type(value).__name__ != "Continue":
+        return None
+    key, data = getattr(value, "key", None), getattr(value, "data", None)
+    if not isinstance(key, str):
+        return None
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"Continue({key!r}, ...) holds the bytes to decode next, not a {type(data).__name__}")
+    return Continue(key.removeprefix("."), bytes(data))
 
 
 def split_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:

@@ -7,13 +7,13 @@ import hashlib
 import io
 import logging
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from wds_datapipes.core.shardcache.entries import Entry, Facts, locked, stamp
 from wds_datapipes.core.shardcache.filling import Wanted, filled
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import CacheError, CorruptShard, ShardError, TruncatedShard
 
 __all__ = ["CacheFolder", "Check", "damage"]
@@ -50,11 +50,10 @@ class CacheFolder:
         """Warn once that a shard is read from its source, as others may be."""
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"The cache {self.path} has no room for {name}: it may have {self.max_bytes} bytes, and what is read "
                 f"or fetched right now does not leave. This shard is read from its source, and so are others that find "
-                f"no room. Pass a larger max_bytes",
-                stacklevel=2,
+                f"no room. Pass a larger max_bytes"
             )
 
     def open(

@@ -1,0 +1,51 @@
+"""Warnings that point at the user's code, however many stages and loaders lie between."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+__all__ = ["warn_user"]
+
+#: What runs pipelines: a warning that points there says nothing about whose pipeline it is.
+MACHINERY = frozenset(
+    {
+        "click",
+        "concurrent",
+        "contextlib",
+        "functools",
+        "multiprocessing",
+        "threading",
+        "torch",
+        "torchdata",
+        "typer",
+        "wds_datapipes",
+    }
+)
+
+
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the innermost line that is neither of this package nor of what runs it.
+
+    ``stacklevel`` cannot do so, since the number of frames between depends on the pipeline and its loader. In a worker
+    process or a thread there may be no such line; then the warning points at the caller.
+    """
+    frame = caller = sys._getframe(1)
+    while _is_machinery(frame):
+        if frame.f_back is None:
+            frame = caller
+            break
+        frame = frame.f_back
+    warnings.warn_explicit(
+        text,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__", "<unknown>"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in MACHINERY
