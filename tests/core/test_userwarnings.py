@@ -23,7 +23,8 @@ from wds_datapipes.testing import build_shard
 def damaged() -> IterDataPipe[Any]:
     """A pipeline that skips two samples, and so warns twice, with stages behind the one that does."""
     samples = IterableWrapper([{"__key__": str(number), "cls": b"x" if number > 2 else b"1"} for number in range(5)])
-    return samples.wds_decode(on_error="warn").shuffle_samples(10).to_tuple("__key__", "cls").batch(2)
+    pipe: IterDataPipe[Any] = samples.wds_decode(on_error="warn").shuffle_samples(10).to_tuple("__key__", "cls")
+    return pipe.batch(2)  # type: ignore[no-any-return]  # torch registers it
 
 
 RUNS: dict[str, Callable[[IterDataPipe[Any]], Iterable[Any]]] = {
@@ -56,7 +57,11 @@ def test_pinning_points_at_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_functions_point_at_their_caller(tmp_path: Path) -> None:
-    samples = [{"__key__": "a", "txt": b""}, {"__key__": "b", "txt": b""}, {"__key__": "a", "cls": b"1"}]
+    samples: list[dict[str, Any]] = [
+        {"__key__": "a", "txt": b""},
+        {"__key__": "b", "txt": b""},
+        {"__key__": "a", "cls": b"1"},
+    ]
     shard = build_shard(tmp_path / "returning.tar", samples)
     with pytest.warns(UserWarning, match="in parts") as caught:
         build_index(shard, on_returning_key="warn")

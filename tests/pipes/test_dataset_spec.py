@@ -18,7 +18,8 @@ from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DatasetSpec, ShardReadingService
-from wds_datapipes.errors import PatternError, SpecError
+from wds_datapipes.errors import MissingEntry, PatternError, SpecError
+from wds_datapipes.testing import build_shard
 
 MIXTURE = {
     "prefix": "s3://",
@@ -31,6 +32,23 @@ MIXTURE = {
     ],
 }
 BOOKS = [f"s3://main/{name}.tar" for name in ("a-0", "a-1", "b", "c")]
+
+
+#: Word for word as webdataset's README has it.
+README_SPEC = """\
+dataset:
+  - shards: gs://nvdata-ocropus-tess/ia1-{000000..000033}.tar
+    scaleprob: 0.3
+  - shards: gs://nvdata-ocropus-tess/cdipsub-{000000..000022}.tar
+    scale: [1.0, 3.0]
+  - shards: gs://nvdata-ocropus-tess/gsub-{000000..000167}.tar
+    scale: [0.4, 1.0]
+  - shards: gs://nvdata-ocropus-tess/bin-gsub-{000000..000167}.tar
+    extensions: nrm.jpg
+    scale: [0.3, 1.0]
+  - shards: gs://nvdata-ocropus/rendered.tar
+    scaleprob: 1.0
+"""
 
 
 def epoch(pipe: DatasetSpec, seed: int) -> list[str]:
@@ -196,3 +214,86 @@ def test_what_is_no_file_is_said() -> None:
         DatasetSpec("none.yaml")
     with pytest.raises(SpecError, match=r"the path of a .* file or a dict, not 3"):
         DatasetSpec(3)  # type: ignore[arg-type]  # that is what is tested
+
+
+def test_the_specification_of_webdatasets_readme(tmp_path: Path) -> None:
+    path = tmp_path / "readme.yaml"
+    path.write_text(README_SPEC)
+    pipe = DatasetSpec(path)
+    assert len(pipe) == len(list(pipe)) == 10 + 23 + 168 + 168 + 1
+    buckets = "gs://nvdata-ocropus-tess"
+    assert pipe.settings == {
+        **{f"{buckets}/cdipsub-{number:06d}.tar": {"scale": [1.0, 3.0]} for number in range(23)},
+        **{f"{buckets}/gsub-{number:06d}.tar": {"scale": [0.4, 1.0]} for number in range(168)},
+        **{
+            f"{buckets}/bin-gsub-{number:06d}.tar": {"extensions": "nrm.jpg", "scale": [0.3, 1.0]}
+            for number in range(168)
+        },
+    }
+
+
+def resized_image(sample: dict[str, Any]) -> tuple[str, Any, Any]:
+    return sample["__key__"], sample[sample.get("extensions", "jpg")], sample.get("scale", 1.0)
+
+
+def test_settings_reach_the_samples(tmp_path: Path) -> None:
+    for name in ("plain", "normalised"):
+        samples: list[dict[str, Any]] = [
+            {"__key__": f"{name}{number}", "jpg": b"j", "nrm.jpg": b"n"} for number in range(2)
+        ]
+        build_shard(tmp_path / f"{name}.tar", samples)
+    datasets = [
+        {"shards": f"{tmp_path}/plain.tar"},
+        {"shards": f"{tmp_path}/normalised.tar", "extensions": "nrm.jpg", "scale": 2, "settings": {"domain": "books"}},
+    ]
+    spec = DatasetSpec({"datasets": datasets})
+    samples = spec.load_wds_shards().group_samples().associate(spec.settings, by="__url__", missing="keep")
+    loader = DataLoader2(samples, reading_service=ShardReadingService())
+    found = list(loader)
+    assert [resized_image(sample) for sample in found] == [
+        ("plain0", b"j", 1.0),
+        ("plain1", b"j", 1.0),
+        ("normalised0", b"n", 2),
+        ("normalised1", b"n", 2),
+    ]
+    assert [sample.get("domain") for sample in found] == [None, None, "books", "books"]
+    with pytest.raises(MissingEntry, match="associate found nothing for"):
+        list(spec.load_wds_shards().group_samples().associate(spec.settings, by="__url__"))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"scale": [2.0, 1.0]}, r"scale is a number above 0 or the least and the largest of a range"),
+        ({"scale": [1.0]}, r"scale is a number above 0 .* not \[1.0\]"),
+        ({"scale": True}, "scale is a number above 0"),
+        ({"scale": "large"}, "scale is a number above 0"),
+        ({"scale": [0, 1]}, "scale is a number above 0"),
+        ({"extensions": []}, "extensions is a string or a list of strings"),
+        ({"extensions": [""]}, "extensions is a string or a list of strings"),
+        ({"extensions": 3}, "extensions is a string or a list of strings"),
+        ({"settings": ["scale"]}, "settings is a mapping from names to values"),
+        ({"settings": {1: 2}}, "settings is a mapping from names to values"),
+        ({"settings": {"scale": 1}, "scale": 2}, "has scale twice"),
+        ({"scales": [1, 2]}, "unknown keys 'scales'; known are .* Put keys of your own under 'settings'"),
+    ],
+)
+def test_settings_that_make_no_sense(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        DatasetSpec({"datasets": [{"shards": "a.tar", **said}]})
+
+
+def test_one_shard_has_one_set_of_settings() -> None:
+    same = [{"shards": "a-{0..2}.tar", "scale": 2}, {"shards": "a-2.tar", "scale": 2}]
+    assert DatasetSpec({"datasets": same}).settings["a-2.tar"] == {"scale": 2}
+    for other in ({}, {"scale": 3}):
+        with pytest.raises(SpecError, match=r"a-2\.tar is in .* and in .*, whose settings differ"):
+            DatasetSpec({"datasets": [same[0], {"shards": "a-2.tar", **other}]})
+
+
+def test_settings_do_not_change_which_shards_there_are() -> None:
+    prints = {
+        DatasetSpec({"datasets": [{"shards": "a-{0..2}.tar", **said}]})._mixture.fingerprint()
+        for said in ({}, {"scale": 2}, {"settings": {"domain": "web"}})
+    }
+    assert len(prints) == 1

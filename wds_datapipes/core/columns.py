@@ -28,17 +28,22 @@ LOOK_AHEAD = 64
 
 
 def associate(
-    source: Iterable[Sample], find: Callable[[str], Entry], *, missing: Lacking = "raise", on_error: OnError = "raise"
+    source: Iterable[Sample],
+    find: Callable[[Any], Entry],
+    *,
+    by: str = "__key__",
+    missing: Lacking = "raise",
+    on_error: OnError = "raise",
 ) -> Iterator[Sample]:
-    """Yield each sample with the fields that are found by its key."""
+    """Yield each sample with the fields that are found by its key, or by another field."""
     policy = ErrorPolicy(on_error, "associate")
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
             raise no_sample("associate", sample)
         try:
-            if "__key__" not in sample:
-                raise MissingField(f"associate looks samples up by their '__key__', and one has only {list(sample)}")
-            entry = find(sample["__key__"])
+            if by not in sample:
+                raise MissingField(f"associate looks samples up by their {by!r}, and one has only {list(sample)}")
+            entry = find(sample[by])
             if entry is None and missing == "raise":
                 raise MissingEntry(
                     f"associate found nothing for {told(sample)}. "

@@ -15,7 +15,7 @@ from wds_datapipes.core.systemic import is_systemic
 from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import ErrorBudgetExceeded, MissingDependency, RefusedURL, UnknownScheme, UnsafeCodec
 
-__all__ = ["ErrorBudget", "ErrorPolicy", "OnError", "Tally", "check_on_error", "note"]
+__all__ = ["ErrorBudget", "ErrorPolicy", "OnError", "Tally", "check_on_error", "note", "refuse_handler"]
 
 T = TypeVar("T")
 
@@ -106,6 +106,12 @@ def check_on_error(on_error: object) -> None:
             f'on_error is "raise", "warn", "skip", an ErrorBudget or a function that takes the exception, not '
             f"{on_error!r}"
         )
+
+
+def refuse_handler(keywords: Mapping[str, object], meaning: str) -> None:
+    """Refuse webdataset's ``handler=`` in a stage whose keywords mean something else, which would take it for one."""
+    if callable(keywords.get("handler")):
+        raise TypeError(f"webdataset's handler= is called on_error= here; {meaning}")
 
 
 class ErrorPolicy:

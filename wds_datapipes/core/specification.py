@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from wds_datapipes.core.openers import local_path, redact, split_scheme
 from wds_datapipes.core.openers.trust import refuse_commands, refuse_unsafe
@@ -22,7 +22,7 @@ __all__ = ["Collection", "Mixture", "read_mixture"]
 
 #: webdataset's documentation has called the last one by either name.
 TOP_KEYS = ("prefix", "buckets", "datasets", "dataset")
-DATASET_KEYS = ("buckets", "name", "shards", "resample", "choose", "scaleprob")
+DATASET_KEYS = ("buckets", "name", "shards", "resample", "choose", "scaleprob", "scale", "extensions", "settings")
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -34,6 +34,8 @@ class Collection(NamedTuple):
     taken: int
     #: Whether ``taken`` are drawn with replacement; otherwise without.
     again: bool
+    #: What the specification says about its samples, for the pipeline to use.
+    settings: Mapping[str, Any]
 
 
 class Mixture:
@@ -50,13 +52,18 @@ class Mixture:
         """Whether anything is drawn."""
         return any(some.again or some.taken < len(some.urls) for some in self.collections)
 
+    @property
+    def settings(self) -> dict[str, Mapping[str, Any]]:
+        """The settings of each shard's collection, by URL."""
+        return {url: some.settings for some in self.collections if some.settings for url in some.urls}
+
     def fingerprint(self) -> str:
         """Return what differs if the shards do."""
-        return repr(self.collections)
+        return repr([(some.name, some.urls, some.taken, some.again) for some in self.collections])
 
     def draw(self, rng: Random) -> Iterator[str]:
         """Yield the shards of an epoch, in the order of the specification."""
-        for _, urls, taken, again in self.collections:
+        for _, urls, taken, again, _ in self.collections:
             if again:
                 yield from map(urls.__getitem__, sorted(rng.choices(range(len(urls)), k=taken)))
             elif taken < len(urls):
@@ -115,12 +122,12 @@ def read_mixture(
                 refuse_commands(url, origin)
         return urls
 
-    return Mixture(
-        [
-            _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), admitted)
-            for number, dataset in enumerate(datasets)
-        ]
-    )
+    collections = [
+        _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), admitted)
+        for number, dataset in enumerate(datasets)
+    ]
+    _check_settings(collections, where)
+    return Mixture(collections)
 
 
 def _loaded(url: str, path: str, storage_options: Mapping[str, Any] | None) -> object:
@@ -170,15 +177,64 @@ def _collection(
     given = [key for key in ("resample", "choose", "scaleprob") if key in found]
     if len(given) > 1:
         raise SpecError(f"{where} has {' and '.join(given)}, and may have one of them")
+    settings = _settings(found, where)
     if not given:
-        return Collection(name, urls, len(urls), again=False)
+        return Collection(name, urls, len(urls), again=False, settings=settings)
     key = given[0]
-    return Collection(name, urls, _count(key, found[key], len(urls), where), again=key == "resample")
+    return Collection(name, urls, _count(key, found[key], len(urls), where), key == "resample", settings)
+
+
+def _settings(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return what a dataset says about its samples."""
+    settings = dict(_string_keys(found.get("settings", {}), where))
+    if twice := settings.keys() & {"scale", "extensions"} & found.keys():
+        raise SpecError(f"{where} has {' and '.join(sorted(twice))} twice: in its settings, and beside them")
+    if "scale" in found:
+        scale = found["scale"]
+        limits = scale if isinstance(scale, list) and len(scale) == 2 else [scale, scale]
+        if not all(_is_positive(limit) for limit in limits) or limits[0] > limits[1]:
+            raise SpecError(
+                f"{where}: scale is a number above 0 or the least and the largest of a range, as in [0.5, 2.0], "
+                f"not {scale!r}"
+            )
+        settings["scale"] = scale
+    if "extensions" in found:
+        extensions = found["extensions"]
+        words = extensions if isinstance(extensions, list) else [extensions]
+        if not words or not all(isinstance(word, str) and word.strip() for word in words):
+            raise SpecError(f"{where}: extensions is a string or a list of strings, as in nrm.jpg, not {extensions!r}")
+        settings["extensions"] = extensions
+    return settings
+
+
+def _string_keys(settings: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
+        raise SpecError(f"{where}: settings is a mapping from names to values, not {settings!r}")
+    return settings
+
+
+def _check_settings(collections: list[Collection], where: str) -> None:
+    """Refuse collections that say different things about one shard: a sample does not tell which it came from."""
+    said: dict[str, Collection] = {}
+    if not any(some.settings for some in collections):
+        return
+    for some in collections:
+        for url in some.urls:
+            other = said.setdefault(url, some)
+            if other.settings != some.settings:
+                raise SpecError(
+                    f"{where}: {redact(url)} is in {other.name} and in {some.name}, whose settings differ: "
+                    f"{dict(other.settings)!r} and {dict(some.settings)!r}"
+                )
+
+
+def _is_positive(value: object) -> TypeGuard[int | float]:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf
 
 
 def _count(key: str, value: object, shards: int, where: str) -> int:
     """Return how many shards an epoch has, where it is given as a number or as a share of all."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not _is_positive(value):
         raise SpecError(f"{where}: {key} is a number above 0, not {value!r}")
     if key == "scaleprob":
         value = float(value)
@@ -207,7 +263,10 @@ def _mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[str, A
         raise SpecError(f"{where} has to be a mapping with some of the keys {', '.join(keys)}, not {value!r}")
     unknown = [key for key in value if key not in keys]
     if unknown:
-        raise SpecError(f"{where} has the unknown keys {', '.join(map(repr, unknown))}; known are {', '.join(keys)}")
+        own = ". Put keys of your own under 'settings'" if "settings" in keys else ""
+        raise SpecError(
+            f"{where} has the unknown keys {', '.join(map(repr, unknown))}; known are {', '.join(keys)}{own}"
+        )
     return value
 
 

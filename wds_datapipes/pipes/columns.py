@@ -22,7 +22,7 @@ __all__ = ["Associator", "ColumnAdder"]
 
 @register_stage("associate")
 class Associator(IterDataPipe[Sample]):
-    """Add the fields that a table or a function has for a sample's key (functional name: ``associate``).
+    """Add the fields that a table or a function has for a sample's key or shard (functional name: ``associate``).
 
     What is found takes the place of fields of the same name; ``__key__``, ``__url__`` and ``__local_path__`` stay.
 
@@ -34,6 +34,7 @@ class Associator(IterDataPipe[Sample]):
         table: a mapping from ``__key__`` to a dict of fields; or a function of the key that returns one, or None if
             there is none. Each worker process has a copy of a table; for a large one, a function that looks into a
             file or a database is better.
+        by: the field to look up instead of ``__key__``, such as ``"__url__"`` for facts about whole shards.
         missing: what to do with a sample for which nothing is found: ``"raise"``; hand it on as it is (``"keep"``); or
             leave it out, which is no error and is not reported (``"skip"``).
         on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
@@ -54,8 +55,9 @@ class Associator(IterDataPipe[Sample]):
     def __init__(
         self,
         source: IterDataPipe[Sample],
-        table: Mapping[str, Mapping[str, Any]] | Callable[[str], Entry],
+        table: Mapping[Any, Mapping[str, Any]] | Callable[[Any], Entry],
         *,
+        by: str = "__key__",
         missing: Lacking = "raise",
         on_error: OnError = "raise",
     ) -> None:
@@ -66,14 +68,15 @@ class Associator(IterDataPipe[Sample]):
         if not isinstance(table, Mapping) and not callable(table):
             raise TypeError(f"associate takes a mapping from keys to fields, or a function of a key, not {table!r}")
         self.source = source
+        self.by = by
         self.missing = missing
         self.on_error = on_error
         self._table = Hidden(table)
 
     def __iter__(self) -> Iterator[Sample]:
         table = self._table.value
-        find: Callable[[str], Entry] = table.get if isinstance(table, Mapping) else table
-        yield from associate(self.source, find, missing=self.missing, on_error=self.on_error)
+        find: Callable[[Any], Entry] = table.get if isinstance(table, Mapping) else table
+        yield from associate(self.source, find, by=self.by, missing=self.missing, on_error=self.on_error)
 
 
 @register_stage("add_columns")

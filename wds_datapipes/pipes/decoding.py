@@ -13,7 +13,7 @@ from wds_datapipes.core.codecs.matching import ByExtension, ExtensionDecoder, ha
 from wds_datapipes.core.codecs.words import name_decoder
 from wds_datapipes.core.decoding import Decoder, DecoderChain, decode_samples
 from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.core.types import Sample
 from wds_datapipes.pipes.registration import register_stage
 
@@ -94,8 +94,7 @@ class SampleDecoder(IterDataPipe[Sample]):
         **by_extension: Callable[[bytes], Any],
     ) -> None:
         check_on_error(on_error)
-        if "handler" in by_extension:
-            raise TypeError("webdataset's handler= is called on_error= here; keywords are extensions, as in json=parse")
+        refuse_handler(by_extension, "keywords are extensions, as in json=parse")
         if self.extensions and (decoders or by_extension):
             raise TypeError(f"{type(self).__name__} decodes by itself, and takes no other decoders")
         self.source = source

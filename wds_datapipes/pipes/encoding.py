@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.encoding import EncoderChain, FieldEncoder, encode_samples
-from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.core.types import Sample
 from wds_datapipes.pipes.registration import register_stage
 
@@ -74,6 +74,7 @@ class SampleEncoder(IterDataPipe[Sample]):
     ) -> None:
         super().__init__()
         check_on_error(on_error)
+        refuse_handler(by_extension, "keywords are extensions, as in json=dump")
         self.source = source
         self.on_error = on_error
         # In an object of its own: torch pickles what is in tuples and dicts to find datapipes, and fails on a lambda.

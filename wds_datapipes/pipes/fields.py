@@ -17,7 +17,7 @@ from wds_datapipes.core.fields import (
     rename,
     to_tuple,
 )
-from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.core.types import Sample
 from wds_datapipes.pipes.registration import Hidden, register_stage
 
@@ -99,6 +99,7 @@ class FieldRenamer(IterDataPipe[Sample]):
     ) -> None:
         super().__init__()
         check_on_error(on_error)
+        refuse_handler(new, 'keywords are new names, as in image="jpg;png"')
         for name, old in new.items():
             if len(parse_specs([old])) != 1:
                 raise ValueError(f'rename takes one field for each new name, as in {name}="jpg;png", not {old!r}')
@@ -178,6 +179,7 @@ class DictMapper(IterDataPipe[Sample]):
     def __init__(self, source: IterDataPipe[Sample], /, *, on_error: OnError = "raise", **by_field: Function) -> None:
         super().__init__()
         check_on_error(on_error)
+        refuse_handler(by_field, "keywords are fields. For a field of that name, use map_samples")
         if not by_field:
             raise ValueError("map_dict needs a function for at least one field, as in map_dict(txt=str.upper)")
         for field, function in by_field.items():

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.core.fields import Missing
-from wds_datapipes.core.policy import OnError, check_on_error
+from wds_datapipes.core.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.core.selection import (
     Alternatives,
     Lacking,
@@ -174,6 +174,7 @@ class KeyRenamer(IterDataPipe[Sample]):
     ) -> None:
         super().__init__()
         check_on_error(on_error)
+        refuse_handler(new, 'keywords are new names, as in image="*.png"')
         parse_rules(pairs, new)
         self.source = source
         self.pairs = pairs

@@ -98,6 +98,11 @@ class DatasetSpec(Seeded, IterDataPipe[str]):
     number of shards, and one with a point (``1.0``) a share of all, rounded, and at least one shard. ``scaleprob`` is
     a share as well: ``scaleprob: 0.3`` means ``choose: 0.3``.
 
+    A dataset may also say something about its samples: ``scale`` (a number or the two ends of a range, by which images
+    are to be resized), ``extensions`` (the fields that hold the image), and ``settings`` with keys of your own. These
+    do not change what is read. They are in `settings`, from where ``.associate(spec.settings, by="__url__")`` adds them
+    to samples.
+
     The shards come in the order of the file; put ``.shuffle()`` behind. Which are drawn changes with each epoch, and is
     the same in all ranks and workers, since the loader gives the seed: the place for ``.sharding_filter()`` is behind.
 
@@ -151,6 +156,11 @@ class DatasetSpec(Seeded, IterDataPipe[str]):
         if self._mixture.is_random:
             self._rng.seed(self._take_seed())
         self._seed = None
+
+    @property
+    def settings(self) -> dict[str, Mapping[str, Any]]:
+        """What the specification says about the samples of each shard, by URL; shards without settings are left out."""
+        return self._mixture.settings
 
     @property
     def repeats(self) -> bool:
