@@ -7,6 +7,7 @@ and mends what is broken in torchdata's own reading service; `repairs` lists it.
 import importlib
 import typing
 
+from wds_datapipes.core.batches import collate_samples
 from wds_datapipes.core.codecs.images import ImageDecoder
 from wds_datapipes.core.codecs.matching import Continue, handle_extension
 from wds_datapipes.core.conversion import ConvertedShard, convert_shards
@@ -115,6 +116,7 @@ __all__ = [
     "build_indexes",
     "check_index",
     "check_manifest",
+    "collate_samples",
     "convert_shards",
     "first_dot",
     "handle_extension",

@@ -159,7 +159,7 @@ TABLE = [
     Row(
         "52",
         "batches are collated to arrays and tensors, by column",
-        "torch's collate makes tensors of numbers and arrays; webdataset's function can be given to it",
+        "torch's collate makes tensors of numbers and arrays; collate_samples collates as webdataset does",
     ),
     Row("53", "every image spec has its type, shape and range"),
     Row(

@@ -1,18 +1,96 @@
-"""From batches back to single samples."""
+"""From samples to batches of columns, and back."""
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["take_lists_apart", "unbatch_samples"]
+__all__ = ["collate_samples", "take_lists_apart", "unbatch_samples"]
 
 #: What a batch may be made of.
 KINDS = "tensors, arrays and lists"
+
+Ragged: TypeAlias = Literal["raise", "list"]
+
+
+def collate_samples(
+    samples: Sequence[Any],
+    *,
+    combine_tensors: bool = True,
+    combine_scalars: bool = True,
+    ragged: Ragged = "raise",
+) -> Any:
+    """Collate samples into one batch as webdataset does, for ``.batch(n).collate(collate_fn=collate_samples)``.
+
+    Numbers become a NumPy array; tensors and arrays are stacked; everything else is a list: strings, bytes, None, PIL
+    images, and dicts and lists of any length, as JSON has them. torch's own collation, the default of ``.collate()``,
+    makes tensors of numbers and arrays, goes into dicts and lists, and refuses None, PIL images and lists of different
+    lengths.
+
+    Args:
+        samples: dicts with the same keys, which make a dict of columns; or tuples of one length, which make a tuple.
+        combine_tensors: stack tensors and arrays; otherwise they are lists, too.
+        combine_scalars: make arrays of numbers; otherwise they are lists, too.
+        ragged: what to do with tensors and arrays of different shapes: ``"raise"``, or leave them in a ``"list"``.
+
+    Raises:
+        ValueError: there are no samples, or they have different keys or lengths, or tensors of different shapes.
+        TypeError: a sample is neither a dict nor a tuple.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"json": [1, 2], "cls": 3}, {"json": [4], "cls": 5}])
+        >>> list(samples.batch(2).collate(collate_fn=collate_samples))
+        [{'json': [[1, 2], [4]], 'cls': array([3, 5])}]
+    """
+    if ragged not in ("raise", "list"):
+        raise ValueError(f'ragged is "raise" or "list", not {ragged!r}')
+    if not samples:
+        raise ValueError("collate_samples makes a batch of at least one sample, and got none")
+    rows = [_named_values(sample) for sample in samples]
+    for number, row in enumerate(rows):
+        if row.keys() != rows[0].keys() or isinstance(samples[number], Mapping) != isinstance(samples[0], Mapping):
+            raise ValueError(
+                f"collate_samples makes a batch of samples with the same fields, and got {list(rows[0])} in the first "
+                f"and {list(row)} in number {number}. Choose the fields with to_tuple or select_fields"
+            )
+    columns = {
+        name: _column([row[name] for row in rows], name, combine_tensors, combine_scalars, ragged) for name in rows[0]
+    }
+    return columns if isinstance(samples[0], Mapping) else tuple(columns.values())
+
+
+def _named_values(sample: object) -> Mapping[Any, Any]:
+    if isinstance(sample, Mapping):
+        return sample
+    if isinstance(sample, list | tuple):
+        return dict(enumerate(sample))
+    raise TypeError(f"collate_samples makes a batch of dicts or tuples, and got a {type(sample).__name__}")
+
+
+def _column(values: list[Any], name: object, combine_tensors: bool, combine_scalars: bool, ragged: Ragged) -> Any:
+    """Return the values of one field as an array, a tensor or a list."""
+    if all(isinstance(value, int | float) for value in values):
+        return np.array(values) if combine_scalars else values
+    torch = sys.modules.get("torch")
+    kinds = (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)
+    if not combine_tensors or not isinstance(values[0], kinds):
+        return values
+    kind = next(kind for kind in kinds if isinstance(values[0], kind))
+    shapes = {tuple(value.shape) if isinstance(value, kind) else type(value).__name__ for value in values}
+    if len(shapes) == 1:
+        return np.array(values) if torch is None or kind is np.ndarray else torch.stack(values)
+    if ragged == "list":
+        return values
+    raise ValueError(
+        f"collate_samples stacks tensors and arrays of one shape, and field {name!r} has "
+        f"{', '.join(sorted(map(str, shapes)))}. Pad them before, or leave them in a list with "
+        f'functools.partial(collate_samples, ragged="list")'
+    )
 
 
 def unbatch_samples(source: Iterable[Any], *, nested_lists: bool = False, copy: bool = False) -> Iterator[Any]:

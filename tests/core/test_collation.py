@@ -1,0 +1,149 @@
+"""Batches as webdataset makes them, and what is told where none can be made."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data.datapipes.iter import IterableWrapper
+from webdataset.filters import default_collation_fn
+
+from wds_datapipes import collate_samples
+
+PICTURES = [Image.new("L", (2, 2), color) for color in (0, 255)]
+
+
+class Point(NamedTuple):
+    x: int
+    y: str
+
+
+#: Samples that both collate alike.
+ALIKE: dict[str, list[Any]] = {
+    "numbers": [(1, 1.5, True), (2, 2.5, False)],
+    "large numbers": [(2**40, -1), (2**41, 3)],
+    "numbers of several types": [(1, True), (2.5, 2)],
+    "numbers of numpy": [(np.float64(1), np.int64(2), np.float32(3)), (np.float64(1), np.int64(2), np.float32(3))],
+    "text": [("a", b"x"), ("bcd", b"")],
+    "nothing": [(None, 1), (None, 2)],
+    "nothing first": [(None,), (3,)],
+    "images": [(picture, 1) for picture in PICTURES],
+    "arrays": [(np.zeros((2, 3), np.uint8), 1), (np.ones((2, 3), np.uint8), 2)],
+    "arrays without a dimension": [(np.array(1),), (np.array(2),)],
+    "tensors": [(torch.zeros(2, 3), 1), (torch.ones(2, 3), 2)],
+    "tensors without a dimension": [(torch.tensor(1),), (torch.tensor(2),)],
+    "ragged lists": [([1, 2, 3], "a"), ([], "b")],
+    "lists of one length": [([1, 2],), ([3, 4],)],
+    "tuples in samples": [((1, 2), "a"), ((1,), "b")],
+    "dicts in samples": [({"boxes": [1]}, 1), ({"other": None}, 2)],
+    "dicts": [{"__key__": "a", "json": {"a": [1]}, "cls": 1}, {"__key__": "b", "json": {}, "cls": 2}],
+    "dicts in another order": [{"a": 1, "b": "x"}, {"b": "y", "a": 2}],
+    "lists": [[1, "a"], [2, "b"]],
+    "named tuples": [Point(1, "a"), Point(2, "b")],
+    "one sample": [({"a": 1}, torch.zeros(3), 4)],
+    "one value": [(1,), (2,)],
+    "a tuple of many": [tuple(range(12)), tuple(range(12))],
+}
+
+
+def told(value: Any) -> Any:
+    """What tells batches apart: also the kinds of arrays and tensors."""
+    if isinstance(value, dict):
+        return {key: told(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [told(each) for each in value]
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return type(value), value.dtype, tuple(value.shape), value.tolist()
+    return value if value is None or isinstance(value, Image.Image) else (type(value), value)
+
+
+@pytest.mark.parametrize("options", [{}, {"combine_scalars": False}, {"combine_tensors": False}], ids=str)
+@pytest.mark.parametrize("name", ALIKE)
+def test_batches_are_those_of_webdataset(name: str, options: dict[str, Any]) -> None:
+    ours, theirs = collate_samples(ALIKE[name], **options), default_collation_fn(ALIKE[name], **options)
+    assert told(ours) == told(theirs)
+    assert type(ours) is type(theirs)
+
+
+def test_fields_stay_in_the_order_of_the_first_sample() -> None:
+    names = [f"field{number}" for number in range(50)]
+    samples = [dict.fromkeys(names, 1), dict.fromkeys(reversed(names), 1)]
+    assert list(collate_samples(samples)) == names
+
+
+@pytest.mark.parametrize("name", [name for name, samples in ALIKE.items() if isinstance(samples[0], dict | tuple)])
+def test_batches_come_apart_again(name: str) -> None:
+    samples = ALIKE[name]
+    batches = IterableWrapper([samples], deepcopy=False).collate(collate_fn=collate_samples)
+    kind = dict if isinstance(samples[0], dict) else tuple
+    assert [told_loosely(sample) for sample in batches.unbatch_samples()] == [
+        told_loosely(kind(sample)) for sample in samples
+    ]
+
+
+def told_loosely(value: Any) -> Any:
+    """As `told`, but a number may have become one of an array."""
+    if isinstance(value, dict):
+        return {key: told_loosely(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [told_loosely(each) for each in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
+
+
+#: Tensors and arrays that do not fit together; webdataset raises an AssertionError without a name, or worse.
+RAGGED: dict[str, list[Any]] = {
+    "tensors": [(torch.zeros(2),), (torch.zeros(3),)],
+    "arrays": [(np.zeros((2, 3)),), (np.zeros((2, 2)),)],
+    "tensors and nothing": [(torch.zeros(2),), (None,)],
+    "arrays and tensors": [(np.zeros(2),), (torch.zeros(2),)],
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_ragged_fields_are_an_error_or_a_list(name: str) -> None:
+    samples = RAGGED[name]
+    with pytest.raises(ValueError, match=r"one shape, and field 0 has .*, .*\. Pad them before, or leave them in a "):
+        collate_samples(samples)
+    if name != "arrays and tensors":  # of which webdataset makes an array
+        with pytest.raises((AssertionError, TypeError, AttributeError)):
+            default_collation_fn(samples)
+    [column] = collate_samples(samples, ragged="list")
+    assert all(one is two for one, (two,) in zip(column, samples, strict=True))
+    assert told(collate_samples(samples, combine_tensors=False)) == told((column,))
+
+
+def test_a_number_that_is_missing_does_not_make_an_array_of_objects() -> None:
+    assert collate_samples([(1,), (None,)]) == ([1, None],)
+    assert default_collation_fn([(1,), (None,)])[0].dtype == object
+
+
+@pytest.mark.parametrize(
+    ("samples", "error", "message"),
+    [
+        ([], ValueError, "at least one sample"),
+        ([{"a": 1}, {"b": 1}], ValueError, r"same fields, and got \['a'\] in the first and \['b'\] in number 1"),
+        ([(1, 2), (1,)], ValueError, r"same fields, and got \[0, 1\] in the first and \[0\] in number 1"),
+        ([{0: 1}, (1,)], ValueError, "same fields"),
+        ([torch.zeros(2)], TypeError, "dicts or tuples, and got a Tensor"),
+        (["ab"], TypeError, "dicts or tuples, and got a str"),
+    ],
+)
+def test_what_is_no_batch(samples: list[Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        collate_samples(samples)
+
+
+def test_ragged_is_checked() -> None:
+    with pytest.raises(ValueError, match='ragged is "raise" or "list", not "pad"'.replace('"pad"', "'pad'")):
+        collate_samples([(1,)], ragged="pad")  # type: ignore[arg-type]
+
+
+def test_in_a_pipeline() -> None:
+    pipe = IterableWrapper([(1, "a"), (2, "b"), (3, "c")]).batch(2)
+    assert told(list(pipe.collate(collate_fn=partial(collate_samples, ragged="list")))) == told(
+        [(np.array([1, 2]), ["a", "b"]), (np.array([3]), ["c"])]
+    )
