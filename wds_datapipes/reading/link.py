@@ -74,13 +74,19 @@ class Link:
         self._watched.append((link, process))
 
     def begin(self, epoch: int, payload: object) -> None:
-        """Have the process begin an epoch; what is still on its way belongs to the one before."""
+        """Have the process begin an epoch; what is still on its way belongs to the one before.
+
+        Raises:
+            WorkerDied: as `items`, if the process has been told to begin so many epochs, and has begun none of them,
+                that this has to wait for it; so are the others that tell of the process, and not of its items.
+        """
         with self._turn:
             self.epoch = epoch
             self._reader = threading.current_thread()
             self.states.clear()
             self._inlet.begin(epoch)
-            self._inlet.tell(Command.RESET, payload)
+            order = self._inlet.order(Command.RESET, payload)
+        self._send(order)
 
     def expect(self, epoch: int) -> None:
         """Wait for the items of an epoch that somebody else has told the process to begin."""
@@ -108,8 +114,9 @@ class Link:
     def tell(self, command: Command, payload: object) -> None:
         """Tell the process what to do. It answers once it has, which `await_answer` waits for."""
         with self._turn:
+            order = self._inlet.order(command, payload)
             self._asked += 1
-            self._inlet.tell(command, payload)
+        self._send(order)
 
     def await_answer(self) -> None:
         """Wait until the process has done what it was told; what it sends before that is kept.
@@ -186,6 +193,29 @@ class Link:
         self._closed = True
         self._inlet.cut()
 
+    def _send(self, order: bytes) -> None:
+        """Send an order, and wait for room if the process has not listened for a long time.
+
+        Meanwhile, messages are received: a process that waits until it can send does not listen either.
+        """
+        begin = time.monotonic()
+        woken = False
+        while True:
+            with self._turn:
+                if self._inlet.tell(order):
+                    return
+                self._check()
+                while (message := self._receive(look_around=woken)) is not None:
+                    if _says_that_it_cannot_begin(message):
+                        self._inlet.body(message).reraise()
+                    elif self._note(message):
+                        continue
+                    elif message.header.epoch < self.epoch:
+                        self._inlet.drop(message)
+                    else:
+                        self._backlog.append(message)
+            woken = self._wait(begin, select.POLLIN | select.POLLOUT)
+
     def _next(self, epoch: int) -> Message | None:
         """Return the next message of an epoch, or None if that is no longer the one that is wanted."""
         begin = time.monotonic()
@@ -260,8 +290,12 @@ class Link:
             raise
         return message
 
-    def _wait(self, begin: float) -> bool:
-        """Wait until something happens; return whether it is something else than a message."""
+    def _wait(self, begin: float, events: int = select.POLLIN) -> bool:
+        """Wait until something happens, on the connection one of the events; return whether it is more than a message.
+
+        Raises:
+            WorkerTimeout: it has waited since ``begin`` for too long.
+        """
         now = time.monotonic()
         limit_s = PULSE_S
         if self._timeout_s is not None:
@@ -271,11 +305,12 @@ class Link:
         own = self._inlet.fileno()
         poll = select.poll()  # a new one, since two threads may come here: one whose epoch is over, and another
         with suppress(ValueError):  # closed by another thread, in this very moment
-            for descriptor in (own, *(process.sentinel for _, process in self._watched)):
-                poll.register(descriptor, select.POLLIN)
-        events = poll.poll(1e3 * limit_s)
+            poll.register(own, events)
+            for _, process in self._watched:
+                poll.register(process.sentinel, select.POLLIN)
+        happened = poll.poll(1e3 * limit_s)
         self.waited_s += time.monotonic() - now
-        return events != [(own, select.POLLIN)]
+        return happened != [(own, select.POLLIN)]
 
     def _dead(self) -> tuple[Link, BaseProcess] | None:
         """Return the first process that has ended."""

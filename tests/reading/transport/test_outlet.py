@@ -213,7 +213,7 @@ def current(inlet: Inlet) -> Message:
 
 def begin(inlet: Inlet, epoch: int, payload: object) -> None:
     inlet.begin(epoch)
-    inlet.tell(Command.RESET, payload)
+    inlet.tell(inlet.order(Command.RESET, payload))
 
 
 # order, and each once
@@ -381,7 +381,7 @@ def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: in
     with in_a_process(send, window, together, window=window) as (inlet, _):
         begin(inlet, 1, [size] * 3000)
         found = [following(inlet) for _ in range(window)]
-        inlet.tell(Command.LIMIT)  # it has to listen in between, and says that it has
+        inlet.tell(inlet.order(Command.LIMIT))  # it has to listen in between, and says that it has
         while found[-1].header.kind == Kind.ITEMS:
             found.append(following(inlet))
         assert window <= len(found) - 1 <= window + (together > 1)
@@ -531,7 +531,7 @@ def test_a_sender_without_work_or_without_credit_sleeps() -> None:
     with in_a_process(send, 2, 256, window=2) as (inlet, pid):
         for sizes in ([10] * 3000, [10] * 5):
             begin(inlet, len(sizes), sizes)
-            inlet.tell(Command.LIMIT)
+            inlet.tell(inlet.order(Command.LIMIT))
             while (message := following(inlet)).header.kind != Kind.DONE:
                 inlet.drop(message)
             time.sleep(0.1)
@@ -562,13 +562,13 @@ def test_commands_are_small() -> None:
         size = 0
         while len(b"".join(Packer().pack(bytes(size)).parts)) < COMMAND_BYTES - HEADER.size:
             size = size + 1 if size > COMMAND_BYTES - 100 else COMMAND_BYTES - 99
-        joined.inlet.tell(Command.RESET, bytes(size))
+        joined.inlet.tell(joined.inlet.order(Command.RESET, bytes(size)))
         joined.outlet.listen()
         assert joined.outlet.orders.popleft().payload == bytes(size)
         with pytest.raises(ValueError, match=r"a RESET with 65\d\d\d bytes is more than a worker can be told at once"):
-            joined.inlet.tell(Command.RESET, bytes(size + 1))
+            joined.inlet.tell(joined.inlet.order(Command.RESET, bytes(size + 1)))
         with pytest.raises((pickle.PicklingError, AttributeError)):
-            joined.inlet.tell(Command.RESET, lambda: 0)
+            joined.inlet.tell(joined.inlet.order(Command.RESET, lambda: 0))
         joined.outlet.listen()
         assert not joined.outlet.orders
 
@@ -679,7 +679,7 @@ def test_whoever_keeps_hundreds_of_items_gets_copies_and_each_its_own() -> None:
         begin(inlet, 3, [2 * APART] * 50)
         while (message := current(inlet)).header.kind != Kind.END:
             taken(inlet, message)
-        inlet.tell(Command.LIMIT)
+        inlet.tell(inlet.order(Command.LIMIT))
         while current(inlet).header.kind != Kind.DONE:
             pass
         assert memory_maps() - before <= 2 * window + 10  # the others were given up
@@ -772,7 +772,7 @@ def test_what_a_killed_process_has_sent_comes_although_it_did_not_listen() -> No
         time.sleep(LIMIT_S)
 
     with in_a_process(run) as (inlet, pid):
-        inlet.tell(Command.PAUSE)  # which it never reads
+        inlet.tell(inlet.order(Command.PAUSE))  # which it never reads
         check(taken(inlet, following(inlet))[0], 0, 0, 2 * APART)
         inlet.credit()
         poll = select.poll()
@@ -815,7 +815,7 @@ def test_cutting_wakes_both_ends() -> None:
             read_and_kill(inlet, pid, -1, [2 * APART] * 100, [None])
         assert os.waitpid(pid, 0)[1] == 0
         inlet.cut()  # again, when nobody is there
-        inlet.tell(Command.PAUSE)
+        inlet.tell(inlet.order(Command.PAUSE))
         inlet.credit()
 
 

@@ -94,17 +94,28 @@ class Inlet:
             self._lender.add(header.segment, _descriptor(attached[0]))
         return Message(header, data[HEADER.size :])
 
-    def tell(self, command: Command, payload: object = None) -> None:
-        """Tell the other side what to do; if it has gone, that shows when something is received.
+    def order(self, command: Command, payload: object = None) -> bytes:
+        """Return the message that tells the other side what to do, for `tell`.
 
         Raises:
+            ValueError: it is too large.
             Exception: ``payload`` cannot be pickled.
-            BlockingIOError: the other side has not listened for a very long time.
         """
         body = b"".join(Packer().pack(payload).parts)
         if len(body) > COMMAND_BYTES - HEADER.size:
             raise ValueError(f"a {command.name} with {len(body)} bytes is more than a worker can be told at once")
-        self._send(Header(command, self.epoch), body)
+        return HEADER.pack(*Header(command, self.epoch)) + body
+
+    def tell(self, order: bytes) -> bool:
+        """Send an order without waiting, and return whether there was room for it.
+
+        If the other side has gone, that shows when something is received.
+        """
+        try:
+            self._send(order)
+        except BlockingIOError:  # the other side has not listened for a long time
+            return False
+        return True
 
     def begin(self, epoch: int) -> None:
         """Begin to count anew."""
@@ -163,7 +174,7 @@ class Inlet:
                 while returned:
                     numbers.append(returned.popleft())
             try:
-                self._send(Header(Command.TAKEN, self.epoch, self._taken), numbers.tobytes())
+                self._send(HEADER.pack(*Header(Command.TAKEN, self.epoch, self._taken)) + numbers.tobytes())
             except BlockingIOError:  # it has enough to do
                 returned.extend(numbers)
             else:
@@ -185,9 +196,9 @@ class Inlet:
         if self._taken - self._told >= self._patience or self._untold_bytes > AHEAD_BYTES // 8:
             self.credit()
 
-    def _send(self, header: Header, body: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         with suppress(ConnectionError):  # that shows when something is received
-            self._channel.send(HEADER.pack(*header) + body, socket.MSG_DONTWAIT)
+            self._channel.send(message, socket.MSG_DONTWAIT)
 
 
 def _descriptor(attached: tuple[int, int, bytes]) -> int:
