@@ -30,7 +30,7 @@ from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
 from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
 from wds_datapipes.reading.transport.packing import Packer
-from wds_datapipes.reading.workers import SendableError
+from wds_datapipes.reading.workers import SENDABLE, SendableError
 
 __all__ = ["DISPATCH_WINDOW", "Job", "Worker", "failure", "reporting", "run_worker", "split"]
 
@@ -176,7 +176,7 @@ class Worker:
             return
         except Gone:
             raise
-        except Exception:  # noqa: BLE001 - it is not lost: the main process raises it, if it comes that far
+        except SENDABLE:  # it is not lost: the main process raises it, if it comes that far
             told = failure(self.who)
         # What the exception held, such as too many open files, is given back by now.
         if self.dispatched is not None and self.dispatched.is_lost:
@@ -320,7 +320,7 @@ def reporting(who: str, channel: socket.socket, job: Job, inherited: Sequence[An
             yield outlet
         except Gone:
             raise
-        except Exception:  # noqa: BLE001 - it is not lost: the main process raises it again
+        except SENDABLE:  # it is not lost: the main process raises it again
             outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
             outlet.say(Kind.ERROR, failure(who))
             while True:  # the end of this process would be taken for another fault

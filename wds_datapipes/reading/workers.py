@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
@@ -24,7 +25,7 @@ from torchdata.dataloader2.communication.messages import GetNextResponse, Worker
 
 from wds_datapipes.reading.transport.packing import describe, takes
 
-__all__ = ["SendableError", "bind", "run_dispatcher", "run_worker"]
+__all__ = ["SENDABLE", "SendableError", "bind", "run_dispatcher", "run_worker"]
 
 #: How often a worker looks whether its parent is still the same process, in seconds.
 PARENT_CHECK_S = 1.0
@@ -33,22 +34,48 @@ PARENT_CHECK_S = 1.0
 FOR_THE_PROGRAM = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
+#: What is sent to the main process in place of ending the worker: all errors, and groups of anything.
+SENDABLE: tuple[type[BaseException], ...]
+#: The builtin classes of exception groups, if there are any: the general one, and that of errors alone.
+_GROUPS: tuple[type[BaseException], ...]
+if sys.version_info >= (3, 11):
+    from builtins import BaseExceptionGroup, ExceptionGroup
+
+    SENDABLE, _GROUPS = (Exception, BaseExceptionGroup), (BaseExceptionGroup, ExceptionGroup)
+else:
+    SENDABLE, _GROUPS = (Exception,), ()
+
+#: How deep groups of groups are sent as such; tracebacks show as many.
+GROUP_DEPTH = 10
+
+
 class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no types
     """An exception on its way to another process; its class is RuntimeError if its own cannot be pickled.
+
+    The exceptions of a group are sent with it, so that ``except*`` finds them.
 
     Args:
         exc_info: what ``sys.exc_info()`` returns, or None for the exception that is handled now.
         where: where it was raised, as the end of the sentence "Caught ...".
+        depth: how many groups the exception is in.
     """
 
-    def __init__(self, exc_info: Any = None, where: str = "in background") -> None:
+    def __init__(self, exc_info: Any = None, where: str = "in background", depth: int = 0) -> None:
+        exc_info = sys.exc_info() if exc_info is None else exc_info
         super().__init__(exc_info, where)
+        error = exc_info[1]
+        self._parts: list[SendableError] = []
+        if isinstance(error, _GROUPS) and depth < GROUP_DEPTH:
+            for each in error.exceptions:  # type: ignore[attr-defined]  # mypy takes them for plain exceptions
+                self._parts.append(SendableError((type(each), each, each.__traceback__), where, depth + 1))
         if not takes(ForkingPickler.dumps, self.exc_type):
             self.exc_type: type[BaseException] = RuntimeError  # the text names the class
 
     def reraise(self) -> NoReturn:
         """Raise the exception again, with all that is known about it as its message; or RuntimeError with that."""
         text = f"Caught {self.exc_type.__name__} {self.where}.\nOriginal {self.exc_msg}"
+        if self._parts:
+            raise self._group(text)
         # A generator cannot raise StopIteration.
         if not issubclass(self.exc_type, (StopIteration, StopAsyncIteration)):
             try:
@@ -57,6 +84,23 @@ class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no
                 if type(error) is self.exc_type:
                     raise
         raise RuntimeError(text)
+
+    def error(self) -> BaseException:
+        """Return what `reraise` raises."""
+        try:
+            self.reraise()
+        except BaseException as error:  # noqa: BLE001 - it is what was asked for
+            return error
+
+    def _group(self, text: str) -> BaseException:
+        """Return a group of what the parts raise: of its own class, if that takes them, or else of a builtin one."""
+        errors = [part.error() for part in self._parts]
+        general, of_errors = _GROUPS
+        if issubclass(self.exc_type, general):
+            with suppress(Exception):
+                if type(group := self.exc_type(text, errors)) is self.exc_type:
+                    return group
+        return (of_errors if all(isinstance(error, Exception) for error in errors) else general)(text, errors)
 
 
 def run_worker(
@@ -144,7 +188,7 @@ def _reporting(who: str, queues: Sequence[Any]) -> Iterator[None]:
         queue._on_queue_feeder_error = partial(_report_unsendable, who, queue)
     try:
         yield
-    except Exception:  # noqa: BLE001 - it is not lost: the main process raises it again
+    except SENDABLE:  # it is not lost: the main process raises it again
         for queue in queues:
             queue.put(WorkerExceptionResponse(SendableError(where=f"in {who}")))
 
