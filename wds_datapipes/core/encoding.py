@@ -74,6 +74,7 @@ class EncoderChain:
         only: str | Iterable[str] | None = None,
         unsafe: bool = False,
     ) -> None:
+        self.by_extension = by_extension
         self._steps: list[tuple[str, _Step]] = []
         # Of "png" and "seg.png", the one that says more comes first.
         for keyword in sorted(by_extension, key=lambda extension: -extension.count(".")):
@@ -88,8 +89,8 @@ class EncoderChain:
                     f"what encodes {extension} is a function of a value, or a dict of options of an image format, "
                     f"and not {encoder!r}"
                 )
-        self._only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
-        self._unsafe = unsafe
+        self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
+        self.unsafe = unsafe
         self._plans: dict[str, _Plan | None] = {}
 
     def encode(self, sample: Sample) -> Sample:
@@ -116,7 +117,7 @@ class EncoderChain:
         """Choose what happens to the fields of one name; ``None`` leaves them as they are."""
         if not isinstance(field, str):
             raise EncodeError(f"the names of fields are str, and {field!r} is {described(field)}")
-        if field.startswith("__") or (self._only is not None and field not in self._only):
+        if field.startswith("__") or (self.only is not None and field not in self.only):
             return None
         name, gzips = f".{field}".lower(), 0
         while name.endswith(".gz"):
@@ -125,9 +126,9 @@ class EncoderChain:
             if name.endswith(f".{extension}"):
                 return _Plan(step, gzips)
         extension = name.rpartition(".")[2]
-        if extension in UNSAFE and not self._unsafe:
+        if extension in UNSAFE and not self.unsafe:
             return _Plan(_Step(f"the {extension} codec", _refuse), gzips)
-        codec = find_codec(extension, trusted=self._unsafe)
+        codec = find_codec(extension, trusted=self.unsafe)
         if codec is not None:
             return _Plan(_Step(f"the {extension} codec", codec.encode, codec.takes), gzips)
         if extension in IMAGE_FORMATS:

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, TypeGuard
 
+from wds_datapipes.core.fingerprint import fingerprint
 from wds_datapipes.core.openers import local_path, redact, split_scheme
 from wds_datapipes.core.openers.trust import refuse_commands, refuse_unsafe
 from wds_datapipes.core.optional import require
@@ -58,8 +59,9 @@ class Mixture:
         return {url: some.settings for some in self.collections if some.settings for url in some.urls}
 
     def fingerprint(self) -> str:
-        """Return what differs if the shards do."""
-        return repr([(some.name, some.urls, some.taken, some.again) for some in self.collections])
+        """Return how many shards an epoch has of which datasets, and a digest of their URLs."""
+        facts = [(some.name, some.urls, some.taken, some.again) for some in self.collections]
+        return f"{len(self)} shards of {len(self.collections)} datasets #{fingerprint(facts)[:12]}"
 
     def draw(self, rng: Random) -> Iterator[str]:
         """Yield the shards of an epoch, in the order of the specification."""

@@ -13,7 +13,7 @@ from wds_datapipes.core.caching import DiskCache, MemoryCache, Part, Position, S
 from wds_datapipes.core.progress import Address
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.errors import CacheError
-from wds_datapipes.pipes.description import description
+from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.upstream import splits, upstream
 
@@ -38,7 +38,7 @@ class CachedSamples(IterDataPipe[Any]):
     The source has to end. In memory, the samples are those of one process, so workers have to live on: as in
     `ShardReadingService`, or with ``DataLoader(persistent_workers=True)``. On disk, a file for each part is written
     while the first pass goes on, and gets its name once it is whole. Another number of ranks or workers makes another
-    set of files; another pipeline before the cache (its stages, shards, arguments, and the names of its functions) is
+    set of files; another pipeline before the cache (its stages, shards, arguments, and the code of its functions) is
     an error.
 
     A state of the pipeline has how many samples of the pass were yielded. To go on from it, these are passed over in
@@ -94,6 +94,7 @@ class CachedSamples(IterDataPipe[Any]):
         self.max_bytes = max_bytes
         self.seed = seed
         self._cache: SampleCache = MemoryCache(max_bytes) if self.path is None else DiskCache(self.path, max_bytes)
+        self._described: list[str] | None = None
         self._position = Position()
         self._loaded: Position | None = None
 
@@ -127,10 +128,16 @@ class CachedSamples(IterDataPipe[Any]):
         samples = self._cache.cached(
             lambda: self._begin(stages, part),
             part,
-            lambda: [f"seed {self.seed}", *map(description, stages)],
+            self._describe,
             self._position.wants,
         )
         yield from self._position.counted(samples)
+
+    def _describe(self) -> list[str]:
+        """Describe what is kept, once: items that later stages change in place may be arguments of a stage."""
+        if self._described is None:
+            self._described = [f"seed {self.seed}", *descriptions(self.source)]
+        return self._described
 
     def _begin(self, stages: list[Any], part: Part) -> IterDataPipe[Any]:
         """Give all stages before this one the seeds that they have in every pass, on every rank, in every run."""

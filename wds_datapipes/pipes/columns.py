@@ -149,7 +149,7 @@ class ColumnAdder(IterDataPipe[Sample]):
         self.key_rule = key_rule
         self.rename_files = rename_files
         self.on_error = on_error
-        self._rules = Hidden(parse_url_of(url_of))
+        self._url_of = Hidden(parse_url_of(url_of))
         # Not under its own name, which torch would print with its value in the text of every error.
         self._storage_options = storage_options
         self._beside = Beside()
@@ -189,7 +189,7 @@ class ColumnAdder(IterDataPipe[Sample]):
         self._beside = Beside(state, again)
         yield from add_columns(
             self.source,
-            self._rules.value,
+            self._url_of.value,
             key_rule=self.key_rule,
             fields=self.fields,
             rename_files=self.rename_files,

@@ -187,10 +187,10 @@ class DictMapper(IterDataPipe[Sample]):
                 raise TypeError(f"map_dict applies a function to the field {field!r}, and {function!r} is none")
         self.source = source
         self.on_error = on_error
-        self._functions = Hidden(by_field)
+        self._by_field = Hidden(by_field)
 
     def __iter__(self) -> Iterator[Sample]:
-        yield from map_dict(self.source, self._functions.value, on_error=self.on_error)
+        yield from map_dict(self.source, self._by_field.value, on_error=self.on_error)
 
 
 @register_stage("map_tuple")
@@ -226,8 +226,8 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
             if function is not None and not callable(function):
                 raise TypeError(f"map_tuple applies functions, or None to leave an element as it is, not {function!r}")
         self.source = source
-        self._functions = Hidden(by_place)
+        self._by_place = Hidden(by_place)
         self.on_error = on_error
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        yield from map_tuple(self.source, self._functions.value, on_error=self.on_error)
+        yield from map_tuple(self.source, self._by_place.value, on_error=self.on_error)

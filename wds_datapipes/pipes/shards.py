@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.core.fingerprint import fingerprint
+from wds_datapipes.core.openers import redact
 from wds_datapipes.core.rewriting import Rewrite
 from wds_datapipes.core.shards import expand_urls
 from wds_datapipes.core.specification import read_mixture
@@ -68,13 +70,13 @@ class ShardList(IterDataPipe[str]):
     ) -> None:
         super().__init__()
         found = expand_urls(urls, variables=os.environ, storage_options=storage_options, rewrite=rewrite, safe=safe)
-        self._listed = _Listed(found)
+        self._urls = _Listed(found)
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._listed.urls
+        yield from self._urls.urls
 
     def __len__(self) -> int:
-        return len(self._listed.urls)
+        return len(self._urls.urls)
 
 
 class DatasetSpec(Seeded, IterDataPipe[str]):
@@ -181,5 +183,8 @@ class _Listed:
         self.urls = urls
 
     def fingerprint(self) -> str:
-        """Return what differs if the shards do."""
-        return repr(self.urls)
+        """Return how many shards there are, with the first and the last, and a digest of their URLs."""
+        text = f"{len(self.urls)} shards"
+        if self.urls:
+            text += f" from {redact(self.urls[0])} to {redact(self.urls[-1])}"
+        return f"{text} #{fingerprint(self.urls)[:12]}"

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.description import difference
 from wds_datapipes.reading.resuming import Resumed
 
 __all__ = ["Checkpoint"]
@@ -131,6 +132,6 @@ class Checkpoint:
         for number, (saved, own) in enumerate(zip_longest(self.stages, stages)):
             if saved != own:
                 raise StateError(
-                    f"The state was saved with another pipeline. Counted from the end, stage {number} was "
-                    f"{saved or 'not there'}, and is {own or 'not there'}. Load it into the pipeline that it is from"
+                    f"The state was saved with another pipeline. Counted from the end, stage {number} "
+                    f"{difference(saved, own)}. Load it into the pipeline that it is from"
                 )

@@ -1,0 +1,313 @@
+"""Pipelines that differ, and what describes them: run as a script, this prints the descriptions as JSON."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe, RandomSampler, SequentialSampler
+from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Sampler, Shuffler
+
+from wds_datapipes import (
+    DatasetSpec,
+    DirectoryShards,
+    MockSamples,
+    ShardList,
+    first_dot,
+    handle_extension,
+    last_dot,
+)
+from wds_datapipes.pipes.description import descriptions
+
+Pipe = IterDataPipe[Any]
+
+
+def one(value: Any) -> Any:
+    """Return the value."""
+    return value
+
+
+def two(value: Any) -> Any:
+    return value, value
+
+
+def helped(value: Any) -> Any:
+    return one(value)
+
+
+def helped_otherwise(value: Any) -> Any:
+    return two(value)
+
+
+def scaled(value: Any, by: int = 1, *, and_by: int = 1) -> Any:
+    return value, by, and_by
+
+
+def closed_over(number: int) -> Callable[[Any], Any]:
+    def multiplied(value: Any) -> Any:
+        return value * number
+
+    return multiplied
+
+
+def draw_one(value: Any, rng: Random) -> Any:
+    return value, rng.random()
+
+
+def draw_two(value: Any, rng: Random) -> Any:
+    return value, rng.random(), rng.random()
+
+
+def every(items: Iterator[Any]) -> Iterable[Any]:
+    return items
+
+
+def some(items: Iterator[Any]) -> Iterable[Any]:
+    return itertools.islice(items, 2)
+
+
+class Resize:
+    """What a transform is: an object that is called. The generator and the count change while it is used."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.called = 0
+        self.rng = Random()
+
+    def __call__(self, value: Any) -> Any:
+        self.called += 1
+        return value
+
+    def smaller(self, value: Any) -> Any:
+        return value
+
+
+class Words:
+    """An object that does not keep its argument under its name."""
+
+    def __init__(self, text: str) -> None:
+        self.words = set(text.split())
+        self.rng = np.random.default_rng()
+
+    def __call__(self, value: Any) -> Any:
+        return value in self.words
+
+
+class Table(Words):
+    """One of the same arguments and other code."""
+
+    def __call__(self, value: Any) -> Any:
+        return value not in self.words
+
+
+class Repeating(IterDataPipe[Any]):
+    """A user's stage, which keeps its argument under another name."""
+
+    def __init__(self, source: Pipe, count: int) -> None:
+        self.source = source
+        self.times = count
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield from [item] * self.times
+
+
+class LaterShuffler(Shuffler[Any]):
+    """A user's subclass, which hands all on."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+
+
+def source() -> Pipe:
+    pipe: Pipe = IterableWrapper([{"__key__": "a", "__url__": "a.tar", "cls": b"1"}])
+    return pipe
+
+
+def calls(name: str, *all_arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Callable[[], Pipe]]:
+    """Return what makes a stage with each of some arguments."""
+
+    def call(arguments: tuple[Any, ...], options: dict[str, Any]) -> Pipe:
+        pipe: Pipe = getattr(source(), name)(*arguments, **options)
+        return pipe
+
+    return [functools.partial(call, *each) for each in all_arguments]
+
+
+def given(*arguments: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return arguments, options
+
+
+FUNCTIONS = [
+    *(given(function) for function in (one, two, helped, helped_otherwise, scaled, str.upper, str.lower, len)),
+    *(given(functools.partial(scaled, by=by)) for by in (1, 2)),
+    given(functools.partial(scaled, and_by=2)),
+    *(given(closed_over(number)) for number in (1, 2)),
+    *(given(make(size)) for make in (Resize, lambda size: Resize(size).smaller) for size in (1, 2)),
+    *(given(make(text)) for make in (Words, Table) for text in ("one two three four", "one two three five")),
+    *(given(functools.partial(operator.add, np.arange(length))) for length in (3, 4)),
+    *(given(functools.partial(operator.add, torch.full((3,), value))) for value in (0, 1)),
+    given(lambda value: value + 1),
+    given(lambda value: value + 2),
+    given(lambda value: value in {"one", "two", "three"}),
+    given(lambda *values: values),
+    given(lambda values: values),
+    given({str(number): number for number in range(3000)}.get),
+    given({str(number): -number for number in range(3000)}.get),
+    given(frozenset(map(str, range(3000))).__contains__),
+    given(frozenset(map(str, range(1, 3001))).__contains__),
+]
+
+#: Each stage with arguments of which no two are the same: those of this package, and some of torch and of users.
+PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
+    "ShardList": [
+        lambda: ShardList("{0..9}.tar"),
+        lambda: ShardList("{0..8}.tar"),
+        lambda: ShardList([*(f"{number}.tar" for number in range(8)), "9.tar", "8.tar"]),
+        lambda: ShardList("https://host/{0..9}.tar?part=1"),
+        lambda: ShardList("https://host/{0..9}.tar?part=2"),
+    ],
+    "DatasetSpec": [
+        lambda: DatasetSpec({"datasets": [{"shards": "{0..9}.tar", "choose": 3}]}),
+        lambda: DatasetSpec({"datasets": [{"shards": "{0..9}.tar", "choose": 4}]}),
+        lambda: DatasetSpec({"datasets": [{"shards": "{1..10}.tar", "choose": 4}]}),
+        lambda: DatasetSpec({"datasets": [{"shards": "{0..9}.tar", "resample": 3}]}),
+    ],
+    "DirectoryShards": [
+        lambda: DirectoryShards("."),
+        lambda: DirectoryShards("/"),
+        lambda: DirectoryShards(".", "*.tgz"),
+        lambda: DirectoryShards(".", select="random"),
+        lambda: DirectoryShards(".", after="delete"),
+    ],
+    "MockSamples": [
+        lambda: MockSamples({"cls": 1}, 3),
+        lambda: MockSamples({"cls": 2}, 3),
+        lambda: MockSamples({"cls": 1}, 4),
+        lambda: MockSamples(one, 3),
+        lambda: MockSamples(two, 3),
+    ],
+    "add_columns": calls(
+        "add_columns",
+        *(given(rule) for rule in (("a", "b"), ("a", "c"), [("a", "b"), ("a", "c")], one, two)),
+        given(("a", "b"), fields=["txt"]),
+        given(("a", "b"), key_rule=last_dot),
+        given(("a", "b"), rename_files=one),
+    ),
+    "associate": calls(
+        "associate",
+        *(given({str(key): {"n": key} for key in range(count)}) for count in (1, 2, 3000)),
+        given({str(key): {"n": -key} for key in range(3000)}),
+        given({}, missing="skip"),
+        given({}, by="__url__"),
+        *FUNCTIONS,
+    ),
+    "cache_samples": calls("cache_samples", given(), given(seed=1)),
+    "cache_wds_shards": [],  # it yields the same samples, wherever the copies are
+    "compose": calls("compose", given(every), given(some), given(every, some), given(every, each_alone=True)),
+    "extract_keys": calls(
+        "extract_keys", given("cls"), given("c*"), given(["cls"], "txt"), given("cls", missing="none")
+    ),
+    "group_samples": calls(
+        "group_samples",
+        *(given(key_rule=rule) for rule in (first_dot, last_dot, one, two)),
+        *(given(fields=fields) for fields in (["cls"], ["cls", "txt"], [*map(str, range(30))], [*map(str, range(31))])),
+        given(lowercase=False),
+        given(on_duplicate="last"),
+        given(on_error="skip"),
+    ),
+    "load_wds_shards": calls(
+        "load_wds_shards",
+        given(),
+        *(given(select_files=function) for function in (one, two)),
+        given(rename_files=one),
+        given(ignore_zeros=True),
+        given(end_marker="optional"),
+        given(on_error="skip"),
+    ),
+    "log_samples": calls("log_samples", given(), given(first=4), given(every=2)),
+    "map_dict": calls(
+        "map_dict", *(given(**{f: g}) for f in ("cls", "txt") for g in (one, two)), given(cls=one, txt=one)
+    ),
+    "map_samples": calls("map_samples", *FUNCTIONS),
+    "map_samples_with_rng": calls("map_samples_with_rng", given(draw_one), given(draw_two)),
+    "map_tuple": calls("map_tuple", given(one), given(two), given(None, one), given(one, None), given(one, two)),
+    "mix_samples": [
+        lambda: source().mix_samples(source()),
+        lambda: source().mix_samples(MockSamples({}, 3)),
+        lambda: source().mix_samples(source(), stop="all"),
+        lambda: source().mix_samples(source(), weights=[1, 2]),
+        lambda: source().mix_samples(source(), source()),
+    ],
+    "non_empty": calls("non_empty", given()),
+    "rename": calls("rename", given(a="b"), given(a="c"), given(b="a"), given(a="b", keep=False)),
+    "rename_keys": calls("rename_keys", given(a="b"), given(("a", "b")), given(a="b", keep_unselected=True)),
+    "resample_wds_shards": calls("resample_wds_shards", given(3), given(4), given(), given(3, seed=1)),
+    "rsample": calls("rsample", given(0.5), given(0.25)),
+    "select_fields": calls(
+        "select_fields", given("cls"), given("c*"), given("cls", "txt"), given("cls", missing="skip")
+    ),
+    "shuffle_samples": calls("shuffle_samples", given(3), given(4), given(4, initial=2), given(4, max_bytes=10)),
+    "slice_samples": calls("slice_samples", given(100), given(110), given(10, 100), given(10, 100, 2), given(10, None)),
+    "to_tuple": calls("to_tuple", given("cls"), given("txt"), given("cls", "txt"), given("cls", missing="none")),
+    "unbatch_samples": calls("unbatch_samples", given(), given(copy=True), given(collated=False)),
+    "wds_decode": calls(
+        "wds_decode",
+        *(given(*decoders) for decoders in ((), ("pil",), ("rgb",), ("pil", "torch_audio"), (one,), (two,))),
+        *(given(handle_extension("png", function)) for function in (one, two)),
+        *(given(cls=function) for function in (one, two)),
+        given(txt=one),
+        given(only="cls"),
+        given(only="cls txt"),
+        given(partial=True),
+        given(unsafe=True),
+    ),
+    "wds_encode": calls("wds_encode", given(), *(given(cls=function) for function in (one, two)), given(only="cls")),
+    "with_epoch": calls("with_epoch", given(3), given(4)),
+    "with_length": calls("with_length", given(3), given(4)),
+    "write_wds_shards": calls(
+        "write_wds_shards",
+        given("a-%d.tar"),
+        given("b-%d.tar"),
+        given("a-%d.tar", maxcount=3),
+        given("a-%d.tar", mode=0o600),
+    ),
+    "of torch": [
+        *calls("map", *FUNCTIONS, given(one, input_col="cls"), given(one, input_col="cls", output_col="txt")),
+        *calls("filter", given(one), given(two), given(one, input_col="cls")),
+        *calls("batch", given(3), given(4), given(3, drop_last=True)),
+        *calls("collate", given(), given(collate_fn=one), given(collate_fn=two)),
+        *calls("shuffle", given(), given(buffer_size=3)),
+        *calls("sharding_filter", given()),
+        lambda: FileLister(["/a"], "*.tar"),
+        lambda: FileLister(["/b"], "*.tar"),
+        lambda: FileLister(["/a"], "*.tgz"),
+        lambda: IterableWrapper(range(3)),
+        lambda: IterableWrapper(range(4)),
+        lambda: Sampler(IterableWrapper([1, 2]), SequentialSampler),
+        lambda: Sampler(IterableWrapper([1, 2]), RandomSampler),
+        lambda: Sampler(IterableWrapper([1, 2]), RandomSampler, sampler_kwargs={"replacement": True}),
+    ],
+    "of a user": [
+        lambda: Repeating(source(), 2),
+        lambda: Repeating(source(), 3),
+        lambda: LaterShuffler(source(), buffer_size=3),
+        lambda: LaterShuffler(source(), buffer_size=4),
+    ],
+}
+
+
+def described() -> dict[str, list[list[str]]]:
+    """Return the descriptions of all pipelines."""
+    return {name: [descriptions(make()) for make in makers] for name, makers in PIPELINES.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(described()))
