@@ -208,7 +208,7 @@ def orders_of(seed: int, ranks: int, workers: int) -> list[list[str]]:
         with loader:
             for hand in hands:
                 for worker, (_, url) in loader:
-                    own = hand.setdefault(rank * max(workers, 1) + worker, [])
+                    own = hand.setdefault(worker * ranks + rank, [])
                     if url not in own:
                         own.append(url)
     instances = ranks * max(workers, 1)

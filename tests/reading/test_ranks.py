@@ -120,7 +120,7 @@ def shards(samples: Iterable[Sample]) -> list[str]:
 def shares(ranks: int, workers: int) -> list[int]:
     """How many shards each rank has to read."""
     instances = ranks * max(workers, 1)
-    owners = [shard % instances // max(workers, 1) for shard in range(len(SIZES))]
+    owners = [shard % instances % ranks for shard in range(len(SIZES))]
     return [owners.count(rank) for rank in range(ranks)]
 
 

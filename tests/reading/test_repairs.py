@@ -127,6 +127,7 @@ def test_repairs_lists_every_repair_with_its_fault() -> None:
         "shutdown",
         "stuck_pause",
         "repeated_order",
+        "uneven_ranks",
         "unseeded_service",
         "distributed_state",
         "unknown_pipeline",
@@ -189,7 +190,7 @@ print(json.dumps([repair[3:] for repair in repairs.repairs()]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     states = json.loads(done.stdout)
-    assert len(states) == 11
+    assert len(states) == 12
     assert all(not applied and reason in why for applied, why in states)
 
 

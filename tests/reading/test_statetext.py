@@ -16,7 +16,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.reading import checkpoint, resuming
+from wds_datapipes.reading import resuming
 from wds_datapipes.reading.statetext import read, written
 from wds_datapipes.testing import build_shard
 
@@ -106,17 +106,3 @@ def test_the_state_of_workers_is_not_read_where_it_is_saved(monkeypatch: pytest.
             states = [loader.state_dict()["reading_service_state"], json.dumps(data.state_dict())]
         for state in states:
             assert [len(read(part["stages"]) or ()) for part in json.loads(state)["parts"]] == [2, 2]
-
-
-def test_a_state_of_the_version_before_is_loaded() -> None:
-    with DataLoader2(pipeline(), reading_service=ShardReadingService(2)) as loader:
-        items = iter(loader)
-        head = [next(items) for _ in range(50)]
-        state = loader.reading_service.state_dict()
-        rest = list(items)
-    assert sorted(head + rest) == KEYS
-    assert state["version"] == checkpoint.VERSION == 2
-    parts = [{**part, "stages": read(part["stages"])} for part in state["parts"]]
-    with DataLoader2(pipeline(), reading_service=ShardReadingService(2)) as loader:
-        loader.reading_service.load_state_dict({**state, "version": 1, "parts": parts})
-        assert list(loader) == rest

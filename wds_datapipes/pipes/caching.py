@@ -15,7 +15,7 @@ from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.errors import CacheError
 from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.upstream import splits, upstream
+from wds_datapipes.pipes.upstream import instance_of, splits, upstream
 
 __all__ = ["CachedSamples"]
 
@@ -168,11 +168,7 @@ def _part(stages: list[Any]) -> Part:
                     f"cache_samples has to know which part of the data this is, and {type(stage).__name__}, which "
                     f"splits it, does not tell: it has no 'groups' as torch's ShardingFilter has"
                 )
-            instances, instance = 1, 0
-            for key in sorted(groups, reverse=True):  # as torch's ShardingFilter counts
-                instance += instances * groups[key][1]
-                instances *= groups[key][0]
-            parts.add(Part(instances, instance))
+            parts.add(Part(*instance_of(groups)))
     if len(parts) > 1:
         raise CacheError(f"cache_samples has sources that are split in different ways: {sorted(parts)}")
     info = get_worker_info()

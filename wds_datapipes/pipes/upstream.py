@@ -20,6 +20,8 @@ __all__ = [
     "Groups",
     "address_of",
     "has_no_share",
+    "instance_of",
+    "number_instances",
     "place_in",
     "place_of",
     "refuse_fed",
@@ -47,6 +49,32 @@ def address_of(pipe: Any) -> Callable[[], Address] | None:
             return None
         pipe = sources[0]
     return cast("Callable[[], Address]", address)
+
+
+def instance_of(groups: Groups) -> tuple[int, int]:
+    """Return among how many instances of a pipeline the data is split, and the number of this instance.
+
+    Instances are numbered as torch's ``DataLoader`` does: the first worker of every rank, then the second of every
+    rank, and so on. What is left over after an even deal then goes to different ranks.
+
+    >>> [instance_of({2: (2, rank), 3: (3, worker)}) for rank in range(2) for worker in range(3)]
+    [(6, 0), (6, 2), (6, 4), (6, 1), (6, 3), (6, 5)]
+    """
+    if SHARDING_PRIORITIES.DEFAULT in groups:
+        return groups[SHARDING_PRIORITIES.DEFAULT]
+    ranks, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
+    workers, worker = groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0))
+    return ranks * workers, worker * ranks + rank
+
+
+def number_instances(pipe: Any) -> None:
+    """Have every ``.sharding_filter()`` deal as torch's ``DataLoader`` does, once it knows its rank and its worker.
+
+    Left alone, it numbers all workers of rank 0 first where ranks and workers are set one after the other.
+    """
+    for splitter in splitters(pipe):
+        if isinstance(splitter, ShardingFilter) and splitter.sharding_group_filter is None:
+            splitter.num_of_instances, splitter.instance_id = instance_of(splitter.groups)
 
 
 def place_in(groups: Groups) -> Place:

@@ -15,9 +15,8 @@ from wds_datapipes.reading.resuming import Resumed
 __all__ = ["Checkpoint"]
 
 FORMAT = "wds-datapipes state"
-#: In version 1, the states of pipelines were plain values, and are texts now.
-VERSION = 2
-READABLE = (1, VERSION)
+#: Before version 3, instances were numbered by rank and then by worker, so that a shard went to another one of them.
+VERSION = 3
 
 #: The numbers, and within which bounds they are.
 NUMBERS = {
@@ -89,9 +88,11 @@ class Checkpoint:
         found = dict(state)
         if found.pop("format", None) != FORMAT:
             raise StateError("This is no state of a loader: it does not say that it is one")
-        if (version := found.pop("version", None)) not in READABLE:
-            readable = " and ".join(map(str, READABLE))
-            raise StateError(f"This state has version {version}, and this release of wds-datapipes reads {readable}")
+        if (version := found.pop("version", None)) != VERSION:
+            raise StateError(
+                f"This state has version {version}, and this release of wds-datapipes reads version {VERSION} alone. "
+                f"Load it with the release that has saved it, or begin the epoch again"
+            )
         try:
             parts = [Resumed(**part) for part in found.pop("parts")]
             checkpoint = cls(**found, parts=[replace(part, stages=part.state) for part in parts])

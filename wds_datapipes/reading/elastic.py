@@ -132,19 +132,20 @@ def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Che
     rank, ranks, distributed, workers = place
     _check_whole(saved)
     _check_dealable(old.pipe)
+    by_rank = sorted(saved, key=lambda checkpoint: checkpoint.rank)
+    # In the order in which instances are numbered: the first worker of every rank, then the second.
     parts = [
-        behind_delivered(checkpoint, number, part, old)
-        for checkpoint in sorted(saved, key=lambda checkpoint: checkpoint.rank)
-        for number, part in enumerate(checkpoint.parts)
+        behind_delivered(checkpoint, number, checkpoint.parts[number], old)
+        for number in range(len(by_rank[0].parts))
+        for checkpoint in by_rank
     ]
-    here = max(workers, 1)
     try:
-        states = dealt_states(old.pipe, parts, [[] for _ in parts], ranks * here)[rank * here : (rank + 1) * here]
+        states = dealt_states(old.pipe, parts, [[] for _ in parts], ranks * max(workers, 1))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"What is left of the epoch cannot be dealt, as a state is not whole: {error}") from error
-    resumed = [Resumed(0, 0, state) for state in states]
+    resumed = [Resumed(0, 0, state) for state in states[rank::ranks]]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(
         running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed, engines=None
@@ -160,6 +161,11 @@ def _check_whole(saved: Sequence[Checkpoint]) -> None:
             f"There are states of the ranks {', '.join(map(str, found))}, and they come from runs with "
             f"{', '.join(sorted({str(checkpoint.ranks) for checkpoint in saved}))}. To go on with another number of "
             f"ranks or workers takes one of each rank: merge_states([...])"
+        )
+    if len({checkpoint.workers for checkpoint in saved}) > 1:
+        raise StateError(
+            f"The ranks had different numbers of workers ({', '.join(str(each.workers) for each in saved)}), and shards "
+            f"are dealt to as many on each. Give every rank the same num_workers"
         )
     if any(checkpoint.engines is not None for checkpoint in saved):
         raise StateError(

@@ -47,6 +47,20 @@ def repeated_order() -> None:
 
 
 @LOADER_REPAIRS.repair(issue=None)
+def uneven_ranks() -> None:
+    """Shards that are left over after an even deal all go to the first ranks.
+
+    Instances are numbered by rank and then by worker, so 6 shards on 2 ranks with 2 workers each are split into 4 and
+    2, where torch's ``DataLoader`` gives 3 to each. They are numbered as there now.
+    """
+    from torchdata.dataloader2 import reading_service
+
+    from wds_datapipes.reading.workers import process_init_fn
+
+    replace(reading_service, "process_init_fn", process_init_fn)
+
+
+@LOADER_REPAIRS.repair(issue=None)
 def unseeded_service() -> None:
     """``DataLoader2.seed`` has no effect without a reading service.
 

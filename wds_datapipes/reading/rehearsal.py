@@ -22,6 +22,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.upstream import splitters
 from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline
 from wds_datapipes.reading.service import ShardReadingService
+from wds_datapipes.reading.serving import split
 from wds_datapipes.reading.statetext import read
 
 __all__ = ["rehearse_coverage", "rehearse_resume"]
@@ -93,8 +94,7 @@ def rehearse_coverage(
         pipe: Any = make_pipeline()
         logs[rank, worker] = [_listened_to(stage) for stage in splitters(pipe)]
         pipe = graph_settings.apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        share = max(workers, 1)
-        pipes[rank, worker] = graph_settings.apply_sharding(pipe, share, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+        pipes[rank, worker] = split(pipe, WorkerInfo(max(workers, 1), worker), None)
     seeds = {place: EpochSeeds() for place in places}
     generators = {place: SeedGenerator(seed) for place in places}
     for epoch in range(2):
@@ -115,12 +115,12 @@ def rehearse_coverage(
             found = owners.get(item, [])
             if len(found) != wanted[item]:
                 where = ", ".join(f"rank {rank}, worker {worker}" for rank, worker in found) or "nowhere"
-                split = (
+                advice = (
                     "" if any(logs.values()) else ". No stage splits the data: put .sharding_filter() behind the shards"
                 )
                 raise AssertionError(
                     f"Epoch {epoch}: {item!r} has to come {_times(wanted[item])}, and comes {_times(len(found))} "
-                    f"({where}){split}"
+                    f"({where}){advice}"
                 )
 
 

@@ -74,8 +74,10 @@ def repairs() -> list[Repair]:
         >>> names = [repair.name for repair in repairs()]
         >>> names[:5]
         ['uneven_workers', 'dead_workers', 'lost_errors', 'orphans', 'shutdown']
-        >>> names[5:]
-        ['stuck_pause', 'repeated_order', 'unseeded_service', 'distributed_state', 'unknown_pipeline', 'no_set_epoch']
+        >>> names[5:9]
+        ['stuck_pause', 'repeated_order', 'uneven_ranks', 'unseeded_service']
+        >>> names[9:]
+        ['distributed_state', 'unknown_pipeline', 'no_set_epoch']
     """
     return list(_done)
 

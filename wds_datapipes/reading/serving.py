@@ -21,6 +21,7 @@ from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_di
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.errors import StateError, WorkerDied
 from wds_datapipes.pipes.state import lasts, load_state, renewed, save_state
+from wds_datapipes.pipes.upstream import number_instances
 from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.resuming import Resumed
@@ -102,12 +103,13 @@ def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, i
 def split(pipe: Any, info: Any, dispatched: DispatchedItems | None) -> Any:
     """Give a worker its share of the data: of what the dispatching process sends, and of all that it reads itself."""
     if dispatched is None:
-        return graph_settings.apply_sharding(
-            pipe, info.num_workers, info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING
-        )
+        graph_settings.apply_sharding(pipe, info.num_workers, info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
+        number_instances(pipe)
+        return pipe
     graph = traverse_dps(pipe)
     for branch in find_non_dispatching_branches(graph):
         graph_settings.apply_sharding(branch, info.num_workers, info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
+        number_instances(branch)
     (place,) = find_dps(graph, _DummyIterDataPipe)
     ((pipe, _),) = replace_dp(graph, place, dispatched).values()
     return pipe

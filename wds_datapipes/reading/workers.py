@@ -22,10 +22,12 @@ from typing import Any, NoReturn
 from torchdata._utils import ExceptionWrapper
 from torchdata.dataloader2.communication.eventloop import DataPipeToQueuesLoop, MultipleDataPipesToQueuesLoop
 from torchdata.dataloader2.communication.messages import GetNextResponse, WorkerExceptionResponse
+from torchdata.dataloader2.utils.worker import process_init_fn as init_worker
 
+from wds_datapipes.pipes.upstream import number_instances
 from wds_datapipes.reading.transport.packing import describe, takes
 
-__all__ = ["SENDABLE", "SendableError", "bind", "run_dispatcher", "run_worker"]
+__all__ = ["SENDABLE", "SendableError", "bind", "process_init_fn", "run_dispatcher", "run_worker"]
 
 #: How often a worker looks whether its parent is still the same process, in seconds.
 PARENT_CHECK_S = 1.0
@@ -101,6 +103,13 @@ class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no
                 if type(group := self.exc_type(text, errors)) is self.exc_type:
                     return group
         return (of_errors if all(isinstance(error, Exception) for error in errors) else general)(text, errors)
+
+
+def process_init_fn(datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+    """Give a worker its share as torchdata does, and number the workers of all ranks as torch's ``DataLoader`` does."""
+    datapipe = init_worker(datapipe, *args, **kwargs)
+    number_instances(datapipe)
+    return datapipe
 
 
 def run_worker(
