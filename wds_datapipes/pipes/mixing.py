@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.mixing import MixState, Stop, mix_samples
 from wds_datapipes.core.progress import Address
 from wds_datapipes.core.seeds import derived_seed
-from wds_datapipes.pipes.passes import BEGINNING, Passes
+from wds_datapipes.pipes.passes import BEGINNING, Passes, first_seeds
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.state import renewed
@@ -89,6 +89,7 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         self._rng = Random()
         self._state = MixState([])
         self._passes: list[Passes] = []
+        self._firsts: list[list[int | None] | None] = [None] * (1 + len(others))
         self._loaded: tuple[Mapping[str, Any], list[Address]] | None = None
 
     @property
@@ -170,8 +171,15 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         place = place_of(self)
         (loaded, again), self._loaded = self._loaded or (self._beginning(), []), None
         states = loaded.get("sources", [{}] * len(sources))
+        self._firsts = [first_seeds(source, before) for source, before in zip(sources, self._firsts, strict=True)]
         self._passes = passes = [
-            Passes(source, place, derived_seed("mix_samples", self._own_seed, number), loaded=states[number])
+            Passes(
+                source,
+                place,
+                derived_seed("mix_samples", self._own_seed, number),
+                first=self._firsts[number],
+                loaded=states[number],
+            )
             for number, source in enumerate(sources)
         ]
         left = loaded.get("left", None if "sources" in loaded else [])

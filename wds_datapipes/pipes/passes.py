@@ -12,10 +12,11 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.progress import Address, gone
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.sharing import Place
+from wds_datapipes.pipes.seeded import later_seed, pending_seed
 from wds_datapipes.pipes.state import lasts, load_state, nothing_else, renewed, save_state
 from wds_datapipes.pipes.upstream import splitters, upstream
 
-__all__ = ["BEGINNING", "Passes", "beginning_of"]
+__all__ = ["BEGINNING", "Passes", "beginning_of", "first_seeds"]
 
 #: The state of a source that is yet to begin.
 BEGINNING: Mapping[str, Any] = {"pass": 0, "state": None}
@@ -53,8 +54,7 @@ class Passes:
     ) -> None:
         self.number = 0
         self.seed = seed
-        # torch's stages, and ours, keep the seed that was set until they begin.
-        self.first = list(first or (getattr(stage, "_seed", None) for stage in _seeded(source)))
+        self.first = first_seeds(source) if first is None else [*first]
         self._place = place
         self._state: Any = None  # where the present pass goes on, if it is yet to begin
         self._is_begun = False
@@ -131,6 +131,20 @@ class Passes:
                     stage.set_seed(derived_seed("shared", *shared, self.number, position))
             elif self.seed is not None:
                 stage.set_seed(derived_seed("own", self.seed, *self._place, self.number, position))
+
+
+def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> list[int | None]:
+    """Return the seeds of a source's stages in the first pass of an epoch, or of what repeats a part of one.
+
+    Args:
+        source: the source.
+        before: those that this has returned before. They decide where no loader has set any since: how many passes
+            there were meanwhile may differ between workers.
+    """
+    seeds = [pending_seed(stage) for stage in _seeded(source)]
+    if before is None or any(seed is not None for seed in seeds):
+        return seeds
+    return [None if seed is None else later_seed(seed) for seed in before]
 
 
 def beginning_of(source: Pipe) -> list[dict[str, Any] | None] | None:

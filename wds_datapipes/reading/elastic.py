@@ -162,10 +162,11 @@ def _check_whole(saved: Sequence[Checkpoint]) -> None:
             f"{', '.join(sorted({str(checkpoint.ranks) for checkpoint in saved}))}. To go on with another number of "
             f"ranks or workers takes one of each rank: merge_states([...])"
         )
-    if len({checkpoint.workers for checkpoint in saved}) > 1:
+    workers = [max(checkpoint.workers, 1) for checkpoint in saved]
+    if len({*workers}) > 1:
         raise StateError(
-            f"The ranks had different numbers of workers ({', '.join(str(each.workers) for each in saved)}), and shards "
-            f"are dealt to as many on each. Give every rank the same num_workers"
+            f"The ranks had {', '.join(map(str, workers))} workers, and shards are dealt to as many on each rank. Give "
+            "every rank the same num_workers"
         )
     if any(checkpoint.engines is not None for checkpoint in saved):
         raise StateError(

@@ -8,9 +8,34 @@ from typing import Any
 
 from wds_datapipes.reading.mending import Mends, replace
 
-__all__ = ["LOADER_REPAIRS"]
+__all__ = ["LOADER_REPAIRS", "TORCH_REPAIRS"]
 
 LOADER_REPAIRS = Mends()
+
+#: What is patched in torch itself, whatever torchdata is installed.
+TORCH_REPAIRS = Mends()
+
+
+@TORCH_REPAIRS.repair(issue=None)
+def later_passes() -> None:
+    """A ``.shuffle()`` that is iterated twice in an epoch of torch's ``DataLoader`` has another order in each worker.
+
+    The seed that all workers share serves the first pass alone. With ``.sharding_filter().cycle(2)`` behind it, some
+    samples of the second pass come from several workers, and others from none. The seed of each later pass follows
+    from that of the pass before it now.
+    """
+    from torch.utils.data import graph_settings
+
+    from wds_datapipes.pipes.seeded import derive_later_seeds
+
+    apply_random_seed = graph_settings.apply_random_seed
+
+    @functools.wraps(apply_random_seed)
+    def apply_seeds_of_all_passes(datapipe: Any, rng: Any) -> Any:
+        derive_later_seeds(datapipe)
+        return apply_random_seed(datapipe, rng)
+
+    replace(graph_settings, "apply_random_seed", apply_seeds_of_all_passes)
 
 
 @LOADER_REPAIRS.repair(issue=None)

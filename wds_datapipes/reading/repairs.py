@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from wds_datapipes.reading.loaderrepairs import LOADER_REPAIRS
+from wds_datapipes.reading.loaderrepairs import LOADER_REPAIRS, TORCH_REPAIRS
 from wds_datapipes.reading.workerrepairs import WORKER_REPAIRS
 
 __all__ = ["Repair", "apply", "repairs"]
@@ -77,7 +77,7 @@ def repairs() -> list[Repair]:
         >>> names[5:9]
         ['stuck_pause', 'repeated_order', 'uneven_ranks', 'unseeded_service']
         >>> names[9:]
-        ['distributed_state', 'unknown_pipeline', 'no_set_epoch']
+        ['distributed_state', 'unknown_pipeline', 'no_set_epoch', 'later_passes']
     """
     return list(_done)
 
@@ -86,18 +86,18 @@ def apply() -> None:
     """Mend torchdata, once in a process; do nothing where there is nothing to mend."""
     if _done:
         return
-    reason = _reason_against()
-    for mend, issue in (*WORKER_REPAIRS, *LOADER_REPAIRS):
-        if not reason:
-            mend()
-        what = str(mend.__doc__).partition("\n")[0]
-        _done.append(Repair(mend.__name__, what, issue, not reason, reason))
+    unwanted = "WDS_DATAPIPES_REPAIRS=0 is set" if os.environ.get("WDS_DATAPIPES_REPAIRS") == "0" else ""
+    reason = unwanted or _reason_against()
+    for mends, against in ((WORKER_REPAIRS, reason), (LOADER_REPAIRS, reason), (TORCH_REPAIRS, unwanted)):
+        for mend, issue in mends:
+            if not against:
+                mend()
+            what = str(mend.__doc__).partition("\n")[0]
+            _done.append(Repair(mend.__name__, what, issue, not against, against))
 
 
 def _reason_against() -> str:
     """Import torchdata's DataLoader2, and return why it must be left alone, or ""."""
-    if os.environ.get("WDS_DATAPIPES_REPAIRS") == "0":
-        return "WDS_DATAPIPES_REPAIRS=0 is set"
     if os.name != "posix":
         return f"worker processes are only watched on POSIX systems, and this one is {os.name!r}"
     torchdata = _import_quietly()

@@ -19,6 +19,7 @@ from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes.core.seeds import derived_seed
+from wds_datapipes.pipes.seeded import derive_later_seeds
 
 __all__ = ["EpochSeeds", "reset_pipeline", "returned", "seed_stages"]
 
@@ -142,6 +143,7 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
         seed_generator: of this worker.
         shared: seed all stages as if they came before the split.
     """
+    derive_later_seeds(pipe)
     graph = traverse_dps(pipe)
     stages = {id(stage): stage for stage in list_dps(graph)}
     # The stages draw their seeds in the same order as in torchdata, so that the orders of a seed stay as they were.

@@ -24,6 +24,7 @@ from torchdata.dataloader2.communication.eventloop import DataPipeToQueuesLoop, 
 from torchdata.dataloader2.communication.messages import GetNextResponse, WorkerExceptionResponse
 from torchdata.dataloader2.utils.worker import process_init_fn as init_worker
 
+from wds_datapipes.pipes.seeded import derive_later_seeds
 from wds_datapipes.pipes.upstream import number_instances
 from wds_datapipes.reading.transport.packing import describe, takes
 
@@ -106,8 +107,9 @@ class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no
 
 
 def process_init_fn(datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-    """Give a worker its share as torchdata does, and number the workers of all ranks as torch's ``DataLoader`` does."""
+    """Give a worker its share as torchdata does, with instances numbered and later passes seeded alike everywhere."""
     datapipe = init_worker(datapipe, *args, **kwargs)
+    derive_later_seeds(datapipe)
     number_instances(datapipe)
     return datapipe
 
@@ -144,6 +146,8 @@ def run_dispatcher(
     for queue in res_queues:
         queue.cancel_join_thread()  # the workers that would read the rest end first
     with _reporting(process_name, res_queues):
+        for pipe in source_datapipes:
+            derive_later_seeds(pipe)
         MultipleDataPipesToQueuesLoop(
             source_datapipes, req_queues, res_queues, process_name, worker_info, custom_reset_fn=custom_reset_fn
         )

@@ -1,0 +1,221 @@
+"""Several passes over a split source in one epoch: each has every sample once, whichever loader and workers read it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterDataPipe, graph_settings
+from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.testing import build_shard, check_coverage
+
+SIZES = (7, 3, 12, 1, 9, 6, 8)
+KEYS = [f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size)]
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard, size in enumerate(SIZES):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(size)])
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+class Twice(IterDataPipe[Any]):
+    """A user's stage that iterates its source twice."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        super().__init__()
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(2):
+            yield from self.source
+
+
+class OwnShuffler(IterDataPipe[Any]):
+    """A user's stage that shuffles, written as torch's."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        super().__init__()
+        self.source = source
+        self.seed: int | None = None
+        self.random = Random()
+
+    def set_seed(self, seed: int) -> None:
+        self.seed = seed
+
+    def reset(self) -> None:
+        self.random.seed(self.seed)  # by the system where there is none
+        self.seed = None
+
+    def __iter__(self) -> Iterator[Any]:
+        items = list(self.source)
+        self.random.shuffle(items)
+        yield from items
+
+
+class DerivedShuffler(Shuffler[Any]):
+    """A user's class that is derived from torch's, and calls its methods."""
+
+    def reset(self) -> None:
+        super().reset()
+
+
+def split(first: int = 0, last: int = 6) -> Any:
+    return ShardList(f"{{{first}..{last}}}.tar").shuffle().sharding_filter()
+
+
+def samples(urls: Any) -> Any:
+    return urls.load_wds_shards().group_samples().map(key_of)
+
+
+def cycled() -> Any:
+    return samples(split()).cycle(2)
+
+
+def cycled_thrice_inside() -> Any:
+    return samples(ShardList("{0..6}.tar").shuffle().cycle(3).shuffle().sharding_filter())
+
+
+def iterated_twice() -> Any:
+    return Twice(samples(split()))
+
+
+def mixed_twice() -> Any:
+    return samples(split(0, 3)).mix_samples(samples(split(4, 6)), stop="all").cycle(2)
+
+
+def shuffled_by_a_user() -> Any:
+    return samples(OwnShuffler(ShardList("{0..6}.tar")).sharding_filter()).cycle(2)
+
+
+def shuffled_by_a_derived_class() -> Any:
+    return samples(DerivedShuffler(ShardList("{0..6}.tar")).sharding_filter()).cycle(2)
+
+
+def shuffled_by_ours() -> Any:
+    return samples(ShardList("{0..6}.tar").shuffle_samples(10).sharding_filter()).cycle(2)
+
+
+def drawn_by_weights() -> Any:
+    mixed = ShardList("{0..3}.tar").mix_samples(ShardList("{4..6}.tar").shuffle(), weights=[1, 2], stop="all")
+    return samples(mixed.sharding_filter()).cycle(2)
+
+
+def two_copies() -> Any:
+    return samples(split()).mix_samples(samples(split()), stop="all").cycle(2)
+
+
+PIPELINES: dict[str, tuple[Callable[[], Any], int]] = {
+    "cycled": (cycled, 2),
+    "cycled thrice before the split": (cycled_thrice_inside, 3),
+    "iterated twice": (iterated_twice, 2),
+    "mixed twice": (mixed_twice, 2),
+    "shuffled by a user": (shuffled_by_a_user, 2),
+    "shuffled by a derived class": (shuffled_by_a_derived_class, 2),
+    "shuffled by ours": (shuffled_by_ours, 2),
+    "drawn by weights": (drawn_by_weights, 2),
+    "two copies mixed": (two_copies, 4),
+}
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (2, 2), (3, 1)])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_each_pass_has_every_sample_once_on_all_ranks(name: str, ranks: int, workers: int) -> None:
+    check_coverage(PIPELINES[name][0], ranks=ranks, workers=workers, seed=3)
+
+
+def by_our_service(pipe: Any, workers: int) -> Iterator[Any]:
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
+        loader.seed(5)
+        yield from ([*loader] for _ in range(2))
+
+
+def by_torchdatas_service(pipe: Any, workers: int) -> Iterator[Any]:
+    service = MultiProcessingReadingService(workers, multiprocessing_context="fork")
+    loader: Any = DataLoader2(pipe, reading_service=service)
+    loader.seed(5)
+    try:
+        yield from ([*loader] for _ in range(2))
+    finally:
+        loader.shutdown()
+
+
+def by_torch(pipe: Any, workers: int, method: str | None = None) -> Iterator[Any]:
+    torch.manual_seed(5)
+    loader: Any = DataLoader(pipe, batch_size=None, num_workers=workers, multiprocessing_context=method)
+    yield from ([*loader] for _ in range(2))
+
+
+def by_stateful_shards(pipe: Any, workers: int) -> Iterator[Any]:
+    data = StatefulShards(pipe, seed=5)
+    loader: Any = DataLoader(data, batch_size=None, num_workers=workers)
+    yield from ([*data.tracked(loader)] for _ in range(2))
+
+
+LOADERS = [by_our_service, by_torchdatas_service, by_torch]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("read_by", LOADERS)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("name", ["cycled", "iterated twice", "shuffled by a user"])
+def test_each_pass_has_every_sample_once_in_every_loader(
+    read_by: Callable[[Any, int], Iterator[Any]], name: str, workers: int
+) -> None:
+    make_pipe, times = PIPELINES[name]
+    for read in read_by(make_pipe(), workers):
+        assert Counter(read) == dict.fromkeys(KEYS, times)
+
+
+@pytest.mark.parametrize("read_by", [by_our_service, by_torch, by_stateful_shards])
+def test_passes_differ_in_their_order_and_repeat_with_the_seed(read_by: Callable[[Any, int], Iterator[Any]]) -> None:
+    epochs = list(read_by(iterated_twice(), 0))
+    orders = [epoch[half : half + len(KEYS)] for epoch in epochs for half in (0, len(KEYS))]
+    assert len({tuple(order) for order in orders}) == 4
+    assert all(sorted(order) == sorted(KEYS) for order in orders)
+    assert list(read_by(iterated_twice(), 0)) == epochs
+
+
+def test_a_spawned_worker_knows_later_passes_too() -> None:
+    read = next(by_torch(iterated_twice(), 2, "spawn"))
+    assert Counter(read) == dict.fromkeys(KEYS, 2)
+
+
+def test_an_endless_mixture_begins_again_alike_after_other_numbers_of_passes() -> None:
+    again = list[int]()
+    for instance, count in enumerate([40, 10]):
+        pipe: Any = IterableWrapper(range(8)).shuffle().sharding_filter()
+        pipe = pipe.mix_samples(IterableWrapper(range(8, 16)).shuffle().sharding_filter(), stop="never")
+        graph_settings.apply_sharding(pipe, 2, instance)
+        graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(3))
+        assert len(list(islice(pipe, count))) == count
+        again += islice(pipe, 8)
+    assert sorted(again) == list(range(16))
+
+
+def test_stateful_shards_begin_a_source_twice() -> None:
+    for read in by_stateful_shards(iterated_twice(), 2):
+        assert Counter(read) == dict.fromkeys(KEYS, 2)
+
+
+def test_without_a_loader_each_pass_draws_from_torchs_generator() -> None:
+    pipe = IterableWrapper(range(20)).shuffle()
+    orders = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        orders.append(list(pipe))
+    assert orders[0] == orders[1]
