@@ -67,8 +67,6 @@ def read_devkit(folder: Path) -> object:
 
 #: What needs a package: the package, the extra that installs it, and something that needs it.
 NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
-    ("aiohttp", "http", load("http://127.0.0.1:9/a.tar")),
-    ("aiohttp", "http", load("https://127.0.0.1:9/a.tar")),
     ("av", "media", decode("mp4", "torch_video")),
     ("av", "media", decode("wav", "torch_audio")),
     ("cbor2", "cbor", decode("cbor")),
@@ -144,7 +142,7 @@ def test_each_extra_installs_what_it_is_named_for() -> None:
 
 
 def test_every_scheme_that_needs_a_package_is_in_the_table() -> None:
-    assert {"http", "https", "s3", "gs", "az", "hf", "sftp"} <= set(EXTRAS)
+    assert {"s3", "gs", "az", "hf", "sftp"} <= set(EXTRAS)
     assert set(EXTRAS) <= {*known_implementations, "abfss"}  # which adlfs makes known where it is installed
 
 

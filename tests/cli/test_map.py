@@ -159,7 +159,7 @@ def test_another_function_is_told_and_redone_if_that_is_said(program: Any, shard
 
 
 def test_shards_that_fail_are_named_and_the_others_done(program: Any, shards: list[str], nothing_left: None) -> None:
-    done = program("map", *shards, "-f", "mapping:no_eleven", "-o", "o/", "--retries", "1")
+    done = program("map", *shards, "-f", "mapping:no_eleven", "-o", "o/", "--shard-retries", "1")
     assert done.code == 1
     assert sorted(written("o")) == ["a-0.tar", "a-2.tar"]
     assert [line.partition(":")[0] for line in done.lines] == ["o/a-0.tar", "o/a-2.tar"]
@@ -167,7 +167,9 @@ def test_shards_that_fail_are_named_and_the_others_done(program: Any, shards: li
     assert lines[0] == r"Warning: a-1.tar was not converted, and is tried again: LookupError: no label\x1b[31m"
     assert lines[1].startswith(r"Error: a-1.tar: LookupError: no label\x1b[31m")
     assert lines[2:] == ["Error: 1 of 3 shards has failed. The same command again does only what is missing"]
-    facts = json.loads(program("map", *shards, "-f", "mapping:no_eleven", "-o", "o/", "--retries", "0", "--json").out)
+    facts = json.loads(
+        program("map", *shards, "-f", "mapping:no_eleven", "-o", "o/", "--shard-retries", "0", "--json").out
+    )
     assert [shard["new"] for shard in facts["shards"]] == [False, False]
     assert [(each["source"], each["kind"]) for each in facts["failed"]] == [("a-1.tar", "LookupError")]
 
@@ -187,7 +189,7 @@ def test_bad_samples_are_passed_over_and_told_once(program: Any, shards: list[st
 
 def test_a_broken_shard_is_a_fault_or_passed_over(program: Any, shards: list[str]) -> None:
     Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:4000])
-    call = ["map", *shards, "-c", ":", "-o", "o/", "--retries", "0"]
+    call = ["map", *shards, "-c", ":", "-o", "o/", "--shard-retries", "0"]
     done = program(*call)
     assert done.code == 1
     assert "Error: a-1.tar: TruncatedShard: a-1.tar ends " in done.err
@@ -197,7 +199,7 @@ def test_a_broken_shard_is_a_fault_or_passed_over(program: Any, shards: list[str
 
 
 def test_a_full_disk_is_no_bad_sample(program: Any, shards: list[str]) -> None:
-    done = program("map", "a-0.tar", "-f", "mapping:full", "-o", "o/", "--skip-bad", "--retries", "0")
+    done = program("map", "a-0.tar", "-f", "mapping:full", "-o", "o/", "--skip-bad", "--shard-retries", "0")
     assert done.code == 1
     assert "OSError: [Errno 28] No space left on device" in done.err
     assert written("o") == {}
@@ -303,8 +305,8 @@ def test_ctrl_c_ends_commands_and_leaves_nothing(shards: list[str]) -> None:
         ("-o o/ -f mapping:nope", "has no 'nope'"),
         ("-o o/ -f mapping:Maps.nope", "'Maps' (no file) has no 'nope'"),
         ("-o o/ -f mapping:number", "'mapping:number' is no function, but int"),
-        ("-o o/ -f mapping:label --timeout 3", "--timeout is for commands"),
-        ("-o o/ -c : --timeout 0", "above 0 seconds"),
+        ("-o o/ -f mapping:label --command-timeout 3", "--command-timeout is for commands"),
+        ("-o o/ -c : --command-timeout 0", "above 0 seconds"),
         ("-o o/ -c : -d pil", "--decode and --whole-shards are for --function"),
         ("-o o/ -f mapping:label -d nosuchword", "--decode: no decoder is called 'nosuchword'"),
         ("-o o/ -c : --executor dask", "--executor dask and --address go together"),

@@ -25,8 +25,6 @@ from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("pauses")
 leaves_nothing = pytest.mark.usefixtures("nothing_left")
-#: What needs more than headers and certificates is asked for by fsspec, whose connections stay for the next request.
-BY_FSSPEC: dict[str, Any] = {"client_kwargs": {}}
 
 SAMPLES: list[dict[str, Any]] = [
     {"__key__": f"{number}", "bin": random.Random(number).randbytes(400 * number + 100), "cls": f"{number}"}
@@ -159,15 +157,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-@pytest.fixture(params=["plain", "fsspec"])
-def client(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return storage options by which requests are made by the standard library, or by fsspec."""
-    if request.param == "fsspec":
-        return BY_FSSPEC
-    request.getfixturevalue("nothing_left")
-    return {}
-
-
 @pytest.fixture(scope="module")
 def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
     if not nginx.is_running:
@@ -175,7 +164,6 @@ def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
     (nginx.files / "fault").mkdir()
     (nginx.files / "fault" / "a.tar").write_bytes(SHARD)
     with fault_proxy(("127.0.0.1", nginx.http)) as made:
-        read(made, storage_options=BY_FSSPEC)  # which begins what that keeps for good
         yield made
 
 
@@ -211,20 +199,19 @@ def read(proxy: FaultProxy, *stages: Path, **options: Any) -> list[tuple[str, by
     return [(sample["__key__"], sample["bin"], sample["cls"]) for sample in samples]
 
 
+@leaves_nothing
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_changes_no_sample_or_is_told(
-    proxy: FaultProxy, reached: Callable[[int], None], name: str, client: dict[str, Any]
-) -> None:
+def test_a_fault_changes_no_sample_or_is_told(proxy: FaultProxy, reached: Callable[[int], None], name: str) -> None:
     case = CASES[name]
     for region, at in REGIONS.items():
         proxy.faults[:] = case.faults(at)
         reached(at)
         error = case.error(at)
         if error is None:
-            assert read(proxy, storage_options=client) == WANT, region
+            assert read(proxy) == WANT, region
             continue
         with pytest.raises(ShardError) as found:
-            read(proxy, storage_options=client)
+            read(proxy)
         assert type(found.value) is error, f"{region}: {found.value}"
         assert re.search(case.match.format(at=at), str(found.value)), f"{region}: {found.value}"
 

@@ -8,7 +8,7 @@ import http.server
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 __all__ = ["Fault", "FaultProxy", "fault_proxy"]
@@ -29,6 +29,9 @@ class Fault:
         headers: sent in the place of those of the server; None leaves one out.
         body: sent in the place of that of the server.
         no_range: the server is asked for all of the file, whatever part was asked for.
+        sent_status: sent in the place of that of the server, with the body.
+        wire: what is sent in the place of the whole answer, piece by piece; it may have no end.
+        pause_s: between these pieces.
     """
 
     at: int = 0
@@ -37,6 +40,9 @@ class Fault:
     headers: dict[str, str | None] = field(default_factory=dict)
     body: bytes | None = None
     no_range: bool = False
+    sent_status: int = 0
+    wire: Callable[[], Iterable[bytes]] | None = None
+    pause_s: float = 0.0
 
 
 class FaultProxy(http.server.ThreadingHTTPServer):
@@ -79,6 +85,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_PUT = do_POST = do_DELETE = do_HEAD
 
     def _pass_on(self, fault: Fault | None) -> None:
+        if fault is not None and fault.wire is not None:
+            self._send(fault.wire(), fault.pause_s)
+            return
         if fault is not None and fault.status:
             self.send_response(fault.status)
             for name, value in {"Content-Length": "0", **fault.headers}.items():
@@ -103,7 +112,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             headers["Content-Length"] = str(len(body))
         headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, fault.headers)}
-        self.send_response(answer.status)
+        self.send_response(fault.sent_status or answer.status)
         for name, value in {**headers, **fault.headers}.items():
             if value is not None:
                 self.send_header(name, value)
@@ -125,6 +134,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             # The system sends RST in the place of FIN.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
+
+    def _send(self, pieces: Iterable[bytes], pause_s: float) -> None:
+        """Send these until the client has left."""
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            for piece in pieces:
+                self.wfile.write(piece)
+                if self.server.stalled.wait(pause_s):
+                    return
 
     def log_message(self, *_: object) -> None:
         pass

@@ -42,6 +42,7 @@ http {{
         listen 127.0.0.1:{http};
         location / {{ root files; }}
         location = /asked {{ return 204; }}
+        location /listed/ {{ alias files/; autoindex on; }}
         location /whole/ {{ alias files/; max_ranges 0; }}
         location /slow/ {{ alias files/; limit_rate_after 40k; limit_rate $slow_rate; }}
         location /gzip/ {{ alias files/; gzip on; }}

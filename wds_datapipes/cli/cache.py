@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli.meter import Meter, human_bytes, plural
-from wds_datapipes.cli.options import AsJson, Shards, StorageOptions, listed, options_of, parse_bytes
+from wds_datapipes.cli.options import AsJson, Retries, Shards, StorageOptions, Timeout, listed, options_of, parse_bytes
 from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable
 from wds_datapipes.core.manifest import read_manifest
 from wds_datapipes.core.shardcache.entries import Entry, entries
@@ -54,13 +54,15 @@ def warm(
     at_once: Annotated[int, typer.Option("--at-once", min=1, help="How many shards are fetched at a time.")] = 4,
     as_json: AsJson = False,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
 ) -> None:
     """Fetch shards into a folder, before a run begins.
 
     Without --max-bytes, the folder gets as large as they are. A shard that cannot be fetched is told at the end, and
     the others are fetched.
     """
-    options = options_of(storage_options)
+    options = options_of(storage_options, timeout, retries)
     urls = list(dict.fromkeys(listed(shards, options)))
     copies = CacheFolder(folder, None if max_bytes is None else int(parse_bytes(max_bytes, "--max-bytes")))
     found = read_manifest(manifest).entries if manifest is not None else ()

@@ -25,8 +25,10 @@ from wds_datapipes.cli.options import (
     KeyRuleWord,
     Limits,
     Presence,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     key_rule_of,
     limits_of,
     listed,
@@ -100,6 +102,8 @@ def cat(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
     limits: Limits = None,
 ) -> None:
     """Copy samples of shards, one shard after the other, to an archive, to numbered shards or to a pipe.
@@ -110,7 +114,7 @@ def cat(
     """
     if as_json and output == "-":
         raise WrongUse("--json and the archive cannot both go to standard output. Name a file with --output")
-    options, rule, bounds = options_of(storage_options), key_rule_of(key_rule), limits_of(limits)
+    options, rule, bounds = options_of(storage_options, timeout, retries), key_rule_of(key_rule), limits_of(limits)
     size = parse_bytes(maxsize, "--maxsize")
     names = new_names(rename or [])
     slice_positions = parse_slice_text(positions)

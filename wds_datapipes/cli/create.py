@@ -17,7 +17,9 @@ from wds_datapipes.cli.options import (
     AsJson,
     KeyRuleOption,
     KeyRuleWord,
+    Retries,
     StorageOptions,
+    Timeout,
     Workers,
     key_rule_of,
     options_of,
@@ -171,6 +173,8 @@ def create(
     as_json: AsJson = False,
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
 ) -> None:
     """Write shards of the files in a folder, or of those that a table or a recipe names.
 
@@ -178,7 +182,7 @@ def create(
     the names of their fields. In a folder, each folder in it is a class, with the number cls; the names of classes go
     into classes.json beside the shards. The same files give the same shards, by any number of workers.
     """
-    options, rule = options_of(storage_options), key_rule_of(key_rule)
+    options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
     if output == "-" and (as_json or sys.stdout.isatty()):
         raise WrongUse("The archive goes to standard output, and nothing else can. Name a file with --output")
     if not function and (decode is not None or encode is not None):

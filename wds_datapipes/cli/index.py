@@ -19,8 +19,10 @@ from wds_datapipes.cli.options import (
     KeyRuleWord,
     Limits,
     Presence,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     Workers,
     key_rule_of,
     limits_of,
@@ -85,6 +87,8 @@ def index(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
     limits: Limits = None,
 ) -> None:
     """Write an index beside each shard that has none, or one that no longer holds.
@@ -92,7 +96,7 @@ def index(
     With --to, the indexes that DALI (shard.idx), Energon (shard.tar.idx) or wids (one JSON file) read; these are
     always written anew. The first shard with a fault ends it, and what was written by then stays.
     """
-    options = options_of(storage_options)
+    options = options_of(storage_options, timeout, retries)
     if limits and (to is not Format.wds or source is not Source.shard):
         raise WrongUse("--limit goes with our own indexes of shards, and not with --to and --from")
     check_use(to, source, output, manifest, folder, rebuild, digest, key_rule)

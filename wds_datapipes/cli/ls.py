@@ -15,8 +15,10 @@ from wds_datapipes.cli.options import (
     KeyRuleOption,
     KeyRuleWord,
     Presence,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     key_rule_of,
     listed,
     options_of,
@@ -38,13 +40,15 @@ def ls(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
 ) -> None:
     """List the samples of shards: the key, the size of all fields, and each field with its size in bytes.
 
     Only headers are read, where the shard can be read by ranges. Of a shard that breaks off, the samples before are
     listed; then comes the error, and the exit code is 1.
     """
-    options = options_of(storage_options)
+    options = options_of(storage_options, timeout, retries)
     urls = listed(shards, options)
     rule, worst = key_rule_of(key_rule), 0
     for number, url in enumerate(urls):

@@ -22,8 +22,10 @@ from wds_datapipes.cli.options import (
     KeyRuleOption,
     KeyRuleWord,
     Limits,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     key_rule_of,
     limits_of,
     listed,
@@ -116,7 +118,7 @@ def map(  # noqa: A001  the command has this name
     whole_shards: Annotated[
         bool, typer.Option("--whole-shards", help="The function gets all samples of a shard, and yields some.", **WHAT)
     ] = False,
-    timeout: Annotated[
+    command_timeout: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="How long a command may take for a sample.", show_default=False, **WHAT),
     ] = None,
@@ -150,10 +152,12 @@ def map(  # noqa: A001  the command has this name
             **WHO,
         ),
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help="How often a shard that fails is tried again.", **WHO)] = 2,
+    shard_retries: Annotated[int, typer.Option(min=0, help="How often a shard that fails is tried again.", **WHO)] = 2,
     as_json: AsJson = False,
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
     limits: Limits = None,
 ) -> None:
     """Map every sample of many shards by a function or a shell command, several shards at once.
@@ -166,8 +170,8 @@ def map(  # noqa: A001  the command has this name
     fields. None leaves the sample out. A command finds its fields as files, sample.jpg and so on, and what is there as
     sample.* when it ends is the new sample.
     """
-    options, bounds = options_of(storage_options), limits_of(limits)
-    work = what_to_do(function, command, many, timeout, decode=decode, whole_shards=whole_shards)
+    options, bounds = options_of(storage_options, timeout, retries), limits_of(limits)
+    work = what_to_do(function, command, many, command_timeout, decode=decode, whole_shards=whole_shards)
     if (executor is Workplace.dask) is not bool(address):
         raise WrongUse("--executor dask and --address go together, as in --executor dask --address localhost:8786")
     words = decoders_of(decode)
@@ -196,7 +200,7 @@ def map(  # noqa: A001  the command has this name
                 decode=words,
                 key_rule=key_rule_of(key_rule),
                 on_error=notes if skip_bad else "raise",
-                retries=retries,
+                retries=shard_retries,
                 if_changed=if_changed.value,
                 executor=lent,
                 max_workers=(workers or None) if lent is not None else workers,
@@ -237,7 +241,7 @@ def what_to_do(
         raise WrongUse("map takes one of --function, --command and --multi-command")
     if function:
         if timeout is not None:
-            raise WrongUse("--timeout is for commands. A function that hangs has to be ended by itself")
+            raise WrongUse("--command-timeout is for commands. A function that hangs has to be ended by itself")
         return function_named(function)
     if decode is not None or whole_shards:
         raise WrongUse("Commands get the fields of one sample as files: --decode and --whole-shards are for --function")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import fields
@@ -24,8 +25,10 @@ __all__ = [
     "KeyRuleWord",
     "Limits",
     "Presence",
+    "Retries",
     "Shards",
     "StorageOptions",
+    "Timeout",
     "Workers",
     "key_rule_of",
     "limits_of",
@@ -69,6 +72,25 @@ EndMarkerOption: TypeAlias = Annotated[
 StorageOptions: TypeAlias = Annotated[
     str,
     typer.Option("--storage-options", metavar="JSON", help="For fsspec, such as '{\"anon\": true}'; @FILE reads it."),
+]
+Timeout: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="How long a store may send nothing; 30 by default for web servers.",
+        show_default=False,
+    ),
+]
+Retries: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--retries",
+        min=0,
+        metavar="NUMBER",
+        help="How often a store is asked again for a shard; 10 by default.",
+        show_default=False,
+    ),
 ]
 Limits: TypeAlias = Annotated[
     list[str] | None,
@@ -119,10 +141,22 @@ def limits_of(texts: Sequence[str] | None) -> ReadLimits:
         raise WrongUse(f"--limit: {error}") from None
 
 
-def options_of(text: str) -> dict[str, Any] | None:
-    """Return storage options from JSON, or from a file of it, as what is on a command line is seen by everybody."""
+def options_of(text: str, timeout: float | None = None, retries: int | None = None) -> dict[str, Any] | None:
+    """Return storage options from JSON, or from a file of it, with what ``--timeout`` and ``--retries`` say.
+
+    >>> options_of('{"anon": true}', timeout=5)
+    {'anon': True, 'timeout_s': 5}
+    """
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise WrongUse(f"--timeout is a number of seconds above 0, not {timeout:g}")
+    waiting = {name: value for name, value in (("timeout_s", timeout), ("retries", retries)) if value is not None}
+    options = {**_parsed_options(text), **waiting}
+    return options or None
+
+
+def _parsed_options(text: str) -> dict[str, Any]:
     if not text:
-        return None
+        return {}
     try:
         options = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
     except OSError as error:

@@ -20,8 +20,10 @@ from wds_datapipes.cli.options import (
     KeyRuleOption,
     KeyRuleWord,
     Presence,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     Workers,
     key_rule_of,
     listed,
@@ -84,13 +86,15 @@ def show(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
 ) -> None:
     """Show a sample: its fields, their sizes, and what they hold, with pictures where the terminal has colours.
 
     With --html or --png, a contact sheet of samples that are drawn from all shards, with their classes, and a histogram
     of the sizes of all samples. Nothing in the shards is ever run: pickles are not decoded.
     """
-    options, rule = options_of(storage_options), key_rule_of(key_rule)
+    options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
     urls = listed(shards, options)
     if html is None and png is None:
         sample, place = sample_at(urls, key, number, rule, end_marker.value, options)

@@ -14,8 +14,10 @@ from wds_datapipes.cli.options import (
     KeyRuleWord,
     Limits,
     Presence,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     key_rule_of,
     limits_of,
     listed,
@@ -52,6 +54,8 @@ def shuffle(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
     limits: Limits = None,
 ) -> None:
     """Shuffle all samples of a dataset, of any size, so that every order is as likely as any other.
@@ -59,7 +63,7 @@ def shuffle(
     All shards are read first, and what memory does not hold waits in a temporary file. The order follows from the seed
     and the order of the samples in the input, and from nothing else. Data are copied as they are.
     """
-    options, rule = options_of(storage_options), key_rule_of(key_rule)
+    options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
     size, memory_bytes = parse_bytes(maxsize, "--maxsize"), parse_bytes(memory, "--memory")
     reorder(
         listed(shards, options),

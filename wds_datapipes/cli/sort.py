@@ -15,8 +15,10 @@ from wds_datapipes.cli.options import (
     KeyRuleWord,
     Limits,
     Presence,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     key_rule_of,
     limits_of,
     listed,
@@ -76,6 +78,8 @@ def sort(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
     limits: Limits = None,
 ) -> None:
     """Sort all samples of a dataset, of any size, by their keys or by what a field holds.
@@ -83,7 +87,7 @@ def sort(
     All shards are read first, and what memory does not hold waits in a temporary file. Samples that are equal stay in
     their order. Text is compared by its code points. Data are copied as they are.
     """
-    options, rule = options_of(storage_options), key_rule_of(key_rule)
+    options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
     size, memory_bytes = parse_bytes(maxsize, "--maxsize"), parse_bytes(memory, "--memory")
     try:
         order = FieldOrder(by, numeric=numeric, missing=missing.value, reverse=reverse)

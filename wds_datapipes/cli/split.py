@@ -23,8 +23,10 @@ from wds_datapipes.cli.options import (
     KeyRuleWord,
     Limits,
     Presence,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     key_rule_of,
     limits_of,
     listed,
@@ -67,6 +69,8 @@ def split(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
     limits: Limits = None,
 ) -> None:
     """Write the samples of shards to shards of another size, or to parts of the dataset, or both.
@@ -75,7 +79,7 @@ def split(
     stays the same when samples are added, or come in another order. Shards appear under their names when they are
     whole.
     """
-    options, rule, bounds = options_of(storage_options), key_rule_of(key_rule), limits_of(limits)
+    options, rule, bounds = options_of(storage_options, timeout, retries), key_rule_of(key_rule), limits_of(limits)
     size, shares = parse_bytes(maxsize, "--maxsize"), shares_of(parts or [])
     if bool(shares) is not (PART in output):
         raise WrongUse("Parts and {part} in --output go together, as in --part train=9 --part val=1 -o '{part}-%d.tar'")

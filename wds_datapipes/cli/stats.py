@@ -16,8 +16,10 @@ from wds_datapipes.cli.options import (
     KeyRuleOption,
     KeyRuleWord,
     Presence,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     Workers,
     key_rule_of,
     listed,
@@ -40,13 +42,15 @@ def stats(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
 ) -> None:
     """Count samples and fields, and tell how large they are.
 
     Only headers are read, where shards can be read by ranges. What cannot be read is told at the end, and the exit
     code is 1 then, or 2 if a shard is not there.
     """
-    options = options_of(storage_options)
+    options = options_of(storage_options, timeout, retries)
     urls = listed(shards, options)
     with Meter("Counting", len(urls)) as meter, worker_pool(workers, urls) as pool:
         found = dataset_stats(

@@ -18,8 +18,10 @@ from wds_datapipes.cli.options import (
     KeyRuleWord,
     Limits,
     Presence,
+    Retries,
     Shards,
     StorageOptions,
+    Timeout,
     Workers,
     key_rule_of,
     limits_of,
@@ -56,6 +58,8 @@ def verify(
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
     end_marker: EndMarkerOption = Presence.required,
     storage_options: StorageOptions = "",
+    timeout: Timeout = None,
+    retries: Retries = None,
     limits: Limits = None,
 ) -> None:
     """Look for all that is wrong with shards; the exit code is 1 if anything is.
@@ -64,7 +68,7 @@ def verify(
     hold, and indexes that tell something else. Compressed shards are read as a whole, others by their headers, unless
     --decode or --digest reads all.
     """
-    options = options_of(storage_options)
+    options = options_of(storage_options, timeout, retries)
     entries = None if manifest is None else read_manifest(manifest, storage_options=options).entries
     checks = Checks(
         decode=decode,

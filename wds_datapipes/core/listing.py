@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -68,8 +67,7 @@ def local_directory(path: str) -> list[str]:
 
 def remote_glob(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     """The remote files that match."""
-    with remote(url, storage_options) as (filesystem, path):
-        names = filesystem.glob(path)
+    filesystem, path, names = ask_store(url, storage_options, lambda filesystem, path: filesystem.glob(path))
     if not names:
         raise PatternError(f"No file matches {redact(url)}")
     return sorted(address(name, url, path, filesystem) for name in names)
@@ -77,8 +75,9 @@ def remote_glob(url: str, storage_options: Mapping[str, Any]) -> list[str]:
 
 def remote_directory(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     """The shards in a remote directory."""
-    with remote(url, storage_options) as (filesystem, path):
-        entries = filesystem.ls(path, detail=True)
+    filesystem, path, entries = ask_store(
+        url, storage_options, lambda filesystem, path: filesystem.ls(path, detail=True)
+    )
     names = [entry["name"] for entry in entries if entry["type"] != "directory"]
     found = sorted(name for name in names if is_shard(name.rpartition("/")[2]))
     if not found:
@@ -86,19 +85,28 @@ def remote_directory(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     return [address(name, url, path, filesystem) for name in found]
 
 
-@contextlib.contextmanager
-def remote(url: str, storage_options: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """The file system of a URL and the path in it; what goes wrong with them is told without credentials."""
+def ask_store(
+    url: str, storage_options: Mapping[str, Any], ask: Callable[[Any, str], list[Any]]
+) -> tuple[Any, str, list[Any]]:
+    """Return the file system of a URL, the path in it, and what it lists there.
+
+    Raises:
+        PatternError: it cannot be listed, which is told without credentials.
+    """
     # Imported here, because fsspec takes time that a list of local shards need not spend.
     from wds_datapipes.core.openers.filesystems import hiding, reason, remote_filesystem
     from wds_datapipes.core.openers.redaction import raise_alone
+    from wds_datapipes.core.openers.timeouts import Waiting
 
-    filesystem, path = remote_filesystem(url, storage_options)
+    options, waiting = Waiting.split(storage_options)
+    hide, patience = hiding(options), waiting.patience()
+    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
     try:
-        yield filesystem, path
+        found = patience.patiently(lambda: ask(filesystem, path), f"{hide(url)} cannot be listed")
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        hide = hiding(storage_options)
-        raise_alone(PatternError(f"{hide(url)} cannot be listed: {reason(error, split_scheme(url)[0], hide)}"))
+        told = f"{reason(error, split_scheme(url)[0], hide)}{patience.told()}"
+        raise_alone(PatternError(f"{hide(url)} cannot be listed: {told}"))
+    return filesystem, path, found
 
 
 def address(name: str, url: str, path: str, filesystem: Any) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wds_datapipes.core.openers import known_schemes, local_path, open_url, redact, split_scheme
+from wds_datapipes.core.openers.blocks import PATIENCE
 from wds_datapipes.core.openers.filesystems import hiding, remote_filesystem
+from wds_datapipes.core.openers.pace import Attempt
 from wds_datapipes.core.openers.redaction import raise_alone
+from wds_datapipes.core.openers.timeouts import Waiting
 from wds_datapipes.core.partfile import PartFile
 from wds_datapipes.core.targets.remote import RemoteTarget
 from wds_datapipes.errors import MissingSidecar, ShardError, ShardNotWritten, WdsError
@@ -78,8 +82,14 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
         if split_scheme(url)[0] in known_schemes():
             with open_url(url) as stream:
                 return b"".join(iter(lambda: stream.read(1 << 20), b""))
-        filesystem, place = remote_filesystem(url, storage_options)
-        return bytes(filesystem.cat_file(place))
+        _, waiting = Waiting.split(storage_options)
+        patience = waiting.patience()
+        filesystem, place = remote_filesystem(url, storage_options, patience=patience)
+
+        def read() -> bytes:
+            return bytes(Attempt(partial(filesystem.cat_file, place)).result(PATIENCE * waiting.seconds))
+
+        return patience.patiently(read, f"{redact(url)} cannot be read")
     except ShardError as error:
         raise MissingSidecar(str(error)) from None
     except WdsError:

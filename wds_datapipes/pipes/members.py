@@ -45,7 +45,7 @@ class ShardLoader(IterDataPipe[Member]):
         on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first pass over the
             rest of a shard that cannot be read. The sample that was being read when it failed is never handed on.
         storage_options: what fsspec needs to open the shards, such as credentials.
-        timeout_s: after how many seconds without an answer or a byte a web server has failed; 60 by default.
+        timeout_s: after how many seconds without an answer or a byte a store has failed; 30 by default for web servers.
         retries: how often a shard of a store is asked for again, in all, after failures that may pass: a connection
             that breaks, a server that is busy. It is read on from the byte that is next, if the store can tell that it
             is still the same file; 10 by default, with growing pauses between them, of five minutes at the most.

@@ -11,11 +11,13 @@ from wds_datapipes.core.openers.redaction import redact
 from wds_datapipes.core.openers.schemes import (
     OpeningURL,
     find_opener,
+    is_registered,
     is_remote,
     known_schemes,
     register_opener,
     split_scheme,
 )
+from wds_datapipes.core.openers.timeouts import OURS
 from wds_datapipes.core.openers.trust import refuse_unsafe
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
     Args:
         url: what to open. Percent signs, ``#`` and ``?`` in a local path are part of its name.
         safe: open nothing but files on a network.
-        options: passed to the opener, which takes those that it knows: ``storage_options`` is for file systems of
-            fsspec, ``timeout_s`` (seconds without a byte) for HTTP.
+        options: passed to the opener, which takes those that it knows: ``storage_options`` is for web servers and file
+            systems of fsspec, ``timeout_s`` (seconds without a byte) and ``retries`` for all stores.
 
     Returns:
         An unbuffered stream that reads forward, and seeks where its source does. Close it; it closes all it opened.
@@ -52,11 +54,21 @@ def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
     if isinstance(url, OpeningURL):
         return url.opened(**options)
     scheme, _ = split_scheme(url)
-    stream = find_opener(scheme)(url, **options)
+    stream = find_opener(scheme)(url, **(_with_waiting(options) if is_registered(scheme) else options))
     if isinstance(stream, io.IOBase):
         return stream
     # An opener of a user may return anything that has a read method, such as the body of an SDK's response.
     return cast(BinaryIO, ForwardStream(stream, url))
+
+
+def _with_waiting(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as an opener of the user takes them: what is ours of the storage options are arguments."""
+    given = options.get("storage_options")
+    if not given or given.keys().isdisjoint(OURS):
+        return options
+    ours = {name: given[name] for name in OURS if name in given}
+    others = {name: value for name, value in given.items() if name not in ours}
+    return {**ours, **options, "storage_options": others}
 
 
 def open_parts(url: str, /, *, safe: bool = False, **options: Any) -> RemoteParts | None:

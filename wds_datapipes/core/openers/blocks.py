@@ -8,6 +8,7 @@ from typing import Any
 
 from wds_datapipes.core.openers.pace import Attempt, Pace
 from wds_datapipes.core.openers.steady import Opened, version_of
+from wds_datapipes.core.openers.timeouts import silent_after
 
 __all__ = ["BLOCK_BYTES", "PATIENCE", "FileOrigin"]
 
@@ -47,7 +48,7 @@ class FileOrigin:
         """Open the file at a byte, or at its beginning where one cannot seek."""
         if start:
             self._forget()
-        file = Attempt(self._opened).result(PATIENCE * self._pace.timeout_s)
+        file = Attempt(self._opened).result(silent_after(self._pace.timeout_s))
         details = getattr(file, "details", None)
         details = details if isinstance(details, Mapping) else {}
         version = version_of(*(details.get(name) for name in VERSION_FACTS))

@@ -1,4 +1,4 @@
-"""Everything that fsspec knows: ``http``, ``s3``, ``gs``, ``hf``, ``memory`` and many more."""
+"""Remote files: web servers, and everything that fsspec knows: ``s3``, ``gs``, ``hf``, ``memory`` and many more."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fsspec.registry import known_implementations, registry  # type: ignore[impo
 
 from wds_datapipes.core.openers.blocks import BLOCK_BYTES, FileOrigin
 from wds_datapipes.core.openers.pace import Pace, PacedOrigin
-from wds_datapipes.core.openers.patience import Patience, concerns_all, is_untrusted
+from wds_datapipes.core.openers.patience import NO_PATIENCE, Patience, concerns_all, is_untrusted
 from wds_datapipes.core.openers.redaction import hiding, raise_alone, redact
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
 from wds_datapipes.core.openers.sftp import SftpOrigin, connected, is_sftp
 from wds_datapipes.core.openers.steady import Origin, SteadyStream
-from wds_datapipes.core.openers.timeouts import TIMEOUT_S, set_timeout, with_timeouts
-from wds_datapipes.core.openers.web import WebOrigin, with_authorities
+from wds_datapipes.core.openers.timeouts import Waiting, set_timeout, with_timeouts
+from wds_datapipes.core.openers.web import WebOrigin, Website, is_web
 from wds_datapipes.core.optional import require
 from wds_datapipes.errors import MissingDependency, ShardNotOpened, UnknownScheme
 
@@ -25,16 +25,12 @@ __all__ = ["BLOCK_BYTES", "hiding", "open_remote", "remote_filesystem"]
 
 #: Scheme -> the package that it needs and the extra of ours that installs it.
 EXTRAS = {
-    **dict.fromkeys(("http", "https"), ("aiohttp", "http")),
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
     **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gs")),
     **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "az")),
     "hf": ("huggingface_hub", "hf"),
     **dict.fromkeys(("sftp", "ssh"), ("paramiko", "sftp")),
 }
-
-#: How often a shard is asked for again, and how many seconds are waited for that, in all.
-RETRIES, RETRY_S = 10, 300.0
 
 #: How an authority of one's own is made known to a file system.
 AUTHORITY = "the environment variable SSL_CERT_FILE"
@@ -66,8 +62,7 @@ def open_remote(
     *,
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
-    retries: int = RETRIES,
-    retry_s: float = RETRY_S,
+    retries: int | None = None,
     pause: Callable[[float], object] | None = None,
     **_options: object,
 ) -> BinaryIO:
@@ -76,20 +71,18 @@ def open_remote(
     Args:
         url: ``scheme://...``.
         storage_options: passed to the file system: credentials, an endpoint and so on. None of it is ever printed.
-        timeout_s: the seconds without a byte after which the store has failed; None is 60, or what its library has.
-        retries: how often it is asked for again, in all.
-        retry_s: how many seconds are waited for that, in all.
+        timeout_s: see `Waiting`.
+        retries: see `Waiting`.
         pause: waits for so many seconds; None is ``time.sleep``.
     """
-    options = storage_options or {}
-    hide = hiding(options)
-    patience = Patience(retries, retry_s) if pause is None else Patience(retries, retry_s, pause)
-    filesystem, path = remote_filesystem(url, options, timeout_s, patience)
+    options, waiting = Waiting.split(storage_options, timeout_s, retries)
+    hide, patience = hiding(options), waiting.patience(pause)
+    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
     scheme, _ = split_scheme(url)
-    pace = Pace(hide(url), TIMEOUT_S if timeout_s is None else timeout_s)
+    pace = Pace(hide(url), waiting.seconds)
     origin: Origin = FileOrigin(filesystem, path, scheme, pace)
-    if scheme in ("http", "https"):
-        origin = PacedOrigin(WebOrigin(filesystem, path, options, pace.timeout_s), pace)
+    if is_web(scheme):
+        origin = PacedOrigin(WebOrigin(filesystem, path), pace)
     elif is_sftp(scheme):
         origin = PacedOrigin(SftpOrigin(filesystem, path, pace.timeout_s), pace)
     try:
@@ -121,7 +114,8 @@ def remote_filesystem(
         MissingDependency: the scheme's package is not installed.
         ShardNotOpened: the file system refuses its options.
     """
-    options = dict(storage_options or {})
+    options, waiting = Waiting.split(storage_options, timeout_s)
+    timeout_s = waiting.timeout_s
     scheme, rest = split_scheme(url)
     if scheme in EXTRAS:
         package, extra = EXTRAS[scheme]
@@ -134,17 +128,17 @@ def remote_filesystem(
             f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
         )
     hide = hiding(options)
-    patience = Patience(0, 0.0) if patience is None else patience
+    patience = NO_PATIENCE if patience is None else patience
 
     def make() -> tuple[Any, str]:
+        if is_web(scheme):
+            return Website(scheme, options, waiting.seconds), f"{scheme}:{rest}"
         asked = with_timeouts(scheme, options, timeout_s)
         if is_sftp(scheme):
             return connected(f"{scheme}:{rest}", asked)
         return cast("tuple[Any, str]", url_to_fs(f"{scheme}:{rest}", **asked))
 
     try:
-        if scheme in ("http", "https"):
-            options = with_authorities(options)
         filesystem, path = patience.patiently(make, f"{hide(url)} cannot be opened")
         set_timeout(scheme, filesystem, timeout_s)
     except ImportError as error:
@@ -172,7 +166,7 @@ def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
             f"your own, name the file with its certificate: {AUTHORITIES.get(scheme, AUTHORITY)}"
         )
     if isinstance(error, FileNotFoundError):
-        return "HTTP status 404, not found" if scheme in ("http", "https") else "there is no such file"
+        return "HTTP status 404, not found" if is_web(scheme) else "there is no such file"
     if status is not None:
         return f"HTTP status {status}, {hide(str(getattr(error, 'message', '')))}"
     if isinstance(error, PermissionError) or "AuthenticationEx" in type(error).__name__:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.core.openers.blocks import BLOCK_BYTES, PATIENCE
-from wds_datapipes.core.openers.filesystems import RETRIES, RETRY_S, reason, remote_filesystem
+from wds_datapipes.core.openers.filesystems import reason, remote_filesystem
 from wds_datapipes.core.openers.forward import ForwardStream
 from wds_datapipes.core.openers.pace import Attempt, Pace, PacedOrigin
 from wds_datapipes.core.openers.patience import Patience, concerns_all, status_of, was_replaced
@@ -18,13 +18,15 @@ from wds_datapipes.core.openers.redaction import hiding, raise_alone
 from wds_datapipes.core.openers.schemes import split_scheme
 from wds_datapipes.core.openers.sftp import OriginParts, SftpOrigin, is_sftp
 from wds_datapipes.core.openers.steady import Opened, Origin, SteadyStream
-from wds_datapipes.core.openers.timeouts import TIMEOUT_S
-from wds_datapipes.core.openers.web import CONTENT_RANGE, open_web, version_of_response
+from wds_datapipes.core.openers.timeouts import Waiting
+from wds_datapipes.core.openers.web import UnfitAnswer, WebFile, is_web
 from wds_datapipes.errors import ChangedShard, ShardError, ShardNotOpened
 
 __all__ = ["RemoteParts", "open_remote_parts"]
 
 T = TypeVar("T")
+Request = Callable[[str], WebFile]
+"""Asks for a part of a file, such as ``"512-1023"``."""
 
 #: How much of a shard's beginning is read to find out what it is: one header of a tar archive.
 HEAD_BYTES = 512
@@ -52,8 +54,7 @@ def open_remote_parts(
     *,
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
-    retries: int = RETRIES,
-    retry_s: float = RETRY_S,
+    retries: int | None = None,
     **_options: object,
 ) -> RemoteParts | None:
     """Open a file of a file system that fsspec knows for reading parts; return None where only all can be read.
@@ -61,17 +62,14 @@ def open_remote_parts(
     Raises:
         ShardNotOpened: there is nothing to read, or it may not be read.
     """
-    options = storage_options or {}
-    patience = Patience(retries, retry_s)
-    filesystem, path = remote_filesystem(url, options, timeout_s, patience)
+    options, waiting = Waiting.split(storage_options, timeout_s, retries)
+    patience = waiting.patience()
+    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
     scheme, _ = split_scheme(url)
-    store = Store(url, hiding(options), patience, TIMEOUT_S if timeout_s is None else timeout_s)
+    store = Store(url, hiding(options), patience, waiting.seconds)
     try:
-        if scheme in ("http", "https"):
-
-            def request(part: str) -> Any:
-                return open_web(filesystem, path, options, store.pace.timeout_s, part=part)
-
+        if is_web(scheme):
+            request: Request = partial(filesystem.open, path)
             return store.patience.patiently(lambda: WebParts.found(store, request), f"{store.name} cannot be opened")
         if is_sftp(scheme):
             changed = partial(_changed, store.name)
@@ -133,27 +131,30 @@ class Store:
 class WebParts:
     """A file on a web server that answers requests for ranges."""
 
-    def __init__(self, store: Store, request: Callable[[str], Any]) -> None:
+    def __init__(self, store: Store, request: Request) -> None:
         self.head = b""
         self._store = store
         self._request = request
+        self._total = 0
         self._version: tuple[str, ...] = ()
 
     @classmethod
-    def found(cls, store: Store, request: Callable[[str], Any]) -> WebParts | None:
+    def found(cls, store: Store, request: Request) -> WebParts | None:
         """Ask for the first bytes; return None if the server sends all instead."""
         parts = cls(store, request)
         try:
             first = request(f"0-{HEAD_BYTES - 1}")
+        except UnfitAnswer:  # all of the file may be had
+            return None
         except Exception as error:
             if status_of(error) == 416:  # there is not one byte
                 return None
             raise
         with contextlib.closing(first):
-            sent = CONTENT_RANGE.fullmatch(first.r.headers.get("Content-Range", ""))
-            if first.r.status != 206 or sent is None or sent[1] != "0":
+            if first.part is None or first.part.first or first.part.total is None:
                 return None
-            parts._version = (sent[3], *version_of_response(first.r))
+            parts._total = first.part.total
+            parts._version = (str(parts._total), *first.version)
             while len(parts.head) < HEAD_BYTES and (data := first.read(HEAD_BYTES - len(parts.head))):
                 parts.head += data
         return parts
@@ -162,11 +163,12 @@ class WebParts:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
         store = self._store
         try:
-            origin = PacedOrigin(WebPart(store, self._request, self._version, start, end), store.pace)
+            last = self._total if end < 0 else end
+            origin = PacedOrigin(WebPart(store, self._request, self._version, start, last), store.pace)
             return cast(BinaryIO, SteadyStream(origin, store.name, store.tell, store.patience))
         except ShardError:
             raise
-        except Exception as error:  # noqa: BLE001  aiohttp has many
+        except Exception as error:  # noqa: BLE001  the network has many
             refused = ShardNotOpened(
                 f"{store.name} cannot be opened at byte {start}: {store.tell(error)}{store.patience.told()}"
             )
@@ -180,9 +182,7 @@ class WebParts:
 class WebPart:
     """A part of a file on a web server, from any of its bytes on: where a `SteadyStream` opens it."""
 
-    def __init__(
-        self, store: Store, request: Callable[[str], Any], version: tuple[str, ...], start: int, end: int
-    ) -> None:
+    def __init__(self, store: Store, request: Request, version: tuple[str, ...], start: int, end: int) -> None:
         self._store, self._request, self._version, self._start, self._end = store, request, version, start, end
 
     def open_at(self, start: int) -> Opened:
@@ -192,26 +192,33 @@ class WebPart:
             ChangedShard: it is another one.
         """
         begin = self._start + start
+        if begin >= self._end:
+            raise self._shorter(begin)
         try:
-            file = self._request(f"{begin}-{'' if self._end < 0 else self._end - 1}")
+            file = self._request(f"{begin}-{self._end - 1}")
+        except UnfitAnswer as error:
+            raise_alone(self._changed(str(error)))
         except Exception as error:
             if status_of(error) == 416:
-                raise_alone(
-                    ChangedShard(
-                        f"{self._store.name} ends before byte {begin}, where it was to be read on. A state can be "
-                        "loaded only with the very shards that it was saved with"
-                    )
-                )
+                raise_alone(self._shorter(begin))
             raise
-        sent = CONTENT_RANGE.fullmatch(file.r.headers.get("Content-Range", ""))
-        is_same = sent is not None and (sent[3], *version_of_response(file.r)) == self._version
-        if file.r.status != 206 or sent is None or int(sent[1]) != begin or not is_same:
+        part = file.part
+        if part is None or part.first != begin or (str(part.total), *file.version) != self._version:
             file.close()
-            raise ChangedShard(
-                f"{self._store.name} was replaced while parts of it were read: its ETag, date or size is another, or "
-                "the server has sent another part. Load the state again, with the shards that it was saved with"
-            )
-        return Opened(file, start, int(sent[2]) + 1 - self._start, self._version)
+            raise self._changed("its ETag, date or size is another, or the server has sent another part")
+        return Opened(file, start, self._end - self._start, self._version)
+
+    def _changed(self, found: str) -> ChangedShard:
+        return ChangedShard(
+            f"{self._store.name} was replaced while parts of it were read: {found}. Load the state again, with the "
+            "shards that it was saved with"
+        )
+
+    def _shorter(self, begin: int) -> ChangedShard:
+        return ChangedShard(
+            f"{self._store.name} ends before byte {begin}, where it was to be read on. A state can be loaded only with "
+            "the very shards that it was saved with"
+        )
 
 
 class FileParts:

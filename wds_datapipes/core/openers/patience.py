@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from wds_datapipes.core.systemic import is_systemic
 
-__all__ = ["Patience", "concerns_all", "is_untrusted", "passes", "status_of", "was_replaced"]
+__all__ = ["NO_PATIENCE", "Patience", "concerns_all", "is_untrusted", "passes", "status_of", "was_replaced"]
 
 T = TypeVar("T")
 
@@ -60,27 +60,43 @@ class Patience:
     Args:
         retries: how often a shard is asked for again, in all.
         most_s: how long the pauses may be together, in seconds.
-        pause: waits for so many seconds.
+        pause: waits for so many seconds; None is ``time.sleep``.
+        silent_s: after how many seconds without a sign of life the store is given up, however often it was asked.
+        clock: tells the time, in seconds.
     """
 
-    def __init__(self, retries: int, most_s: float, pause: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self,
+        retries: int,
+        most_s: float,
+        pause: Callable[[float], object] | None = None,
+        *,
+        silent_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._retries = retries
         self._left_s = most_s
-        self._pause = pause
+        self._pause = time.sleep if pause is None else pause
+        self._silent_s = silent_s
         self._tried = 0
+        #: Tells the time, in seconds.
+        self.clock = clock
 
-    def wait(self, error: Exception, what: str) -> bool:
+    def wait(self, error: Exception, what: str, since: float) -> bool:
         """Wait until it may be tried again; return whether it may.
 
         Args:
             error: what has failed.
             what: the shard and the place, for the log.
+            since: when the `clock` has begun to wait for what has failed, at the first attempt. A store that answers,
+                be it with an error, is alive, and is not given up for that time.
         """
         if self._tried >= self._retries or not passes(error):
             return False
         asked_s = asked_for(error)
         pause_s = random.uniform(0, min(FIRST_S * 2**self._tried, MOST_S)) if asked_s is None else asked_s
-        if pause_s > self._left_s:
+        is_silent = status_of(error) is None and self.clock() + pause_s - since > self._silent_s
+        if pause_s > self._left_s or is_silent:
             return False
         self._tried += 1
         self._left_s -= pause_s
@@ -102,16 +118,21 @@ class Patience:
         Raises:
             Exception: what it raised last.
         """
+        since = self.clock()
         while True:
             try:
                 return attempt()
             except Exception as error:  # noqa: PERF203  trying again is the point
-                if not self.wait(error, what):
+                if not self.wait(error, what, since):
                     raise
 
     def told(self) -> str:
         """Say what was tried."""
         return f". It was tried {self._tried + 1} times" if self._tried else ""
+
+
+#: Asks once.
+NO_PATIENCE = Patience(0, 0.0)
 
 
 def passes(error: BaseException) -> bool:

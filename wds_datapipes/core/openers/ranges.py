@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from wds_datapipes.core.openers.filesystems import RETRIES, RETRY_S, hiding, reason, remote_filesystem
+from wds_datapipes.core.openers.filesystems import hiding, reason, remote_filesystem
 from wds_datapipes.core.openers.local import local_path, open_local
+from wds_datapipes.core.openers.pace import Attempt
 from wds_datapipes.core.openers.parts import RemoteParts, open_remote_parts
-from wds_datapipes.core.openers.patience import Patience, concerns_all
+from wds_datapipes.core.openers.patience import concerns_all
 from wds_datapipes.core.openers.redaction import raise_alone, redact
 from wds_datapipes.core.openers.schemes import known_schemes, split_scheme
-from wds_datapipes.core.openers.web import ask_web
+from wds_datapipes.core.openers.timeouts import Waiting, silent_after
 from wds_datapipes.errors import ReadFailed, ShardNotOpened
 
 if TYPE_CHECKING:
@@ -41,18 +43,16 @@ def file_facts(
     url: str,
     *,
     storage_options: Mapping[str, Any] | None = None,
-    timeout_s: float = 60.0,
-    retries: int = RETRIES,
-    retry_s: float = RETRY_S,
+    timeout_s: float | None = None,
+    retries: int | None = None,
 ) -> FileFacts:
     """Ask for the size of a file, and for what tells one version of it from another.
 
     Args:
         url: the file.
         storage_options: passed to the file system.
-        timeout_s: the seconds without a byte after which a web server has failed.
-        retries: how often it is asked again, in all.
-        retry_s: how many seconds are waited for that, in all.
+        timeout_s: see `Waiting`.
+        retries: see `Waiting`.
 
     Raises:
         ShardNotOpened: there is no such file, or it may not be read.
@@ -68,15 +68,15 @@ def file_facts(
     scheme, _ = split_scheme(url)
     if scheme in known_schemes():
         return FileFacts()
-    options = storage_options or {}
-    hide, patience = hiding(options), Patience(retries, retry_s)
-    filesystem, place = remote_filesystem(url, options, patience=patience)
+    options, waiting = Waiting.split(storage_options, timeout_s, retries)
+    hide, patience = hiding(options), waiting.patience()
+    filesystem, place = remote_filesystem(url, options, waiting.timeout_s, patience)
 
     def ask() -> Any:
         with contextlib.suppress(AttributeError, NotImplementedError):
             filesystem.invalidate_cache()  # or it would tell what it was told before
-        is_web = scheme in ("http", "https")
-        return ask_web(filesystem, place, options, timeout_s) if is_web else filesystem.info(place)
+        # Libraries wait for each byte of an answer alone, and a server may send one now and then.
+        return Attempt(partial(filesystem.info, place)).result(silent_after(waiting.seconds))
 
     try:
         found = patience.patiently(ask, f"{hide(url)} cannot be opened")

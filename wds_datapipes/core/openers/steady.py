@@ -79,17 +79,23 @@ class SteadyStream(io.RawIOBase):
 
     def read_once(self, size: int) -> bytes:
         """Return at most so many bytes, as the store gives them, and none at the end."""
+        since = self._patience.clock()
         while True:
             try:
                 data = self._opened().read(size)
                 if not data and self._size is not None and self._at < self._size:
                     raise EOFError(f"{self._at} of {self._size} bytes came")
+                if self._size is not None and self._at + len(data) > self._size:
+                    raise ReadFailed(
+                        f"Reading {self._name} failed after {self._at} bytes: the store sends more than the "
+                        f"{self._size} bytes that it has told for its size"
+                    )
                 break
             except ShardError:
                 raise
             except Exception as error:  # noqa: BLE001  every network library has errors of its own
                 self._release()
-                self._wait_or_raise(error)
+                self._wait_or_raise(error, since)
         self._at += len(data)
         return data
 
@@ -116,6 +122,8 @@ class SteadyStream(io.RawIOBase):
                 self._size, self._version = opened.size, opened.version
             elif opened.version != self._version or self._is_another_size(opened.size):
                 raise self._changed()
+            elif self._size is None:
+                self._size = opened.size
             if opened.start > self._at:
                 raise ReadFailed(
                     f"Reading {self._name} failed after {self._at} bytes: the store was asked for what is next, "
@@ -124,12 +132,12 @@ class SteadyStream(io.RawIOBase):
             _pass_over(opened.file, self._at - opened.start)
         return self._file
 
-    def _wait_or_raise(self, error: Exception) -> None:
+    def _wait_or_raise(self, error: Exception, since: float) -> None:
         """Wait until the file may be opened again at the byte that is next."""
         if was_replaced(error):
             raise_alone(self._changed())
         what = f"Reading {self._name} was interrupted after {self._at} bytes"
-        if (self._version or not self._at) and self._patience.wait(error, what):
+        if (self._version or not self._at) and self._patience.wait(error, what, since):
             return
         advice = ""
         if self._at and not self._version and passes(error):

@@ -1,0 +1,85 @@
+"""The options ``--timeout`` and ``--retries`` of commands that read stores."""
+
+from __future__ import annotations
+
+import inspect
+import socketserver
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from wds_datapipes.cli import COMMANDS
+
+#: The commands, with SHARD for a shard.
+CALLS: list[tuple[str, ...]] = [
+    ("ls", "SHARD"),
+    ("cat", "SHARD", "-o", "out.tar"),
+    ("verify", "SHARD", "--workers", "1"),
+    ("index", "SHARD", "--folder", "indexes", "--workers", "1"),
+    ("stats", "SHARD", "--workers", "1"),
+    ("show", "SHARD"),
+    ("split", "SHARD", "-o", "out-%d.tar"),
+    ("sort", "SHARD", "-o", "out.tar"),
+    ("shuffle", "SHARD", "-o", "out.tar"),
+    ("map", "-c", "true", "SHARD", "-o", "out/", "--workers", "0", "--shard-retries", "0"),
+    ("cache", "warm", "SHARD", "--dir", "copies"),
+    ("create", "SHARD", "-o", "out-%d.tar"),
+]
+
+
+class Silent(socketserver.BaseRequestHandler):
+    """Says nothing until the client leaves."""
+
+    asked: ClassVar[list[bytes]] = []
+
+    def handle(self) -> None:
+        while data := self.request.recv(1 << 16):
+            self.asked.append(data)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Run a server that takes requests and answers none."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Silent) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
+def test_a_store_that_says_nothing_is_asked_as_often_as_the_options_say(
+    program: Any, silent: str, call: tuple[str, ...]
+) -> None:
+    url = f"{silent}/a.{'csv' if call[0] == 'create' else 'tar'}"
+    command = [url if word == "SHARD" else word for word in call]
+    for retries in (0, 1):
+        Silent.asked.clear()
+        done = program(*command, "--timeout", "0.2", "--retries", str(retries))
+        assert done.code in (1, 2)
+        said = done.out + done.err
+        assert "has not sent its headers, or the next bytes, within 0.2 s" in said
+        assert ("It was tried 2 times" in said) is bool(retries)
+        # Some ask for the size before, and read the shard whatever comes of that.
+        assert set(Counter(data.partition(b" ")[0] for data in Silent.asked).values()) == {retries + 1}
+    assert not Path("out.tar").exists()
+
+
+def test_every_command_that_reads_stores_has_both() -> None:
+    for name in COMMANDS:
+        found = getattr(import_module(f"wds_datapipes.cli.{name}"), name)
+        for each in found.values() if isinstance(found, Mapping) else [found]:
+            options = inspect.signature(each).parameters
+            assert ("storage_options" in options) is ("timeout" in options) is ("retries" in options), name
+
+
+@pytest.mark.parametrize("option", [("--timeout", "0"), ("--timeout", "-1"), ("--timeout", "inf"), ("--retries", "-1")])
+def test_options_that_make_no_sense(program: Any, option: tuple[str, str]) -> None:
+    done = program("ls", "a.tar", *option)
+    assert (done.code, option[0] in done.err) == (2, True)
