@@ -210,7 +210,7 @@ def test_a_server_without_ranges_sends_all_again(site: FaultProxy, root: Path) -
     whole = (root / "a.tar").read_bytes()
     site.faults[:] = [
         Fault(at=40_000, how="stall", headers={"ETag": '"one"'}),
-        Fault(no_range=True, headers={"ETag": '"one"'}),
+        *[Fault(no_range=True, headers={"ETag": '"one"'})] * 3,
     ]
     with open_url(url_of(site), timeout_s=0.3) as stream:
         data = b"".join(iter(lambda: stream.read(8192), b""))
