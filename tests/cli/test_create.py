@@ -287,8 +287,15 @@ def test_a_second_call_goes_on(program: Any, pets: dict[str, dict[str, bytes]]) 
     Path("1.tar").unlink()
     assert program(*arguments).lines[-1] == "3 of 4 shards held already"
     assert contents(*(f"{number}.tar" for number in range(4))) == pets
-    done = program(*arguments, "--maxcount", "3")
-    assert done.err.splitlines()[-1] == "Warning: 3.tar is there from before, and not of these shards"
+    fewer = [*arguments, "--maxcount", "3"]
+    done = program(*fewer)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == (
+        "Error: '3.tar' is from an earlier run, and would be read as one of the new shards. Nothing was written. "
+        "Remove them, or use --remove-old"
+    )
+    assert program(*fewer, "--remove-old").code == 0
+    assert [name for name in names() if name.endswith(".tar")] == ["0.tar", "1.tar", "2.tar"]
 
 
 def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:

@@ -32,7 +32,14 @@ from wds_datapipes.core.converter import ShardConverter
 from wds_datapipes.core.fingerprint import fingerprint
 from wds_datapipes.core.limits import DEFAULT_LIMITS
 from wds_datapipes.core.naming import first_dot
-from wds_datapipes.errors import ConversionFailed, EncodeError, ShardNotWritten, StateError, WorkerDied
+from wds_datapipes.errors import (
+    ConversionFailed,
+    EncodeError,
+    ShardNotWritten,
+    StateError,
+    UnwritableSample,
+    WorkerDied,
+)
 from wds_datapipes.testing import build_shard
 
 Samples = dict[str, list[dict[str, Any]]]
@@ -821,3 +828,34 @@ def test_nothing_is_printed_of_what_executors_are_given() -> None:
     options["limits"] = DEFAULT_LIMITS
     converter = ShardConverter(odd, **options, storage_options={"key": "secret"}, writing={"key": "secret"})
     assert repr(converter) == "ShardConverter(odd)"
+
+
+def misspelt(sample: Any) -> Any:
+    return sampel  # type: ignore[name-defined]  # noqa: F821  on purpose
+
+
+def of_another_type(sample: Any) -> Any:
+    return {"__key__": sample["__key__"], "cls": "seven"}
+
+
+def of_no_type(sample: Any) -> Any:
+    return sample + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (misspelt, NameError),
+        (of_another_type, EncodeError),
+        (of_no_type, TypeError),
+        (lambda sample: sample["jpg"], KeyError),
+        (lambda sample: {"__key__": "a/../b", "cls": 1}, UnwritableSample),
+    ],
+)
+def test_errors_of_the_function_are_not_tried_again(
+    function: Callable[[Any], Any], error: type[Exception], shards: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConversionFailed, match=r"1 of 1 shards were not converted\. The others") as caught:
+        convert_shards(function, shards[:1], "out/", retries=3, max_workers=0)
+    assert isinstance(next(iter(caught.value.failures.values())), error)
+    assert not caplog.records

@@ -227,7 +227,7 @@ def test_a_bad_file_that_is_passed_over_changes_no_other_shard(files: Path, work
     assert keys(files / "a-02.tar") == ["06", "08"]
     assert {name for name, data in contents(files).items() if data != whole[name]} == {"a-02.tar"}
     # One that is missed before all is planned leaves no gap.
-    made = create(files, NUMBERS, maxcount=3, on_error="skip", max_workers=workers)
+    made = create(files, NUMBERS, maxcount=3, on_error="skip", max_workers=workers, remove_old=True)
     assert [shard.info.samples for shard in made] == [3, 3, 3]
     assert keys(files / "a-02.tar") == ["06", "08", "09"]
 
@@ -357,6 +357,7 @@ def test_a_main_process_that_is_killed_leaves_whole_shards_and_a_second_call_goe
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_second_call_writes_only_what_is_missing_or_would_be_other(files: Path, workers: int) -> None:
     options: dict[str, Any] = {"maxcount": 3, "resume": True, "max_workers": workers, "digest": True}
+    options["remove_old"] = True
 
     def new(lines: str = NUMBERS, **others: Any) -> list[int]:
         made = create(files, lines, **{**options, **others})

@@ -336,7 +336,7 @@ def test_values_of_other_types_are_encoded_as_their_fields_say() -> None:
         told(Table(path, values=[("f", "f")]))
     with pytest.raises(EncodeError, match=r"row 1 of .*bytes.* is nothing that JSON has"):
         told(Table(path, values=[("json", "*")]))
-    with pytest.raises(EncodeError, match=r"holds .*str.*, which cannot be encoded by the jpg codec"):
+    with pytest.raises(EncodeError, match="the field 'jpg' holds images"):
         told(Table(write_table("jsonl", [{"jpg": "1.jpg"}])))
     path = write_table("jsonl", [{"meta": {"d": 1, "ü": None}, "cls": 3, "name": "ü"}])
     assert told(Table(path, values=[("json", "meta"), ("cls", "cls"), ("name", "name")]))["00000000"] == {
@@ -554,3 +554,45 @@ def test_a_line_that_is_no_line_of_a_recipe(line: str, message: str) -> None:
     Path("recipe").write_text(f"0.txt text:1\n{line}\n")
     with pytest.raises(BadSource, match=message):
         Recipe("recipe")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        (
+            "cls",
+            "cat",
+            r"has the text 'cat' in its column 'cls', and the field 'cls' could not be decoded: .*number the cl",
+        ),
+        ("class", "dog", "field 'class' could not be decoded"),
+        ("x.id", "a17", "field 'x.id' could not be decoded"),
+        ("json", "{odd", "field 'json' could not be decoded: .*as in txt=json$"),
+        ("npy", "1 2 3", "field 'npy' could not be decoded"),
+        ("pkl", "text", "field 'pkl' could not be decoded: it is no pickle"),
+        ("png", "cat/1.png", "field 'png' holds images. Give a column of file names to files="),
+        ("image", "cat/1.png", "field 'image' holds images"),
+    ],
+)
+def test_a_text_that_its_field_could_not_be_decoded_from_is_an_error(column: str, value: str, message: str) -> None:
+    with closing(Table(write_table("csv", [{column: value}]))) as table, pytest.raises(EncodeError, match=message):
+        table.draft(0)
+    other = Table(write_table("csv", [{column: value}]), values=[("txt", column)])
+    assert told(other) == {"00000000": {"txt": value.encode()}}
+
+
+def test_typed_tables_do_not_take_the_path_of_an_image_for_the_image() -> None:
+    with (
+        closing(Table(write_table("jsonl", [{"jpg": "cat/1.jpg"}]))) as table,
+        pytest.raises(EncodeError, match="field 'jpg' holds images"),
+    ):
+        table.draft(0)
+
+
+def test_an_empty_value_of_a_field_that_is_no_text_is_missing() -> None:
+    rows = [{"cls": "", "txt": "", "json": ""}]
+    assert told(Table(write_table("csv", rows), missing="keep")) == {"00000000": {"txt": b""}}
+    with (
+        closing(Table(write_table("csv", rows))) as table,
+        pytest.raises(BadSource, match="nothing in its column 'cls'"),
+    ):
+        table.draft(0)

@@ -12,8 +12,10 @@ from wds_datapipes.cli.copying import (
     MaxCount,
     MaxSize,
     Output,
+    RemoveOld,
     SkipBad,
     WithIndex,
+    check_outputs,
     copy_samples,
     parse_slice_text,
     report,
@@ -97,6 +99,7 @@ def cat(
     maxsize: MaxSize = "3GB",
     compress: Compression = None,
     index: WithIndex = False,
+    remove_old: RemoveOld = False,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
@@ -144,6 +147,7 @@ def cat(
         output,
         maxcount=maxcount,
         maxsize=size,
+        remove_old=remove_old,
         urls=urls,
         compress=compress,
         index=index,
@@ -152,6 +156,7 @@ def cat(
     )
     faults = copy_samples(make, urls, [out], lambda _: out, skip_bad=skip_bad, label="Copying", shown=output != "-")
     report(out.shards if output != "-" else [], faults, as_json=as_json)
+    check_outputs([out], urls)
 
 
 def new_names(pairs: list[str]) -> dict[str, str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from wds_datapipes.cli.meter import Meter, human_bytes, plural
-from wds_datapipes.cli.program import WrongUse, on_one_line, printable
+from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable, say_nothing_found
 from wds_datapipes.core.excerpt import Excerpt
-from wds_datapipes.core.numbering import NUMBER, written_over
+from wds_datapipes.core.numbering import NUMBER, describe_old_shards, written_over
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.shardwriter import ShardWriter
 from wds_datapipes.core.tarwriter import TarWriter
@@ -28,9 +28,11 @@ __all__ = [
     "MaxCount",
     "MaxSize",
     "Output",
+    "RemoveOld",
     "SkipBad",
     "WithIndex",
     "advised",
+    "check_outputs",
     "copy_samples",
     "parse_slice_text",
     "report",
@@ -52,6 +54,9 @@ Compression: TypeAlias = Annotated[
 WithIndex: TypeAlias = Annotated[
     bool, typer.Option("--index", help="Write the index of each shard beside it, as the command index does.")
 ]
+RemoveOld: TypeAlias = Annotated[
+    bool, typer.Option("--remove-old", help="Remove the shards that an earlier run with more of them has left.")
+]
 SkipBad: TypeAlias = Annotated[
     bool, typer.Option("--skip-bad", help="Pass over bad samples, and the rest of bad shards, and say which.")
 ]
@@ -64,12 +69,15 @@ class Output:
         target: path or URL, ``pipe:COMMAND`` or ``-``.
         maxcount: how many samples a shard with a number has at the most.
         maxsize: how many bytes.
+        remove_old: remove the shards of an earlier run that had more of them.
         urls: the shards that are read, which a shard with a number may not replace: some would be lost before they are
             read, or when a later one cannot be written.
         **options: for the writer.
     """
 
-    def __init__(self, target: str, *, maxcount: int, maxsize: float, urls: list[str], **options: Any) -> None:
+    def __init__(
+        self, target: str, *, maxcount: int, maxsize: float, remove_old: bool, urls: list[str], **options: Any
+    ) -> None:
         if target == "-" and sys.stdout.isatty():
             raise WrongUse("An archive is nothing for a terminal. Name a file with --output, or send it to a pipe")
         self._writer: ShardWriter | TarWriter
@@ -80,9 +88,8 @@ class Output:
                         f"{redact(read)!r} is read, and {redact(target)!r} may be written over it. Give --output "
                         f"another name, or another folder"
                     )
-                self._writer = ShardWriter(
-                    target, maxcount=maxcount, maxsize=maxsize, encoder=False, verbose=False, digest=False, **options
-                )
+                options |= {"verbose": False, "digest": False, "old_shards": "remove" if remove_old else "keep"}
+                self._writer = ShardWriter(target, maxcount=maxcount, maxsize=maxsize, encoder=False, **options)
             else:
                 self._writer = TarWriter(target, encoder=False, **options)
         except (ValueError, TypeError) as error:
@@ -94,6 +101,11 @@ class Output:
         if isinstance(self._writer, ShardWriter):
             return self._writer.shards
         return [] if self._writer.info is None else [self._writer.info]
+
+    @property
+    def old_shards(self) -> list[str]:
+        """The shards of an earlier run that are still there, and would be read with those that were written."""
+        return self._writer.old_shards if isinstance(self._writer, ShardWriter) else []
 
     def write(self, sample: Sample) -> None:
         """Write a sample.
@@ -189,6 +201,17 @@ def report(shards: list[ShardInfo], faults: list[Exception], *, as_json: bool, *
         typer.echo(f"Passed over: {type(error).__name__}: {on_one_line(str(error))}", err=True)
     if len(faults) > SHOWN:
         typer.echo(f"Passed over: {len(faults) - SHOWN:,} more", err=True)
+
+
+def check_outputs(outputs: Collection[Output], urls: list[str]) -> None:
+    """Say so if nothing was written, and end with a fault if shards of an earlier run are among the new ones."""
+    if not any(info.samples for output in outputs for info in output.shards):
+        say_nothing_found(len(urls), "sample to write")
+    found = [output.old_shards for output in outputs if output.old_shards]
+    for urls in found:
+        typer.echo(f"Error: {on_one_line(describe_old_shards(urls))}. Remove them, or use --remove-old", err=True)
+    if found:
+        raise typer.Exit(FAULT_FOUND)
 
 
 def parse_slice_text(text: str) -> tuple[int | None, ...]:

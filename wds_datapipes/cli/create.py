@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, SkipBad, WithIndex, report
+from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex, report
 from wds_datapipes.cli.functions import decoders_of, encoders_of, function_named
 from wds_datapipes.cli.gathering import Kind, Material, MissingWord, class_list_place, open_source, write_class_list
 from wds_datapipes.cli.meter import Meter
@@ -28,10 +28,8 @@ from wds_datapipes.cli.options import (
 from wds_datapipes.cli.program import WrongUse, printable
 from wds_datapipes.core.creation import create_shards
 from wds_datapipes.core.manifest import Manifest, write_manifest
-from wds_datapipes.core.numbering import NUMBER
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.sources.images import ImageFiles
-from wds_datapipes.core.targets import size_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -155,6 +153,7 @@ def create(
     maxsize: MaxSize = "3GB",
     compress: Compression = None,
     index: WithIndex = False,
+    remove_old: RemoveOld = False,
     manifest: Annotated[
         str, typer.Option(metavar="FILE", help="Write the manifest of all shards, with their SHA-256.")
     ] = "",
@@ -231,6 +230,7 @@ def create(
                 seed=seed if shuffle else None,
                 key_rule=rule,
                 on_error=passes if skip_bad else "raise",
+                remove_old=remove_old,
                 max_workers=0 if workers == 1 else workers,
                 resume=resume,
                 journal=journal,
@@ -253,8 +253,6 @@ def create(
     if left_out:
         told = ", ".join(f"{name} {count:,}" for name, count in sorted(left_out.items()))
         typer.echo(f"Left out, as files of other kinds: {printable(told)}", err=True)
-    if NUMBER.search(output) and size_of(later := output % len(shards), options) is not None:
-        typer.echo(f"Warning: {printable(redact(later))} is there from before, and not of these shards", err=True)
     held = sum(not shard.is_new for shard in made)
     facts = {
         "samples": sum(info.samples for info in shards),

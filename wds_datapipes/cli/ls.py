@@ -23,7 +23,7 @@ from wds_datapipes.cli.options import (
     listed,
     options_of,
 )
-from wds_datapipes.cli.program import FAULT_FOUND, WRONG_USE, on_one_line, printable
+from wds_datapipes.cli.program import FAULT_FOUND, WRONG_USE, on_one_line, printable, say_nothing_found
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.outline import OutlinedSample, ShardOutline, outline_shard
 
@@ -50,9 +50,10 @@ def ls(
     """
     options = options_of(storage_options, timeout, retries)
     urls = listed(shards, options)
-    rule, worst = key_rule_of(key_rule), 0
+    rule, worst, samples = key_rule_of(key_rule), 0, 0
     for number, url in enumerate(urls):
         outline = outline_shard(url, key_rule=rule, end_marker=end_marker.value, storage_options=options)
+        samples += len(outline.samples)
         if as_json:
             print_facts(outline, by_shard, count)
         elif by_shard:
@@ -65,6 +66,8 @@ def ls(
             sys.stdout.flush()
             typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
             worst = max(worst, FAULT_FOUND if fault.kind != "ShardNotOpened" else WRONG_USE)
+    if not samples and not worst and not by_shard:
+        say_nothing_found(len(urls))
     if worst:
         raise typer.Exit(worst)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from wds_datapipes.cli.conversionreport import facts_of, report
-from wds_datapipes.cli.copying import Compression
+from wds_datapipes.cli.copying import Compression, RemoveOld
 from wds_datapipes.cli.functions import decoders_of, function_named
 from wds_datapipes.cli.meter import Meter
 from wds_datapipes.cli.options import (
@@ -130,6 +130,7 @@ def map(  # noqa: A001  the command has this name
     ] = IfChanged.fault,
     compress: Compression = None,
     index: Annotated[bool, typer.Option("--index", help="Write an index beside each shard.", **WRITTEN)] = False,
+    remove_old: RemoveOld = False,
     journal: Annotated[
         str | None,
         typer.Option(
@@ -206,6 +207,7 @@ def map(  # noqa: A001  the command has this name
                 max_workers=(workers or None) if lent is not None else workers,
                 on_result=take,
                 journal=journal,
+                remove_old=remove_old,
                 storage_options=options,
                 limits=bounds,
                 compress=compress,

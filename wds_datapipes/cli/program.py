@@ -22,7 +22,16 @@ from wds_datapipes.errors import (
     WdsError,
 )
 
-__all__ = ["FAULT_FOUND", "WRONG_USE", "WrongUse", "build_program", "on_one_line", "printable", "told"]
+__all__ = [
+    "FAULT_FOUND",
+    "WRONG_USE",
+    "WrongUse",
+    "build_program",
+    "on_one_line",
+    "printable",
+    "say_nothing_found",
+    "told",
+]
 
 P = ParamSpec("P")
 
@@ -44,6 +53,11 @@ WORDS = {
     'pass missing="first" or "last"': "use --missing first, or --missing last",
     "Choose a folder with more room": "Name a folder with more room with --tmp",
     "Choose a folder on another disk": "Name a folder on another disk with --tmp, or with --output",
+    "or pass remove_old=True": "or use --remove-old",
+    "Give the column a field for text, as in txt=": "Give the column a field for text, as in --field txt=",
+    "Give a column of file names to files=; give a column of text a field for text, as in txt=": (
+        "Name a column of file names with --file; give a column of text a field for text, as in --field txt="
+    ),
     "pass key_rule=last_dot, and read the shard with it; or key_rule=None, which checks nothing": (
         "use --key-rule last-dot"
     ),
@@ -124,6 +138,11 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Show a warning as one line, without the place in the code that it comes from."""
     typer.echo(f"Warning: {message}", err=True)
+
+
+def say_nothing_found(shards: int, what: str = "sample") -> None:
+    """Say on standard error that shards have nothing to show, which standard output would leave open."""
+    typer.echo(f"Note: there is no {what} in {shards:,} shard{'' if shards == 1 else 's'}", err=True)
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from wds_datapipes.cli.copying import Output, advised, report
+from wds_datapipes.cli.copying import Output, advised, check_outputs, report
 from wds_datapipes.cli.meter import Meter
 from wds_datapipes.cli.program import WrongUse
 from wds_datapipes.core.compressing import Compress, compression_kind
@@ -139,6 +139,7 @@ def reorder(
                     output.write(sample)
                 meter.add(samples=1, size=data_bytes(sample))
     report(output.shards if shown else [], faults, as_json=as_json)
+    check_outputs([output], urls)
 
 
 def data_bytes(sample: Sample) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, SkipBad, WithIndex
+from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex
 from wds_datapipes.cli.options import (
     AsJson,
     EndMarkerOption,
@@ -71,6 +71,7 @@ def sort(
     maxsize: MaxSize = "3GB",
     compress: Compression = None,
     index: WithIndex = False,
+    remove_old: RemoveOld = False,
     memory: Memory = "1GB",
     tmp: Temporary = None,
     skip_bad: SkipBad = False,
@@ -113,4 +114,5 @@ def sort(
         maxcount=maxcount,
         maxsize=size,
         index=index,
+        remove_old=remove_old,
     )

@@ -11,8 +11,10 @@ from wds_datapipes.cli.copying import (
     MaxCount,
     MaxSize,
     Output,
+    RemoveOld,
     SkipBad,
     WithIndex,
+    check_outputs,
     copy_samples,
     report,
 )
@@ -64,6 +66,7 @@ def split(
     maxsize: MaxSize = "3GB",
     compress: Compression = None,
     index: WithIndex = False,
+    remove_old: RemoveOld = False,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
     key_rule: KeyRuleOption = KeyRuleWord.first_dot,
@@ -101,6 +104,7 @@ def split(
             output.replace(PART, name),
             maxcount=maxcount,
             maxsize=size,
+            remove_old=remove_old,
             urls=urls,
             compress=compress,
             index=index,
@@ -122,6 +126,7 @@ def split(
     written = [info for out in outputs.values() for info in out.shards]
     told = {"parts": {name: sum(info.samples for info in out.shards) for name, out in outputs.items()}}
     report(written, faults, as_json=as_json, **(told if shares else {}))
+    check_outputs(outputs.values(), urls)
 
 
 def shares_of(parts: list[str]) -> dict[str, float]:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias, cast
 
-from wds_datapipes.core.openers import split_scheme
+from wds_datapipes.core.openers import redact, split_scheme
 from wds_datapipes.core.optional import require
 
 __all__ = ["Compress", "Compressor", "compression_kind", "find_compressor"]
@@ -30,6 +30,9 @@ ENDINGS = {
     ".xz": "xz",
     ".zst": "zst",
 }
+
+#: Names of what a shard is not: programs that open it by its name would fail.
+FOREIGN_ENDINGS = (".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar", ".sz", ".z", ".zip")
 
 
 class Compressor(Protocol):
@@ -61,9 +64,14 @@ def compression_kind(compress: Compress, url: str) -> str | None:
     """Return which compression a new shard gets: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or none.
 
     Raises:
-        ValueError: there is no such compression.
+        ValueError: there is no such compression, or the name is that of another kind of file.
     """
     kind: object = "gz" if compress is True else compress
+    if split_scheme(url)[0] not in ("pipe", "-") and url.lower().endswith(FOREIGN_ENDINGS):
+        raise ValueError(
+            f"{redact(url)!r} is not the name of a shard, which is a tar archive, plain or compressed. End it in .tar, "
+            f".tar.gz, .tar.bz2, .tar.xz or .tar.zst"
+        )
     if kind is None and split_scheme(url)[0] not in ("pipe", "-"):
         kind = next((kind for ending, kind in ENDINGS.items() if url.lower().endswith(ending)), None)
     if kind is None or kind is False:

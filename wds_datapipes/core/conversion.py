@@ -21,7 +21,13 @@ from wds_datapipes.core.indexes import build_indexes
 from wds_datapipes.core.indexfile import index_url
 from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.naming import KeyRule, first_dot
-from wds_datapipes.core.numbering import journal_path
+from wds_datapipes.core.numbering import (
+    NUMBER,
+    describe_old_shards,
+    find_old_shards,
+    journal_path,
+    remove_old_shards,
+)
 from wds_datapipes.core.openers import local_path, redact
 from wds_datapipes.core.parallel import Shards, completed, listed_shards
 from wds_datapipes.core.policy import OnError, check_on_error
@@ -30,7 +36,14 @@ from wds_datapipes.core.targets import size_of
 from wds_datapipes.core.tarwriter import TarWriter
 from wds_datapipes.core.types import Sample, ShardInfo
 from wds_datapipes.core.workforce import ForkedProcesses, LentExecutor, ThisProcess, Workforce, failure_of
-from wds_datapipes.errors import ConversionFailed, StateError
+from wds_datapipes.errors import (
+    ConversionFailed,
+    EncodeError,
+    MissingDependency,
+    StateError,
+    UnsafeCodec,
+    UnwritableSample,
+)
 
 __all__ = ["ConvertedShard", "convert_shards"]
 
@@ -40,6 +53,23 @@ Function: TypeAlias = Callable[[Sample], "Sample | Iterable[Sample] | None"]
 WholeShards: TypeAlias = "Callable[[Iterator[Sample]], Iterable[Sample]]"
 IfChanged: TypeAlias = Literal["raise", "redo", "keep"]
 
+#: Errors of the function, or of what it returns: another attempt gives them again.
+NOT_TRIED_AGAIN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EncodeError,
+    ImportError,
+    IndexError,
+    KeyError,
+    MissingDependency,
+    NameError,
+    NotImplementedError,
+    SyntaxError,
+    TypeError,
+    UnsafeCodec,
+    UnwritableSample,
+)
 #: How many stores are asked at once whether shards are there.
 ASKED_AT_ONCE = 16
 #: How many failures a message tells.
@@ -79,6 +109,7 @@ def convert_shards(
     max_workers: int | None = None,
     on_result: Callable[[ConvertedShard], object] | None = None,
     journal: str | os.PathLike[str] | None = None,
+    remove_old: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     output_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
@@ -107,7 +138,8 @@ def convert_shards(
         key_rule: splits names, when shards are read and written.
         on_error: what to do about samples that cannot be read, mapped or written, and about shards that break off, as
             in all stages. What is passed over is missing for good, as its shard counts as finished.
-        retries: how often a shard is tried again.
+        retries: how often a shard is tried again, unless the error is one of the function or of what it returns, such
+            as a TypeError or an EncodeError.
         if_changed: what to do if finished shards were made by another function or other options, or of another input:
             ``"raise"``, ``"redo"`` these, or ``"keep"`` them. A function is the same if its code, its defaults and what
             it has closed over are; the functions that it calls are not looked at. An input is the same if its name, its
@@ -118,6 +150,8 @@ def convert_shards(
             many shards it is given at once, of which it may work on fewer.
         on_result: is called here for each shard that is finished, in any order; first for those that were before.
         journal: the path of the journal, a local file; for local shards, it is beside them by default.
+        remove_old: with numbered shards, remove those of an earlier run that had more of them, when all are converted.
+            Otherwise they are an error, before anything is written.
         storage_options: passed to remote file systems.
         output_options: passed to those of the output instead, if they are others.
         limits: what the shards that are read may ask for, see `ReadLimits`.
@@ -158,6 +192,9 @@ def convert_shards(
     made_by = fingerprint(function, whole_shards, decode, key_rule)
     written_by = fingerprint({name: value for name, value in sorted(options.items()) if name != "index"})
     output_options = storage_options if output_options is None else output_options
+    old = find_old_shards(pattern, len(places), storage_options=output_options) if NUMBER.search(pattern) else []
+    if old and not remove_old:
+        raise ValueError(f"{describe_old_shards(old)}. Nothing was written. Remove them, or pass remove_old=True")
     converter = ShardConverter(
         function,
         whole_shards=whole_shards,
@@ -202,6 +239,7 @@ def convert_shards(
         finished.close()
     if failures:
         raise _failed(failures, len(urls), retries)
+    remove_old_shards(old, output_options)
     return [results[number] for number in sorted(results)]
 
 
@@ -310,7 +348,7 @@ def _attempts(
             failure = failure_of(task)
             if failure is None:
                 yield number, task.result()
-            elif attempt > retries:
+            elif attempt > retries or isinstance(failure, NOT_TRIED_AGAIN):
                 yield number, failure
             else:
                 told = f"{type(failure).__name__}: {failure}"
@@ -321,8 +359,10 @@ def _attempts(
 def _failed(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionFailed:
     told = [f"{redact(url)}: {type(error).__name__}: {error}" for url, error in list(failures.items())[:TOLD]]
     more = [f"and {len(failures) - TOLD} more"] if len(failures) > TOLD else []
+    was_tried_again = not all(isinstance(failure, NOT_TRIED_AGAIN) for failure in failures.values())
+    tries = f" in {retries + 1} attempts" if was_tried_again else ""
     error = ConversionFailed(
-        f"{len(failures)} of {shards} shards were not converted, each in {retries + 1} attempts. The others are "
+        f"{len(failures)} of {shards} shards were not converted{tries}. The others are "
         f"finished, and the same call converts only what is missing.\n" + "\n".join([*told, *more])
     )
     error.failures = dict(failures)

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple, Protocol
 from wds_datapipes.core.decoding import Decoder
 from wds_datapipes.core.drafts import Source
 from wds_datapipes.core.naming import KeyRule, first_dot
-from wds_datapipes.core.numbering import NUMBER, check_pattern, journal_path
+from wds_datapipes.core.numbering import (
+    NUMBER,
+    check_pattern,
+    describe_old_shards,
+    find_old_shards,
+    journal_path,
+    remove_old_shards,
+)
 from wds_datapipes.core.openers import local_path
 from wds_datapipes.core.parallel import completed
 from wds_datapipes.core.planning import check_new_key, make_plan
@@ -62,6 +69,7 @@ def create_shards(
     seed: int | None = None,
     key_rule: KeyRule = first_dot,
     on_error: OnError = "raise",
+    remove_old: bool = False,
     max_workers: int | None = None,
     resume: bool = False,
     journal: str | os.PathLike[str] | None = None,
@@ -92,6 +100,8 @@ def create_shards(
         key_rule: how the shards will be read.
         on_error: what to do about samples that cannot be written, as in all stages. What is passed over while a shard
             is written is missing there, and changes no other shard.
+        remove_old: remove the shards of an earlier run that had more of them, when the new ones are written. Otherwise
+            they are an error, before anything is written.
         max_workers: how many processes write, if not one for each processor; 0 is this one itself.
         resume: keep a journal of finished shards beside them, and write only those that are missing, or would be others
             now.
@@ -154,6 +164,9 @@ def create_shards(
             f"There is no sample to write to {text!r}, as there is none in its source that can be written"
         )
     places = [text if is_one else text % number for number in range(len(plan.ends))]
+    old = [] if is_one else find_old_shards(text, len(places), storage_options=options.get("storage_options"))
+    if old and not remove_old:
+        raise ValueError(f"{describe_old_shards(old)}. Nothing was written. Remove them, or pass remove_old=True")
     for folder in {Path(local).parent for place in places if (local := local_path(place)) is not None}:
         folder.mkdir(parents=True, exist_ok=True)
     work = ShardMaker(source, plan, places, rekey, make, writing, on_error)
@@ -177,6 +190,7 @@ def create_shards(
         work.close()
         if book is not None:
             book.close()
+    remove_old_shards(old, options.get("storage_options"))
     policy.finish()
     return [results[number] for number in sorted(results)]
 

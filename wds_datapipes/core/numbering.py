@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from glob import escape, glob
+from typing import Any
 
-from wds_datapipes.core.openers import local_path
+from wds_datapipes.core.indexfile import index_url
+from wds_datapipes.core.openers import local_path, redact
+from wds_datapipes.core.targets import remove_file, size_of
 
-__all__ = ["NUMBER", "check_pattern", "deal_numbers", "journal_path", "journals_of_all", "written_over"]
+__all__ = [
+    "NUMBER",
+    "check_pattern",
+    "deal_numbers",
+    "describe_old_shards",
+    "find_old_shards",
+    "journal_path",
+    "journals_of_all",
+    "remove_old_shards",
+    "written_over",
+]
 
 #: Where the number goes in a pattern.
 NUMBER = re.compile(r"%[-+ 0#]*\d*[diu]")
@@ -56,6 +69,38 @@ def deal_numbers(pattern: str, start: int, *, rank: int, ranks: int, worker: int
     if "{rank}" not in pattern:
         first, step = first + step * rank, step * ranks
     return pattern.replace("{rank}", str(rank)).replace("{worker}", str(worker)), start + first, step
+
+
+def find_old_shards(
+    pattern: str, number: int, step: int = 1, storage_options: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return the shards that stand where the next ones of a writer would: ``number``, and on without a gap.
+
+    After the last shard of a writer, they are from an earlier run with more shards, and a pattern such as
+    ``{000..099}`` or ``*`` takes them for shards of this one.
+    """
+    found: list[str] = []
+    while size_of(url := pattern % number, storage_options) is not None:
+        found.append(url)
+        number += step
+    return found
+
+
+def remove_old_shards(urls: list[str], storage_options: Mapping[str, Any] | None = None) -> None:
+    """Remove shards and their indexes, the last one first: a break leaves no gap that would hide the others."""
+    for url in reversed(urls):
+        remove_file(index_url(url), storage_options)
+        remove_file(url, storage_options)
+
+
+def describe_old_shards(urls: list[str]) -> str:
+    """Return the beginning of a message about shards of an earlier run."""
+    if len(urls) == 1:
+        return f"{redact(urls[0])!r} is from an earlier run, and would be read as one of the new shards"
+    return (
+        f"{redact(urls[0])!r} and the shards up to {redact(urls[-1])!r} are from an earlier run, and would be read "
+        f"with the new ones"
+    )
 
 
 def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: int, step: int) -> str:

@@ -6,26 +6,36 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from wds_datapipes.core.compressing import Compress, find_compressor
 from wds_datapipes.core.naming import KeyRule, first_dot
-from wds_datapipes.core.numbering import check_pattern, journal_path, journals_of_all
+from wds_datapipes.core.numbering import (
+    check_pattern,
+    describe_old_shards,
+    find_old_shards,
+    journal_path,
+    journals_of_all,
+    remove_old_shards,
+)
 from wds_datapipes.core.packing import Encoder, SamplePacker
 from wds_datapipes.core.shardjournal import FinishedShard, GivenKeys, ShardJournal, compare_journals
 from wds_datapipes.core.targets import size_of
 from wds_datapipes.core.targets.streams import StreamTarget
 from wds_datapipes.core.tarwriter import TarWriter
 from wds_datapipes.core.types import PlacedSample, Sample, ShardInfo
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.core.ustar import END, HeaderWriter
 from wds_datapipes.errors import SampleError, StateError, UnwritableSample
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ShardWriter"]
+__all__ = ["OldShards", "ShardWriter"]
 
 LOG = logging.getLogger("wds_datapipes")
+
+OldShards: TypeAlias = Literal["warn", "remove", "keep"]
 
 
 class ShardWriter:
@@ -57,6 +67,8 @@ class ShardWriter:
             version of a program; the journal has it.
         digest: compute the SHA-256 of each shard.
         index: write the index of each shard beside it, as `TarWriter` does.
+        old_shards: what to do with shards of an earlier run that had more of them, which stand where the next ones of
+            this writer would, and would be read with the new ones: ``"warn"``, ``"remove"`` them, or ``"keep"`` them.
         user: as for `TarWriter`, and so are those that follow.
         group: see there.
         mode: see there.
@@ -70,6 +82,7 @@ class ShardWriter:
 
     Attributes:
         shards: the `ShardInfo` of each finished shard, those of earlier runs too.
+        old_shards: after `close`, the names of the shards of an earlier run that are still there.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -100,6 +113,7 @@ class ShardWriter:
         made_by: str = "",
         digest: bool = True,
         index: bool = False,
+        old_shards: OldShards = "warn",
         user: str = "",
         group: str = "",
         mode: int = 0o644,
@@ -112,6 +126,8 @@ class ShardWriter:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.pattern = check_pattern(pattern, maxcount=maxcount, maxsize=maxsize)
+        if old_shards not in ("warn", "remove", "keep"):
+            raise ValueError(f'old_shards is "warn", "remove" or "keep", not {old_shards!r}')
         if start_shard < 0 or step < 1:
             raise ValueError(f"start_shard is a number from 0, and step one from 1, not {start_shard} and {step}")
         self._maxcount, self._maxsize = maxcount, maxsize
@@ -138,6 +154,8 @@ class ShardWriter:
         #: The finished shards of an earlier run whose samples have not come by yet.
         self._ahead: deque[FinishedShard] = deque()
         self.shards: list[ShardInfo] = []
+        self._on_old_shards = old_shards
+        self.old_shards: list[str] = []
         self._begun = self._closed = False
         if resume:
             kept = {"pattern": self.pattern, "maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard}
@@ -211,6 +229,8 @@ class ShardWriter:
                     f"The conversion to {self.pattern!r} was resumed with fewer samples than it had: the ones of "
                     f"{self._ahead[0].info.url!r} have not come. Give it the same samples, or call skip_finished()"
                 )
+            if self.shards and self._opener is None:
+                self._look_for_old_shards()
         finally:
             self.discard()
 
@@ -231,6 +251,17 @@ class ShardWriter:
             self.close()
         else:
             self.discard()
+
+    def _look_for_old_shards(self) -> None:
+        """Treat shards of an earlier run that follow the last one as was asked for."""
+        storage_options = self._options["storage_options"]
+        found = find_old_shards(self.pattern, self._number, self._step, storage_options)
+        if self._on_old_shards == "remove":
+            remove_old_shards(found, storage_options)
+            return
+        self.old_shards = found
+        if found and self._on_old_shards == "warn":
+            warn_user(f'{describe_old_shards(found)}. Remove them, or pass old_shards="remove"')
 
     def _open(self) -> TarWriter:
         url = self.pattern % self._number

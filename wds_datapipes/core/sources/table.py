@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from wds_datapipes.core.codecs import IMAGE_FORMATS, find_codec
+from wds_datapipes.core.codecs import CODECS, IMAGE_FORMATS, UNSAFE, find_codec
 from wds_datapipes.core.codecs.codec import described
 from wds_datapipes.core.drafts import Draft, Part
 from wds_datapipes.core.encoding import EncoderChain
@@ -16,10 +16,12 @@ from wds_datapipes.core.openers import redact
 from wds_datapipes.core.sources.images import field_of
 from wds_datapipes.core.sources.places import Places
 from wds_datapipes.core.sources.rows import Rows, ending_of, open_rows
-from wds_datapipes.errors import BadSource, EncodeError
+from wds_datapipes.errors import BadSource, EncodeError, MissingDependency
 
 __all__ = ["Table"]
 
+#: What `CODECS` has for fields that hold any text.
+TEXT = CODECS["txt"]
 #: Stands for all columns that name no files, as one JSON object.
 REST = "*"
 
@@ -103,10 +105,10 @@ class Table:
         named = {column for _, column in self._files}
         for field, column in values:
             value = {name: row[name] for name in row if name not in named} if column == REST else row.get(column)
-            if value is None:
+            if value is None or (value == "" and not _may_be_empty(field)):
                 self._lacks(column, origin)
             else:
-                _put(parts, field, self._encoded(field, value, key, origin), origin)
+                _put(parts, field, self._encoded(field, column, value, key, origin), origin)
         return Draft(key, parts, origin)
 
     def close(self) -> None:
@@ -131,13 +133,18 @@ class Table:
         if not self._keeps:
             raise BadSource(f"{origin} has nothing in its column {column!r}. Fill it in, or keep the sample without it")
 
-    def _encoded(self, field: str, value: Any, key: str, origin: str) -> bytes:
+    def _encoded(self, field: str, column: str, value: Any, key: str, origin: str) -> bytes:
         if isinstance(value, bytes):
             return value
         ending = field.rpartition(".")[2]
         is_known = find_codec(ending) is not None or ending in IMAGE_FORMATS
+        if isinstance(value, str) and ending in IMAGE_FORMATS:
+            raise EncodeError(
+                f"{origin} has the text {value!r:.60} in its column {column!r}, and the field {field!r} holds images. "
+                f"Give a column of file names to files=; give a column of text a field for text, as in txt={column}"
+            )
         if isinstance(value, str) and (self._rows.is_text or not is_known):
-            return _utf8(value, origin)
+            return _decodable(_utf8(value, origin), field, value, column, origin)
         if not is_known:
             raise EncodeError(
                 f"{origin} has {described(value)} for the field {field!r}, whose name tells no encoding. Give it a "
@@ -183,6 +190,33 @@ def _utf8(text: str, origin: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise BadSource(f"{origin} has text that is no UTF-8: {error}") from None
+
+
+def _may_be_empty(field: str) -> bool:
+    """Whether an empty text is a value of a field, and not a value that is missing."""
+    ending = field.rpartition(".")[2]
+    return ending not in IMAGE_FORMATS and CODECS.get(ending, TEXT) == TEXT
+
+
+def _decodable(data: bytes, field: str, value: str, column: str, origin: str) -> bytes:
+    """Return text that is written as it is, if the decoder of its field can read it."""
+    ending = field.rpartition(".")[2]
+    codec = find_codec(ending)
+    if codec is None:
+        return data
+    try:
+        if ending in UNSAFE:
+            raise ValueError("it is no pickle")
+        codec.decode(data)
+    except MissingDependency:
+        return data
+    except Exception as error:  # noqa: BLE001  decoders raise what they like
+        cure = "; or number the classes in the table" if CODECS[ending] == CODECS["cls"] else ""
+        raise EncodeError(
+            f"{origin} has the text {value!r:.60} in its column {column!r}, and the field {field!r} could not be "
+            f"decoded: {str(error).rstrip('.')}. Give the column a field for text, as in txt={column}{cure}"
+        ) from None
+    return data
 
 
 def _told(value: object) -> object:

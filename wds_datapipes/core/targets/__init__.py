@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO, Protocol
 
 from wds_datapipes.core.openers import local_path, split_scheme
-from wds_datapipes.errors import ShardNotOpened
+from wds_datapipes.errors import ShardNotOpened, ShardNotWritten
 
-__all__ = ["Target", "open_target", "size_of"]
+__all__ = ["Target", "open_target", "remove_file", "size_of"]
 
 
 class Target(Protocol):
@@ -76,6 +76,31 @@ def open_target(
     from wds_datapipes.core.targets.remote import RemoteTarget
 
     return RemoteTarget(url, storage_options or {})
+
+
+def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Remove a shard, or what goes with one, if it is there.
+
+    Raises:
+        ShardNotWritten: it cannot be removed.
+    """
+    path = local_path(url)
+    try:
+        if path is not None:
+            os.remove(path)  # noqa: PTH107  it is a text
+            return
+        from wds_datapipes.core.openers.filesystems import remote_filesystem
+
+        filesystem, place = remote_filesystem(url, storage_options)
+        filesystem.rm_file(place)
+    except FileNotFoundError:
+        return
+    except Exception as error:  # noqa: BLE001  every file system has errors of its own
+        from wds_datapipes.core.openers.filesystems import hiding, reason
+        from wds_datapipes.core.openers.redaction import raise_alone
+
+        hide = hiding(storage_options or {})
+        raise_alone(ShardNotWritten(f"{hide(url)} cannot be removed: {reason(error, split_scheme(url)[0], hide)}"))
 
 
 def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
