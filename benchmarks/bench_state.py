@@ -9,24 +9,22 @@ before, and in another order, since its shuffle is not seeded. The two take turn
 
 For each: the bytes of the state (of the reading service; a whole state of ``DataLoader2`` has the pipeline, too), by
 worker and by waiting sample; the time that the loop waits for ``state_dict()``, in batches; the share of their time
-in which workers are busy telling where they are; and the seconds from ``load_state_dict()`` until the next batch is
+in which workers are busy recording where they are; and the seconds from ``load_state_dict()`` until the next batch is
 there, the start of the workers included. The gain is how many times as fast that is as the reference. Figures are
 medians, and ratios are formed within a round.
 
 Batches of images, 64 x 3 x 224 x 224 decoded from JPEG files of 15 KB, are measured without the reference, so that the
 cost is known against such a batch as well.
 
-Measured, one round on two cores that had much else to do, with two workers behind shuffles of 1, 1,000 and 10,000:
-1,035, 11,887 and 161,218 bytes, which is 8 for each sample that waits; 0.2, 0.4 and 0.6 ms to save, or 0.06, 0.08 and
-0.04 batches of texts; 0.5 ms, or 0.0006 batches of images, behind a shuffle of 1,000. Workers write their places as
-text, which the main process hands on and does not read. Where it makes the items itself, it has to write the text, too:
-0.5 and 7 batches of texts behind shuffles of 1,000 and 10,000, and 0.003 batches of images behind one of 1,000.
+Workers record with each batch what has changed, and the main process puts a state together from that when it is asked
+for one.
 """
 
 from __future__ import annotations
 
 import functools
 import io
+import itertools
 import json
 import logging
 import multiprocessing
@@ -67,8 +65,10 @@ KINDS = ("texts", "images")
 BATCH = 64
 #: How often a state is taken; the median counts.
 SAVES = 9
-#: A report of a worker: its number as a process, when it was made, and how long that took.
+#: A report of a worker: its number as a process, when it was made, and how long it has recorded since the one before.
 REPORT = struct.Struct("qdd")
+#: A worker reports after so many records.
+RECORDS = 16
 
 
 class Cost(NamedTuple):
@@ -135,14 +135,20 @@ def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
     logging.getLogger("torchdata").setLevel(logging.ERROR)  # it says each time that it reads all again
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    tell_state = serving.Worker.tell_state
+    record_state = serving.record_state
+    spent = [0.0]  # by a worker, since it has reported that last
+    records = itertools.count(1)
 
-    def timed(server: Any) -> None:
+    def timed(pipe: Any, recorder: Any) -> Any:
         begin = time.thread_time()
-        tell_state(server)
-        os.write(writing, REPORT.pack(os.getpid(), time.perf_counter(), time.thread_time() - begin))
+        record = record_state(pipe, recorder)
+        spent[0] += time.thread_time() - begin
+        if next(records) % RECORDS == 0:
+            os.write(writing, REPORT.pack(os.getpid(), time.perf_counter(), spent[0]))
+            spent[0] = 0.0
+        return record
 
-    serving.Worker.tell_state = timed  # type: ignore[assignment,method-assign]  # workers are forked with it
+    serving.record_state = timed  # workers are forked with it
     first = make()
     iterator: Iterator[Any] = iter(first)
     next(iterator)
@@ -220,7 +226,7 @@ def main() -> None:
     pictures = SETS["SMALL"]._replace(name="PHOTOS", samples=max(least, round(8_000 * arguments.scale)), sample=photo)
     photos = pictures._replace(shards=4).write(folder(arguments.data))
     table = Table(title=f"A state after {stop:,} batches of {BATCH}, of images {few:,}", title_justify="left")
-    headings = ("batches of", "workers", "shuffle", "bytes", "waiting", "ms to save", "in batches", "% to report")
+    headings = ("batches of", "workers", "shuffle", "bytes", "waiting", "ms to save", "in batches", "% to record")
     for heading in (*headings, "s to go on", "reference", "gain"):
         table.add_column(heading, justify="right")
     facts: dict[str, Any] = {}

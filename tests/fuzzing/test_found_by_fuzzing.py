@@ -241,19 +241,17 @@ def test_a_state_that_is_as_it_was_saved_is_gone_on_from() -> None:
         {"ranks": 10**12},
         {"stages": [1]},
         {"parts": []},
-        {"parts": [{"items": "1", "skip": 0, "stages": None}]},
-        {"parts": [{"items": 1, "skip": 0, "stages": 0}]},
-        {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": 7}, {}]'}]},
-        {"parts": [{"items": 1, "skip": 0, "stages": "[true, {}]"}]},
-        {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": [0, 512]}, {"draws": {}}]'}]},
-        {"parts": [{"items": 1, "skip": 0, "stages": '[{"next": [0, 512]}, {"waiting": [[0, 1024, 512]]}]'}]},
-        {"parts": [{"items": 1, "skip": 0, "stages": json.dumps([{"next": [0, 0]}, {"waiting": [[0, 0, 1024]] * 2}])}]},
-        {"workers": 2, "parts": [{"items": 1, "skip": 0, "stages": '[{"next": 7}, {}]'}]},
+        {"parts": [{"items": 1, "stages": None}]},
+        {"parts": [{"stages": 0}]},
+        {"parts": [{"stages": '[{"next": 7}, {}]'}]},
+        {"parts": [{"stages": "[true, {}]"}]},
+        {"parts": [{"stages": '[{"next": [0, 512]}, {"draws": {}}]'}]},
+        {"parts": [{"stages": '[{"next": [0, 512]}, {"waiting": [[0, 1024, 512]]}]'}]},
+        {"parts": [{"stages": json.dumps([{"next": [0, 0]}, {"waiting": [[0, 0, 1024]] * 2}])}]},
+        {"workers": 2, "parts": [{"stages": '[{"next": 7}, {}]'}]},
         {
             "parts": [
                 {
-                    "items": 1,
-                    "skip": 0,
                     "stages": '[{"next": [0, 512], "dealt": {"pieces": [], "every": 0, "turn": 0, "since": 0}}, {}]',
                 }
             ]

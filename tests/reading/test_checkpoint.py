@@ -491,10 +491,10 @@ def test_a_state_between_epochs_serves_any_number_of_workers() -> None:
         (b'{"format": "another"}', "does not say that it is one"),
         (
             b'{"format": "wds-datapipes state", "version": 99}',
-            "has version 99, and this release .* reads version 3 alone",
+            "has version 99, and this release .* reads version 4 alone",
         ),
         (b'{"format": "wds-datapipes state", "version": 2}', "has version 2, .* or begin the epoch again"),
-        (b'{"format": "wds-datapipes state", "version": 3}', "is not whole"),
+        (b'{"format": "wds-datapipes state", "version": 4}', "is not whole"),
     ],
 )
 def test_what_is_no_state_is_refused(text: bytes, message: str) -> None:

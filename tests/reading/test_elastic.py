@@ -24,13 +24,15 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state import save_state
+from wds_datapipes.pipes.recording import Recorder, pack_records
+from wds_datapipes.pipes.state import record_state
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.dealing import deal_anew
-from wds_datapipes.reading.elastic import Workplace, placed
+from wds_datapipes.reading.elastic import placed
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import reset_pipeline
 from wds_datapipes.reading.serving import split
+from wds_datapipes.reading.trail import Trail
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 0, 13, 1, 9, 4, 11)
@@ -90,7 +92,7 @@ PIPELINES: dict[str, Callable[[], IterDataPipe[Any]]] = {
 }
 #: How many ranks a run has, and how many workers each of them.
 Topology = tuple[int, int]
-START = Resumed(0, 0, None)
+START = Resumed(None)
 
 
 def worker_of(pipe: Any, topology: Topology, number: int, resumed: Resumed) -> tuple[Any, Iterator[str]]:
@@ -102,7 +104,7 @@ def worker_of(pipe: Any, topology: Topology, number: int, resumed: Resumed) -> t
     generator = SeedGenerator(SEED).spawn(rank, inplace=True).spawn(worker)
     reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
     resumed.load(pipe)
-    return pipe, resumed.pass_over(pipe)
+    return pipe, iter(pipe)
 
 
 def checkpoint_of(topology: Topology, rank: int, parts: list[Resumed]) -> Checkpoint:
@@ -141,7 +143,7 @@ cuts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=12, ma
 def test_a_chain_of_runs_gets_each_sample_once_however_often_the_epoch_is_dealt_anew(
     kind: str, chain: list[tuple[Topology, list[tuple[int, int]]]], last: Topology
 ) -> None:
-    """Of each worker, some items were delivered, and it has told where it was some items before the last of these."""
+    """Of each worker, some items were delivered, and it has made some more that were not."""
     new = PIPELINES[kind]
     whole = sorted(new())
     came, saved = list[str](), list[Checkpoint]()
@@ -150,21 +152,26 @@ def test_a_chain_of_runs_gets_each_sample_once_however_often_the_epoch_is_dealt_
     for topology, cuts in [*chain, (last, [(0, 0)] * 12)]:
         ranks, workers = topology
         places = [(rank, ranks, True, workers) for rank in range(ranks)]
-        found = [placed(saved, Workplace(new()), place).parts if saved else [START] * workers for place in places]
+        found = [placed(saved, new(), place).parts if saved else [START] * workers for place in places]
         pipes, rests, states = list[Any](), list[list[str]](), list[Resumed]()
         for number, part in enumerate(itertools.chain(*found)):
             pipe, items = worker_of(new(), topology, number, part)
-            delivered, behind = cuts[number]
-            told = list(itertools.islice(items, max(0, delivered - behind)))
-            state = save_state(pipe) if told else part.stages
-            untold = list(itertools.islice(items, min(behind, delivered)))
-            skip = len(untold) + (0 if told else part.skip)
-            states.append(Resumed(part.items + len(told + untold), skip, state))
-            came += told + untold
-            rests.append(list(items))
+            delivered, ahead = cuts[number]
+            trail, recorder = Trail(), Recorder()
+            trail.begin(part)
+            made = []
+            for item in itertools.islice(items, delivered + ahead):
+                made.append(item)
+                record = record_state(pipe, recorder)
+                trail.add(pack_records([record]), 1, is_whole=record.is_whole)
+            for _ in made[:delivered]:
+                trail.deliver()
+            states.append(trail.state())
+            came += made[:delivered]
+            rests.append(made[delivered:] + list(items))
             pipes.append(pipe)
             if topology == before:
-                assert told + untold + rests[-1] == expected[number]  # as many as before go on exactly
+                assert made[:delivered] + rests[-1] == expected[number]  # as many as before resume exactly
         saved = [checkpoint_of(topology, rank, states[rank * workers : (rank + 1) * workers]) for rank in range(ranks)]
         before, expected = topology, rests
     assert sorted(came + list(itertools.chain(*expected))) == whole
@@ -212,13 +219,11 @@ def test_workers_go_on_where_another_number_of_them_was(before: int, after: int,
         assert list(loader) == rest
 
 
-def test_what_a_worker_had_made_after_its_last_state_does_not_come_again() -> None:
+def test_what_is_dealt_in_the_main_process_draws_nothing_there() -> None:
     with loader_of(pipeline(), 2) as loader:
         loader.seed(5)
         came = list(itertools.islice(loader, 20))
         state = loader.state_dict()
-    parts = [Resumed(**part) for part in json.loads(state["reading_service_state"])["parts"]]
-    assert any(part.skip for part in parts)
     with loader_of(pipeline(), 1) as loader:
         before = torch.get_rng_state()
         loader.load_state_dict(state)

@@ -15,7 +15,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.reading import epochs
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
@@ -166,10 +165,9 @@ def test_what_comes_after_a_state_is_what_would_have_come(
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(("build", "batch_size"), [(plain, 3), (shuffled_behind, None), (filtered_behind, 2)])
 def test_an_epoch_that_is_broken_off_is_followed_by_what_the_loop_has_not_got(
-    build: Callable[[], Pipe], batch_size: int | None, persistent: bool, monkeypatch: pytest.MonkeyPatch
+    build: Callable[[], Pipe], batch_size: int | None, persistent: bool
 ) -> None:
-    """What workers have made ahead is made again, and the state is known before they have told where they are."""
-    monkeypatch.setattr(epochs, "STATE_EVERY_S", 3600.0)  # they tell their places with their first batches alone
+    """What workers have made ahead is made again, and the state is known before they have made anything."""
     options: dict[str, Any] = {"batch_size": batch_size, "persistent_workers": persistent}
     run = Run(build, 2, **options)
     broken, cuts = list[list[Any]](), (1, 0, 4)
@@ -177,7 +175,7 @@ def test_an_epoch_that_is_broken_off_is_followed_by_what_the_loop_has_not_got(
         with closing(run.epoch()) as batches:
             broken.append(list(itertools.islice(batches, cut)))
     batches = run.epoch()
-    first = next(batches)  # the other worker has told nothing yet
+    first = next(batches)  # the other worker has delivered nothing yet
     state = run.state()
     rest = [list(batches), *run.epochs(2)]
     resumed = Run(build, 2, state, **options)

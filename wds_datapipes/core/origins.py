@@ -152,7 +152,7 @@ def values_of(addresses: Sequence[Address]) -> list[list[Any]]:
     >>> values_of([Address(0, 512, 1024, (index, origin)) for index in range(2)])
     [[0, 512, 1024, 0, [0, [0, 0, 512], [0, 512, 1024]]], [0, 512, 1024, 1, [0]]]
     """
-    known: dict[int, int] = {}
+    known = _Numbers()
     return [_values(address, known) if address.way else [*address[:3]] for address in addresses]
 
 
@@ -166,19 +166,37 @@ def addresses_in(values: Iterable[Sequence[Any]]) -> list[Address]:
     return [_address(each, known) for each in values]
 
 
-def _values(address: Address, known: dict[int, int]) -> list[Any]:
+class _Numbers:
+    """The numbers of origins. To compare two takes its time, and mostly they are one and the same."""
+
+    def __init__(self) -> None:
+        self._of_object: dict[int, int] = {}
+        self._of_value: dict[Origin, int] = {}
+
+    def find(self, origin: Origin) -> int | None:
+        """Return the number of an origin, if it has one."""
+        number = self._of_object.get(id(origin))
+        if number is None and (number := self._of_value.get(origin)) is not None:
+            self._of_object[id(origin)] = number
+        return number
+
+    def add(self, origin: Origin) -> None:
+        """Give the next number to an origin."""
+        self._of_object[id(origin)] = self._of_value[origin] = len(self._of_value)
+
+
+def _values(address: Address, known: _Numbers) -> list[Any]:
     shard, start, end, way = address
     return [shard, start, end, *(each if isinstance(each, int) else _nested(each, known) for each in way)]
 
 
-def _nested(origin: Any, known: dict[int, int]) -> list[Any]:
+def _nested(origin: Any, known: _Numbers) -> list[Any]:
     if not isinstance(origin, Origin):  # the places in other shards
         return [*origin]
-    number = known.get(id(origin))
-    if number is not None:
+    if (number := known.find(origin)) is not None:
         return [number]
     values = [int(origin.is_last), *(_values(address, known) for address in origin.addresses)]
-    known[id(origin)] = len(known)
+    known.add(origin)
     return values
 
 

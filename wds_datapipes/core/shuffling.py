@@ -9,11 +9,15 @@ from typing import Any, TypeVar
 
 from wds_datapipes.core.progress import Address, gone
 
-__all__ = ["ShuffleState", "nbytes", "shuffle_samples"]
+__all__ = ["Move", "ShuffleState", "apply_moves", "nbytes", "shuffle_samples"]
 
 T = TypeVar("T")
 
 _END = object()
+
+Move = Address | int
+"""A part of what has changed in a shuffle buffer, which is a list of these. An item that came in is its shard, start
+and end, three numbers, or an `Address` where it has a way; one that has left is the complement of its slot."""
 
 
 class ShuffleState:
@@ -25,6 +29,8 @@ class ShuffleState:
         passing: what of its source a later stage waits for, which is handed on at once when it is read again.
         draws: how many numbers were drawn.
         room: how many items may wait.
+        moves: how ``waiting`` has changed since it was recorded last; None if it is not recorded.
+        is_unclear: whether two items in a row have come from one place, so that an address does not tell which it is.
     """
 
     def __init__(self, room: int) -> None:
@@ -33,6 +39,8 @@ class ShuffleState:
         self.passing: set[Address] = set()
         self.draws = 0
         self.room = room
+        self.moves: list[Move] | None = None
+        self.is_unclear = False
 
 
 def shuffle_samples(
@@ -60,6 +68,7 @@ def shuffle_samples(
     """
     items: Iterator[Any] = iter(source)
     buffer: list[T] = []
+    at: Address | None = None
     if state.draws or state.waiting or state.passing:
         buffer = yield from _refilled(items, state, address)
         for _ in range(state.draws):
@@ -75,6 +84,8 @@ def shuffle_samples(
             held -= _take(sizes, index)
             if address is not None:
                 state.at = _take(waiting, index)
+                if state.moves is not None:
+                    state.moves.append(~index)
             yield _take(buffer, index)
         item: Any = next(items, _END)
         if item is _END:
@@ -84,14 +95,43 @@ def shuffle_samples(
         sizes.append(size)
         held += size
         if address is not None:
-            waiting.append(address())
+            before, at = at, address()
+            state.is_unclear |= at == before
+            waiting.append(at)
+            if state.moves is not None:
+                state.moves += (at,) if at.way else at[:3]
         del item  # so that what leaves is not kept alive by this name
     while buffer:
         index = int(rng.random() * len(buffer))
         state.draws += 1
         if address is not None:
             state.at = _take(waiting, index)
+            if state.moves is not None:
+                state.moves.append(~index)
         yield _take(buffer, index)
+
+
+def apply_moves(waiting: list[Any], moves: Iterable[Move]) -> None:
+    """Change a list of waiting items in place, as a shuffle has changed its own.
+
+    Args:
+        waiting: an address for each; that of an item without a way is a plain list.
+        moves: the changes.
+
+    Examples:
+        >>> waiting = [[0, 0, 512], [0, 512, 1024]]
+        >>> apply_moves(waiting, [~0, 0, 1024, -1])
+        >>> waiting
+        [[0, 512, 1024], [0, 1024, -1]]
+    """
+    rest = iter(moves)
+    for move in rest:
+        if not isinstance(move, int):
+            waiting.append(move)
+        elif move < 0:
+            _take(waiting, ~move)
+        else:
+            waiting.append([move, next(rest), next(rest)])
 
 
 def _refilled(

@@ -124,6 +124,8 @@ class ColumnAdder(IterDataPipe[Sample]):
     """
 
     _is_child_datapipe = False
+    #: To resume, the sample that was yielded last is read again.
+    reads_samples_again = True
 
     def __init__(
         self,

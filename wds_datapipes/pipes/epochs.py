@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
 
@@ -14,6 +14,9 @@ from wds_datapipes.core.sharing import share
 from wds_datapipes.pipes.passes import Passes, beginning_of
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed
+
+if TYPE_CHECKING:
+    from wds_datapipes.pipes.recording import Recorder
 
 __all__ = ["EpochCutter", "LengthDeclarer"]
 
@@ -94,14 +97,22 @@ class EpochCutter(IterDataPipe[Any]):
         Raises:
             StateError: a stage before holds samples back, and has no state.
         """
+        return self._saved(None)
+
+    def recorded_state(self, recorder: Recorder) -> dict[str, Any]:
+        """Return what `state_dict` returns, with the records of the stages before."""
+        return self._saved(recorder)
+
+    def _saved(self, recorder: Recorder | None) -> dict[str, Any]:
         if self._loaded is not None:
             return {"given": self._loaded[0].get("given", 0), "lasting": self._loaded[0]["lasting"]}
         stream, passes = self._stream, self._passes
         lasting = None
         if stream.is_begun:
-            place = {"pass": stream.passes, "state": beginning_of(self.source)}
             if stream.is_open:
-                place = passes.state_dict(self.source)
+                place = passes.state_dict(self.source, recorder)
+            else:
+                place = {"pass": stream.passes, "state": beginning_of(self.source)}
             lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **place}
         return {"given": stream.given if stream.is_begun else 0, "lasting": lasting}
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from random import Random
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterDataPipe
 
@@ -18,6 +18,9 @@ from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.state import renewed
 from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed
+
+if TYPE_CHECKING:
+    from wds_datapipes.pipes.recording import Recorder
 
 __all__ = ["SampleMixer"]
 
@@ -130,12 +133,21 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         Raises:
             StateError: a stage of a source holds samples back, and has no state.
         """
+        return self._saved(None)
+
+    def recorded_state(self, recorder: Recorder) -> dict[str, Any]:
+        """Return what `state_dict` returns, with the records of the sources."""
+        return self._saved(recorder)
+
+    def _saved(self, recorder: Recorder | None) -> dict[str, Any]:
         if self._loaded is not None:
             return dict(self._loaded[0])
         if not self._passes:
             return self._beginning()
         state = self._state
-        sources = [each.state_dict(source) for each, source in zip(self._passes, self.state_branches(), strict=True)]
+        sources = [
+            each.state_dict(source, recorder) for each, source in zip(self._passes, self.state_branches(), strict=True)
+        ]
         lasting = self._lasting([source["state"] for source in sources])
         return {"left": [*state.left], "turn": state.turn, "draws": state.draws, "sources": sources, "lasting": lasting}
 

@@ -10,8 +10,8 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.origins import Parting, addresses_in, origins_of, take_apart, values_of
 from wds_datapipes.core.progress import Address, Origin
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.promises import has_state, holds_nothing
 from wds_datapipes.pipes.seeded import Seeded
-from wds_datapipes.pipes.state import has_state, holds_nothing
 from wds_datapipes.pipes.upstream import address_of, sources_of
 
 __all__ = ["TakingApart"]
@@ -38,6 +38,11 @@ class TakingApart(IterDataPipe[Any]):
     def takes_apart(self) -> bool:
         """Whether what waits behind it is made again of what it was made of."""
         return True
+
+    @property
+    def reads_samples_again(self) -> bool:
+        """Whether the samples that the present item was made of are read again, to resume."""
+        return self.takes_apart
 
     @property
     def address(self) -> Callable[[], Address] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
 
@@ -15,6 +15,9 @@ from wds_datapipes.core.sharing import Place
 from wds_datapipes.pipes.seeded import later_seed, pending_seed
 from wds_datapipes.pipes.state import lasts, load_state, nothing_else, renewed, save_state
 from wds_datapipes.pipes.upstream import splitters, upstream
+
+if TYPE_CHECKING:
+    from wds_datapipes.pipes.recording import Recorder
 
 __all__ = ["BEGINNING", "Passes", "beginning_of", "first_seeds"]
 
@@ -102,12 +105,17 @@ class Passes:
         yield from _exactly(len(of_pass[number]), items)
         return items
 
-    def state_dict(self, source: Pipe) -> dict[str, Any]:
-        """Return which pass this is, and where it is; None is its beginning."""
+    def state_dict(self, source: Pipe, recorder: Recorder | None = None) -> dict[str, Any]:
+        """Return which pass this is, and where it is; None is its beginning.
+
+        Args:
+            source: the source.
+            recorder: of the record that is to have it, if it is one.
+        """
         if self._loaded is not None:
             return {"pass": self._loaded["pass"], "state": self._loaded["state"]}
         if self._is_begun:
-            state: Any = save_state(source)
+            state: Any = save_state(source, recorder)
         else:
             state = beginning_of(source) if self._state is None else self._state
         return {"pass": self.number, "state": state}

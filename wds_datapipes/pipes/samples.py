@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
 
@@ -21,6 +22,9 @@ from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import address_of
+
+if TYPE_CHECKING:
+    from wds_datapipes.pipes.recording import Recorder
 
 __all__ = ["SampleGrouper", "SampleShuffler"]
 
@@ -109,16 +113,30 @@ class SampleGrouper(IterDataPipe[Sample]):
         Raises:
             StateError: the members do not come straight from ``load_wds_shards``.
         """
+        place, check, deal = self._place()
+        return {"next": list(place), "check": check, **({} if deal is None else {"dealt": deal.state_dict(place)})}
+
+    def recorded_state(self, recorder: Recorder) -> dict[str, Any]:
+        """Return what `state_dict` returns; what was dealt may be long, and is kept."""
+        place, check, deal = self._place()
+        if deal is None:
+            return {"next": [*place], "check": check}
+        return {"next": [*place], "check": check, "dealt": recorder.keep(self, deal, partial(deal.state_dict, place))}
+
+    def _place(self) -> tuple[tuple[int, int], int, Deal | None]:
+        """Return where the next sample begins, `check_of` its key, and what was dealt.
+
+        Raises:
+            StateError: the members do not come straight from ``load_wds_shards``.
+        """
         if type(self.source) is not ShardLoader:
             raise StateError(
                 f"group_samples can tell its place only directly behind load_wds_shards, and here it is behind "
                 f"{type(self.source).__name__}"
             )
         if self._resume is not None:  # loaded, and not begun
-            place, check, deal = self._resume.next, self._resume.check, self._resume.deal
-        else:
-            (place, check), deal = self._progress.place(), self._deal
-        return {"next": list(place), "check": check, **({} if deal is None else {"dealt": deal.state_dict(place)})}
+            return self._resume.next, self._resume.check, self._resume.deal
+        return (*self._progress.place(), self._deal)
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.
@@ -186,6 +204,8 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
     """
 
     _is_child_datapipe = False
+    #: To resume, what waits in the buffer is read again.
+    reads_samples_again = True
 
     def __init__(
         self,
@@ -218,9 +238,27 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
         return self._state.at if before is None else before()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the samples are that wait in the buffer, how many were drawn, and how many may wait."""
-        state = self._loaded or self._state
+        """Return where the samples are that wait in the buffer, how many were drawn, and how many may wait.
+
+        Raises:
+            StateError: a stage before makes several items of one, and does not tell which of them one is.
+        """
+        state = self._clear_state()
         return {"waiting": values_of(state.waiting), "draws": state.draws, "room": state.room}
+
+    def recorded_state(self, recorder: Recorder) -> dict[str, Any]:
+        """Return what `state_dict` returns; where the samples are that wait is followed."""
+        state = self._clear_state()
+        return {"waiting": recorder.follow(self, state), "draws": state.draws, "room": state.room}
+
+    def _clear_state(self) -> ShuffleState:
+        state = self._loaded or self._state
+        if state.is_unclear:
+            raise StateError(
+                "shuffle_samples knows the items that wait in it by where they come from, and a stage before it makes "
+                "several items of one sample. Let that be .unbatch_samples(), or .compose() with each_alone=True"
+            )
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], passing: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
+from torch.utils.data.datapipes.iter import Batcher
 
 from wds_datapipes.core.origins import addresses_in
 from wds_datapipes.core.progress import Address
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.advice import ADVICE, check_replay, name_of
+from wds_datapipes.pipes.advice import check_replay
 from wds_datapipes.pipes.members import ShardLoader
+from wds_datapipes.pipes.promises import check_promise, has_state, is_users, takes_state_alone
+from wds_datapipes.pipes.recording import Record, Recorded, Recorder, copied_state
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.upstream import sources_of, upstream
 
@@ -19,11 +23,11 @@ __all__ = [
     "State",
     "branches_of",
     "check_state",
-    "has_state",
-    "holds_nothing",
     "lasts",
     "load_state",
     "nothing_else",
+    "record_beginning",
+    "record_state",
     "renewed",
     "save_state",
     "stateful",
@@ -36,30 +40,57 @@ They begin at ``.group_samples()``; or at the stage nearest to the end that begi
 holds their states in its own (see `branches_of`), or that reads its source again from the beginning.
 """
 
-#: Stages of torch that hold nothing back once they have yielded an item.
-HOLDING_NOTHING = (Batcher, Collator, Filter, Mapper)
-
 #: What is a number in the states of our stages, and what it is below.
 COUNTS, LIMIT = ("check", "draws", "given", "passed", "room", "turn"), 1 << 63
 
-#: What to use instead of stages that hold samples back.
-INSTEAD = {
-    **ADVICE,
-    "StreamComposer": (
-        "If what its functions yield follows from each item alone, pass each_alone=True. If not, write a class of your "
-        "own, with state_dict() and load_state_dict()"
-    ),
-    "SampleWriter": "Go on with write_wds_shards(resume=True), which keeps a journal of the finished shards",
-}
 
-
-def save_state(pipe: Any) -> State:
+def save_state(pipe: Any, recorder: Recorder | None = None) -> State:
     """Return the state of a pipeline between two items.
+
+    Args:
+        pipe: the pipeline.
+        recorder: of the record that is to have it, if it is one.
 
     Raises:
         StateError: a stage holds samples back, and has no state.
     """
-    return [stage.state_dict() for stage in stateful(pipe)]
+    if recorder is None:
+        return [stage.state_dict() for stage in stateful(pipe)]
+    savers = recorder.chains.get(id(pipe))
+    if savers is None:  # to find the stages takes longer than their states
+        savers = recorder.chains[id(pipe)] = [_saver(stage, recorder) for stage in stateful(pipe)]
+    return [save() for save in savers]
+
+
+def _saver(stage: Any, recorder: Recorder) -> Callable[[], Any]:
+    """Return what returns the state of a stage, for a record."""
+    if isinstance(stage, Recorded):
+        return partial(stage.recorded_state, recorder)
+    return partial(copied_state, stage) if is_users(stage) else stage.state_dict
+
+
+def record_state(pipe: Any, recorder: Recorder) -> Record:
+    """Return where a pipeline is between two items.
+
+    Args:
+        pipe: the pipeline.
+        recorder: what this record has in common with those before it.
+    """
+    recorder.begin()
+    try:
+        if not recorder.refusal:
+            return Record(save_state(pipe, recorder), recorder.logs, recorder.is_whole)
+    except StateError as error:
+        recorder.refuse(str(error))
+    return Record(None, refusal=recorder.refusal)
+
+
+def record_beginning(pipe: Any) -> Record:
+    """Return where a pipeline begins an epoch that resumes where the last one has ended."""
+    try:
+        return Record(renewed(save_state(pipe)))
+    except StateError as error:
+        return Record(None, refusal=str(error))
 
 
 def check_state(pipe: Any) -> None:
@@ -95,14 +126,16 @@ def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, agai
         if own is None:
             continue
         try:
-            if not _is_users(stage):
-                _check_numbers(own)
+            if is_users(stage):
+                stage.load_state_dict(own, *([waiting] if waiting or not takes_state_alone(stage) else ()))
+                continue
+            _check_numbers(own)
             stage.load_state_dict(own, waiting)
             if callable(needed_for := getattr(stage, "needed_for", None)):
                 waiting = needed_for(waiting)
             waiting = list(dict.fromkeys([*waiting, *addresses_in(own.get("waiting", ()))]))
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            if _is_users(stage) or isinstance(error, StateError):
+            if is_users(stage) or isinstance(error, StateError):
                 raise
             raise StateError(f"The state of {type(stage).__name__} is not whole: {error}") from error
 
@@ -127,8 +160,13 @@ def renewed(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, 
     Args:
         state: that of the end of an epoch, or where it was broken off.
     """
-    kept = [own and own.get("lasting") for own in state or ()]
+    kept = [_lasting(own) for own in state or ()]
     return [None if lasting is None else {"lasting": lasting} for lasting in kept] if any(kept) else None
+
+
+def _lasting(state: Any) -> Any:
+    """Return what of the state of a stage lasts beyond the epoch, if anything does."""
+    return state and (json.loads(state[0]) if isinstance(state, tuple) else state).get("lasting")
 
 
 def nothing_else(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any]]:
@@ -190,13 +228,10 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
             break
         if isinstance(stage, Batcher):
             _check_batches(later)
+        check_promise(stage, later)
         later.append(stage)
         if has_state(stage):
             found.append(stage)
-        elif not holds_nothing(stage):
-            name = name_of(stage)
-            instead = INSTEAD.get(name, "Leave it out, or put it behind the loader")
-            raise StateError(f"{name} may hold samples back, and cannot tell which. {instead}")
         for branch in branches_of(stage):
             stateful(branch, later)
         if _reads_again(stage):
@@ -204,16 +239,6 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
     if not (found and (isinstance(found[-1], SampleGrouper) or branches_of(found[-1]) or _reads_again(found[-1]))):
         raise StateError("The place in a pipeline is known where samples are gathered: it needs .group_samples()")
     return found[::-1]
-
-
-def has_state(stage: Any) -> bool:
-    """Whether a stage has a state."""
-    return callable(getattr(stage, "state_dict", None)) and getattr(stage, "has_state", True)
-
-
-def holds_nothing(stage: Any) -> bool:
-    """Whether a stage without a state holds nothing back once it has yielded an item, or is a user's, who knows."""
-    return isinstance(stage, HOLDING_NOTHING) or getattr(stage, "holds_nothing", False) or _is_users(stage)
 
 
 def _reads_again(stage: Any) -> bool:
@@ -250,8 +275,3 @@ def _check_batches(behind: Sequence[Any]) -> None:
                 f"{type(stage).__name__} is between the two, which counts batches. Put it before .batch(), or behind "
                 f"what takes the batches apart"
             )
-
-
-def _is_users(stage: object) -> bool:
-    """Whether a stage's class is neither torch's nor torchdata's nor of this package."""
-    return type(stage).__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")

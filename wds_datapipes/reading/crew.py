@@ -67,16 +67,13 @@ class Crew:
         self._timeout_s = timeout_s
         self._owner_pid = os.getpid()
         self._closed = False
-        #: How many items the loop has of each worker in this epoch, and whose turn is next.
-        self.delivered = [0] * len(jobs)
+        #: Which worker's turn is next.
         self.turn = 0
         self.is_over = False
         self._begun = 0  # epochs
         #: Whether an epoch goes on where the one before has ended.
         self.lasts = False
         self._awaits_beginning = False
-        #: Where each worker has begun.
-        self.bases: Sequence[Resumed] = ()
         #: Whose items were taken and are not delivered yet, where a stage of the main process takes them ahead.
         self.ahead: deque[int] | None = None
         if multiprocessing.current_process().daemon:
@@ -132,8 +129,8 @@ class Crew:
             resumed: where each worker goes on, if it is not at the beginning.
             turn: whose item comes first.
         """
-        self.bases = [Resumed(0, 0, None) for _ in self.workers] if resumed is None else resumed
-        self.delivered, self.turn = [base.items for base in self.bases], turn
+        bases = [Resumed(None) for _ in self.workers] if resumed is None else resumed
+        self.turn = turn
         self.is_over = False
         self._awaits_beginning = self.lasts and resumed is None and self._begun > 0
         self._begun += 1
@@ -142,8 +139,8 @@ class Crew:
         if self._dispatcher is not None:
             self._dispatcher.drain()
             self._dispatcher.begin(epoch, dispatching)
-        for link, payload in zip(self.workers, payloads, strict=True):
-            link.begin(epoch, payload)
+        for link, payload, base in zip(self.workers, payloads, bases, strict=True):
+            link.begin(epoch, payload, base)
 
     def items(self) -> Iterator[Any]:
         """Yield one item from each worker in turn; a worker that has no more leaves the round.
@@ -175,23 +172,19 @@ class Crew:
 
     def deliver(self, number: int) -> None:
         """Take note that the loop gets the next item of a worker."""
-        self.delivered[number] += 1
+        self.workers[number].trail.deliver()
         self.turn = number + 1
 
     def states(self) -> list[Resumed]:
-        """Return where each worker would have to go on behind what the loop has."""
-        found = []
-        for link, base, delivered in zip(self.workers, self.bases, self.delivered, strict=True):
-            if self._awaits_beginning and not link.states:
+        """Return where each worker has to resume behind what the loop has.
+
+        Raises:
+            StateError: the pipeline of a worker has no state.
+        """
+        for link in self.workers:
+            if self._awaits_beginning and not link.trail.is_begun:
                 link.await_state()
-            states = link.states
-            while len(states) > 1 and states[1][0] <= delivered:
-                states.popleft()
-            since, stages = base.items - base.skip, base.stages
-            if states and states[0][0] <= delivered:
-                since, stages = states[0]
-            found.append(Resumed(delivered, delivered - since, stages))
-        return found
+        return [link.trail.state() for link in self.workers]
 
     def tell(self, command: Command, payloads: Sequence[Any], dispatching: Any) -> None:
         """Tell all processes what to do, and wait until they have done it: the workers before what feeds them."""

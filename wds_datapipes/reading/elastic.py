@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
-
-import numpy as np
-import torch
-from torch.utils.data import graph_settings
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2.graph._serialization import clone
-from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
-from wds_datapipes.pipes.state import State, branches_of, save_state, stateful
+from wds_datapipes.pipes.state import branches_of, stateful
 from wds_datapipes.pipes.upstream import unsplit
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.dealing import dealt_states
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import KEY, checkpoints_in, state_of
-from wds_datapipes.reading.seeding import reset_pipeline, returned
-from wds_datapipes.reading.serving import split
 
-__all__ = ["Workplace", "behind_delivered", "dealt_anew", "merge_states", "placed"]
+__all__ = ["dealt_anew", "merge_states", "placed"]
 
 #: The rank, of how many, whether the service splits among them, and the workers.
 Place = tuple[int, int, bool, int]
@@ -75,27 +63,12 @@ def merge_states(states: Sequence[T]) -> T:
     return cast(T, {**first, KEY: text} if isinstance(first, dict) else text)
 
 
-@dataclass(frozen=True)
-class Workplace:
-    """What a worker runs.
-
-    Attributes:
-        pipe: the pipeline, before it is split.
-        init_fn: the user's, called with the pipe and the worker.
-        reset_fn: the user's, called with the pipe, the worker and the seed generator when an epoch begins.
-    """
-
-    pipe: Any
-    init_fn: Callable[[Any, Any], Any] | None = None
-    reset_fn: Callable[[Any, Any, Any], Any] | None = None
-
-
-def placed(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Checkpoint:
+def placed(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoint:
     """Return where a rank goes on: where it was, if there are as many ranks and workers as before.
 
     Args:
         saved: the states of all ranks; or its own, if there are as many as before.
-        old: what each worker has run, and will run.
+        pipe: the pipeline, before it is split.
         place: of this rank, among those that there are now.
 
     Raises:
@@ -104,7 +77,7 @@ def placed(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Checkpo
     same = [checkpoint for checkpoint in saved if checkpoint.place == place]
     if not same and all(checkpoint.is_over for checkpoint in saved):
         same = list(saved)
-    found = same[0] if same else dealt_anew(saved, old, place)
+    found = same[0] if same else dealt_anew(saved, pipe, place)
     if not found.is_over:
         return found
     parts = [part.renewed() for part in found.parts]
@@ -118,12 +91,12 @@ def placed(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Checkpo
     return replace(found, parts=parts, turn=0)
 
 
-def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Checkpoint:
+def dealt_anew(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoint:
     """Return where a rank goes on when there are other ranks or workers than before.
 
     Args:
         saved: the states of all ranks.
-        old: what each worker has run, and will run.
+        pipe: the pipeline, before it is split.
         place: of this rank, among those that there are now.
 
     Raises:
@@ -131,21 +104,17 @@ def dealt_anew(saved: Sequence[Checkpoint], old: Workplace, place: Place) -> Che
     """
     rank, ranks, distributed, workers = place
     _check_whole(saved)
-    _check_dealable(old.pipe)
+    _check_dealable(pipe)
     by_rank = sorted(saved, key=lambda checkpoint: checkpoint.rank)
     # In the order in which instances are numbered: the first worker of every rank, then the second.
-    parts = [
-        behind_delivered(checkpoint, number, checkpoint.parts[number], old)
-        for number in range(len(by_rank[0].parts))
-        for checkpoint in by_rank
-    ]
+    parts = [checkpoint.parts[number].state for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
     try:
-        states = dealt_states(old.pipe, parts, [[] for _ in parts], ranks * max(workers, 1))
+        states = dealt_states(pipe, parts, [[] for _ in parts], ranks * max(workers, 1))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"What is left of the epoch cannot be dealt, as a state is not whole: {error}") from error
-    resumed = [Resumed(0, 0, state) for state in states[rank::ranks]]
+    resumed = [Resumed(state) for state in states[rank::ranks]]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(
         running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed, engines=None
@@ -197,37 +166,3 @@ def _check_dealable(pipe: Any) -> None:
         _check_dealable(branch)
     if not branches_of(stages[0]):
         unsplit(stages[0].source.source)
-
-
-def behind_delivered(checkpoint: Checkpoint, number: int, part: Resumed, old: Workplace) -> State | None:
-    """Return the state of a worker behind the last item that was delivered, which may be some items behind its own."""
-    if not part.skip:
-        return cast("State | None", part.state)
-    pipe = clone(old.pipe)
-    pipe = graph_settings.apply_sharding(pipe, checkpoint.ranks, checkpoint.rank, SHARDING_PRIORITIES.DISTRIBUTED)
-    info = WorkerInfo(checkpoint.workers, number)
-    with _same_generators():
-        pipe = split(pipe, info, None)
-        if old.init_fn is not None:
-            pipe = returned("worker_init_fn", old.init_fn(pipe, info))
-        generator = SeedGenerator(checkpoint.seed)
-        if checkpoint.distributed:
-            generator = generator.spawn(checkpoint.rank, inplace=True)
-        pipe = reset_pipeline(pipe, info, generator.spawn(number), iter_reset_fn=None, worker_reset_fn=old.reset_fn)
-        part.load(pipe)
-        iterator = part.pass_over(pipe)
-        state = save_state(pipe)
-        del iterator  # closes the shard that it reads
-    return state
-
-
-@contextmanager
-def _same_generators() -> Iterator[None]:
-    """Leave the generators of this process as they are."""
-    states = random.getstate(), torch.get_rng_state(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        torch.set_rng_state(states[1])
-        np.random.set_state(states[2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from time import perf_counter
 from typing import Any
 
 from torch import distributed
@@ -14,14 +13,14 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state import lasts, load_state, save_state
+from wds_datapipes.pipes.recording import Recorder, pack_records
+from wds_datapipes.pipes.state import lasts, load_state, record_state, save_state
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
-from wds_datapipes.reading.elastic import Workplace, placed
+from wds_datapipes.reading.elastic import placed
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stages
-from wds_datapipes.reading.serving import STATE_EVERY_S, split
-from wds_datapipes.reading.statetext import written
+from wds_datapipes.reading.serving import split
 from wds_datapipes.reading.tracking import END, Told
 
 __all__ = ["Epochs", "own_worker"]
@@ -63,22 +62,21 @@ class Epochs:
         # Of the present epoch.
         self._seeds = EpochSeeds()
         self._is_begun = False
-        self._base = Resumed(0, 0, None)
-        self._behind: Resumed | None = None
-        self._items = 0
+        self._base = Resumed(None)
+        self._has_items = False
         self._tells = False
         self._has_told_end = False
         self._has_begun = False  # any epoch, as a worker
-        self._state_due = 0.0
+        self._recorder = Recorder()
 
     @property
     def part(self) -> Resumed:
         """Where this process goes on."""
         # A stream that goes on as it is knows where it is, also before the first item of an epoch.
         goes_on = self.lasts and self._base.stages is None
-        if self._items <= self._base.items and not goes_on:
+        if not self._has_items and not goes_on:
             return self._base
-        return Resumed(self._items, 0, save_state(self._pipe))
+        return Resumed(save_state(self._pipe))
 
     def place(self, workers: int) -> tuple[int, int, bool, int]:
         """Return where this process is, among so many workers, as a checkpoint has it."""
@@ -94,28 +92,24 @@ class Epochs:
         """Return where the states go on that were loaded, on this rank."""
         if self.loaded[0].worker is not None:
             return self.loaded[0]
-        return placed(self.loaded, Workplace(self._pipe), self.place(workers))
+        return placed(self.loaded, self._pipe, self.place(workers))
 
     def told(self, batch: Any) -> Any:
-        """Return a batch, in a worker, with the place of the worker behind it if the loop is tracked."""
+        """Return a batch, in a worker, with the record of the worker behind it if the loop is tracked."""
         if not self._tells:
             return batch
-        stages, begin = None, perf_counter()
-        if begin >= self._state_due:
-            stages = written(save_state(self._pipe))
-            now = perf_counter()
-            self._state_due = now + max(STATE_EVERY_S, 100 * (now - begin))  # it takes a hundredth of the time
-        return Told(batch, own_worker().worker_id, self.number, self._items, stages)
+        record = record_state(self._pipe, self._recorder)
+        return Told(batch, own_worker().worker_id, self.number, pack_records([record]), record.is_whole)
 
     def told_end(self, *batch: Any) -> Told:
         """Return the place where the epoch of this worker has ended, with its last batch if there is one more."""
-        self._has_told_end, self._state_due = True, 0.0
+        self._has_told_end = True
         told: Told = self.told(batch[0] if batch else None)
         return told._replace(is_empty=not batch)
 
     def __iter__(self) -> Iterator[Any]:
-        self._is_begun, self.is_over, self._base, self._behind = False, True, Resumed(0, 0, None), None
-        self._items = 0
+        self._is_begun, self.is_over, self._base, self._has_items = False, True, Resumed(None), False
+        self._recorder = Recorder()
         if get_worker_info() is not None:
             # Here, and not with the first item: a loop that is broken off at once has begun its epoch in all workers.
             self._board.has_workers = True
@@ -162,9 +156,7 @@ class Epochs:
             if self.lasts and going_on is not None and going_on.parts:
                 self._base = going_on.parts[own]
             elif self.lasts and info is not None and self.before is not None and not self._has_begun:
-                part = self.before.parts[own]
-                # What the loop has got of an epoch that was broken off is made again.
-                self._base, self._behind = (part.renewed(), None) if not part.skip else (self._base, part)
+                self._base = self.before.parts[own].renewed()
         elif chosen not in (None, going_on.epoch):
             raise StateError(
                 f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {going_on.epoch}. To "
@@ -187,27 +179,20 @@ class Epochs:
             self._board.has_workers = False
         self._board.write(row, None if info is None else own)
         self._is_begun, self.is_over = True, False
-        self._state_due = 0.0
         self._has_told_end = False
 
     def _iterated(self) -> Iterator[Any]:
         if not self._is_begun:
             self._begin()
-        base, info = self._base, own_worker()
-        self._items = base.items
+        info = own_worker()
         pipe: Any = self._pipe
         if self.distributed:
             pipe = graph_settings.apply_sharding(pipe, self.ranks, self.rank, SHARDING_PRIORITIES.DISTRIBUTED)
         pipe = split(pipe, WorkerInfo(info.num_workers, self.number), None)
-        if self._behind is not None and self.before is not None:
-            self._seed_stages(pipe, self.before.seed)
-            self._behind.load(pipe)
-            self._behind.pass_over(pipe)
-            self._behind = None
         self._seed_stages(pipe, self._seeds.seed)
-        base.load(pipe)
-        for item in base.pass_over(pipe):
-            self._items += 1
+        self._base.load(pipe)
+        for item in pipe:
+            self._has_items = True
             yield item
         self.is_over = True
         while self.lasts and self._tells and not self._has_told_end:  # until torch has made a batch of it

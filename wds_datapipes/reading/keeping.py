@@ -14,7 +14,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
 from wds_datapipes.reading.checkpoint import Checkpoint
-from wds_datapipes.reading.elastic import Workplace, placed
+from wds_datapipes.reading.elastic import placed
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, state_of
@@ -100,8 +100,12 @@ class StateKeeper:
         # A rank that had no more, while others had, waits for the next epoch once more.
         self._loaded = [replace(checkpoint, is_over=False) for checkpoint in self._loaded]
 
-    def find(self, workplace: Workplace, ranks: Ranks | None) -> None:
-        """Find out where this rank goes on, if a state was loaded.
+    def find(self, pipe: Any, ranks: Ranks | None) -> None:
+        """Find out where this rank resumes, if a state was loaded.
+
+        Args:
+            pipe: the pipeline, before it is split.
+            ranks: of the run.
 
         Raises:
             StateError: the state is of another pipeline, or cannot be dealt to so many ranks and workers.
@@ -111,7 +115,7 @@ class StateKeeper:
         loaded, self._loaded = self._loaded, []
         for checkpoint in loaded:
             checkpoint.check(self._described)
-        self.going_on = placed(loaded, workplace, (*_place(ranks), self._distributed, self._workers))
+        self.going_on = placed(loaded, pipe, (*_place(ranks), self._distributed, self._workers))
 
     def refuse(self, pipe: Any, behind: Sequence[Any]) -> None:
         """Find out whether there is a state, and keep what speaks against it.

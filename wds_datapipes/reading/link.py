@@ -18,6 +18,8 @@ from wds_datapipes.reading.ending import is_running
 from wds_datapipes.reading.obituary import obituary
 from wds_datapipes.reading.prefetching import given_up
 from wds_datapipes.reading.report import WorkerReport
+from wds_datapipes.reading.resuming import Resumed
+from wds_datapipes.reading.trail import Trail
 from wds_datapipes.reading.transport.inlet import Inlet, Message
 from wds_datapipes.reading.transport.messages import Command, Kind
 
@@ -26,6 +28,9 @@ __all__ = ["Link"]
 #: How long one wait may last, in seconds. The socket and the end of a process break it off; the limit is for a process
 #: whose end shows nowhere, because a grandchild holds its pipes open.
 PULSE_S = 1.0
+
+#: Where an epoch begins.
+BEGINNING = Resumed(None)
 
 
 class Link:
@@ -43,6 +48,7 @@ class Link:
         waited_s: how long it was waited for, in seconds.
         skipped: what it has passed over.
         feeder: the link to the process whose items this one takes, if there is one.
+        trail: where its pipeline was behind the items of this epoch.
     """
 
     def __init__(self, name: str, inlet: Inlet, timeout_s: float | None = None) -> None:
@@ -51,11 +57,10 @@ class Link:
         self.waited_s = 0.0
         self.skipped = Skipped()
         self.feeder: Link | None = None
+        self.trail = Trail()
         self._inlet = inlet
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
-        #: States that it has told in this epoch, with the number of items before each; the oldest may be out of date.
-        self.states: deque[tuple[int, str]] = deque()
         self._turn = threading.Lock()
         self._asked = self._answered = 0
         self._closed = False
@@ -73,8 +78,13 @@ class Link:
         self._pid = self._pid or process.pid or 0
         self._watched.append((link, process))
 
-    def begin(self, epoch: int, payload: object) -> None:
+    def begin(self, epoch: int, payload: object, base: Resumed = BEGINNING) -> None:
         """Have the process begin an epoch; what is still on its way belongs to the one before.
+
+        Args:
+            epoch: its number.
+            payload: what the process needs to begin it.
+            base: where its pipeline begins.
 
         Raises:
             WorkerDied: as `items`, if the process has been told to begin so many epochs, and has begun none of them,
@@ -83,7 +93,7 @@ class Link:
         with self._turn:
             self.epoch = epoch
             self._reader = threading.current_thread()
-            self.states.clear()
+            self.trail.begin(base)
             self._inlet.begin(epoch)
             order = self._inlet.order(Command.RESET, payload)
         self._send(order)
@@ -152,10 +162,10 @@ class Link:
         while True:
             with self._turn:
                 self._check()
-                message = None if self.states else self._sift(self.epoch, look_around=woken)
+                message = None if self.trail.is_begun else self._sift(self.epoch, look_around=woken)
                 if message is not None:
                     self._backlog.appendleft(message)
-                if self.states or message is not None:
+                if self.trail.is_begun or message is not None:
                     return
                 self._inlet.credit()
             woken = self._wait(begin)
@@ -244,8 +254,9 @@ class Link:
                 continue
             elif message.header.epoch < epoch:
                 self._inlet.drop(message)
-            elif message.header.kind == Kind.STATE and message.header.epoch == epoch:
-                self.states.append(self._inlet.body(message))
+            elif message.header.kind in (Kind.STATE, Kind.STEPS) and message.header.epoch == epoch:
+                is_whole = message.header.kind == Kind.STATE
+                self.trail.add(self._inlet.data(message), message.header.number, is_whole=is_whole)
             else:
                 if message.header.epoch > epoch:
                     self._backlog.appendleft(message)

@@ -13,10 +13,12 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state import lasts, load_state, renewed, save_state
+from wds_datapipes.pipes.recording import Recorder
+from wds_datapipes.pipes.state import lasts, load_state, record_state, renewed, save_state
 from wds_datapipes.reading.report import WorkerReport, log_skipped
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import returned
+from wds_datapipes.reading.trail import Trail
 
 __all__ = ["LocalItems"]
 
@@ -40,10 +42,11 @@ class LocalItems(IterDataPipe[Any]):
         self._epoch = 0
         self._told: Mapping[str, int] = LEDGER.skipped().counts
         self._resumed: Resumed | None = None
-        self._made = 0  # in this epoch
-        #: Where the pipeline was after each item that was taken and is not delivered yet; and after the last delivered.
-        self.ahead: deque[Resumed] | None = None
-        self._mark = Resumed(0, 0, None)
+        self._is_begun = False  # in this epoch, by an item
+        #: Stands for the items that were taken and are not delivered yet, where a stage behind takes them ahead.
+        self.ahead: deque[None] | None = None
+        self._trail = Trail()
+        self._recorder = Recorder()
         self.is_over = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -52,12 +55,14 @@ class LocalItems(IterDataPipe[Any]):
         load_state(self.source, None)
         if resumed is not None:
             resumed.load(self.source)
-        for item in self.source if resumed is None else resumed.pass_over(self.source):
+        for item in self.source:
             self._making_s += perf_counter() - begin
             self._items += 1
-            self._made += 1
+            self._is_begun = True
             if self.ahead is not None:
-                self.ahead.append(Resumed(self._made, 0, save_state(self.source)))
+                record = record_state(self.source, self._recorder)
+                self._trail.add([record], 1, is_whole=record.is_whole)
+                self.ahead.append(None)
             yield item
             begin = perf_counter()
         self.is_over = self.ahead is None
@@ -65,18 +70,22 @@ class LocalItems(IterDataPipe[Any]):
 
     def go_on_from(self, resumed: Resumed) -> None:
         """Go on in the middle of an epoch when it is iterated next."""
-        self._resumed = self._mark = resumed
-        self._made = resumed.items
+        self._resumed = resumed
+        self._trail.begin(resumed)
 
-    def deliver(self, mark: Resumed) -> None:
-        """Take note that the loop gets an item, and where the pipeline was after it."""
-        self._mark = mark
+    def deliver(self, mark: None) -> None:  # noqa: ARG002 - there is one worker
+        """Take note that the loop has the next item."""
+        self._trail.deliver()
 
     def states(self) -> list[Resumed]:
-        """Return where to go on behind what the loop has."""
-        if (self.ahead is None and self._made > self._mark.items) or (self.is_over and lasts(self.source)):
-            return [Resumed(self._made, 0, save_state(self.source))]
-        return [self._mark]
+        """Return where to resume behind what the loop has.
+
+        Raises:
+            StateError: the pipeline has no state.
+        """
+        if (self.ahead is None and self._is_begun) or (self.is_over and lasts(self.source)):
+            return [Resumed(save_state(self.source))]
+        return [self._trail.state()]
 
     def reset_with(
         self,
@@ -86,9 +95,11 @@ class LocalItems(IterDataPipe[Any]):
     ) -> None:
         """Call what is to be called at the beginning of an epoch."""
         self._epoch += 1
-        self._mark = self._beginning()
-        self._resumed = None if self._resumed is None else self._mark
-        self._made = 0
+        base = self._beginning()
+        self._resumed = None if self._resumed is None else base
+        self._trail.begin(base)
+        self._recorder = Recorder()
+        self._is_begun = False
         self.is_over = False
         if self.ahead is not None:
             self.ahead.clear()
@@ -103,9 +114,9 @@ class LocalItems(IterDataPipe[Any]):
         if self._resumed is not None:
             return self._resumed.renewed()
         try:
-            return Resumed(0, 0, renewed(save_state(self.source)) if lasts(self.source) else None)
-        except StateError:  # whoever asks for a state is told
-            return Resumed(0, 0, None)
+            return Resumed(renewed(save_state(self.source)) if lasts(self.source) else None)
+        except StateError:  # it is raised where a state is asked for
+            return Resumed(None)
 
     def report(self) -> WorkerReport:
         """Return what was done so far. All that is passed over in this process counts."""

@@ -21,7 +21,6 @@ from torchdata.dataloader2.reading_service import CheckpointableReadingServiceIn
 from wds_datapipes.errors import StateError
 from wds_datapipes.reading.crew import Crew
 from wds_datapipes.reading.delivery import Delivered
-from wds_datapipes.reading.elastic import Workplace
 from wds_datapipes.reading.hiring import Hiring
 from wds_datapipes.reading.keeping import StateKeeper
 from wds_datapipes.reading.local import LocalItems
@@ -267,7 +266,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._keeper.describe(datapipe)
         if self._ranks is not None:
             self._keeper.compare(self._ranks)
-        self._keeper.find(Workplace(datapipe, self.worker_init_fn, self.worker_reset_fn), self._ranks)
+        self._keeper.find(datapipe, self._ranks)
         if self._ranks is not None:
             datapipe = self._ranks.split(datapipe)
         hiring = Hiring(

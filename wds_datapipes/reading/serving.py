@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from time import perf_counter, thread_time
 from typing import Any
 
 import torch
@@ -19,14 +17,14 @@ from torchdata.dataloader2.graph._serialization import extract_wrapper
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
 
 from wds_datapipes.core.ledger import LEDGER
-from wds_datapipes.errors import StateError, WorkerDied
-from wds_datapipes.pipes.state import lasts, load_state, renewed, save_state
+from wds_datapipes.errors import WorkerDied
+from wds_datapipes.pipes.recording import Recorder
+from wds_datapipes.pipes.state import lasts, load_state, record_beginning, record_state
 from wds_datapipes.pipes.upstream import number_instances
 from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import reset_pipeline, returned
-from wds_datapipes.reading.statetext import written
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
 from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
@@ -38,9 +36,6 @@ __all__ = ["DISPATCH_WINDOW", "Job", "Worker", "failure", "reporting", "run_work
 #: How many messages of the dispatching process a worker may have before it uses them. They are small enough that
 #: sending them never blocks.
 DISPATCH_WINDOW = 4
-
-#: How many seconds pass at least between two states that a worker tells. What it has made since is made again.
-STATE_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class Job:
         init_fn: the user's, called with the pipe and the worker.
         reset_fn: the user's, called with the pipe, the worker and the seed generator at the beginning of each epoch.
         resumed: where the first epoch goes on.
-        tells_state: whether to tell from time to time where the pipeline is.
+        tells_state: whether to record where the pipeline is.
     """
 
     pipe: Any
@@ -156,8 +151,7 @@ class Worker:
         self.is_paused = False
         self.told = 0
         self.resumed = job.resumed
-        self.items = 0
-        self.state_due = 0.0
+        self.recorder: Recorder | None = None
         self.lasts = False  # whether the next epoch goes on where this one ends
         self.who = f"worker process {job.info.worker_id}"
 
@@ -209,15 +203,13 @@ class Worker:
             except StopIteration:
                 self.iterator = None
                 self.tell_ledger()
-                if self.lasts:
-                    self.tell_state()
+                if self.lasts and self.recorder is not None:
+                    outlet.record(record_state(self.pipe, self.recorder))
                 outlet.say(Kind.END)
                 return
-            sent = outlet.put(item)
+            record = None if self.recorder is None else record_state(self.pipe, self.recorder)
+            sent = outlet.put(item, record)
             del item  # its memory is free while the next one is made
-            self.items += 1
-            if self.job.tells_state and perf_counter() >= self.state_due:
-                self.tell_state()
             if sent:
                 outlet.listen()
                 self.tell_ledger()
@@ -261,16 +253,14 @@ class Worker:
         )
         self.name_maker()
         resumed, self.resumed = self.resumed, None
-        self.items = 0 if resumed is None else resumed.items
-        self.state_due = 0.0
+        self.recorder = Recorder() if self.job.tells_state else None
         load_state(self.pipe, None)
         self.lasts = self.job.tells_state and lasts(self.pipe)
         if self.lasts and resumed is None:
-            self.tell_state(lambda pipe: renewed(save_state(pipe)))
-            self.state_due = 0.0
+            self.outlet.record(record_beginning(self.pipe))
         if resumed is not None:
             resumed.load(self.pipe)
-        self.iterator = iter(self.pipe) if resumed is None else resumed.pass_over(self.pipe)
+        self.iterator = iter(self.pipe)
 
     def name_maker(self) -> None:
         """Tell which stage is to blame for an item that cannot be sent."""
@@ -281,18 +271,6 @@ class Worker:
         if LEDGER.entries != self.told:
             self.told = LEDGER.entries
             self.outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
-
-    def tell_state(self, save: Callable[[Any], Any] = save_state) -> None:
-        """Send what is needed to go on behind the item that was made last. It takes a hundredth of the time."""
-        begin = thread_time()  # not that of other processes, nor how long the loop lets it wait
-        try:
-            state = written(save(self.pipe))
-        except StateError:
-            # The user's functions have made another pipeline of it. It can still be replayed, from its beginning on.
-            self.state_due = math.inf
-            return
-        self.outlet.say(Kind.STATE, _pickled((self.items, state)))
-        self.state_due = perf_counter() + max(STATE_EVERY_S, 100 * (thread_time() - begin))
 
     @staticmethod
     def call_stages(name: str, stages: Any) -> None:

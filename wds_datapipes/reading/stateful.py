@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
@@ -15,7 +14,6 @@ from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
-from wds_datapipes.reading.elastic import Workplace, behind_delivered
 from wds_datapipes.reading.epochs import Epochs, own_worker
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import STREAM, checkpoints_in, state_of
@@ -252,8 +250,8 @@ class StatefulShards(IterableDataset[Any]):
     def _tracking(self, loader: DataLoader[Any]) -> Tracked:
         """Return what keeps track of an epoch."""
         epochs, last, row = self._epochs, self._tracked, self._board.read(0)
-        turn, parts = 0, list[Resumed | None]([Resumed(0, 0, None)] * loader.num_workers)
-        epochs.before, settle = None, None
+        turn, parts = 0, [Resumed(None)] * loader.num_workers
+        epochs.before = None
         if row.loaded:
             going_on = epochs.placed(loader.num_workers)
             epochs.loaded = [going_on]  # so that not each worker deals anew
@@ -263,11 +261,5 @@ class StatefulShards(IterableDataset[Any]):
         if not row.loaded and epochs.lasts and last is not None:
             found = last.states()
             epochs.before = self._saved(last.row or row, workers=len(found), parts=found)
-            parts = [None if part.skip else part.renewed() for part in found]
-            settle = partial(self._settled, epochs.before)
-        return Tracked(parts, turn, settle)
-
-    def _settled(self, before: Checkpoint, worker: int) -> Resumed:
-        """Return where a worker goes on behind an epoch that was broken off, which it has not told yet."""
-        state = behind_delivered(before, worker, before.parts[worker], Workplace(self.pipe))
-        return Resumed(0, 0, state).renewed()
+            parts = [part.renewed() for part in found]
+        return Tracked(parts, turn)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from wds_datapipes.reading.board import Row
 from wds_datapipes.reading.resuming import Resumed
+from wds_datapipes.reading.trail import Trail
 
 __all__ = ["END", "Telling", "Told", "Tracked"]
 
@@ -23,16 +24,16 @@ class Told(NamedTuple):
         batch: as the loader would give it to the loop.
         process: the number of the worker's process.
         worker: its number in the round in which the epoch goes.
-        items: how many items of the pipeline it has made in this epoch.
-        stages: the state of its pipeline behind this batch, as text; None if it does not tell.
+        record: where its pipeline is behind this batch, for `Trail.add`.
+        is_whole: whether the record stands for itself.
         is_empty: whether there is no batch, but only the place where the worker's epoch has ended.
     """
 
     batch: Any
     process: int
     worker: int
-    items: int
-    stages: str | None
+    record: bytes
+    is_whole: bool
     is_empty: bool = False
 
 
@@ -67,14 +68,11 @@ class Tracked:
     """An epoch in the main process: what the loop has got from each worker.
 
     Args:
-        bases: where each worker has begun; None where `settle` tells.
+        bases: where each worker has begun.
         turn: which worker's batch comes first.
-        settle: returns where a worker has begun, which takes its time.
     """
 
-    def __init__(
-        self, bases: Sequence[Resumed | None], turn: int, settle: Callable[[int], Resumed] | None = None
-    ) -> None:
+    def __init__(self, bases: Sequence[Resumed], turn: int) -> None:
         #: Whether each process has the worker of its own number.
         self.is_in_order = turn == 0
         self.turn = turn
@@ -82,21 +80,19 @@ class Tracked:
         #: What the process of a worker has on the board that has begun this epoch.
         self.row: Row | None = None
         self.process = 0
-        self._settle = settle
-        self._items = [0 if base is None else base.items for base in bases]
-        self._states: list[tuple[int, Any] | None] = [
-            None if base is None else (base.items - base.skip, base.stages) for base in bases
-        ]
+        self._trails = [Trail() for _ in bases]
+        for trail, base in zip(self._trails, bases, strict=True):
+            trail.begin(base)
 
     def note(self, told: Told, row: Row) -> None:
         """Take note that the loop gets a batch, or that there is none."""
         if self.row is None:
             self.row, self.process = row, told.process
-        self._items[told.worker] = told.items
+        trail = self._trails[told.worker]
+        trail.add(told.record, 0 if told.is_empty else 1, is_whole=told.is_whole)
         if not told.is_empty:
             self.turn = told.worker + 1
-        if told.stages is not None:
-            self._states[told.worker] = told.items, told.stages
+            trail.deliver()
 
     def end(self, row: Row) -> None:
         """Take note that the epoch is over."""
@@ -105,11 +101,5 @@ class Tracked:
             self.row = row
 
     def states(self) -> list[Resumed]:
-        """Return where each worker would have to go on behind what the loop has."""
-        found = []
-        for number, items in enumerate(self._items):
-            if self._states[number] is None and self._settle is not None:
-                self._states[number] = 0, self._settle(number).stages
-            since, stages = self._states[number] or (0, None)
-            found.append(Resumed(items, items - since, stages))
-        return found
+        """Return where each worker has to resume behind what the loop has."""
+        return [trail.state() for trail in self._trails]

@@ -132,6 +132,15 @@ class Inlet:
         finally:
             self._lender.give_back(message.header.segment)
 
+    def data(self, message: Message) -> bytes:
+        """Return the bytes of a message without items."""
+        if message.header.segment < 0:
+            return message.body
+        try:
+            return bytes(self._lender.read(message.header.segment)[: message.header.size])
+        finally:
+            self._lender.give_back(message.header.segment)
+
     def drop(self, message: Message) -> None:
         """Pass over a message."""
         if message.header.segment >= 0:

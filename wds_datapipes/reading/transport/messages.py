@@ -49,7 +49,9 @@ class Kind(enum.IntEnum):
     GIVEN_UP = 7
     """I no longer use this segment, which is free."""
     STATE = 8
-    """Whoever has all items up to here can go on from this."""
+    """Where the pipeline is behind each of the items that come next; the first record stands for itself."""
+    STEPS = 9
+    """The same, where the first record says what has changed since the one before it."""
 
 
 class Command(enum.IntEnum):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_datapipes.core.ledger import LEDGER
+from wds_datapipes.pipes.recording import Record, pack_records
 from wds_datapipes.reading.transport.messages import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
 from wds_datapipes.reading.transport.packing import Array, Packer, describe, unpack
 from wds_datapipes.reading.transport.segments import SegmentPool
@@ -107,8 +108,12 @@ class Outlet:
             self.epoch = epoch
         self._ready = time.perf_counter()
 
-    def put(self, item: object) -> bool:
+    def put(self, item: object, record: Record | None = None) -> bool:
         """Send an item, now or together with those that follow shortly; return whether it was now.
+
+        Args:
+            item: the item.
+            record: where the pipeline is behind it, if that is recorded. It arrives before the item does.
 
         Raises:
             Gone: the other side has gone.
@@ -127,8 +132,11 @@ class Outlet:
         with self._lock:
             self._items += 1
             self._making_s += took
+            if record is not None and record.is_whole:  # it comes first in its message
+                self._flush()
             if packed.arrays or packed.size > TOGETHER_BYTES:
                 self._flush()
+                self._records += () if record is None else (record,)
                 self._send_items([packed.size], packed.parts, packed.arrays)
                 if packed.size > TOGETHER_BYTES:
                     self._packer.renew()
@@ -136,6 +144,7 @@ class Outlet:
                 if not self._lengths:
                     self._began = now
                 self._lengths.append(packed.size)
+                self._records += () if record is None else (record,)
                 self._parts += packed.parts
                 self._size += packed.size
                 if (
@@ -150,6 +159,16 @@ class Outlet:
                     self._stir()
             self._ready = time.perf_counter()
             return not self._lengths
+
+    def record(self, record: Record) -> None:
+        """Send what there is, and then where the pipeline is behind it.
+
+        Raises:
+            Gone: the other side has gone.
+        """
+        with self._lock:
+            self._flush()
+            self._send_body(Kind.STATE, [pack_records([record])])
 
     def say(self, kind: Kind, payload: bytes = b"") -> None:
         """Send what there is, and then a message without items.
@@ -204,6 +223,7 @@ class Outlet:
     def _drop(self) -> None:
         self._parts: list[bytes] = []
         self._lengths: list[int] = []
+        self._records: list[Record] = []
         self._size = 0
         self._sent = self._taken = 0
         self._ahead: deque[int] = deque()
@@ -242,14 +262,25 @@ class Outlet:
             self._packer.renew()  # the other thread may be packing, and goes on with what it has begun with
 
     def _send_items(self, lengths: list[int], parts: list[bytes], arrays: list[Array]) -> None:
+        if self._records:
+            kind = Kind.STATE if self._records[0].is_whole else Kind.STEPS
+            self._send_body(kind, [pack_records(self._records)], number=len(self._records))
+            self._records = []
         size = self._send_body(Kind.ITEMS, parts, lengths, arrays)
         self._sent += 1
         self._ahead.append(size)
         self._ahead_bytes += size
 
     def _send_body(
-        self, kind: Kind, parts: list[bytes], lengths: Sequence[int] = (), arrays: Sequence[Array] = ()
+        self,
+        kind: Kind,
+        parts: list[bytes],
+        lengths: Sequence[int] = (),
+        arrays: Sequence[Array] = (),
+        *,
+        number: int | None = None,
     ) -> int:
+        number = len(lengths) if number is None else number
         table = array("Q", lengths)
         first = size = table.itemsize * (len(lengths) + 2 * len(arrays)) + sum(map(len, parts))
         for each in arrays:
@@ -259,7 +290,7 @@ class Outlet:
             size += each.nbytes
         self._bytes += size
         if size <= INLINE:
-            self._send(Header(kind, self.epoch, len(lengths), 0, -1, size), (table.tobytes(), *parts))
+            self._send(Header(kind, self.epoch, number, 0, -1, size), (table.tobytes(), *parts))
             return size
         segment = self._pool.take(size)
         data = segment.memory.data
@@ -272,7 +303,7 @@ class Outlet:
             target = segment.memory[place : place + each.nbytes].view(each.dtype)
             fortran = not each.flags.c_contiguous and each.flags.f_contiguous
             np.copyto(target.reshape(each.shape, order="F" if fortran else "C"), each)
-        header = Header(kind, self.epoch, len(lengths), len(arrays), segment.number, size)
+        header = Header(kind, self.epoch, number, len(arrays), segment.number, size)
         self._send(header, descriptor=segment.pass_on())
         return size
 
