@@ -1157,7 +1157,7 @@ def test_it_takes_the_integers_of_numpy() -> None:
         ({"worker_init_fn": "f"}, TypeError, "worker_init_fn is a function or None, not 'f'"),
         ({"worker_reset_fn": 1}, TypeError, "worker_reset_fn is a function or None, not 1"),
         ({"pin_memory": "cuda:0"}, TypeError, "pin_memory is True or False, not 'cuda:0'"),
-        ({"distributed": None}, TypeError, "distributed is True or False, not None"),
+        ({"distributed": "yes"}, TypeError, "distributed is True, False or None, not 'yes'"),
         ({"timeout_s": 0}, ValueError, "timeout_s is a number of seconds above 0, or None, not 0"),
         ({"timeout_s": -1.5}, ValueError, r"timeout_s is a number .*, not -1\.5"),
         ({"timeout_s": float("nan")}, ValueError, "timeout_s is a number .*, not nan"),

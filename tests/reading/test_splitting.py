@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import graph_settings
+from torch.utils.data import DataLoader, IterableDataset, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import reading_service
+from torchdata.dataloader2 import DataLoader2, reading_service
 from torchdata.dataloader2.utils import WorkerInfo
 
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.reading import splitting
 from wds_datapipes.reading.serving import split
+from wds_datapipes.testing import build_shard
 
 
 def split_by_ours(pipe: Any, info: Any) -> Any:
@@ -49,3 +55,134 @@ class TestInstances:
         pipe: Any = IterableWrapper(range(6)).sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
         graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
         assert list(split_by_ours(pipe, WorkerInfo(3, 2))) == [1, 3, 5]
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> str:
+    for shard in range(4):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(5)])
+    return str(tmp_path / "{0..3}.tar")
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch knows of another rank."""
+    monkeypatch.setattr(splitting, "ranks_of_run", lambda: 2)
+
+
+def samples(shards: Any) -> Any:
+    return shards.load_wds_shards().group_samples().to_tuple("__key__")
+
+
+def messages_of(loader: Any) -> list[str]:
+    """Read an epoch, and return what is warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(loader)
+    return [str(each.message) for each in caught]
+
+
+def by_service(pipe: Any, workers: int, **options: Any) -> list[str]:
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers, **options)) as loader:
+        return messages_of(loader)
+
+
+def by_tracked_loader(pipe: Any, workers: int) -> list[str]:
+    data = StatefulShards(pipe)
+    return messages_of(data.tracked(DataLoader(data, batch_size=None, num_workers=workers)))
+
+
+def keep(pipe: Any, _: Any) -> Any:
+    return pipe
+
+
+class TestWithoutASplit:
+    @pytest.mark.parametrize("read", [by_service, by_tracked_loader])
+    def test_each_loader_says_which_line_is_missing(self, read: Callable[..., list[str]], urls: str) -> None:
+        (message,) = read(samples(ShardList(urls).shuffle()), 2)
+        assert message.startswith("2 workers read all of ShardList, as no stage splits it: each sample comes 2 times")
+        assert "Put .sharding_filter() behind the list of shards" in message
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_one_reader_needs_no_split(self, workers: int, urls: str) -> None:
+        assert by_service(samples(ShardList(urls)), workers) == []
+
+    def test_one_source_of_a_mixture_is_enough(self, urls: str) -> None:
+        pipe = samples(ShardList(urls).sharding_filter()).mix_samples(samples(ShardList(urls)), stop="all")
+        (message,) = by_service(pipe, 2)
+        assert "2 workers read all of ShardList" in message
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda urls: samples(ShardList(urls).sharding_filter()),
+            lambda urls: samples(ShardList(urls).resample_wds_shards(3)),
+            lambda urls: samples(ShardList(urls)).with_epoch(4),
+            lambda urls: samples(ShardList(urls)).sharding_filter(),
+        ],
+    )
+    def test_what_is_meant_so_is_left_alone(self, make: Callable[[str], Any], urls: str) -> None:
+        assert by_service(make(urls), 2) == []
+
+    def test_a_function_of_the_user_may_split(self, urls: str) -> None:
+        assert by_service(samples(ShardList(urls)), 2, worker_init_fn=keep) == []
+
+
+class TestRanks:
+    def test_a_loader_that_does_not_know_of_other_ranks_says_so(self, two_ranks: None, urls: str) -> None:
+        (message,) = by_service(samples(ShardList(urls).sharding_filter()), 2)
+        assert message.startswith("There are 2 ranks, and this loader gives all data to each of them.")
+        assert "ShardReadingService(..., distributed=True)" in message
+
+    def test_a_loader_that_is_told_of_no_ranks_says_nothing(self, two_ranks: None, urls: str) -> None:
+        assert by_service(samples(ShardList(urls).sharding_filter()), 0, distributed=False) == []
+
+    def test_what_the_program_has_split_by_itself_is_left_alone(self, two_ranks: None, urls: str) -> None:
+        pipe = samples(ShardList(urls).sharding_filter())
+        graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
+        assert by_service(pipe, 0) == []
+
+    def test_ranks_and_workers_are_counted(self) -> None:
+        advice = splitting.advice_for_split(IterableWrapper(range(3)), workers=3, ranks=2)
+        assert advice.startswith(
+            "2 ranks and 3 workers read all of IterableWrapper, as no stage splits it: each sample comes 6"
+        )
+
+    def test_stateful_shards_that_came_too_early_are_refused(self, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = StatefulShards(samples(ShardList(urls).sharding_filter()))
+        monkeypatch.setattr("wds_datapipes.reading.stateful.ranks_of_run", lambda: 2)
+        with pytest.raises(RuntimeError, match="made before init_process_group was called"):
+            list(data)
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """Splits another data set, as the class of that name in accelerate and transformers does."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self.dataset):
+            if number % 2 == 0:
+                yield item
+
+
+class TestASecondSplit:
+    @pytest.fixture
+    def data(self, urls: str) -> Any:
+        data = StatefulShards(samples(ShardList(urls).sharding_filter()))
+        data._epochs.ranks = 2  # as behind init_process_group
+        return data
+
+    def test_a_wrapper_that_splits_is_refused(self, data: Any) -> None:
+        with pytest.raises(RuntimeError, match=r"would split that once more.*accelerator\.prepare"):
+            list(IterableDatasetShard(data))
+
+    def test_a_loader_of_accelerate_is_refused(self, data: Any) -> None:
+        names = {"__name__": "accelerate.data_loader", "data": data}
+        with pytest.raises(RuntimeError, match="would split that once more"):
+            exec("data.set_epoch(0)", names)
+
+    def test_one_rank_alone_may_have_any_wrapper(self, data: Any) -> None:
+        data._epochs.ranks = 1
+        assert len(list(IterableDatasetShard(data))) == 10

@@ -18,6 +18,7 @@ from torchdata.dataloader2 import MultiProcessingReadingService
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
 
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import StateError
 from wds_datapipes.reading.crew import Crew
 from wds_datapipes.reading.delivery import Delivered
@@ -28,6 +29,7 @@ from wds_datapipes.reading.pinning import pinned
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
 from wds_datapipes.reading.seeding import seed_stages
+from wds_datapipes.reading.splitting import advice_for_ranks, advice_for_split
 from wds_datapipes.reading.transport.messages import Command
 
 __all__ = ["ShardReadingService"]
@@ -61,7 +63,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         timeout_s: how long to wait for a worker, or for another rank, before it is an error, in seconds. None is for
             ever for a worker that lives, and half an hour for a rank.
         distributed: give each rank of ``torch.distributed`` a part of the data, and all of them one seed. Ranks wait
-            for each other at the beginning of an epoch only; nothing makes their numbers of items equal.
+            for each other at the beginning of an epoch only; nothing makes their numbers of items equal. False says
+            that the pipeline reads what this rank has to read alone; by default that is assumed, with a warning where
+            there are several ranks.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -94,7 +98,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         *,
         pin_memory: bool = False,
         timeout_s: float | None = None,
-        distributed: bool = False,
+        distributed: bool | None = None,
     ) -> None:
         num_workers = _count("num_workers", num_workers)
         methods = multiprocessing.get_all_start_methods()
@@ -102,9 +106,10 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             raise ValueError(f"multiprocessing_context is one of {methods}, not {multiprocessing_context!r}")
         if timeout_s is not None and not (isinstance(timeout_s, Real) and 0 < timeout_s < math.inf):
             raise ValueError(f"timeout_s is a number of seconds above 0, or None, not {timeout_s!r}")
-        for name, choice in {"pin_memory": pin_memory, "distributed": distributed}.items():
-            if not isinstance(choice, bool):
-                raise TypeError(f"{name} is True or False, not {choice!r}")
+        if not isinstance(pin_memory, bool):
+            raise TypeError(f"pin_memory is True or False, not {pin_memory!r}")
+        if distributed is not None and not isinstance(distributed, bool):
+            raise TypeError(f"distributed is True, False or None, not {distributed!r}")
         for name, function in {"worker_init_fn": worker_init_fn, "worker_reset_fn": worker_reset_fn}.items():
             if function is not None and not callable(function):
                 raise TypeError(f"{name} is a function or None, not {function!r}")
@@ -120,10 +125,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.timeout_s = timeout_s
-        self.distributed = distributed
+        self.distributed = distributed is True
+        self._knows_ranks = distributed is not None
         self._mp = num_workers > 0
         self._epoch = 0
-        self._keeper = StateKeeper(distributed, num_workers)
+        self._keeper = StateKeeper(self.distributed, num_workers)
         self._ranks: Ranks | None = None
         self._crew: Crew | None = None
         self._local: LocalItems | None = None
@@ -263,6 +269,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
     def _share_out(self, datapipe: Pipe) -> Pipe:
         """Give the pipeline to the ranks and to the workers; return what is left for the main process."""
+        self._warn_of_repeated_data(datapipe)
         self._keeper.describe(datapipe)
         if self._ranks is not None:
             self._keeper.compare(self._ranks)
@@ -289,6 +296,15 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             return datapipe
         supplier = self._crew or self._local
         return datapipe if supplier is None else Delivered(datapipe, supplier)
+
+    def _warn_of_repeated_data(self, datapipe: Pipe) -> None:
+        """Warn where several workers or ranks read the same."""
+        if not self._knows_ranks and (advice := advice_for_ranks(datapipe)):
+            warn_user(advice)
+        if self.worker_init_fn is None and self.worker_reset_fn is None:  # they may split the data
+            ranks = 1 if self._ranks is None else self._ranks.size
+            if advice := advice_for_split(datapipe, workers=max(self.num_workers, 1), ranks=ranks):
+                warn_user(advice)
 
     def _pause(self, pause_fn: Callable[[Pipe], Pipe] | None = None) -> None:
         for stage in list_dps(traverse_dps(self._end_datapipe)):

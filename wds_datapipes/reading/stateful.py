@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 from torchdata.dataloader2.random import SeedGenerator
 
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
@@ -17,6 +18,13 @@ from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.epochs import Epochs, own_worker
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import STREAM, checkpoints_in, state_of
+from wds_datapipes.reading.splitting import (
+    SPLIT_TWICE,
+    advice_for_split,
+    is_called_by_accelerate,
+    is_called_by_shard,
+    ranks_of_run,
+)
 from wds_datapipes.reading.tracking import Telling, Told, Tracked
 
 __all__ = ["StatefulShards"]
@@ -72,6 +80,7 @@ class StatefulShards(IterableDataset[Any]):
         self._board = Board()
         self._epochs = Epochs(pipe, seed, self._board)
         self._tracked: Tracked | None = None
+        self._is_checked = False
 
     def set_epoch(self, epoch: int) -> None:
         """Have the order of the next epoch follow from its number and the seed, as some trainers want it.
@@ -81,6 +90,8 @@ class StatefulShards(IterableDataset[Any]):
         Args:
             epoch: the number. Without it, the order of an epoch follows from that of the epoch before.
         """
+        if self._epochs.ranks > 1 and is_called_by_accelerate():
+            raise RuntimeError(SPLIT_TWICE)
         if epoch < 0:
             raise ValueError(f"epoch is a number from 0, not {epoch!r}")
         self._board.choose(epoch)
@@ -102,6 +113,7 @@ class StatefulShards(IterableDataset[Any]):
         """
         if loader.dataset is not self:
             raise ValueError("tracked() takes a loader of this very data set")
+        self._check_split(max(loader.num_workers, 1))
         if not loader.num_workers:
             for batch in loader:
                 self._epochs.is_over = False  # the loop is not, even if the pipeline is
@@ -200,7 +212,31 @@ class StatefulShards(IterableDataset[Any]):
         return self._epochs.told_end(*batch)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._epochs.ranks > 1 and is_called_by_shard():
+            raise RuntimeError(SPLIT_TWICE)
+        info = get_worker_info()
+        if info is None or info.id == 0:
+            self._check_split(1 if info is None else info.num_workers)
         return iter(self._epochs)
+
+    def _check_split(self, workers: int) -> None:
+        """Warn, once, where several workers or ranks read the same.
+
+        Args:
+            workers: how many processes of this rank read.
+
+        Raises:
+            RuntimeError: the ranks of the run are not known here.
+        """
+        if ranks_of_run() > self._epochs.ranks:
+            raise RuntimeError(
+                f"There are {ranks_of_run()} ranks, and this StatefulShards was made before init_process_group was "
+                "called, so that each of them would read all data. Make it after that call"
+            )
+        is_checked, self._is_checked = self._is_checked, True
+        advice = advice_for_split(self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True)
+        if advice and not is_checked:
+            warn_user(advice)
 
     def _saved(self, row: Row, **facts: Any) -> Checkpoint:
         """Return where the loop is in the epoch of a row; before the first one, the one before that is over."""
