@@ -5,7 +5,14 @@ and mends what is broken in torchdata's own reading service; `repairs` lists it.
 """
 
 import importlib
+import signal
+import sys
 import typing
+
+# The command line cannot handle Ctrl-C before torch is imported, which takes seconds: until then, the signal ends the
+# process, and not an import with a traceback. `main` takes over.
+if sys.orig_argv[1:3] == ["-m", "wds_datapipes.cli"] or "".join(sys.orig_argv[1:2]).endswith("/wds-datapipes"):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from wds_datapipes.core.batches import collate_samples
 from wds_datapipes.core.codecs.images import ImageDecoder

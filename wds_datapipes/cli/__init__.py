@@ -5,8 +5,10 @@ import torch, and whatever else takes long, in the functions that need it, so th
 """
 
 import gc
+import signal
 import sys
 
+from wds_datapipes.cli.output import OutputError, guarded_output
 from wds_datapipes.core.optional import require
 from wds_datapipes.errors import MissingDependency
 
@@ -33,8 +35,24 @@ COMMANDS = (
 def main() -> None:
     """Run the command that the program's arguments name, and exit with its code.
 
-    Exit codes: 0, fine; 1, a fault in the data was found; 2, wrong use, or a package that is not installed.
+    Exit codes: 0, fine; 1, a fault in the data was found, or the output cannot be written; 2, wrong use, or a package
+    that is not installed; 130, Ctrl-C; 141, the reader of the output has gone.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # while the package was imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with guarded_output():
+            run()
+    except OutputError as error:
+        print(f"Error: {error}", file=sys.stderr)  # noqa: T201  as the one below
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("Interrupted", file=sys.stderr)  # noqa: T201  as the one below
+        sys.exit(130)
+
+
+def run() -> None:
+    """Run a command, in a process whose output is ready."""
     try:
         for package in ("typer", "rich"):
             require(package, extra="cli", purpose="run the command line")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli.meter import Meter, human_bytes, plural
-from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable, say_nothing_found
+from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, has_options, on_one_line, printable, say_nothing_found
 from wds_datapipes.core.excerpt import Excerpt
 from wds_datapipes.core.numbering import NUMBER, describe_old_shards, written_over
 from wds_datapipes.core.openers import redact
@@ -127,8 +127,9 @@ class Output:
 
 
 def advised(error: UnwritableSample) -> UnwritableSample:
-    """Return an error that says which option cures it."""
-    return UnwritableSample(f"{error}. On the command line, --rekey '{{number:08d}}' makes new keys")
+    """Return an error that says which option cures it, if the command has it."""
+    advice = "On the command line, --rekey '{number:08d}' makes new keys"
+    return UnwritableSample(f"{error}. {advice}") if has_options(advice) else error
 
 
 def copy_samples(

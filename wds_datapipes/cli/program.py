@@ -9,9 +9,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module, metadata
-from typing import Annotated, ParamSpec
+from typing import Annotated, ParamSpec, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from wds_datapipes.errors import (
     MissingDependency,
@@ -27,6 +28,7 @@ __all__ = [
     "WRONG_USE",
     "WrongUse",
     "build_program",
+    "has_options",
     "on_one_line",
     "printable",
     "say_nothing_found",
@@ -64,6 +66,12 @@ WORDS = {
 }
 #: What would change the terminal, or a line: control characters, and bytes that were no text.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+#: An option in a message.
+OPTION = re.compile(r"--[a-z][a-z-]+")
+#: The options of the command that runs, for what messages advise; all of them where none runs.
+_available: frozenset[str] | None = None
 
 
 class WrongUse(Exception):
@@ -116,6 +124,8 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        global _available
+        _available = options_of_command(command)
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
@@ -135,9 +145,26 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
+def options_of_command(command: Callable[..., object]) -> frozenset[str]:
+    """Return the names of the options that a command has."""
+    names: set[str] = set()
+    for name, kind in get_type_hints(command, include_extras=True).items():
+        for option in getattr(kind, "__metadata__", ()):
+            if isinstance(option, OptionInfo):
+                given = (option.default, *(option.param_decls or ()))  # typer has the first name in place of a default
+                words = [word for word in given if isinstance(word, str) and word.startswith("-")]
+                names.update(words or [f"--{name.replace('_', '-')}"])
+    return frozenset(names)
+
+
+def has_options(text: str) -> bool:
+    """Whether the command that runs has all the options that a text names."""
+    return _available is None or _available.issuperset(OPTION.findall(text))
+
+
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Show a warning as one line, without the place in the code that it comes from."""
-    typer.echo(f"Warning: {message}", err=True)
+    typer.echo(f"Warning: {on_one_line(str(message))}", err=True)
 
 
 def say_nothing_found(shards: int, what: str = "sample") -> None:
@@ -155,14 +182,25 @@ def printable(text: str) -> str:
 
 
 def on_one_line(message: str) -> str:
-    """Return a message as the command line prints it: what it advises is an option here.
+    """Return a message as the command line prints it: what it advises is an option here, or left out if there is none.
 
     >>> on_one_line('It has no end marker. If it was written so, pass end_marker="optional"')
     'It has no end marker. If it was written so, use --end-marker optional'
     """
     for words, option in WORDS.items():
-        message = message.replace(words, option)
+        if words in message:
+            message = message.replace(words, option) if has_options(option) else _without(message, words)
     return printable(message)
+
+
+def _without(message: str, words: str) -> str:
+    """Leave out the clause that begins with some words, or the sentence that they are in."""
+    at = message.index(words)
+    end = message.find(". ", at)
+    end = len(message) if end < 0 else end
+    if words.startswith(","):
+        return message[:at] + message[at + len(words) :]
+    return f"{message[: max(message.rfind('. ', 0, at), 0)]}{message[end:]}" or message
 
 
 def told(error: Exception) -> str:

@@ -1,0 +1,79 @@
+"""Messages name no option that the command does not have."""
+
+from __future__ import annotations
+
+import ast
+import tarfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_datapipes.cli import COMMANDS, program
+from wds_datapipes.testing import build_shard
+
+FUNCTIONS = {
+    f"{name} {below}".strip(): function
+    for name in COMMANDS
+    for command in [getattr(import_module(f"wds_datapipes.cli.{name}"), name)]
+    for below, function in (command.items() if isinstance(command, dict) else [("", command)])
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_a_message_advises_is_an_option_of_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = program.options_of_command(FUNCTIONS[name])
+    monkeypatch.setattr(program, "_available", options)
+    for words, option in program.WORDS.items():
+        line = program.on_one_line(f"The first sentence. It is wrong; {words}. The last one.")
+        assert set(program.OPTION.findall(line)) <= options
+        assert line.startswith("The first sentence")
+        assert line.endswith("The last one.")
+        assert (option in line) is (set(program.OPTION.findall(option)) <= options)
+        if option not in line:
+            assert words not in line
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("It is too large. If it has to be, pass limits=ReadLimits(member_bytes=...) with more", "It is too large"),
+        ("The key comes twice, or make new keys", "The key comes twice"),
+        ("pass limits=ReadLimits(x)", "pass limits=ReadLimits(x)"),
+    ],
+)
+def test_advice_without_an_option_is_left_out(message: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_available", frozenset({"--json"}))
+    assert program.on_one_line(message) == line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_texts_of_a_command_name_its_options(name: str) -> None:
+    module = import_module(f"wds_datapipes.cli.{name}")
+    texts = [
+        node.value
+        for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    named = {option for text in texts for option in program.OPTION.findall(text)}
+    options = {o for full, function in FUNCTIONS.items() if full.split()[0] == name for o in option_names(function)}
+    assert named <= options | {"--help"}
+
+
+def option_names(function: Any) -> frozenset[str]:
+    return program.options_of_command(function)
+
+
+@pytest.mark.parametrize("command", ["ls", "split"])
+def test_real_messages(command: str, program: Any) -> None:
+    """`ls` has no --limit, and `split` no --rekey."""
+    long = [{"__key__": "a" * 70_000, "txt": b"x"}]
+    shards = [build_shard("long.tar", long, tar_format=tarfile.PAX_FORMAT)]
+    if command == "split":
+        shards = [build_shard(name, [{"__key__": "a", "txt": b"x"}]) for name in ("one.tar", "two.tar")]
+    done = program(command, *shards, *(["-o", "x-%d.tar"] if command == "split" else []))
+    assert done.code == 1
+    assert done.err.startswith("Error: ")
+    assert "--limit" not in done.err
+    assert "--rekey" not in done.err

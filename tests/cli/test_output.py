@@ -1,0 +1,74 @@
+"""Standard output that is full, closed, of another encoding, or without a reader: one line, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wds_datapipes.testing import build_shard
+
+FULL = "Error: Standard output cannot be written: No space left on device\n"
+CLOSED = "Error: Standard output cannot be written: it is closed\n"
+
+
+@pytest.fixture
+def shard(folder: Path) -> str:
+    return build_shard(folder / "b\u00e4r.tar", [{"__key__": "b\u00e4r", "txt": b"x"}])
+
+
+def run(arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the shell, in which WDS stands for the program."""
+    command = arguments.replace("WDS", f"{sys.executable} -m wds_datapipes.cli")
+    return subprocess.run(
+        ["bash", "-c", command], env={**os.environ, **environ}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "error"),
+    [
+        ("WDS ls *.tar > /dev/full", 1, FULL),
+        ("WDS cat *.tar > /dev/full", 1, FULL),
+        ("WDS ls *.tar >&-", 1, CLOSED),
+        ("WDS ls *.tar >&- 2>&-", 1, ""),
+    ],
+)
+def test_an_output_that_takes_nothing_is_one_line(command: str, code: int, error: str, shard: str) -> None:
+    done = run(command)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
+
+
+def test_a_terminal_of_another_encoding_shows_what_it_can(shard: str) -> None:
+    done = run("WDS show *.tar", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sample 0, b\\xe4r, 1 B" in done.stdout
+
+
+def test_an_archive_goes_to_standard_output_as_it_is(shard: str, folder: Path) -> None:
+    done = run("WDS cat *.tar | tar tf -")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(".txt") == 1
+
+
+def test_ctrl_c_while_torch_is_imported_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "import os, time\nos.write(2, b'importing\\n')\nwhile True:\n    time.sleep(1)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    with subprocess.Popen(
+        [sys.executable, "-m", "wds_datapipes.cli", "--version"],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == ""
+    assert process.returncode == -signal.SIGINT
