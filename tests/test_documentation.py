@@ -6,6 +6,7 @@ CONTRIBUTING.md tells what may stand in a page.
 from __future__ import annotations
 
 import doctest
+import inspect
 import io
 import os
 import re
@@ -18,6 +19,8 @@ from typing import NamedTuple
 import pytest
 from PIL import Image
 
+from wds_datapipes.cli.demo import demo
+from wds_datapipes.cli.digits import write_digits
 from wds_datapipes.testing import build_shard
 
 ROOT = Path(__file__).parents[1]
@@ -168,7 +171,7 @@ def run_page(text: str, folder: Path, programs: Path | None = None) -> None:
 
 
 def write_training_shards(folder: Path) -> None:
-    """Make the shards that the README reads."""
+    """Make the shards that most pages read."""
     (folder / "data").mkdir()
     for shard in range(4):
         samples: list[dict[str, bytes | str]] = []
@@ -183,6 +186,10 @@ def write_training_shards(folder: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
     write_training_shards(tmp_path)
+    if page == ROOT / "README.md":  # whose block reads what the command above it writes
+        demo_folder = tmp_path / inspect.signature(demo).parameters["output"].default
+        demo_folder.mkdir()
+        write_digits(demo_folder, seed=0)
     is_started_anew = page == ROOT / STARTED_ANEW
     run_page(page.read_text(encoding="utf-8"), tmp_path, None if is_started_anew else programs)
 

@@ -68,7 +68,7 @@ def option_names(function: Any) -> frozenset[str]:
 @pytest.mark.parametrize("command", ["ls", "split"])
 def test_real_messages(command: str, program: Any) -> None:
     """`ls` has no --limit, and `split` no --rekey."""
-    long = [{"__key__": "a" * 70_000, "txt": b"x"}]
+    long: list[dict[str, Any]] = [{"__key__": "a" * 70_000, "txt": b"x"}]
     shards = [build_shard("long.tar", long, tar_format=tarfile.PAX_FORMAT)]
     if command == "split":
         shards = [build_shard(name, [{"__key__": "a", "txt": b"x"}]) for name in ("one.tar", "two.tar")]

@@ -920,7 +920,7 @@ def test_an_error_before_the_dispatch_comes_after_the_items_before_it(
 ) -> None:
     with load(dispatch(numbers(40).map(function)), workers, worker, main) as loader:
         items: list[Any] = []
-        with pytest.raises(error, match=f"in the dispatching process(.|\n)*{message}"):
+        with pytest.raises(error, match=f"Caught {error.__name__} in dispatching process(.|\n)*{message}"):
             items.extend(loader)
     assert items == list(range(30))
 

@@ -189,12 +189,10 @@ OUTCOMES: dict[str, str] = {
     },
     "dispatcher: killed unseen": r"\d+; " + killed("The dispatching process", shard=rf"The .* last is {SHARD}\."),
     "dispatcher: error": "15; "
-    + raised(
-        LOOKUP, 1, rf"LookupError in the dispatching process, whose last shard was {SHARD}\.\n.*in refuse\n", EARLY
-    ),
+    + raised(LOOKUP, 1, rf"LookupError in dispatching process, whose last shard was {SHARD}\.\n.*in refuse\n", EARLY),
     "dispatcher: sys.exit(3)": died("The dispatching process", "ended with exit code 3"),
     "dispatcher: lock": raised(
-        "PicklingError: Caught PicklingError", 1, r"in the dispatching process, .* of type _thread\.lock, which", EARLY
+        "PicklingError: Caught PicklingError", 1, r"in dispatching process, .* of type _thread\.lock, which", EARLY
     ),
     "dispatcher: worker_reset_fn": "0; " + raised(LOOKUP, 0, "no such seed in worker 0", EARLY),
     **{

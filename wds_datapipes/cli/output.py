@@ -60,7 +60,7 @@ def guarded_output() -> Iterator[None]:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  for as long as the process lives
     before = sys.stdout
-    if before is not None and (before is not sys.__stdout__ or before.fileno() != STANDARD_OUTPUT):
+    if before is not None and (before is not sys.__stdout__ or sys.__stdout__.fileno() != STANDARD_OUTPUT):
         yield
         return
     encoding = "utf-8" if before is None else before.encoding

@@ -29,7 +29,7 @@ def run_dispatcher(
         targets: where the workers are.
         inherited: what a fork has left open here, and only others need.
     """
-    with reporting("the dispatching process", channel, job, inherited) as outlet:
+    with reporting("dispatching process", channel, job, inherited) as outlet:
         outlets = [Outlet(target, window=DISPATCH_WINDOW, together=job.together) for target in targets]
         job = job.opened()
         Dispatcher(job.pipe, job, outlet, outlets).run()
@@ -54,7 +54,7 @@ class Dispatcher(Worker):
 
     def __init__(self, pipe: Any, job: Job, outlet: Outlet, outlets: Sequence[Outlet]) -> None:
         super().__init__(pipe, job, outlet)
-        self.who = "the dispatching process"
+        self.who = "dispatching process"  # as torchdata calls it, whose tests compare it
         self.outlets = outlets
         self.kept: list[deque[Any]] = []
         self.turn = 0
