@@ -51,6 +51,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
     Attributes:
         faults: what goes wrong next; None is nothing. After the last one, all goes well.
         asked: the ``Range`` of each GET request, and its path.
+        hides_size: whether answers to HEAD tell no size.
     """
 
     daemon_threads = True
@@ -60,6 +61,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.backend = backend
         self.faults: list[Fault | None] = []
         self.asked: list[tuple[str, str | None]] = []
+        self.hides_size = False
         self.stalled = threading.Event()
         self.released = threading.Event()
 
@@ -111,6 +113,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         headers = {name: value for name, value in answer.getheaders() if name.lower() not in HOP_BY_HOP}
         if self.command != "HEAD":
             headers["Content-Length"] = str(len(body))
+        elif self.server.hides_size:
+            headers.pop("Content-Length", None)
         headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, fault.headers)}
         self.send_response(fault.sent_status or answer.status)
         for name, value in {**headers, **fault.headers}.items():

@@ -13,6 +13,7 @@ from wds_datapipes.core.headers import EndMarker
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.core.openers import local_path, redact
+from wds_datapipes.core.openers.schemes import OpeningURL
 from wds_datapipes.core.openers.trust import refuse_unsafe
 from wds_datapipes.core.parts import open_archive, opened_parts, unchanged
 from wds_datapipes.core.policy import ErrorPolicy, OnError
@@ -20,7 +21,7 @@ from wds_datapipes.core.progress import Resume
 from wds_datapipes.core.readahead import ReadAhead
 from wds_datapipes.core.tar import read_members
 from wds_datapipes.core.types import MemberTuple, ShardURL
-from wds_datapipes.errors import ChangedShard, ShardError
+from wds_datapipes.errors import ChangedShard, CorruptShard, ShardError, TruncatedShard
 
 __all__ = ["load_wds_shards"]
 
@@ -107,6 +108,8 @@ def load_wds_shards(
         except ChangedShard:
             raise  # whatever the policy is for bad data: this is about the state
         except ShardError as error:
+            if isinstance(path, OpeningURL) and isinstance(error, CorruptShard | TruncatedShard):
+                path.disown(error)
             if not policy.goes_on(error, url=path):
                 return
         finally:

@@ -17,6 +17,9 @@ from wds_datapipes.pipes.upstream import upstream
 
 __all__ = ["ShardCacher"]
 
+#: The environment variable of webdataset that has each fetch told.
+VERBOSE = "WDS_VERBOSE_CACHE"
+
 
 @register_stage("cache_wds_shards")
 class ShardCacher(IterDataPipe[str]):
@@ -33,12 +36,15 @@ class ShardCacher(IterDataPipe[str]):
 
     Everything is copied but standard input: also files of this host, as the folder may be on a faster disk.
 
+    Each fetch is logged at the level INFO; with ``WDS_VERBOSE_CACHE=1``, at WARNING.
+
     Yields:
         str: the URLs of ``source``, in their order.
 
     Args:
         source: yields URLs of shards.
-        cache_dir: the folder, which is made if need be. Its copies are called by a digest of the whole URL.
+        cache_dir: the folder, which is made if need be. Its copies are called by a digest of the whole URL. A file
+            under webdataset's name for a shard is its copy, if it has the shard's size and is a whole archive.
         max_bytes: how much all copies may have together, those of other processes included; None is as much as the disk
             has. A shard for which there is no room is read from its source, with a warning.
         prefetch: how many of the next shards are fetched while one is read; none behind `DirectoryShards`, where to ask
@@ -95,7 +101,8 @@ class ShardCacher(IterDataPipe[str]):
         self._known = _known(manifest)
 
     def __iter__(self) -> Iterator[str]:
-        folder = CacheFolder(self.cache_dir, self.max_bytes, self.check)
+        verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
+        folder = CacheFolder(self.cache_dir, self.max_bytes, self.check, verbose=verbose)
         # To ask DirectoryShards for the next shard says that the last one was read, and may be deleted.
         prefetch = 0 if any(isinstance(stage, DirectoryShards) for stage in upstream(self.source)) else self.prefetch
         yield from cache_wds_shards(self.source, folder, prefetch=prefetch, known=self._known)

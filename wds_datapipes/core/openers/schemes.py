@@ -7,6 +7,7 @@ import re
 from typing import Any, BinaryIO, cast
 
 from wds_datapipes.core.types import Opener
+from wds_datapipes.errors import ShardError
 
 __all__ = [
     "OpeningURL",
@@ -108,6 +109,9 @@ class OpeningURL(str):
     def opened(self, **options: Any) -> BinaryIO:
         """Return what an opener would."""
         raise NotImplementedError
+
+    def disown(self, error: ShardError) -> None:
+        """Take note that what was opened is damaged, or ends too early."""
 
 
 def find_opener(scheme: str) -> Opener:

@@ -15,7 +15,7 @@ from wds_datapipes.core.openers.schemes import OpeningURL
 from wds_datapipes.core.openers.trust import refuse_unsafe
 from wds_datapipes.core.shardcache.filling import NoRoom, Stopped, Wanted
 from wds_datapipes.core.shardcache.folder import CacheFolder
-from wds_datapipes.errors import WdsError
+from wds_datapipes.errors import ShardError, WdsError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,6 +69,10 @@ class CachedShard(OpeningURL):
         if self._ahead is not None:
             self._ahead.fetch(self._following, options)
         return open_url(str(self), **options) if copy is None else copy
+
+    def disown(self, error: ShardError) -> None:
+        """Remove the copy."""
+        self._folder.discard(str(self), error)
 
     def fetch(self, options: Mapping[str, Any], stop: threading.Event) -> None:
         """Fetch the copy, unless another process does, or there is no room for it."""

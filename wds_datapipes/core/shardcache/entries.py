@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -18,7 +19,7 @@ from typing import Any
 
 from wds_datapipes.core.openers import redact, split_scheme
 
-__all__ = ["Entry", "Facts", "entries", "locked", "stamp"]
+__all__ = ["READ_ONLY", "Entry", "Facts", "entries", "locked", "stamp"]
 
 FORMAT = "wds-datapipes copy"
 VERSION = 1
@@ -30,6 +31,8 @@ UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 FACTS, PART, LOCK = ".json", ".part", ".lock"
 #: The file whose lock is held while room is made, and whose time is that of the last use of any copy.
 FOLDER_LOCK = "folder.lock"
+#: How a disk says that this process may only read.
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 @dataclass(frozen=True)
@@ -151,13 +154,20 @@ def locked(path: Path, *, wait: bool = True, keep: bool = False) -> Iterator[int
 
 
 def stamp(folder: Path, path: Path) -> None:
-    """Note in the time of a file that its copy is used now: later than all before, whatever the clock says."""
-    with locked(folder / FOLDER_LOCK, keep=True) as descriptor, contextlib.suppress(FileNotFoundError):
-        if descriptor is None:  # which cannot be: it was waited for
-            return
-        now = max(time.time_ns(), os.fstat(descriptor).st_mtime_ns + 1000)
-        os.utime(descriptor, ns=(now, now))
-        os.utime(path, ns=(now, now))
+    """Note in the time of a file that its copy is used now: later than all before, whatever the clock says.
+
+    On a disk that this process may only read, no copy leaves, and nothing needs a note.
+    """
+    try:
+        with locked(folder / FOLDER_LOCK, keep=True) as descriptor, contextlib.suppress(FileNotFoundError):
+            if descriptor is None:  # which cannot be: it was waited for
+                return
+            now = max(time.time_ns(), os.fstat(descriptor).st_mtime_ns + 1000)
+            os.utime(descriptor, ns=(now, now))
+            os.utime(path, ns=(now, now))
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
 
 
 def _is_still(path: Path, descriptor: int) -> bool:

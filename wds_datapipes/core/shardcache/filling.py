@@ -8,14 +8,25 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from wds_datapipes.core.openers import open_url, redact
 from wds_datapipes.core.openers.ranges import file_facts
+from wds_datapipes.core.scanning import scan_shard
 from wds_datapipes.core.shardcache.entries import Entry, Facts, stamp
 from wds_datapipes.core.shardcache.room import evict_oldest, make_room
-from wds_datapipes.errors import CacheError, CorruptShard, ReadFailed, ShardError, TruncatedShard
+from wds_datapipes.errors import (
+    CacheError,
+    CorruptShard,
+    LimitExceeded,
+    MissingDependency,
+    ReadFailed,
+    ShardError,
+    TruncatedShard,
+    UnsupportedMember,
+)
 
 __all__ = ["NoRoom", "Stopped", "Wanted", "filled"]
 
@@ -51,9 +62,18 @@ class Wanted:
 
 
 def filled(
-    folder: Path, entry: Entry, wanted: Wanted, max_bytes: int | None, is_wanted: Callable[[], bool]
+    folder: Path,
+    entry: Entry,
+    wanted: Wanted,
+    max_bytes: int | None,
+    is_wanted: Callable[[], bool],
+    *,
+    is_last: bool = False,
 ) -> BinaryIO:
     """Fetch a copy, whose lock is held, and return it, open and with its pin.
+
+    Where nothing tells the size of a shard, it has to be a whole archive, unless this is the last attempt: those that
+    were written without an end marker are left to the reader, who was told what to expect.
 
     Raises:
         NoRoom: there is none, and none can be made.
@@ -75,6 +95,8 @@ def filled(
         room = _Room(folder, entry.part, max_bytes)
         room.ensure(size or 0)
         digest = _fetched(wanted, copy, room, size, is_wanted)
+        if size is None and not is_last:
+            _check_whole(wanted, copy, room.written)
         _settle(folder, entry, copy, wanted, digest, room.written)
     except BaseException:
         entry.part.unlink(missing_ok=True)
@@ -140,6 +162,19 @@ def _fetched(wanted: Wanted, copy: io.FileIO, room: _Room, size: int | None, is_
             f"replaced or damaged: fetch or write the shard again, or make the manifest again"
         )
     return found
+
+
+def _check_whole(wanted: Wanted, copy: io.FileIO, size: int) -> None:
+    """Raise if a part holds an archive that ends too early, as it does if the connection has broken."""
+    copy.truncate(size)
+    with suppress(CorruptShard, UnsupportedMember, LimitExceeded, MissingDependency):  # which the reader is to tell
+        try:
+            scan_shard(f"/proc/self/fd/{copy.fileno()}", lambda *_: None, ignore_zeros=True)
+        except TruncatedShard:
+            raise TruncatedShard(
+                f"{wanted.name} came with {size} bytes, which are no whole archive, and its store does not tell how "
+                "many it has. It may have been cut off on its way"
+            ) from None
 
 
 def _settle(folder: Path, entry: Entry, copy: io.FileIO, wanted: Wanted, digest: str, size: int) -> None:

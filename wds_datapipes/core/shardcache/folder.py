@@ -7,12 +7,16 @@ import hashlib
 import io
 import logging
 import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from wds_datapipes.core.shardcache.adopted import adopt
 from wds_datapipes.core.shardcache.entries import Entry, Facts, locked, stamp
 from wds_datapipes.core.shardcache.filling import Wanted, filled
+from wds_datapipes.core.shardcache.room import evict
 from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import CacheError, CorruptShard, ShardError, TruncatedShard
 
@@ -35,13 +39,22 @@ class CacheFolder:
         folder: the folder; it is made if need be.
         max_bytes: how much all copies may have together; None is as much as the disk has.
         check: see `Check`.
+        verbose: log each fetch as a warning, which shows where nothing sets up logging.
 
     Raises:
         CacheError: the folder cannot be made.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], max_bytes: int | None = None, check: Check = "size") -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        max_bytes: int | None = None,
+        check: Check = "size",
+        *,
+        verbose: bool = False,
+    ) -> None:
         self.path = Path(folder)
+        self.verbose = verbose
         self.max_bytes = max_bytes
         self.check = check
         self._warned = False
@@ -77,11 +90,13 @@ class CacheFolder:
             if (copy := self._pinned(entry)) is not None:
                 return copy
             self.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.path, os.W_OK) and (copy := adopt(self.path, entry, wanted)):
+                return copy
             with locked(entry.lock, wait=wait) as mine:
                 if mine is None:
                     return None
                 # Another process may have fetched it while this one waited.
-                copy = self._pinned(entry, mine=True)
+                copy = self._pinned(entry, mine=True) or adopt(self.path, entry, wanted)
                 return self._fetched(entry, wanted, is_wanted) if copy is None else copy
         except ShardError:
             raise
@@ -108,12 +123,31 @@ class CacheFolder:
         """Return where the copy of a shard is, or will be."""
         return Entry.of(self.path, url)
 
+    def discard(self, url: str, error: ShardError) -> None:
+        """Remove the copy of a shard that cannot be read to its end, so that it is fetched when it is read next."""
+        entry = self.entry(url)
+        with suppress(OSError):  # the folder may be gone, or only be read
+            if evict(entry):
+                LOGGER.warning(
+                    "The copy %s is removed, as it cannot be read to its end (%s). Its shard is fetched when it is "
+                    "read next",
+                    *(entry.path, type(error).__name__),
+                )
+
     def _fetched(self, entry: Entry, wanted: Wanted, is_wanted: Callable[[], bool]) -> BinaryIO:
+        LOGGER.debug("Fetching %s into %s", wanted.name, entry.path)
+        begin = time.monotonic()
         try:
-            return filled(self.path, entry, wanted, self.max_bytes, is_wanted)
+            copy = filled(self.path, entry, wanted, self.max_bytes, is_wanted)
         except (CorruptShard, TruncatedShard) as error:
             LOGGER.warning("%s. It is fetched once more", error)
-        return filled(self.path, entry, wanted, self.max_bytes, is_wanted)
+            copy = filled(self.path, entry, wanted, self.max_bytes, is_wanted, is_last=True)
+        LOGGER.log(
+            logging.WARNING if self.verbose else logging.INFO,
+            "Fetched %s: %d bytes in %.1f s, into %s",
+            *(wanted.name, os.fstat(copy.fileno()).st_size, time.monotonic() - begin, entry.path),
+        )
+        return copy
 
     def _pinned(self, entry: Entry, *, mine: bool = False) -> BinaryIO | None:
         """Return the copy, if it is there and is what it should be.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import time
 from contextlib import suppress
@@ -11,6 +12,8 @@ from pathlib import Path
 from wds_datapipes.core.shardcache.entries import FACTS, FOLDER_LOCK, LOCK, PART, Entry, entries, locked
 
 __all__ = ["evict", "make_room", "used_bytes"]
+
+LOGGER = logging.getLogger("wds_datapipes")
 
 #: A file that belongs to no copy is left alone for so long, in seconds: its process may be about to use it.
 STRAY_S = 3600.0
@@ -65,6 +68,7 @@ def evict(entry: Entry) -> int:
             return 0
         finally:
             os.close(descriptor)
+        LOGGER.debug("The copy %s of %d bytes has left", entry.path, size)
         return size
 
 
@@ -75,13 +79,16 @@ def used_bytes(folder: Path, own: Path | None = None) -> int:
         for each in found:
             if not each.name.endswith((FACTS, LOCK)) and (own is None or each.name != own.name):
                 with suppress(FileNotFoundError):
-                    used += each.stat().st_size
+                    used += each.stat(follow_symlinks=False).st_size  # a link leads to a file that counts by itself
     return used
 
 
 def by_last_use(folder: Path) -> list[Entry]:
-    """Return all copies, the one that was used longest ago first."""
-    return sorted(entries(folder), key=_last_use)
+    """Return all copies that may leave, the one that was used longest ago first.
+
+    A link to a file that was put into the folder does not, since the file would stay.
+    """
+    return sorted((entry for entry in entries(folder) if not entry.path.is_symlink()), key=_last_use)
 
 
 def _last_use(entry: Entry) -> int:
