@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -18,8 +19,9 @@ from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, checked_key,
 from wds_datapipes.core.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.core.types import Member, Sample
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.listing import Listing, Seen, checked_seen, listings_before
 from wds_datapipes.pipes.members import ShardLoader
-from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.registration import Hidden, register_stage
 from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import address_of
 
@@ -99,6 +101,8 @@ class SampleGrouper(IterDataPipe[Sample]):
         self._progress = Progress()
         self._resume: Resume | None = None
         self._deal: Deal | None = None
+        self._listings: Hidden[list[Listing]] = Hidden([])  # torch would take them for sources
+        self._listed: list[Seen] = []
 
     def address(self) -> Address:
         """Return where the sample is that was yielded last."""
@@ -109,19 +113,25 @@ class SampleGrouper(IterDataPipe[Sample]):
 
         The key of that sample is known by a checksum; 0 if there is none before the end of the shard.
         Where the rest of the epoch was dealt anew, shards have their numbers among all, and what was dealt is told.
+        What was seen of the list of shards is told, if a loader has inserted a `Listing`.
 
         Raises:
             StateError: the members do not come straight from ``load_wds_shards``.
         """
         place, check, deal = self._place()
-        return {"next": list(place), "check": check, **({} if deal is None else {"dealt": deal.state_dict(place)})}
+        listed = {"listed": self._seen()} if self._seen() else {}
+        dealt = {} if deal is None else {"dealt": deal.state_dict(place)}
+        return {"next": list(place), "check": check, **listed, **dealt}
 
     def recorded_state(self, recorder: Recorder) -> dict[str, Any]:
-        """Return what `state_dict` returns; what was dealt may be long, and is kept."""
+        """Return what `state_dict` returns; what stays the same for many samples is kept."""
         place, check, deal = self._place()
-        if deal is None:
-            return {"next": [*place], "check": check}
-        return {"next": [*place], "check": check, "dealt": recorder.keep(self, deal, partial(deal.state_dict, place))}
+        state: dict[str, Any] = {"next": [*place], "check": check}
+        if seen := self._seen():
+            state["listed"] = recorder.keep(self._listings, seen, lambda: seen)
+        if deal is not None:
+            state["dealt"] = recorder.keep(self, deal, partial(deal.state_dict, place))
+        return state
 
     def _place(self) -> tuple[tuple[int, int], int, Deal | None]:
         """Return where the next sample begins, `check_of` its key, and what was dealt.
@@ -138,6 +148,14 @@ class SampleGrouper(IterDataPipe[Sample]):
             return self._resume.next, self._resume.check, self._resume.deal
         return (*self._progress.place(), self._deal)
 
+    def _seen(self) -> list[Seen]:
+        """Return what was seen of the list of shards; the same object as long as that does not change."""
+        if self._resume is None:
+            seen = [listing.seen for listing in self._listings.value]
+            if len(seen) != len(self._listed) or any(map(operator.is_not, seen, self._listed)):
+                self._listed = seen
+        return self._listed
+
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.
 
@@ -151,6 +169,7 @@ class SampleGrouper(IterDataPipe[Sample]):
             places[address.shard].append((address.start, address.end))
         deal = Deal.from_state(state["dealt"]) if "dealt" in state else None
         self._resume = Resume((shard, offset), places, deal, state.get("check", 0))
+        self._listed = [checked_seen(seen) for seen in state.get("listed", ())]
 
     def forget_state(self) -> None:
         """Begin anew when it is iterated next."""
@@ -160,6 +179,10 @@ class SampleGrouper(IterDataPipe[Sample]):
         resume, self._resume = self._resume, None
         self._deal = None if resume is None else resume.deal
         progress = self._progress = Progress()
+        self._listings.value = listings_before(self.source)
+        if resume is not None:
+            for listing, seen in zip(self._listings.value, self._listed, strict=False):
+                listing.expect(seen)
         if resume is not None:
             progress.floor = progress.next = resume.next
             progress.floor_check = resume.check

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wds_datapipes.core.progress import Address, Deal, Resume
+from wds_datapipes.pipes.listing import merged_seen
 from wds_datapipes.pipes.state import branches_of, stateful
 
 __all__ = ["deal_anew", "dealt_states"]
@@ -31,7 +32,9 @@ def dealt_states(
     firsts: list[dict[str, Any]]
     if not branches:
         deals = deal_anew(parts, instances, behind)
-        firsts = [{"next": [0, 0], "dealt": deal.state_dict()} for deal in deals]
+        seen = merged_seen([_first(part).get("listed", ()) for part in parts])
+        listed = {"listed": seen} if seen else {}
+        firsts = [{"next": [0, 0], **listed, "dealt": deal.state_dict()} for deal in deals]
     else:
         waiting = [[*own, *_waiting(part)] for own, part in zip(behind, parts, strict=True)]
         dealt = []
@@ -43,6 +46,11 @@ def dealt_states(
             dealt.append(dealt_states(source, states, own, instances))
         firsts = [{"sources": [{"pass": 0, "state": state} for state in each]} for each in zip(*dealt, strict=True)]
     return [[each, *[None] * len(others)] for each in firsts]
+
+
+def _first(part: Part | None) -> Mapping[str, Any]:
+    """Return the state of the first stage of an instance, which reads the shards."""
+    return next((stage for stage in part or () if stage is not None), {})
 
 
 def _waiting(part: Part | None) -> list[Address]:
@@ -89,7 +97,7 @@ def deal_anew(
 
 def _left(stages: Part | None, number: int, instances: int, behind: Sequence[Address]) -> tuple[Deal, Resume]:
     """Return what an instance had to read, and what is left of that."""
-    first = next((stage for stage in stages or () if stage is not None), {})
+    first = _first(stages)
     shard, start = first.get("next", (0, 0))
     again = defaultdict[int, list[tuple[int, int]]](list)
     if "dealt" in first:

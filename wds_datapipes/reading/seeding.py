@@ -19,6 +19,7 @@ from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes.core.seeds import derived_seed
+from wds_datapipes.pipes.listing import DrawnListing, guard_listings
 from wds_datapipes.pipes.seeded import derive_later_seeds
 
 __all__ = ["EpochSeeds", "reset_pipeline", "returned", "seed_stages"]
@@ -133,7 +134,8 @@ def _set_engine(engine: Any, facts: Sequence[int]) -> None:
 def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None:
     """Seed every stage that takes a seed: the same on every worker and rank before the data is split, another after.
 
-    A stage whose ``shares_seed`` is true gets the same everywhere behind the split, too.
+    A stage whose ``shares_seed`` is true gets the same everywhere behind the split, too. What is split gets a
+    `Listing`, where it has none.
 
     What splits the data is any stage with ``apply_sharding``. torchdata looks for torch's ``ShardingFilter`` itself,
     and with a stage of any other class lets each worker shuffle the shards in its own way.
@@ -144,6 +146,7 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
         shared: seed all stages as if they came before the split.
     """
     derive_later_seeds(pipe)
+    listings = guard_listings(pipe)
     graph = traverse_dps(pipe)
     stages = {id(stage): stage for stage in list_dps(graph)}
     # The stages draw their seeds in the same order as in torchdata, so that the orders of a seed stay as they were.
@@ -155,12 +158,15 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
     after = {key: stage for key, stage in stages.items() if key not in before}
     for some, draw in ((before, seed_generator.generate_shared_seed), (after, seed_generator.generate_seed)):
         for stage in some.values():
-            if inspect.ismethod(getattr(stage, "set_seed", None)):
+            if inspect.ismethod(getattr(stage, "set_seed", None)) and not isinstance(stage, DrawnListing):
                 stage.set_seed(draw())
     # These seeds are not drawn, so that the others stay as they are.
     sharing = [stage for stage in after.values() if getattr(stage, "shares_seed", False)]
     for number, stage in enumerate(sharing):
         stage.set_seed(derived_seed("shares_seed", _seed_of(seed_generator), number))
+    for number, stage in enumerate(listings):
+        if isinstance(stage, DrawnListing):
+            stage.set_seed(derived_seed("listing", _seed_of(seed_generator), number))
 
 
 def _splitters(graph: dict[int, Any], seen: set[int] | None = None) -> Iterator[Any]:

@@ -1,0 +1,228 @@
+"""Lists of shards: the same in all workers, whatever draws before they are split, and the same again after a resume."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterDataPipe, RandomSampler
+from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Sampler
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes.errors import ChangedShard
+from wds_datapipes.testing import build_shard
+
+SHARDS, SAMPLES = 8, 3
+
+
+class Shuffled(IterDataPipe[str]):
+    """A user's stage, which draws from a global generator: all at once, or each time it is asked."""
+
+    def __init__(self, source: IterDataPipe[str], how: str) -> None:
+        self.source = source
+        self.how = how
+
+    def __iter__(self) -> Iterator[str]:
+        urls = list(self.source)
+        if self.how == "random":
+            random.shuffle(urls)
+        elif self.how == "numpy":
+            urls = [urls[number] for number in np.random.permutation(len(urls))]
+        elif self.how == "torch":
+            urls = [urls[int(number)] for number in torch.randperm(len(urls))]
+        elif self.how == "uuid":
+            urls.sort(key=lambda _: uuid.uuid4())
+        while urls:
+            yield urls.pop(random.randrange(len(urls)) if self.how == "each" else 0)
+
+
+class Named(IterDataPipe[str]):
+    """Names shards by numbers."""
+
+    def __init__(self, source: IterDataPipe[int]) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[str]:
+        for number in self.source:
+            yield f"{number}.tar"
+
+
+def listed(how: str) -> IterDataPipe[str]:
+    if how == "sampler":
+        return Named(Sampler(IterableWrapper(range(SHARDS)), RandomSampler))
+    return Shuffled(ShardList(f"{{0..{SHARDS - 1}}}.tar"), how)
+
+
+def keys_of(urls: IterDataPipe[str]) -> IterDataPipe[Any]:
+    pipe: IterDataPipe[Any] = urls.sharding_filter().load_wds_shards().group_samples().to_tuple("__key__")
+    return pipe
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(SHARDS):
+        build_shard(f"{number}.tar", [{"__key__": f"{number}-{n}", "cls": "1"} for n in range(SAMPLES)])
+
+
+ALL = sorted(f"{number}-{n}" for number in range(SHARDS) for n in range(SAMPLES))
+
+
+def with_service(pipe: IterDataPipe[Any], workers: int, state: Any = None) -> Any:
+    service = ShardReadingService(workers)
+    if state is not None:
+        service.load_state_dict(state)
+    loader = DataLoader2(pipe, reading_service=service)
+    loader.seed(3)
+    return loader
+
+
+DRAWING = ["random", "numpy", "torch", "each", "sampler"]
+
+
+@pytest.mark.parametrize("how", DRAWING)
+def test_what_draws_before_the_split_draws_the_same_in_all_workers(how: str) -> None:
+    orders = []
+    for workers in (0, 2, 3):
+        with with_service(keys_of(listed(how)), workers) as loader:
+            epochs = [[key for (key,) in loader] for _ in range(2)]
+        assert sorted(epochs[0]) == sorted(epochs[1]) == ALL
+        assert epochs[0] != epochs[1]
+        orders.append(epochs)
+    data = StatefulShards(keys_of(listed(how)), seed=3)
+    loader = DataLoader(data, batch_size=None, num_workers=2)
+    assert [[key for (key,) in loader] for _ in range(2)] == orders[1]
+
+
+@pytest.mark.parametrize("how", DRAWING)
+def test_what_draws_before_the_split_goes_on_exactly(how: str) -> None:
+    with with_service(keys_of(listed(how)), 2) as loader:
+        items = iter(loader)
+        begun = [next(items) for _ in range(7)]
+        state = loader.reading_service.state_dict()
+        rest, following = list(items), list(loader)
+    with with_service(keys_of(listed(how)), 2, state) as loader:
+        assert (list(loader), list(loader)) == (rest, following)
+    with with_service(keys_of(listed(how)), 3, merge_states([state])) as loader:
+        assert sorted(key for (key,) in begun + list(loader)) == ALL
+
+
+def test_the_generators_of_the_program_are_left_alone() -> None:
+    def drawn() -> Any:
+        return random.random(), np.random.random(), torch.rand(1).item()
+
+    for generators in (random.seed, np.random.seed, torch.manual_seed):
+        generators(3)
+    expected = [drawn() for _ in range(SHARDS * SAMPLES)]
+    with with_service(keys_of(listed("each")), 0) as loader:
+        items = iter(loader)
+        next(items)  # begins the epoch, which draws its seeds
+        for generators in (random.seed, np.random.seed, torch.manual_seed):
+            generators(3)
+        found = [drawn()]
+        found += [drawn() for _ in items]
+    assert found == expected
+
+
+def of_lister() -> IterDataPipe[Any]:
+    return keys_of(FileLister(".", "*.tar"))
+
+
+def cut(pipe: IterDataPipe[Any], workers: int, items: int) -> tuple[list[str], Any]:
+    with with_service(pipe, workers) as loader:
+        iterator = iter(loader)
+        found = [key for (key,) in (next(iterator) for _ in range(items))]
+        return found, loader.reading_service.state_dict()
+
+
+@pytest.mark.parametrize(("workers", "items"), [(0, 1), (0, SAMPLES), (2, SAMPLES), (2, 2 * SAMPLES)])
+@pytest.mark.parametrize("then", [0, 2, 3])
+def test_a_shard_that_was_added_while_the_run_was_down_is_noticed(workers: int, then: int, items: int) -> None:
+    found, state = cut(of_lister(), workers, items)
+    shutil.copyfile("0.tar", "+.tar")  # it comes before those that are there
+    with (
+        with_service(of_lister(), then, merge_states([state])) as loader,
+        pytest.raises(ChangedShard, match=r"list of shards has changed.*item \d was .*\d.tar, and is .*[+\d].tar now"),
+    ):
+        found += [key for (key,) in loader]
+    os.remove("+.tar")
+    with with_service(of_lister(), then, merge_states([state])) as loader:
+        assert sorted(cut_again := [key for (key,) in loader]) == sorted((Counter(ALL) - Counter(found)).elements())
+    assert cut_again
+
+
+def test_a_shard_that_was_removed_is_noticed() -> None:
+    _, state = cut(of_lister(), 2, 2 * SAMPLES + 1)
+    os.remove("0.tar")
+    with with_service(of_lister(), 2, state) as loader, pytest.raises(ChangedShard, match="list of shards has changed"):
+        list(loader)
+    for number in range(1, SHARDS):
+        os.remove(f"{number}.tar")
+    with with_service(of_lister(), 2, state) as loader, pytest.raises(ChangedShard, match="and has 0 now"):
+        list(loader)
+
+
+def test_a_shard_that_was_added_behind_is_read() -> None:
+    found, state = cut(of_lister(), 0, SAMPLES + 1)
+    build_shard("9.tar", [{"__key__": "9-0", "cls": "1"}])
+    with with_service(of_lister(), 0, state) as loader:
+        assert sorted(found + [key for (key,) in loader]) == [*ALL, "9-0"]
+
+
+def test_credentials_of_a_list_are_not_in_the_state() -> None:
+    def signed(signature: str) -> IterDataPipe[Any]:
+        urls = [f"file://{os.path.abspath(f'{number}.tar')}?token={signature}" for number in range(2)]
+        return keys_of(IterableWrapper(urls).map(without_query))
+
+    _, state = cut(signed("hunter2"), 0, 1)
+    assert "hunter2" not in repr(state)
+    with with_service(signed("another"), 0, state) as loader:
+        assert len(list(loader)) == 2 * SAMPLES - 1
+
+
+def without_query(url: str) -> str:
+    return url.partition("?")[0]
+
+
+def mixed() -> IterDataPipe[Any]:
+    sources = [
+        FileLister(".", masks).sharding_filter().load_wds_shards().group_samples()
+        for masks in ("[0-3].tar", "[4-7].tar")
+    ]
+    pipe: IterDataPipe[Any] = sources[0].mix_samples(sources[1], stop="all").shuffle_samples(3).to_tuple("__key__")
+    return pipe
+
+
+def passes() -> IterDataPipe[Any]:
+    samples = FileLister(".", "*.tar").sharding_filter().load_wds_shards().group_samples()
+    pipe: IterDataPipe[Any] = samples.with_epoch(10).to_tuple("__key__")
+    return pipe
+
+
+@pytest.mark.parametrize("make", [mixed, passes])
+def test_the_lists_of_mixtures_and_of_streams_are_checked(make: Any) -> None:
+    found, state = cut(make(), 2, 7)
+    with with_service(make(), 2, state) as loader:
+        rest = [key for (key,) in loader]
+    assert sorted(found + rest) == ALL if make is mixed else len(rest) == 3
+    shutil.copyfile("4.tar", "00.tar" if make is passes else "40.tar")
+    os.remove("4.tar")
+    with with_service(make(), 2, state) as loader, pytest.raises(ChangedShard, match="list of shards has changed"):
+        list(loader)
+
+
+def test_a_state_has_a_hundred_bytes_for_a_list() -> None:
+    _, state = cut(of_lister(), 0, 4)
+    _, plain = cut(of_lister(), 0, 1)
+    assert len(repr(state)) < 2000
+    assert len(repr(state)) - len(repr(plain)) < 10
