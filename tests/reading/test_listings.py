@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterDataPipe, RandomSampler
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Sampler
-from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import ChangedShard
@@ -104,6 +104,16 @@ def test_what_draws_before_the_split_draws_the_same_in_all_workers(how: str) -> 
     assert [[key for (key,) in loader] for _ in range(2)] == orders[1]
 
 
+@pytest.mark.parametrize("how", ["each", "sampler"])
+def test_what_draws_before_the_split_draws_the_same_under_other_loaders(how: str) -> None:
+    loader = DataLoader(keys_of(listed(how)), batch_size=None, num_workers=2)
+    epochs = [[key for (key,) in loader] for _ in range(2)]
+    with DataLoader2(keys_of(listed(how)), reading_service=MultiProcessingReadingService(2)) as loader:
+        epochs += [[key for (key,) in loader] for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [ALL] * 4
+    assert len({*map(tuple, epochs)}) == 4
+
+
 @pytest.mark.parametrize("how", DRAWING)
 def test_what_draws_before_the_split_goes_on_exactly(how: str) -> None:
     with with_service(keys_of(listed(how)), 2) as loader:
@@ -145,7 +155,7 @@ def cut(pipe: IterDataPipe[Any], workers: int, items: int) -> tuple[list[str], A
         return found, loader.reading_service.state_dict()
 
 
-@pytest.mark.parametrize(("workers", "items"), [(0, 1), (0, SAMPLES), (2, SAMPLES), (2, 2 * SAMPLES)])
+@pytest.mark.parametrize(("workers", "items"), [(0, 1), (0, SAMPLES), (2, 1), (2, SAMPLES), (2, 2 * SAMPLES)])
 @pytest.mark.parametrize("then", [0, 2, 3])
 def test_a_shard_that_was_added_while_the_run_was_down_is_noticed(workers: int, then: int, items: int) -> None:
     found, state = cut(of_lister(), workers, items)
@@ -226,3 +236,55 @@ def test_a_state_has_a_hundred_bytes_for_a_list() -> None:
     _, plain = cut(of_lister(), 0, 1)
     assert len(repr(state)) < 2000
     assert len(repr(state)) - len(repr(plain)) < 10
+
+
+def with_draws(sample: dict[str, Any]) -> tuple[Any, ...]:
+    return sample["__key__"], random.random(), float(np.random.random()), torch.rand(1).item()
+
+
+def drawing() -> IterDataPipe[Any]:
+    urls = ShardList(f"{{0..{SHARDS - 1}}}.tar").shuffle().sharding_filter()
+    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().map(with_draws)
+    return pipe
+
+
+def drawn_by(items: Any) -> set[float]:
+    return {number for _, *numbers in items for number in numbers}
+
+
+def rest_with_service(state: Any, workers: int) -> list[Any]:
+    with with_service(drawing(), workers, state) as loader:
+        return list(loader)
+
+
+def rest_with_data_loader(state: Any, workers: int) -> list[Any]:
+    data = StatefulShards(drawing(), seed=3)
+    data.load_state_dict(state)
+    return list(DataLoader(data, batch_size=None, num_workers=workers))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("rest", [rest_with_service, rest_with_data_loader])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_global_generators_do_not_repeat_their_numbers_after_a_resume(rest: Any, workers: int) -> None:
+    with with_service(drawing(), 2) as loader:
+        items = iter(loader)
+        begun, states = [], []
+        for _ in range(2):
+            begun += [next(items) for _ in range(5)]
+            states.append(merge_states([loader.reading_service.state_dict()]))
+        begun += items
+    resumed = [rest(state, workers) for state in states]
+    assert sorted(key for key, *_ in resumed[1]) == sorted({*ALL} - {key for key, *_ in begun[:10]})
+    for found in resumed:
+        assert not drawn_by(found) & drawn_by(begun)
+    assert not drawn_by(resumed[0]) & drawn_by(resumed[1])
+    assert rest(states[1], workers) == resumed[1]
+
+
+def test_global_generators_go_on_at_the_end_of_an_epoch_as_if_nothing_had_happened() -> None:
+    with with_service(drawing(), 2) as loader:
+        list(loader)
+        state = loader.reading_service.state_dict()
+        following = list(loader)
+    assert rest_with_service(state, 2) == following

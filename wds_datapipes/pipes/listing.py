@@ -160,11 +160,12 @@ class _Generators:
             _set_states(others)
 
 
-def guard_listings(pipe: Any) -> list[Listing]:
+def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[Listing]:
     """Insert a `Listing` before each stage that splits the data, and each that reads shards of a list that none splits.
 
     Args:
         pipe: the last stage.
+        drawn_only: insert it only where something may draw from the global generators, for loaders without a state.
 
     Returns:
         list: of all that are there, in an order that is the same in every worker.
@@ -173,9 +174,11 @@ def guard_listings(pipe: Any) -> list[Listing]:
         is_split = splits(stage)
         if is_split or isinstance(stage, ShardLoader):
             for name, source in [*vars(stage).items()]:
-                if isinstance(source, IterDataPipe) and not (isinstance(source, Listing) or _is_split(source)):
-                    kind = DrawnListing if _may_draw(source) else Listing
-                    setattr(stage, name, kind(source, is_split=is_split))
+                if not isinstance(source, IterDataPipe) or isinstance(source, Listing) or _is_split(source):
+                    continue
+                may_draw = _may_draw(source)
+                if may_draw or not drawn_only:
+                    setattr(stage, name, (DrawnListing if may_draw else Listing)(source, is_split=is_split))
     return listings_before(pipe)
 
 

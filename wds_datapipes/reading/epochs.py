@@ -189,7 +189,7 @@ class Epochs:
         if self.distributed:
             pipe = graph_settings.apply_sharding(pipe, self.ranks, self.rank, SHARDING_PRIORITIES.DISTRIBUTED)
         pipe = split(pipe, WorkerInfo(info.num_workers, self.number), None)
-        self._seed_stages(pipe, self._seeds.seed)
+        self._seed_stages(pipe, self._seeds.seed, self._base.mark)
         self._base.load(pipe)
         for item in pipe:
             self._has_items = True
@@ -198,8 +198,8 @@ class Epochs:
         while self.lasts and self._tells and not self._has_told_end:  # until torch has made a batch of it
             yield END
 
-    def _seed_stages(self, pipe: Any, seed: int) -> None:
-        """Have the pipeline begin an epoch of a seed when it is iterated next."""
+    def _seed_stages(self, pipe: Any, seed: int, mark: int | None = None) -> None:
+        """Have the pipeline begin an epoch of a seed, or resume it at a mark, when it is iterated next."""
         generator, info = SeedGenerator(seed), own_worker()
         if self.distributed:
             generator.spawn(self.rank, inplace=True)
@@ -207,7 +207,7 @@ class Epochs:
             seed_stages(pipe, generator)
         else:
             generator = generator.spawn(self.number)
-            reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
+            reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None, mark=mark)
         load_state(pipe, None)
 
     def check_stream(self, row: Row, workers: int, *, is_tracked: bool) -> None:

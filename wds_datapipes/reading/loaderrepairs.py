@@ -22,10 +22,12 @@ def later_passes() -> None:
 
     The seed that all workers share serves the first pass alone. With ``.sharding_filter().cycle(2)`` behind it, some
     samples of the second pass come from several workers, and others from none. The seed of each later pass follows
-    from that of the pass before it now.
+    from that of the pass before it now. What draws from the global generators before the split, such as a
+    ``RandomSampler``, draws the same in all workers.
     """
     from torch.utils.data import graph_settings
 
+    from wds_datapipes.pipes.listing import guard_listings
     from wds_datapipes.pipes.seeded import derive_later_seeds
 
     apply_random_seed = graph_settings.apply_random_seed
@@ -33,6 +35,7 @@ def later_passes() -> None:
     @functools.wraps(apply_random_seed)
     def apply_seeds_of_all_passes(datapipe: Any, rng: Any) -> Any:
         derive_later_seeds(datapipe)
+        guard_listings(datapipe, drawn_only=True)
         return apply_random_seed(datapipe, rng)
 
     replace(graph_settings, "apply_random_seed", apply_seeds_of_all_passes)

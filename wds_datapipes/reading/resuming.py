@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from wds_datapipes.pipes.state import load_state, renewed
 from wds_datapipes.reading.statetext import read, written
@@ -30,6 +31,16 @@ class Resumed:
             StateError: it is a text that is none.
         """
         return read(self.stages) if isinstance(self.stages, str) else self.stages
+
+    @property
+    def mark(self) -> int | None:
+        """A number that identifies this position in an epoch; None at the beginning of one.
+
+        Raises:
+            StateError: the state is a text that is none.
+        """
+        is_beginning = all(set(stage or ()) <= {"lasting"} for stage in self.state or ())
+        return None if is_beginning else crc32(str(self.as_dict()["stages"]).encode())
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values; the state as text."""

@@ -203,6 +203,7 @@ def reset_pipeline(
     iter_reset_fn: Callable[[Any], Any] | None,
     worker_reset_fn: Callable[[Any, Any, Any], Any] | None,
     shared: bool = False,
+    mark: int | None = None,
 ) -> Any:
     """Begin an epoch in a worker: seed its global generators and its stages, and call what the user gave for that.
 
@@ -213,11 +214,16 @@ def reset_pipeline(
         iter_reset_fn: another reading service's, called with the pipe, which it returns.
         worker_reset_fn: the user's, called with the pipe, the worker and the generator; it returns the pipe.
         shared: whether every worker gets what this one makes.
+        mark: identifies where the epoch is resumed; None at its beginning. With another one, the global generators
+            draw other numbers, as they would otherwise repeat those of the beginning.
     """
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
-    random.seed(draw())
-    torch.manual_seed(draw())
-    np.random.seed(draw() >> 32)
+    seeds = [draw() for _ in range(3)]
+    if mark is not None:
+        seeds = [derived_seed("resumed", seed, mark) for seed in seeds]
+    random.seed(seeds[0])
+    torch.manual_seed(seeds[1])
+    np.random.seed(seeds[2] >> 32)
     seed_stages(pipe, seed_generator, shared=shared)
     if iter_reset_fn is not None:
         pipe = returned("iter_reset_fn", iter_reset_fn(pipe))

@@ -250,6 +250,7 @@ class Worker:
             iter_reset_fn=iter_reset_fn,
             worker_reset_fn=self.job.reset_fn,
             shared=self.shared,
+            mark=None if self.resumed is None else self.resumed.mark,
         )
         self.name_maker()
         resumed, self.resumed = self.resumed, None

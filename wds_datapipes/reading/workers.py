@@ -24,6 +24,7 @@ from torchdata.dataloader2.communication.eventloop import DataPipeToQueuesLoop, 
 from torchdata.dataloader2.communication.messages import GetNextResponse, WorkerExceptionResponse
 from torchdata.dataloader2.utils.worker import process_init_fn as init_worker
 
+from wds_datapipes.pipes.listing import guard_listings
 from wds_datapipes.pipes.seeded import derive_later_seeds
 from wds_datapipes.pipes.upstream import number_instances
 from wds_datapipes.reading.transport.packing import describe, takes
@@ -110,6 +111,7 @@ def process_init_fn(datapipe: Any, *args: Any, **kwargs: Any) -> Any:
     """Give a worker its share as torchdata does, with instances numbered and later passes seeded alike everywhere."""
     datapipe = init_worker(datapipe, *args, **kwargs)
     derive_later_seeds(datapipe)
+    guard_listings(datapipe, drawn_only=True)
     number_instances(datapipe)
     return datapipe
 
