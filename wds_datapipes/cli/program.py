@@ -33,6 +33,7 @@ __all__ = [
     "printable",
     "say_nothing_found",
     "told",
+    "without_controls",
 ]
 
 P = ParamSpec("P")
@@ -66,6 +67,8 @@ WORDS = {
 }
 #: What would change the terminal, or a line: control characters, and bytes that were no text.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+#: What turns the direction of text, so that a line shows another name than it has.
+DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 #: An option in a message.
@@ -175,9 +178,14 @@ def say_nothing_found(shards: int, what: str = "sample") -> None:
 def printable(text: str) -> str:
     r"""Return a name from an archive as it may be printed in a line of a terminal.
 
-    >>> printable("a\x1b[31m\n"), printable("Bär")
-    ('a\\x1b[31m\\x0a', 'Bär')
+    >>> printable("a\x1b[31m\n"), printable("Bär"), printable("a\u202eb")
+    ('a\\x1b[31m\\x0a', 'Bär', 'a\\u202eb')
     """
+    return DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):04x}", without_controls(text))
+
+
+def without_controls(text: str) -> str:
+    """Return a text with escapes in place of control characters, for a page or a picture."""
     return UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 

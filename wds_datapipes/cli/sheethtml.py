@@ -10,7 +10,7 @@ from string import Template
 from PIL import Image
 
 from wds_datapipes.cli.meter import human_bytes, plural
-from wds_datapipes.cli.program import printable
+from wds_datapipes.cli.program import without_controls
 from wds_datapipes.cli.sheet import Bar, Card, Sheet
 
 __all__ = ["sheet_as_html"]
@@ -115,7 +115,7 @@ def sheet_as_html(sheet: Sheet) -> str:
 
 def _text(text: str) -> str:
     """Escape a text, also for attributes, and show what is no character."""
-    return "\n".join(escape(printable(line)) for line in text.replace("\t", "    ").split("\n"))
+    return "\n".join(escape(without_controls(line)) for line in text.replace("\t", "    ").split("\n"))
 
 
 def _card(card: Card) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 from PIL import Image, ImageDraw, ImageFont
 
 from wds_datapipes.cli.meter import human_bytes
-from wds_datapipes.cli.program import printable
+from wds_datapipes.cli.program import without_controls
 from wds_datapipes.cli.sheet import Card, Sheet
 
 __all__ = ["sheet_as_png"]
@@ -85,7 +85,7 @@ class _Pen:
         self, at: tuple[int, int], text: str, size: int, colour: str, width: int = WIDTH, *, anchor: str = "la"
     ) -> int:
         """Write a line, and return how wide it is; what is no character is shown as its number."""
-        line = self.fitting(printable(" ".join(text.split())), size, width)
+        line = self.fitting(without_controls(" ".join(text.split())), size, width)
         self.draw.text(at, line, fill=colour, font=_font(size), anchor=anchor)
         return self.width(line, size)
 
@@ -94,7 +94,7 @@ class _Pen:
         step = round(size * 1.4)
         written = 0
         for line in text.replace("\t", "    ").split("\n"):
-            rest = printable(line)
+            rest = without_controls(line)
             while written < room[1] // step:
                 part = self.fitting(rest, size, room[0])
                 if part != rest:
@@ -134,7 +134,7 @@ def _card(pen: _Pen, card: Card, left: int, top: int) -> None:
     pen.text((left + 10, below + 7), card.key, 15, INK, inner - wide - 8)
     at_line = below + 30
     if card.label:
-        told = pen.fitting(printable(card.label), 13, inner - 18)
+        told = pen.fitting(without_controls(card.label), 13, inner - 18)
         pen.box((left + 10, at_line, left + 28 + pen.width(told, 13), at_line + 19), CHIP, radius=9)
         pen.draw.text((left + 19, at_line + 2), told, fill=CHIP_INK, font=_font(13))
     about = card.text if picture is not None else ""
@@ -173,7 +173,7 @@ def _classes(pen: _Pen, sheet: Sheet, box: tuple[int, int, int, int]) -> None:
     room = (box[3] - box[1] - 52) // 20
     shown = sheet.classes if len(sheet.classes) + bool(sheet.others) <= room else sheet.classes[: room - 1]
     others = sheet.others + sum(count for _, count in sheet.classes[len(shown) :])
-    name_width = min(180, max(pen.width(printable(name), 14) for name, _ in sheet.classes))
+    name_width = min(180, max(pen.width(without_controls(name), 14) for name, _ in sheet.classes))
     for row, (name, count) in enumerate(shown):
         at = box[1] + 44 + 20 * row
         pen.text((left, at), name, 14, INK, name_width)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -53,8 +52,6 @@ ONE, SHEET = {"rich_help_panel": "One sample"}, {"rich_help_panel": "A contact s
 INDENT = "    "
 #: How large a picture is in a terminal, in characters and lines.
 WIDTH, HEIGHT = 64, 24
-#: What would turn the text around it: the marks of the direction of writing.
-DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def show(
@@ -172,14 +169,14 @@ def facts_of(sample: Sample, place: int, seen: list[Glance]) -> dict[str, Any]:
 def print_sample(console: Console, sample: Sample, place: int, seen: list[Glance]) -> None:
     """Print a line for each field, and what it holds beside it or below."""
     size = human_bytes(sum(field.size for field in seen))
-    console.print(f"{plain(redact(sample['__url__']))}: sample {place:,}, {plain(sample['__key__'])}, {size}")
-    names = [plain(field.field) for field in seen]
+    console.print(f"{printable(redact(sample['__url__']))}: sample {place:,}, {printable(sample['__key__'])}, {size}")
+    names = [printable(field.field) for field in seen]
     sizes = [human_bytes(field.size) for field in seen]
     name_width, size_width = max(map(len, names)), max(map(len, sizes))
     for field, name, told in zip(seen, names, sizes, strict=True):
         line = Text(f"{name:{name_width}}  {told:>{size_width}}  ")
         line.stylize("bold", 0, len(name))
-        line.append(plain(field.kind), "cyan")
+        line.append(printable(field.kind), "cyan")
         lines = list(plain_lines(field.text))
         beside = len(lines) == 1 and len(line) + len(lines[0]) < max(console.width, 60)
         if beside:
@@ -187,26 +184,17 @@ def print_sample(console: Console, sample: Sample, place: int, seen: list[Glance
         console.print(line)
         below = [] if beside else [Text(each) for each in lines]
         if field.error:
-            below.append(Text(plain(field.error), "red"))
+            below.append(Text(printable(field.error), "red"))
         if field.picture is not None and console.is_terminal and console.color_system is not None:
             below += half_blocks(field.picture, max(1, min(WIDTH, console.width - len(INDENT))), HEIGHT)
         for each in below:
             console.print(Text(INDENT).append_text(each))
 
 
-def plain(text: str) -> str:
-    r"""Return a text as it may be printed in a line of a terminal, with nothing that turns the direction of writing.
-
-    >>> plain("a\u202eb\x1b[2J")
-    'a\\u202eb\\x1b[2J'
-    """
-    return DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):04x}", printable(text))
-
-
 def plain_lines(text: str) -> Iterator[str]:
     """Return the lines of a text, as they may be printed."""
     for line in text.replace("\r\n", "\n").replace("\t", "    ").rstrip("\n").split("\n") if text else ():
-        yield plain(line)
+        yield printable(line)
 
 
 def report(

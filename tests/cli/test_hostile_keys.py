@@ -1,0 +1,99 @@
+"""Keys and fields that attack a terminal, a page, a shell or a file system, in every output of the commands."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: Each is the name of a file in a shard, up to its first dot.
+KEYS = {
+    "colours": "\x1b[31mred",
+    "title": "\x1b]0;owned\x07",
+    "csi": "\x9b2J",
+    "bell": "a\x07b\x08c",
+    "lines": "one\ntwo\rthree",
+    "separators": "a\u2028b\u2029c\x85d",
+    "reversed": "abc\u202egnp",
+    "isolated": "a\u2066b\u2069",
+    "script": "<script>alert(1)</script>",
+    "quotes": "\"'><img src=x onerror=alert(1)>",
+    "markup": "[bold red]x[/] [link=file:///etc/passwd]y[/link]",
+    "shell": "$(touch owned);`touch owned`|touch owned&",
+    "option": "--checkpoint-action=exec=touch owned",
+    "template": "{number}{0!r}%s%d",
+    "long": "k" * 4000,
+}
+#: What nothing that is printed may hold: controls but the end of a line, and what changes the direction of text.
+DANGEROUS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@pytest.fixture
+def shard(folder: Path) -> str:
+    path = folder / "hostile.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for key in KEYS.values():
+            for field, data in (("txt", b"\x1b[31mtext<script>"), ("json", b'{"a": "\\u001b[31m<b>"}')):
+                info = tarfile.TarInfo(f"{key}.{field}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    return path.name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "ls {}",
+        "ls -s {}",
+        "show {}",
+        "show {} --number 3",
+        "stats {}",
+        "verify {}",
+        "cat {} -o out.tar",
+        "split {} -o out-%d.tar --maxcount 2",
+        "split {} --part a=1 --part b=1 -o out-{{part}}-%d.tar",
+        "shuffle {} -o out-%d.tar",
+        "sort {} --by key -o out-%d.tar",
+        "cat {} -o out.tar --skip-bad --rename json=txt",
+        "index {}",
+    ],
+)
+def test_a_terminal_gets_no_control(arguments: str, shard: str, program: Any) -> None:
+    done = program(*arguments.format(shard).split())
+    assert done.code in (0, 1, 2)
+    assert not DANGEROUS.search(done.out + done.err), (done.out + done.err).encode("unicode_escape")
+    assert not list(Path().rglob("owned"))
+
+
+def test_json_has_the_keys_as_they_are(shard: str, program: Any) -> None:
+    done = program("ls", shard, "--json")
+    assert not DANGEROUS.search(done.out)
+    assert [json.loads(line)["key"] for line in done.lines] == list(KEYS.values())
+
+
+def test_a_page_has_no_element_of_a_key_or_a_text(shard: str, program: Any) -> None:
+    assert program("show", shard, "--html", "page.html").code == 0
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "alert(1)" in page
+    assert not re.search(r"<script>alert|<img src=x|text<script", page)
+    assert not set("\x1b\x07\x08\x9b") & set(page)
+
+
+def test_a_command_finds_no_file_outside_of_its_folder(shard: str, program: Any) -> None:
+    done = program(
+        "map", shard, "-c", "ls > names; cp sample.txt sample.copy; rm names", "-o", "out/", "--workers", "0"
+    )
+    assert not DANGEROUS.search(done.out + done.err)
+    assert done.code == 0, done.err
+    assert not list(Path().rglob("owned"))
+    with tarfile.open("out/hostile.tar") as archive:
+        assert {name.rpartition(".")[0] for name in archive.getnames()} == set(KEYS.values())
+
+
+def test_markup_of_the_screen_is_shown_as_it_is(shard: str, program: Any) -> None:
+    assert KEYS["markup"] in program("show", shard, "--number", str(list(KEYS).index("markup"))).out
