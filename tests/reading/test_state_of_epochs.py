@@ -201,6 +201,19 @@ def test_epochs_of_workers_go_on_in_them_and_between_them(
             assert [list(third) for _ in range(done, 5)] == whole[done:]
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_stream_resumes_from_a_state_behind_the_last_item_of_an_epoch(epochs: int) -> None:
+    """The record of the end follows those of the items, and does not stand for itself."""
+    with loader(natural(split), 2) as first:
+        for _ in range(epochs):
+            list(first)
+        state = first.state_dict()
+        following = list(first)
+    with loader(natural(split), 2) as second:
+        second.load_state_dict(state)
+        assert list(second) == following
+
+
 @pytest.mark.parametrize("cut", [3, 7])
 def test_a_stream_has_no_meaning_on_another_number_of_workers(cut: int) -> None:
     with loader(natural(drawn), 2) as one:

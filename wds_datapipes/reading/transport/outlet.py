@@ -168,7 +168,7 @@ class Outlet:
         """
         with self._lock:
             self._flush()
-            self._send_body(Kind.STATE, [pack_records([record])])
+            self._send_records([record], count=0)
 
     def say(self, kind: Kind, payload: bytes = b"") -> None:
         """Send what there is, and then a message without items.
@@ -263,13 +263,17 @@ class Outlet:
 
     def _send_items(self, lengths: list[int], parts: list[bytes], arrays: list[Array]) -> None:
         if self._records:
-            kind = Kind.STATE if self._records[0].is_whole else Kind.STEPS
-            self._send_body(kind, [pack_records(self._records)], number=len(self._records))
+            self._send_records(self._records, count=len(self._records))
             self._records = []
         size = self._send_body(Kind.ITEMS, parts, lengths, arrays)
         self._sent += 1
         self._ahead.append(size)
         self._ahead_bytes += size
+
+    def _send_records(self, records: list[Record], count: int) -> None:
+        """Send records of so many items, and whether the first of them stands for itself."""
+        kind = Kind.STATE if records[0].is_whole else Kind.STEPS
+        self._send_body(kind, [pack_records(records)], number=count)
 
     def _send_body(
         self,
