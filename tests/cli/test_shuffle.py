@@ -245,7 +245,8 @@ def test_memory_is_bounded(folder: Path) -> None:
 def test_ctrl_c_leaves_nothing(program: Any, many: list[str], where: str, nothing_left: None) -> None:
     """The signal comes from a command, to this process, at a moment when a temporary file is there."""
     Path("tmp").mkdir()
-    interrupting = 'ls -l /proc/$PPID/fd | grep -o "$PWD/tmp/.*" > seen; kill -INT $PPID; sleep 60'
+    # Not $PPID, which is the process that ends the shell with this one.
+    interrupting = f'ls -l /proc/{os.getpid()}/fd | grep -o "$PWD/tmp/.*" > seen; kill -INT {os.getpid()}; sleep 60'
     source, target = many[-1], "o.tar"
     if where == "reading":
         source = f"pipe:cat {source}; {interrupting}"

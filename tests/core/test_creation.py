@@ -296,7 +296,8 @@ def test_a_shard_that_cannot_be_written_is_told(files: Path) -> None:
 
 
 def test_a_worker_that_is_killed_is_told_with_its_shard(files: Path) -> None:
-    lines = NUMBERS.replace("03.cls text:3", "03.cls pipe:kill -9 $PPID")
+    # $PPID is the process that ends the shell with the worker; its own parent is the worker.
+    lines = NUMBERS.replace("03.cls text:3", "03.cls pipe:kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status)")
     with pytest.raises(WorkerDied, match=r"may have been killed.*while it wrote .*a-01\.tar"):
         create(files, lines, maxcount=3, max_workers=1)
     assert set(contents(files, "a-*.tar")) == {"a-00.tar"}
