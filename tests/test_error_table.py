@@ -165,8 +165,8 @@ def resumed_elsewhere(folder: Path) -> list[Any]:
 TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "PatternError": (lambda folder: ShardList(f"{folder}/none-*.tar"), r"none-\*\.tar"),
     "SpecError": (
-        lambda folder: DatasetSpec({"datasets": [{"shards": "a.tar", "scale": 2}]}),
-        r"datasets\[0\] has the unknown keys 'scale'",
+        lambda folder: DatasetSpec({"datasets": [{"shards": "a.tar", "wieght": 2}]}),
+        r"datasets\[0\] has the unknown keys 'wieght'",
     ),
     "UnknownScheme": (lambda folder: members("nowhere://x.tar"), r"scheme 'nowhere'.*register_opener"),
     "MissingDependency": (
@@ -240,7 +240,7 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "ShardNotWritten": (lambda folder: TarWriter(folder / "no/x.tar"), r"no folder '.*/no'\. Make it first"),
     "ConversionFailed": (
         lambda folder: convert_shards(cast(Any, len), [shard(folder)], f"{folder}/out/", retries=0, max_workers=0),
-        r"1 of 1 shards .*in 1 attempts.*\n.*x\.tar: TypeError: the function returns a sample, samples or None",
+        r"1 of 1 shards .*\n.*x\.tar: TypeError: the function returns a sample, samples or None",
     ),
     "UnsafeCodec": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "pyd": pickle.dumps(1)})).wds_decode()),
