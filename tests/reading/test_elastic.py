@@ -293,6 +293,59 @@ def test_two_ranks_become_one_and_two_and_one_again_within_an_epoch(tmp_path: Pa
     assert sorted(key for *_, epoch in two for key in epoch) == KEYS
 
 
+def read_batches(rank: int, file: str, drop_last: bool, results: Any) -> None:
+    """Be one of two ranks without workers, and take some batches of 2."""
+    init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    try:
+        with loader_of(pipeline().batch(2, drop_last=drop_last), 0, distributed=True) as loader:
+            loader.seed(5)
+            came = list(itertools.islice(loader, 4))
+            results.put((came, loader.reading_service.state_dict()))
+    finally:
+        destroy_process_group()
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_may_be_larger_on_fewer_ranks(drop_last: bool, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    arguments = [(rank, str(tmp_path / "ranks"), drop_last, results) for rank in range(2)]
+    processes = [context.Process(target=read_batches, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+        process.close()
+    results.close()
+    state = merge_states([state for _, state in found])
+    with loader_of(pipeline().batch(4, drop_last=drop_last), 0) as loader:
+        loader.reading_service.load_state_dict(state)
+        rest = list(loader)
+    assert {*map(len, rest)} <= ({4} if drop_last else {1, 2, 3, 4})
+    came = [key for batches in [*(batches for batches, _ in found), rest] for batch in batches for key in batch]
+    assert len(came) == len(set(came)) == (len(KEYS) // 4 * 4 if drop_last else len(KEYS))
+    for size, drops, message in [
+        (3, drop_last, "batches of 2 on each of 2 ranks, and there are batches of 3 on each of 1 now"),
+        (4, not drop_last, "saved with another pipeline"),
+    ]:
+        loader = loader_of(pipeline().batch(size, drop_last=drops), 0)
+        loader.reading_service.load_state_dict(state)
+        with loader, pytest.raises(StateError, match=message):
+            next(iter(loader))
+
+
+def test_batches_stay_as_large_on_as_many_ranks() -> None:
+    with loader_of(pipeline().batch(2), 0) as loader:
+        next(iter(loader))
+        state = loader.reading_service.state_dict()
+    for workers in (0, 2):
+        loader = loader_of(pipeline().batch(4), workers)
+        loader.reading_service.load_state_dict(state)
+        with loader, pytest.raises(StateError, match="saved with another pipeline"):
+            next(iter(loader))
+
+
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [

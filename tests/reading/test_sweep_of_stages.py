@@ -88,7 +88,9 @@ def more_of(url: str) -> str:
 
 
 class EverySecond(IterDataPipe[Any]):
-    """A stage of a user, which counts and does not tell."""
+    """A stage of a user, which counts, and says that it keeps nothing."""
+
+    holds_nothing = True
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -381,7 +383,7 @@ def test_every_registered_stage_is_swept() -> None:
             check_state(stage)
 
 
-def test_a_stage_of_a_user_is_trusted_and_check_resume_finds_it_out() -> None:
-    """Nobody can know what a class of a user holds back: that is why there is `check_resume`."""
+def test_what_a_stage_of_a_user_says_is_believed_and_check_resume_finds_it_out() -> None:
+    """What a class does with its items cannot be seen from outside: that is why there is `check_resume`."""
     with pytest.raises(AssertionError, match="after 1 of"):
         refusal_or_exact(EverySecond(other_samples()))

@@ -13,7 +13,9 @@ Pipe = IterDataPipe[Any]
 
 
 class Buffered(IterDataPipe[Any]):
-    """Holds an item back, and has no state: it is nobody's but the user's, who is believed."""
+    """Holds an item back, and says that it does not."""
+
+    holds_nothing = True
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -30,6 +32,8 @@ class Buffered(IterDataPipe[Any]):
 
 class Counted(IterDataPipe[Any]):
     """Numbers its items, and forgets the number."""
+
+    holds_nothing = True
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -60,6 +64,8 @@ class Forgetful(Counted):
 
 class Ending(Counted):
     """Ends the process that goes on, or fails in it."""
+
+    holds_nothing = True
 
     def __init__(self, source: Pipe, how: str) -> None:
         super().__init__(source)

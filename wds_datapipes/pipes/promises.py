@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
 
+from wds_datapipes.core.introspection import is_users as is_users_module
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.advice import ADVICE, name_of
 
@@ -49,7 +50,7 @@ def holds_nothing(stage: Any) -> bool:
 
 def is_users(stage: object) -> bool:
     """Return whether a stage's class is neither torch's nor torchdata's nor of this package."""
-    return type(stage).__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")
+    return is_users_module(type(stage).__module__)
 
 
 def takes_state_alone(stage: Any) -> bool:
@@ -95,7 +96,7 @@ def _refusal(stage: Any) -> str:
         name = name_of(stage)
         instead = INSTEAD.get(name, "Leave it out, or put it behind the loader")
         return f"{name} may hold samples back, and cannot tell which. {instead}"
-    known = next((each for each in type(stage).__mro__ if not _is_users_class(each)), IterDataPipe)
+    known = next((each for each in type(stage).__mro__ if not is_users_module(each.__module__)), IterDataPipe)
     inherited = "" if known in WITHOUT_LOOP else f" What is known of {known.__name__} says nothing of another __iter__."
     return (
         f"{_full_name(stage)} may hold samples back, and a state that lacks them would lose them.{inherited} If it "
@@ -129,10 +130,6 @@ def _takes(stage: Any, *arguments: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _is_users_class(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")
 
 
 def _full_name(stage: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -18,6 +19,9 @@ FORMAT = "wds-datapipes state"
 #: Before version 3, instances were numbered by rank and then by worker, so that a shard went to another one of them.
 #: Before version 4, what a worker had made since it reported its state was made again and skipped by count.
 VERSION = 4
+
+#: How the description of torch's ``.batch()`` begins.
+BATCH_SIZE = re.compile(r"BatcherIterDataPipe\(batch_size=(\d+)")
 
 #: The numbers, and within which bounds they are.
 NUMBERS = {
@@ -122,8 +126,15 @@ class Checkpoint:
         if not self.parts and not self.is_over:
             raise TypeError("its epoch goes on, and it does not say where")
 
-    def check(self, stages: Sequence[str]) -> None:
+    def check(self, stages: Sequence[str], ranks: int | None = None) -> None:
         """Make sure that it is the state of a pipeline.
+
+        On another number of ranks, ``.batch()`` may have another size if as many samples as before are in the batches
+        of all ranks: what is left of an epoch are samples, whatever batches they come in.
+
+        Args:
+            stages: descriptions of the stages of the pipeline, the last one first.
+            ranks: how many there are now; None if that is not known yet, and is checked later.
 
         Raises:
             StateError: it is the state of another one.
@@ -132,7 +143,26 @@ class Checkpoint:
             return
         for number, (saved, own) in enumerate(zip_longest(self.stages, stages)):
             if saved != own:
+                before, now = _batch_size(saved), _batch_size(own)
+                if before and now and _without_size(saved) == _without_size(own) and ranks != self.ranks:
+                    if ranks is None or before * self.ranks == now * ranks:
+                        continue
+                    raise StateError(
+                        f"The state was saved with batches of {before} on each of {self.ranks} ranks, and there are "
+                        f"batches of {now} on each of {ranks} now. On another number of ranks, the batches of all of "
+                        f"them together stay as large as they were, {before * self.ranks}"
+                    )
                 raise StateError(
                     f"The state was saved with another pipeline. Counted from the end, stage {number} "
                     f"{difference(saved, own)}. Load it into the pipeline that it is from"
                 )
+
+
+def _batch_size(stage: str | None) -> int:
+    """Return the size of torch's batches by the description of a stage; 0 if it is another stage."""
+    found = BATCH_SIZE.match(stage or "")
+    return 0 if found is None else int(found[1])
+
+
+def _without_size(stage: str | None) -> str:
+    return BATCH_SIZE.sub("", stage or "")

@@ -114,7 +114,7 @@ class StateKeeper:
             return
         loaded, self._loaded = self._loaded, []
         for checkpoint in loaded:
-            checkpoint.check(self._described)
+            checkpoint.check(self._described, _place(ranks)[1])
         self.going_on = placed(loaded, pipe, (*_place(ranks), self._distributed, self._workers))
 
     def refuse(self, pipe: Any, behind: Sequence[Any]) -> None:

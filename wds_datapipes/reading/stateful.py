@@ -190,7 +190,7 @@ class StatefulShards(IterableDataset[Any]):
         """
         loaded, info = checkpoints_in(state), get_worker_info()
         for checkpoint in loaded:
-            checkpoint.check(self._stages)
+            checkpoint.check(self._stages, self._epochs.ranks)
             self._check(checkpoint)
         if not all(checkpoint.is_over for checkpoint in loaded):  # on no rank, then
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
