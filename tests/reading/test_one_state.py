@@ -465,7 +465,7 @@ def own_state(**changes: Any) -> Any:
     ("state", "text"),
     [
         (lambda: own_state(first=8), "another seed: 8, and here it is 0"),
-        (lambda: own_state(version=9), "version 9, and this release of wds-datapipes reads version 3 alone"),
+        (lambda: own_state(version=9), "version 9, and this release of wds-datapipes reads version 4 alone"),
         (lambda: own_state(format="x"), "no state of a loader"),
         (lambda: own_state(engines=[[1], [2]]), "behind another reading service"),
         (lambda: own_state(stages=["x"]), "another pipeline. Counted from the end, stage 0 was x"),
