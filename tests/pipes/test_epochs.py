@@ -20,10 +20,12 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.utils import WorkerInfo
 from torchdata.datapipes.iter import SampleMultiplexer
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySource
+from wds_datapipes.reading.serving import split
 from wds_datapipes.testing import build_shard
 
 #: torch warns of more workers than processors.
@@ -120,16 +122,18 @@ def test_an_epoch_that_is_broken_off_goes_on_in_the_next(size: int, taken: list[
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 12))
 def test_the_workers_of_a_rank_share_an_epoch(n: int, workers: int, size: int) -> None:
-    """Each worker goes on with its own part; those without a part yield nothing."""
+    """The part of a worker moves on by one with each pass, so that those without a part in one have some in another."""
     parts = []
     for worker in range(workers):
         pipe = numbers(size).sharding_filter().with_epoch(n)
         apply_sharding(pipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
-        part = list(range(size))[worker::workers]
-        wanted = n // workers + (worker < n % workers) if part else 0
-        assert list(pipe) == list(itertools.islice(itertools.cycle(part), wanted))
+        stream = (
+            item for turn in itertools.count() for item in list(range(size))[(worker + turn) % workers :: workers]
+        )
+        wanted = n // workers + (worker < n % workers)
+        assert list(pipe) == list(itertools.islice(stream, wanted))
         parts.append(wanted)
-    assert sum(parts) == n or size < workers
+    assert sum(parts) == n
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -202,9 +206,97 @@ def test_workers_are_counted_wherever_the_data_is_split(join: Callable[[Pipe, Pi
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_workers_without_a_shard_yield_nothing(reader: Reader, workers: int) -> None:
+def test_workers_without_a_shard_have_one_in_another_pass(reader: Reader, workers: int) -> None:
     epochs = reader(numbers(1).sharding_filter().with_epoch(6), workers, 2)
-    assert epochs == [[0] * (6 // workers)] * 2
+    assert epochs == [[0] * 6] * 2
+
+
+def is_below_2(number: int) -> bool:
+    return number < 2
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_worker_whose_share_is_empty_delivers_from_another_pass(reader: Reader, workers: int, shuffled: bool) -> None:
+    """All but 2 of 12 shards are empty. Which worker has one of these follows from the order, and is no error."""
+    shards = numbers(12).shuffle() if shuffled else numbers(12)
+    pipe = shards.sharding_filter().filter(is_below_2).with_epoch(9)
+    epochs = reader(pipe, workers, 5)
+    assert [len(epoch) for epoch in epochs] == [9] * 5
+    assert {*itertools.chain(*epochs)} == {0, 1}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.sets(st.integers(0, 9), min_size=1), st.booleans(), st.integers(0, 99))
+def test_each_pass_is_dealt_whole_however_shares_move_on(
+    ranks: int, workers: int, full: set[int], shuffled: bool, seed: int
+) -> None:
+    passes: list[list[int]] = [[] for _ in range(4)]
+    for rank, worker in itertools.product(range(ranks), range(workers)):
+        shards = numbers(10).shuffle() if shuffled else numbers(10)
+        source = Marked(shards.sharding_filter().filter(full.__contains__))
+        pipe = source.with_epoch(10_000)
+        apply_sharding(pipe, ranks, rank, RANKS)
+        split_among(pipe, workers, worker)
+        apply_random_seed(pipe, torch.Generator().manual_seed(seed))
+        for number, item in pipe:
+            if number >= len(passes):
+                break
+            passes[number].append(item)
+    assert [sorted(each) for each in passes] == [sorted(full)] * len(passes)
+
+
+class Marked(IterDataPipe[tuple[int, int]]):
+    """Marks what is yielded with the number of the pass."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+        self.passes = -1
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self.passes += 1
+        for item in self.source:
+            yield self.passes, item
+
+
+def split_among(pipe: Pipe, workers: int, worker: int) -> None:
+    split(pipe, WorkerInfo(workers, worker), None)
+
+
+def test_a_sample_that_is_drawn_now_and_then_is_no_error() -> None:
+    """A pass without an item is not the end: chance has it so."""
+    torch.manual_seed(0)
+    pipe = numbers(20).rsample(0.05).with_epoch(5)
+    assert len(list(pipe)) == 5
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_mixture_without_end_gets_to_the_data_of_all_workers(workers: int) -> None:
+    one, other = numbers(1).sharding_filter(), numbers(7).sharding_filter().filter(is_below_2)
+    pipe = one.mix_samples(other, stop="never").with_epoch(12)
+    assert [len(epoch) for epoch in read2(pipe, workers, 3)] == [12] * 3
+
+
+def test_a_state_has_the_share_of_its_pass(tmp_path: Path) -> None:
+    for shard, size in enumerate([5, 0, 3]):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(size)])
+    samples = ShardList(str(tmp_path / "{0..2}.tar")).sharding_filter().load_wds_shards().group_samples()
+    pipe = samples.to_tuple("__key__").with_epoch(11)
+    with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
+        epochs = [list(loader) for _ in range(4)]
+    for cut in range(12):
+        with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
+            next(iter(loader))
+            list(loader)
+            items = iter(loader)
+            for _ in range(cut):
+                next(items)
+            state = loader.reading_service.state_dict()
+            rest = [*items], [*loader]
+        with DataLoader2(pipe, reading_service=ShardReadingService(2)) as loader:
+            loader.reading_service.load_state_dict(state)
+            assert ([*loader], [*loader]) == rest
+    assert [len(epoch) for epoch in epochs] == [11] * 4
 
 
 def test_each_worker_counts_for_itself_where_nothing_is_split() -> None:
@@ -510,3 +602,46 @@ def test_epochs_of_an_endless_stream_are_exact(reader: Reader, workers: int) -> 
     epochs = reader(pipe, workers, 3)
     assert [[len(batch) for batch in epoch] for epoch in epochs] == [[4] * 10] * 3
     assert len({str(epoch) for epoch in epochs}) == 3
+
+
+# Streams that yield nothing
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> str:
+    for shard in range(3):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(4)])
+    return str(tmp_path / "{0..2}.tar")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda shards: samples_of(shards.resample_wds_shards()).filter(is_none),
+        lambda shards: samples_of(shards.resample_wds_shards()).filter(is_none).map(str).with_epoch(3),
+        lambda shards: samples_of(shards.resample_wds_shards()).shuffle_samples(50).filter(is_none).batch(3),
+        lambda shards: samples_of(shards.shuffle().sharding_filter()).filter(is_none).cycle(),
+        lambda shards: samples_of(shards.sharding_filter()).filter(is_none).cycle().batch(2).with_epoch(2),
+    ],
+    ids=["drawn", "drawn and cut", "behind a buffer", "repeated", "repeated and cut"],
+)
+def test_a_stream_of_which_nothing_is_left_is_an_error(make: Callable[[Any], Pipe], urls: str) -> None:
+    with pytest.raises(EmptySource, match=r"gone through all its shards|source has ended without any"):
+        next(iter(make(ShardList(urls))))
+    with pytest.raises(EmptySource):
+        read2(make(ShardList(urls)), 2, 1)
+
+
+def samples_of(shards: Any) -> Any:
+    return shards.load_wds_shards().group_samples()
+
+
+def test_a_stage_that_waits_for_many_items_is_no_empty_stream(urls: str) -> None:
+    drawn = samples_of(ShardList(urls).resample_wds_shards())
+    assert len(next(iter(drawn.shuffle_samples(3000).batch(1000)))) == 1000
+
+
+def test_epochs_of_a_stream_are_told_apart() -> None:
+    """Each ends after as many items, and begins the source again for the next."""
+    pipe = numbers(3).with_epoch(3)
+    assert [list(pipe) for _ in range(50)] == [[0, 1, 2]] * 50

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from wds_datapipes.errors import EmptySource
 
-__all__ = ["Stream"]
+__all__ = ["EMPTY_PASSES", "Stream"]
 
 T = TypeVar("T")
+
+#: How many times in a row all of a source is read without an item before that is an error. Once is no proof, where a
+#: stage keeps a few samples that it draws.
+EMPTY_PASSES = 10
+
+logger = logging.getLogger("wds_datapipes")
 
 #: Streams of the process that this one is a fork of. Their files and commands are still in use there, so they are
 #: neither read nor closed here.
@@ -50,23 +57,31 @@ class Stream(Generic[T]):
         """Go on with a pass, or behind it, and in the middle of an epoch."""
         self._items, self._owner_pid, self.passes, self.given = items, os.getpid(), passes, given
 
-    def take(self, count: int, *, begin: Callable[[int], Iterator[T]], has_no_share: Callable[[], bool]) -> Iterator[T]:
+    def take(
+        self,
+        count: int,
+        *,
+        begin: Callable[[int], Iterator[T]],
+        has_no_share: Callable[[], bool],
+        turns: Callable[[], int],
+    ) -> Iterator[T]:
         """Yield items until it were ``count`` in this epoch.
 
         Args:
             count: how many, over as many passes as it takes.
             begin: begins a pass, of which it is given the number, from 0.
-            has_no_share: whether nothing was dealt to this instance. It is asked after a pass without an item, and if
-                so, there are no items at all.
+            has_no_share: whether nothing is ever dealt to this instance. It is asked after a pass without an item, and
+                if so, there are no items at all.
+            turns: in how many passes this instance gets to all of the source.
 
         Raises:
-            EmptySource: a pass had no item, though there was something for this instance.
+            EmptySource: all of the source was read `EMPTY_PASSES` times without an item.
         """
         if self._owner_pid != os.getpid():
             if self._items is not None:
                 _INHERITED.append(self._items)
             self._items, self._owner_pid, self.passes = None, os.getpid(), 0
-        is_new = False
+        is_new, empty = False, 0
         while self.given < count:
             if self._items is None:
                 self._items = begin(self.passes)
@@ -80,14 +95,23 @@ class Stream(Generic[T]):
                     continue
                 if has_no_share():
                     return
-                raise EmptySource(
-                    f"with_epoch has to yield {count - self.given} more items, and its source has ended without any. "
-                    "Are its shards empty, or does a stage before it drop all that they hold?"
-                ) from None
+                empty += 1
+                if empty == turns():
+                    logger.warning(
+                        "with_epoch has read all of its source, and got no item. It reads it %d times more",
+                        EMPTY_PASSES - 1,
+                    )
+                if empty >= EMPTY_PASSES * turns():
+                    raise EmptySource(
+                        f"with_epoch has to yield {count - self.given} more items, and its source has ended without "
+                        f"any, {empty} times in a row. Are its shards empty, or does a stage before it drop all that "
+                        "they hold?"
+                    ) from None
+                continue
             except BaseException:
                 self._items = None  # it has ended; the next epoch begins another pass
                 raise
-            is_new = False
+            is_new, empty = False, 0
             self.given += 1
             yield item
             del item  # so that it is not kept alive between two epochs

@@ -8,6 +8,7 @@ from itertools import accumulate
 from random import Random
 from typing import Literal, TypeVar
 
+from wds_datapipes.core.epochs import EMPTY_PASSES
 from wds_datapipes.errors import EmptySource
 
 __all__ = ["MixState", "Stop", "mix_samples"]
@@ -45,6 +46,7 @@ def mix_samples(
     stop: Stop,
     rng: Random,
     has_no_share: Callable[[int], bool],
+    turns: Callable[[int], int],
     state: MixState,
 ) -> Iterator[T]:
     """Yield items of several sources, from each in turn or from one that is drawn by its weight.
@@ -55,7 +57,8 @@ def mix_samples(
         weights: one for each source, or None to take them in turn.
         stop: when to stop.
         rng: draws.
-        has_no_share: whether nothing of a source was dealt to this instance.
+        has_no_share: whether nothing of a source is ever dealt to this instance.
+        turns: in how many passes this instance gets to all of a source.
         state: where to begin; it is kept up to date.
 
     Raises:
@@ -73,14 +76,19 @@ def mix_samples(
             state.draws += 1
         source = left[turn]
         item = next(passes[source], _END)
-        if item is _END and stop == "never":
+        empty = 0
+        while item is _END and stop == "never":
             passes[source] = begin_again(source)
             item = next(passes[source], _END)
-            if item is _END and not has_no_share(source):
-                raise EmptySource(
-                    f'mix_samples(stop="never") has to begin source {source} (of 0 to {len(passes) - 1}) again, '
-                    "and it yields nothing"
-                )
+            if item is _END:
+                if has_no_share(source):
+                    break
+                empty += 1
+                if empty >= EMPTY_PASSES * turns(source):
+                    raise EmptySource(
+                        f'mix_samples(stop="never") has to begin source {source} (of 0 to {len(passes) - 1}) again, '
+                        f"and it yields nothing, {empty} times in a row"
+                    )
         if item is not _END:
             state.turn, state.at = turn + 1, source
             yield item  # type: ignore[misc]  # mypy does not know that there is one _END

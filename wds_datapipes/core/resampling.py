@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count as count_from
 from random import Random
 
@@ -11,8 +11,16 @@ from wds_datapipes.errors import EmptySource
 __all__ = ["resample_wds_shards"]
 
 
-def resample_wds_shards(source: Iterable[str], *, rng: Random, count: int | None) -> Iterator[str]:
+def resample_wds_shards(
+    source: Iterable[str], *, rng: Random, count: int | None, on_round: Callable[[], None]
+) -> Iterator[str]:
     """Yield ``count`` URLs of ``source``, or URLs for ever, each drawn by ``rng`` from all of them.
+
+    Args:
+        source: yields URLs.
+        rng: draws.
+        count: how many to draw; None is for ever.
+        on_round: called whenever as many were drawn as there are.
 
     Raises:
         EmptySource: there is none to draw.
@@ -20,5 +28,7 @@ def resample_wds_shards(source: Iterable[str], *, rng: Random, count: int | None
     urls = list(source)
     if not urls:
         raise EmptySource("resample_wds_shards was given no shard to draw: its source is empty")
-    for _ in count_from() if count is None else range(count):
+    for number in count_from() if count is None else range(count):
+        if number % len(urls) == 0:
+            on_round()
         yield urls[int(rng.random() * len(urls))]

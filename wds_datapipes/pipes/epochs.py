@@ -13,7 +13,7 @@ from wds_datapipes.core.progress import Address
 from wds_datapipes.core.sharing import share
 from wds_datapipes.pipes.passes import Passes, beginning_of
 from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed
+from wds_datapipes.pipes.upstream import address_of, has_no_share, number_instances, place_of, refuse_fed, turns_of
 
 if TYPE_CHECKING:
     from wds_datapipes.pipes.recording import Recorder
@@ -32,11 +32,12 @@ class EpochCutter(IterDataPipe[Any]):
 
     The place in the stream is kept in the process. It is lost where workers end with each epoch, as those of torch's
     ``DataLoader`` do without ``persistent_workers=True``, unless the loop is over `StatefulShards.tracked`. Of an epoch
-    that is broken off, items that workers have made ahead are lost, but for such a loop. A worker without a shard, as
-    there are more workers than shards, yields nothing, and its rank lacks its share.
+    that is broken off, items that workers have made ahead are lost, but for such a loop.
 
     The passes over the source follow from the seed of the first epoch, each with another order, the same on all ranks
-    and workers. The seeds that loaders set for later epochs change nothing here.
+    and workers. The seeds that loaders set for later epochs change nothing here. With each pass, the shares of a
+    ``.sharding_filter()`` move on by one worker. So a worker whose shards hold nothing, or that has none as there are
+    more workers than shards, goes on with the next pass, and every rank has its ``n`` items.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -46,7 +47,7 @@ class EpochCutter(IterDataPipe[Any]):
         n: how many items an epoch has, for the workers of a rank together. It is also the ``len()``.
 
     Raises:
-        EmptySource: ``source`` has nothing to yield.
+        EmptySource: ``source`` has nothing to yield: all of it was read ten times without an item.
         RuntimeError: ``source`` is what other processes send, which only a loader can begin again.
 
     Examples:
@@ -133,6 +134,7 @@ class EpochCutter(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         refuse_fed(self.source, "with_epoch")
+        number_instances(self.source)  # a loader may have split the source again meanwhile
         state, again = self._loaded or ({}, [])
         self._stream.given = 0
         if state.get("ends", False):
@@ -152,6 +154,7 @@ class EpochCutter(IterDataPipe[Any]):
             share(self.n, place_of(self.source)),
             begin=self._begin,
             has_no_share=lambda: has_no_share(self.source),
+            turns=lambda: turns_of(self.source),
         )
 
     def __len__(self) -> int:

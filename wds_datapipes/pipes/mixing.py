@@ -17,7 +17,7 @@ from wds_datapipes.pipes.passes import BEGINNING, Passes, first_seeds
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.state import renewed
-from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed
+from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed, turns_of
 
 if TYPE_CHECKING:
     from wds_datapipes.pipes.recording import Recorder
@@ -33,7 +33,8 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
     only. Where two of them share a stage, use ``.fork()`` behind it. What is drawn follows from the seed of the loader.
 
     A worker that was dealt no shard of a source has an end of that source at once. So with more workers than a source
-    has shards, do not stop at the first.
+    has shards, do not stop at the first. With ``stop="never"``, the shares of the workers move on by one whenever a
+    source begins again, so that each worker gets to the data of all.
 
     Yields:
         Any: the items of the sources, unchanged.
@@ -48,7 +49,7 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
             ``"never"``: a source that has ended begins again, with another seed. End it with ``.with_epoch()``.
 
     Raises:
-        EmptySource: a source that has to begin again yields nothing.
+        EmptySource: a source that has to begin again yields nothing, several times in a row.
         RuntimeError: a source has to begin again, and is what other processes send.
 
     Examples:
@@ -62,6 +63,8 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
     """
 
     _is_child_datapipe = False
+    #: By how many numbers the shares of its sources have moved on before it begins (see `turn_shares`).
+    first_turn = 0
 
     def __init__(
         self,
@@ -190,6 +193,7 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
                 place,
                 derived_seed("mix_samples", self._own_seed, number),
                 first=self._firsts[number],
+                first_turn=self.first_turn,
                 loaded=states[number],
             )
             for number, source in enumerate(sources)
@@ -217,6 +221,7 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
             stop=self.stop,
             rng=self._rng,
             has_no_share=lambda source: has_no_share(sources[source]),
+            turns=lambda source: turns_of(sources[source]),
             state=self._state,
         )
 

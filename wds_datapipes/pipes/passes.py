@@ -14,7 +14,7 @@ from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.sharing import Place
 from wds_datapipes.pipes.seeded import later_seed, pending_seed
 from wds_datapipes.pipes.state import lasts, load_state, nothing_else, renewed, save_state
-from wds_datapipes.pipes.upstream import splitters, upstream
+from wds_datapipes.pipes.upstream import splitters, turn_shares, upstream
 
 if TYPE_CHECKING:
     from wds_datapipes.pipes.recording import Recorder
@@ -39,6 +39,7 @@ class Passes:
         place: of this instance.
         seed: of this instance, or None if there is no loader, which would have set one.
         first: the seeds of the stages in the first pass, if it was begun elsewhere.
+        first_turn: by how many numbers the shares of the first pass have moved on (see `turn_shares`).
         loaded: where it goes on. That stays its state until `go_on` has come to what is new, as whoever waits for
             samples that come again may stop at the last of them.
 
@@ -54,8 +55,10 @@ class Passes:
         seed: int | None,
         first: Sequence[int | None] | None = None,
         loaded: Mapping[str, Any] | None = None,
+        first_turn: int = 0,
     ) -> None:
         self.number = 0
+        self.first_turn = first_turn
         self.seed = seed
         self.first = first_seeds(source) if first is None else [*first]
         self._place = place
@@ -122,6 +125,7 @@ class Passes:
 
     def _items(self, source: Pipe, again: Iterable[Address]) -> Iterator[Any]:
         self._set_seeds(source)
+        turn_shares(source, self.first_turn + self.number)
         load_state(source, self._state, again)
         self._state, self._is_begun = None, True
         yield from source

@@ -12,6 +12,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from wds_datapipes.core.resampling import resample_wds_shards
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.core.sharing import share
+from wds_datapipes.pipes.deliveries import Deliveries
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import Groups, place_in
@@ -36,7 +37,8 @@ class ShardResampler(Seeded, IterDataPipe[str]):
         seed: another number draws other shards under the same seed of the loader.
 
     Raises:
-        EmptySource: ``source`` yields nothing.
+        EmptySource: ``source`` yields nothing. Or ten times as many shards were drawn as there are, and no item has
+            left the pipeline.
 
     Examples:
         >>> drawn = list(ShardList("{a..c}.tar").resample_wds_shards(10))
@@ -62,7 +64,10 @@ class ShardResampler(Seeded, IterDataPipe[str]):
         self.count = count
         self.seed = seed
         self.groups: Groups = {}
+        #: By how many workers its share of ``count`` has moved on (see `turn_shares`).
+        self.turn = 0
         self._rng = Random()
+        self._deliveries = Deliveries()
 
     def apply_sharding(
         self,
@@ -94,7 +99,9 @@ class ShardResampler(Seeded, IterDataPipe[str]):
         self._rng.seed(derived_seed("resample_wds_shards", self.seed, self._take_seed(), place.rank, place.worker))
 
     def __iter__(self) -> Iterator[str]:
-        yield from resample_wds_shards(self.source, rng=self._rng, count=self._share())
+        yield from resample_wds_shards(
+            self.source, rng=self._rng, count=self._share(), on_round=lambda: self._deliveries.check(self)
+        )
 
     def __len__(self) -> int:
         count = self._share()
@@ -103,4 +110,7 @@ class ShardResampler(Seeded, IterDataPipe[str]):
         return count
 
     def _share(self) -> int | None:
-        return None if self.count is None else share(self.count, place_in(self.groups))
+        if self.count is None:
+            return None
+        place = place_in(self.groups)
+        return share(self.count, place._replace(worker=(place.worker + self.turn) % place.workers))

@@ -19,11 +19,12 @@ from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, checked_key,
 from wds_datapipes.core.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.core.types import Member, Sample
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.deliveries import Deliveries
 from wds_datapipes.pipes.listing import Listing, Seen, checked_seen, listings_before
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.registration import Hidden, register_stage
 from wds_datapipes.pipes.seeded import Seeded
-from wds_datapipes.pipes.upstream import address_of
+from wds_datapipes.pipes.upstream import address_of, turns_of
 
 if TYPE_CHECKING:
     from wds_datapipes.pipes.recording import Recorder
@@ -58,6 +59,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         on_error: ``"raise"``; or, to pass over the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
+        EmptySource: a stage begins this one again and again, and no item leaves the pipeline.
         DuplicateField: a field occurs twice in a sample.
         ReturningKey: a sample's files are not neighbours, and ``on_returning_key`` is ``"raise"``.
 
@@ -98,6 +100,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         self.on_duplicate = on_duplicate
         self.on_returning_key = on_returning_key
         self.on_error = on_error
+        self._deliveries = Deliveries()
         self._progress = Progress()
         self._resume: Resume | None = None
         self._deal: Deal | None = None
@@ -176,6 +179,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         self._resume = None
 
     def __iter__(self) -> Iterator[Sample]:
+        self._deliveries.check(self, turns_of(self.source))
         resume, self._resume = self._resume, None
         self._deal = None if resume is None else resume.deal
         progress = self._progress = Progress()

@@ -28,12 +28,17 @@ __all__ = [
     "sources_of",
     "splits",
     "splitters",
+    "turn_shares",
+    "turns_of",
     "unsplit",
     "upstream",
 ]
 
 #: What torch's ``ShardingFilter`` remembers: for each kind of splitting, among how many and which of them.
 Groups = dict[int, tuple[int, int]]
+
+#: Where a ``.sharding_filter()`` keeps by how many numbers its share has moved on.
+_TURN = "_wds_datapipes_turn"
 
 #: How many sources a stage may have in one collection. A larger one holds data, and to look into all of it takes time.
 _MOST_SOURCES = 1000
@@ -70,11 +75,61 @@ def instance_of(groups: Groups) -> tuple[int, int]:
 def number_instances(pipe: Any) -> None:
     """Have every ``.sharding_filter()`` deal as torch's ``DataLoader`` does, once it knows its rank and its worker.
 
-    Left alone, it numbers all workers of rank 0 first where ranks and workers are set one after the other.
+    Left alone, it numbers all workers of rank 0 first where ranks and workers are set one after the other. A share
+    that `turn_shares` has moved on stays where it is.
     """
     for splitter in splitters(pipe):
-        if isinstance(splitter, ShardingFilter) and splitter.sharding_group_filter is None:
-            splitter.num_of_instances, splitter.instance_id = instance_of(splitter.groups)
+        if isinstance(splitter, ShardingFilter):
+            _number(splitter)
+
+
+def turn_shares(pipe: Any, turn: int) -> None:
+    """Give this instance the share that the instance ``turn`` numbers further on has by itself.
+
+    Stages that begin their source again move all shares on by one with each pass. Each pass is still dealt whole, and
+    an instance without data in one pass, as there are fewer shards than workers or its shards are empty, gets to the
+    data of the others.
+
+    Args:
+        pipe: the source of such a stage. Stages before it that count passes of their own count from here.
+        turn: by how many numbers.
+    """
+    for stage in _until_kept(pipe):
+        if hasattr(stage, "first_turn"):
+            stage.first_turn = turn
+        elif isinstance(stage, ShardingFilter):
+            vars(stage)[_TURN] = turn
+            _number(stage)
+        elif splits(stage) and hasattr(stage, "turn"):
+            stage.turn = turn
+
+
+def turns_of(pipe: Any) -> int:
+    """Return after how many passes an instance has had every share; 1 where nothing is split."""
+    turns = 1
+    for stage in _until_kept(pipe):
+        if splits(stage) and (isinstance(stage, ShardingFilter) or hasattr(stage, "turn")):
+            turns = max(turns, instance_of(stage.groups)[0])
+    return turns
+
+
+def _number(splitter: Any) -> None:
+    """Set the share of a ``.sharding_filter()``."""
+    groups, only = splitter.groups, splitter.sharding_group_filter
+    instances, instance = instance_of(groups) if only is None else groups.get(only, (1, 0))
+    splitter.num_of_instances = instances
+    splitter.instance_id = (instance + vars(splitter).get(_TURN, 0)) % instances
+
+
+def _until_kept(pipe: Any) -> Iterator[Any]:
+    """Yield a stage and those before it, up to those whose items belong to one instance in all passes."""
+    kept: set[int] = set()
+    for stage in upstream(pipe):
+        if id(stage) not in kept:
+            if getattr(stage, "lasts", False) or getattr(stage, "reads_again", False):
+                kept.update(map(id, upstream(stage)))
+            else:
+                yield stage
 
 
 def place_in(groups: Groups) -> Place:
@@ -97,8 +152,13 @@ def place_of(pipe: Pipe) -> Place:
 
 
 def has_no_share(pipe: Pipe) -> bool:
-    """Tell, after a pass, whether a stage before this one had something to deal, and nothing for this instance."""
-    return any(not _yielded(splitter) and any(map(_yielded, sources_of(splitter))) for splitter in splitters(pipe))
+    """Whether a stage before this one, whose shares stay where they are, had nothing to deal to this instance."""
+    turning = {id(stage) for stage in _until_kept(pipe) if isinstance(stage, ShardingFilter) or hasattr(stage, "turn")}
+    return any(
+        not _yielded(splitter) and any(map(_yielded, sources_of(splitter)))
+        for splitter in splitters(pipe)
+        if id(splitter) not in turning
+    )
 
 
 def refuse_fed(pipe: Pipe, what: str) -> None:

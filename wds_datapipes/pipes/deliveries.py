@@ -1,0 +1,97 @@
+"""Endless streams that yield nothing: shards are drawn or repeated for ever, and a stage drops all that they hold."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes.core.epochs import EMPTY_PASSES
+from wds_datapipes.errors import EmptySource
+from wds_datapipes.pipes.advice import name_of
+from wds_datapipes.pipes.upstream import upstream
+
+__all__ = ["Deliveries"]
+
+#: How many items a stage of another package may wait for before it yields one.
+MOST_HELD = 100_000
+
+#: Stages that wait for several items before they yield one.
+HOLDING = ("Batcher", "SampleShuffler", "SampleUnbatcher", "SampleWriter", "Shuffler", "StreamComposer")
+
+
+#: Stages of other packages that wait for one item alone.
+WAITING_FOR_ONE = ("Collator", "Cycler", "Filter", "Mapper")
+
+
+class _Yielded(NamedTuple):
+    """What a stage had yielded when it was found to have yielded something, and what the one before it had."""
+
+    mark: tuple[int, int]
+    before: int
+    number: int
+
+
+class Deliveries:
+    """Notices that a stage goes through all its data again and again, and that one behind it yields nothing of it.
+
+    A stage knows only those before it. Those behind it are on the stack while they wait for an item.
+    """
+
+    def __init__(self) -> None:
+        self._yielded: dict[int, _Yielded] = {}
+        self._number = 0
+
+    def check(self, stage: IterDataPipe[Any], rounds: int = 1) -> None:
+        """Take note that a stage has gone through all its data, or a share of it.
+
+        Args:
+            stage: the stage, which is being iterated.
+            rounds: how many times it has to be called for all the data.
+
+        Raises:
+            EmptySource: a stage behind it has yielded nothing for many rounds, though it waits for one item alone.
+        """
+        self._number += 1
+        waiting = _waiting_for(stage)
+        for before, each in itertools.pairwise(waiting):
+            mark, made = _mark_of(each), before._number_of_samples_yielded
+            found = self._yielded.get(id(each))
+            if found is None or found.mark != mark:
+                self._yielded[id(each)] = _Yielded(mark, made, self._number)
+            elif self._number - found.number >= EMPTY_PASSES * rounds:
+                if not _may_hold(each, made - found.before):
+                    raise EmptySource(
+                        f"{name_of(each)} has yielded nothing, while {name_of(stage)} has gone through all its shards "
+                        f"{EMPTY_PASSES} times. Are the shards empty, or does a stage drop all that they hold?"
+                    )
+                return  # those behind it have to wait as well
+
+
+def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
+    """Return a stage and those that wait for an item of it in this thread, up to the last one."""
+    waiting: list[Any] = [stage]
+    frame = sys._getframe(2)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, IterDataPipe) and found is not waiting[-1]:
+            if all(each is not waiting[-1] for each in upstream(found)):
+                break  # another pipeline, whose function reads this one
+            waiting.append(found)
+        frame = frame.f_back  # type: ignore[assignment]  # it is None at the end
+    return waiting
+
+
+def _mark_of(stage: Any) -> tuple[int, int]:
+    """Return which iteration of a stage this is, and how many items it has yielded; torch counts both."""
+    return stage._valid_iterator_id or 0, stage._number_of_samples_yielded
+
+
+def _may_hold(stage: Any, taken: int) -> bool:
+    """Whether a stage may wait for more items than those that it has taken since it has yielded one."""
+    if name_of(stage) in HOLDING:
+        return True
+    is_ours = type(stage).__module__.partition(".")[0] == "wds_datapipes"
+    return not (is_ours or name_of(stage) in WAITING_FOR_ONE) and taken < MOST_HELD
