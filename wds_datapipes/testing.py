@@ -166,7 +166,8 @@ def check_coverage(
             the whole of any other item.
 
     Raises:
-        AssertionError: a sample comes too often or not often enough, or an order differs; it tells which and where.
+        AssertionError: a sample comes too often or not often enough, or an order differs; it tells which and where. Or
+            the pipeline yields nothing.
         ValueError: an argument makes no sense.
 
     Examples:

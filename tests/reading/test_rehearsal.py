@@ -133,6 +133,11 @@ def test_shares_that_are_not_whole_are_told(make: Callable[[], Pipe], message: s
         check_coverage(make)
 
 
+def test_a_pipeline_that_yields_nothing_is_no_proof() -> None:
+    with pytest.raises(AssertionError, match="yields nothing at all, also without a split"):
+        check_coverage(lambda: ShardList("1.tar").sharding_filter().load_wds_shards().group_samples())
+
+
 def test_arguments_that_make_no_sense_are_refused() -> None:
     with pytest.raises(
         ValueError, match=re.escape("check_resume needs 2 cuts or more, the beginning and the end, not 1")

@@ -87,6 +87,11 @@ def rehearse_coverage(
     """Give each worker of each rank its share, and see whether they are all; see `testing.check_coverage`."""
     known = _known if key is None else key
     wanted = Counter(known(item) for item in _seeded(make_pipeline(), WorkerInfo(1, 0), SeedGenerator(seed)))
+    if not wanted:
+        raise AssertionError(
+            "The pipeline yields nothing at all, also without a split. Is its list of shards empty, or does a stage "
+            "drop all samples?"
+        )
     places = [(rank, worker) for rank in range(ranks) for worker in range(max(workers, 1))]
     pipes: dict[tuple[int, int], Any] = {}
     logs: dict[tuple[int, int], list[list[Any]]] = {}

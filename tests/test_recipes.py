@@ -1,0 +1,102 @@
+"""The pipelines of the pages: whatever the number of workers and ranks, every sample comes exactly once."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from torchdata.dataloader2 import DataLoader2
+
+from tests.test_documentation import ROOT, blocks_of
+from wds_datapipes import ShardReadingService
+from wds_datapipes.testing import check_coverage
+
+WORKERS = (0, 1, 2, 3)
+
+
+class Recipe(NamedTuple):
+    """A pipeline of a page: what makes it there, and how often each sample comes."""
+
+    page: str
+    made_by: str
+    times: int = 1
+
+
+RECIPES = [
+    Recipe("how-to/questions.md", "samples()"),
+    Recipe("how-to/questions.md", 'samples(urls[0::2]).mix_samples(samples(urls[1::2]), stop="all")'),
+    Recipe("how-to/mix-datasets.md", 'dataset("web-{0..3}.tar")'),
+    Recipe(
+        "how-to/mix-datasets.md",
+        'dataset("web-{0..3}.tar").mix_samples(dataset("books-{0..1}.tar"), weights=[1, 1], stop="all")',
+    ),
+    Recipe("how-to/mix-datasets.md", 'interleaved("web-{0..3}.tar", 2)'),
+    Recipe("how-to/shuffle.md", "pipeline(100)"),
+    Recipe("how-to/load-with-workers.md", "pipeline()"),
+    Recipe("how-to/epochs-and-ranks.md", "split_pipeline().unbatch_samples()"),
+    Recipe("how-to/checkpoint-in-the-middle-of-an-epoch.md", "make_data()[0].pipe"),
+    Recipe("how-to/train-on-several-ranks.md", "pipeline().unbatch_samples()"),
+    Recipe("how-to/cache-samples.md", "decoded()"),
+    Recipe("explanation/data-loading.md", "pipeline()"),
+    # What the page for users of webdataset has in the place of `repeat`.
+    Recipe("how-to/questions.md", "samples().cycle(2)", times=2),
+    Recipe("how-to/questions.md", "samples(urls[0::2]).mix_samples(samples(urls[1::2]), stop='all').cycle(3)", times=3),
+]
+
+#: Pages whose pipelines read from servers, need the data of a command, or time something: they are run as they stand.
+ELSEWHERE = {
+    "how-to/cache-shards.md",
+    "how-to/find-the-bottleneck.md",
+    "how-to/move-from-webdataset.md",
+    "how-to/pass-over-bad-data.md",
+    "how-to/read-from-stores.md",
+    "how-to/write-shards.md",
+    "index.md",
+    "tutorials/getting-started.md",
+}
+
+
+def made(recipe: Recipe) -> Any:
+    """Define what a page defines, with the shards that it writes, and return a function that makes the pipeline."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks_of((ROOT / "docs" / recipe.page).read_text()):
+        if block.kind != "python":
+            continue
+        for statement in ast.parse(block.text).body:
+            text = ast.unparse(statement)
+            is_definition = isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
+            writes = isinstance(statement, ast.For) and "build_shard(" in text
+            if is_definition or writes or text.startswith("urls ="):
+                exec(text, names)
+        try:
+            eval(recipe.made_by, names)
+        except NameError:
+            continue
+        return lambda: eval(recipe.made_by, names)
+    raise AssertionError(f"{recipe.page} has nothing any more that makes {recipe.made_by}")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{Path(recipe.page).stem}-{recipe.made_by}")
+def test_every_sample_comes_once(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make = made(recipe)
+    once = Counter(str(item) for item in make())
+    assert once
+    assert set(once.values()) == {recipe.times}
+    for ranks, workers in [*((1, workers) for workers in WORKERS), (2, 2)]:
+        check_coverage(make, ranks=ranks, workers=workers, key=str)
+    with DataLoader2(make(), reading_service=ShardReadingService(2)) as loader:
+        assert Counter(str(item) for item in loader) == once
+
+
+def test_every_page_with_a_split_is_among_them() -> None:
+    pages = {
+        os.fspath(page.relative_to(ROOT / "docs"))
+        for page in (ROOT / "docs").rglob("*.md")
+        if any(".sharding_filter()" in block.text for block in blocks_of(page.read_text()) if block.kind == "python")
+    }
+    assert pages == {recipe.page for recipe in RECIPES} | ELSEWHERE
