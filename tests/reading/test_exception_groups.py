@@ -68,9 +68,11 @@ if sys.version_info >= (3, 11):
         "deep": deep,
     }
 
-    def shape(error: BaseException) -> Any:
-        name = type(error).__name__
-        return (name, list(map(shape, error.exceptions))) if isinstance(error, BaseExceptionGroup) else name
+
+def shape(error: Any) -> Any:
+    """Return the name of its class, for a group with those of what is in it."""
+    name = type(error).__name__
+    return (name, list(map(shape, error.exceptions))) if hasattr(error, "exceptions") else name
 
 
 def fail(name: str, sample: Any) -> Any:

@@ -15,6 +15,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.reading.dispatching import run_dispatcher
 from wds_datapipes.reading.ending import close_process, end_processes
+from wds_datapipes.reading.lifeline import Lifeline
 from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.report import LoadingReport, log_skipped
 from wds_datapipes.reading.resuming import Resumed
@@ -63,7 +64,7 @@ class Crew:
         self._dispatcher: Link | None = None
         self._processes: list[BaseProcess] = []
         self._channels: list[socket] = []
-        self._context = multiprocessing.get_context(method)
+        self._context: Any = multiprocessing.get_context(method)
         self._timeout_s = timeout_s
         self._owner_pid = os.getpid()
         self._closed = False
@@ -78,6 +79,7 @@ class Crew:
         self.ahead: deque[int] | None = None
         if multiprocessing.current_process().daemon:
             raise RuntimeError("A daemonic process, as a worker is, may not start processes: use num_workers=0 in it.")
+        self._lifeline = Lifeline()
         ends: list[socket] = []
         try:
             if dispatching is not None:
@@ -218,6 +220,7 @@ class Crew:
             channel.close()
         for process in self._processes:
             close_process(process)
+        self._lifeline.close()
 
     def _links(self) -> list[Link]:
         """Return a link to each process, in the order in which they were started."""
@@ -229,7 +232,9 @@ class Crew:
         self._channels.append(near)
         unwanted = [*self._channels, *others] if self._context.get_start_method() == "fork" else []
         parcelled = job.parcelled()
-        process = self._context.Process(target=bind, args=(run, parcelled, far, argument, unwanted), daemon=True)  # type: ignore[attr-defined]  # every context has it
+        process = self._context.Process(
+            target=bind, args=(self._lifeline, run, parcelled, far, argument, unwanted), daemon=True
+        )
         self._processes.append(process)
         _processes.add(process)
         try:

@@ -99,5 +99,6 @@ def end_service(service: Any) -> None:
         queue.close()
     for process in processes:
         close_process(process)
+    service._lifeline.close()
     service._worker_processes = []
     service._dispatch_process = None

@@ -88,15 +88,26 @@ def lost_errors() -> None:
 def orphans() -> None:
     """Workers outlive a main process that is killed, and die of a Ctrl-C that the main process means to handle.
 
-    A worker holds both ends of its queue, so the end of the main process does not wake it. It watches that process
-    now, and ignores SIGINT, as the workers of torch's ``DataLoader`` do.
+    A worker holds both ends of its queue, so the end of the main process does not wake it. It holds a `Lifeline` of
+    that process now, and ignores SIGINT, as the workers of torch's ``DataLoader`` do.
     """
     from torchdata.dataloader2.communication import eventloop
+    from torchdata.dataloader2.reading_service import MultiProcessingReadingService
 
-    from wds_datapipes.reading.workers import bind
+    from wds_datapipes.reading.lifeline import Lifeline
+    from wds_datapipes.reading.workers import BoundLoop
+
+    initialize = MultiProcessingReadingService.initialize
+
+    @functools.wraps(initialize)
+    def initialize_with_lifeline(self: Any, datapipe: Any) -> Any:
+        self._lifeline = Lifeline()
+        with self._lifeline.as_current():
+            return initialize(self, datapipe)
 
     for name in ("DataPipeToQueuesLoop", "MultipleDataPipesToQueuesLoop"):
-        replace(eventloop, name, functools.partial(bind, getattr(eventloop, name)))
+        replace(eventloop, name, BoundLoop(getattr(eventloop, name)))
+    replace(MultiProcessingReadingService, "initialize", initialize_with_lifeline)
 
 
 @WORKER_REPAIRS.repair(issue=1176)

@@ -6,16 +6,12 @@ The loops send what an item raised. After everything else that goes wrong they l
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
@@ -27,12 +23,10 @@ from torchdata.dataloader2.utils.worker import process_init_fn as init_worker
 from wds_datapipes.pipes.listing import guard_listings
 from wds_datapipes.pipes.seeded import derive_later_seeds
 from wds_datapipes.pipes.upstream import number_instances
+from wds_datapipes.reading.lifeline import Lifeline
 from wds_datapipes.reading.transport.packing import describe, takes
 
-__all__ = ["SENDABLE", "SendableError", "bind", "process_init_fn", "run_dispatcher", "run_worker"]
-
-#: How often a worker looks whether its parent is still the same process, in seconds.
-PARENT_CHECK_S = 1.0
+__all__ = ["SENDABLE", "BoundLoop", "SendableError", "bind", "process_init_fn", "run_dispatcher", "run_worker"]
 
 #: Signals that a program is sent together with its workers, by a scheduler or a terminal that ends.
 FOR_THE_PROGRAM = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -159,37 +153,34 @@ def run_dispatcher(
             pass
 
 
-def bind(run: Callable[..., None], *args: Any) -> None:
+def bind(lifeline: Lifeline, run: Callable[..., None], *args: Any) -> None:
     """Run a worker that leaves Ctrl-C to the main process, and that ends when the main process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the program does about a signal, such as saving its state, is not for a forked worker to do as well.
     for number in FOR_THE_PROGRAM:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        _die_with(parent.sentinel)
-        threading.Thread(
-            target=_end_with, args=(parent.sentinel, os.getppid()), name="parent-watch", daemon=True
-        ).start()
+    lifeline.hold()
     run(*args)
 
 
-def _die_with(sentinel: int) -> None:
-    """Have Linux kill this process when the sentinel says so, for no thread sees that while C code holds the GIL."""
-    import fcntl  # there is none on Windows
+class BoundLoop:
+    """One of torchdata's loops for workers as `bind` runs it, with the lifeline that is current when one is started.
 
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    Args:
+        run: the loop.
+        lifeline: the lifeline; None stands for the current one.
+    """
 
+    def __init__(self, run: Callable[..., None], lifeline: Lifeline | None = None) -> None:
+        self._run, self._lifeline = run, lifeline
 
-def _end_with(sentinel: int, parent_pid: int) -> None:
-    # A process that the parent forked later holds the other end of the sentinel too, and may outlive the parent.
-    while not wait([sentinel], PARENT_CHECK_S) and os.getppid() == parent_pid:
-        pass
-    os._exit(1)
+    def __call__(self, *args: Any) -> None:
+        """Run the loop, in the worker. A fork still has the thread that has started it, and what is current there."""
+        bind(self._lifeline or Lifeline.current(), self._run, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoundLoop, (self._run, self._lifeline or Lifeline.current())
 
 
 @contextmanager

@@ -1,0 +1,42 @@
+"""A program whose workers hold the GIL in C code, and which has forked another process; it waits to be killed.
+
+Arguments: the class of the reading service, and how workers are started.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import wds_datapipes
+
+from torch.utils.data.datapipes.iter import IterableWrapper  # isort: skip
+from torchdata import dataloader2  # isort: skip  # its banner is silenced by the import above
+
+LONG_S = 1000
+
+
+def hold(number: int) -> int:
+    print("worker", os.getpid(), flush=True)
+    return int(ctypes.PyDLL(None).sleep(LONG_S)) + number
+
+
+def main(kind: str, method: str) -> None:
+    # The import above has patched the stock one.
+    service: Any = getattr(wds_datapipes if kind == "ShardReadingService" else dataloader2, kind)
+    pipe = IterableWrapper(range(10)).sharding_filter().map(hold)
+    loader: Any = dataloader2.DataLoader2(pipe, reading_service=service(1, multiprocessing_context=method))
+    items = iter(loader)
+    threading.Thread(target=next, args=(items,), daemon=True).start()
+    os.read(0, 1)  # not by sys.stdin, whose lock a worker that is forked meanwhile would need
+    if fork := os.fork():
+        print("fork", fork, flush=True)
+    time.sleep(LONG_S)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

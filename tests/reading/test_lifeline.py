@@ -1,0 +1,50 @@
+"""Workers end with their main process, whatever they are doing, and whatever else that has forked."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = Path(__file__).with_name("program_with_a_fork.py")
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one whose parent has died may wait for init as a zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("service", "method"), [("MultiProcessingReadingService", "forkserver"), ("ShardReadingService", "fork")]
+)
+def test_workers_in_c_code_end_with_the_main_process_though_a_fork_of_it_lives_on(service: str, method: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), service, method], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        worker = psutil.Process(int(program.stdout.readline().split()[1]))
+        program.stdin.write("x")
+        program.stdin.flush()
+        fork = psutil.Process(int(program.stdout.readline().split()[1]))
+        try:
+            assert runs(worker)
+            program.kill()
+            program.wait()
+            deadline = time.monotonic() + 100
+            while runs(worker):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert runs(fork)
+        finally:
+            for process in (fork, worker):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
