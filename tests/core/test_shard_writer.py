@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,8 @@ def convert(source: Iterable[dict[str, Any]], pattern: str = "s-%03d.tar", **opt
 
 
 def files() -> list[str]:
-    return sorted(os.listdir())
+    """Return all names but those of locks, which writers have that are at work or were killed."""
+    return sorted(name for name in os.listdir() if not name.endswith(".lock"))
 
 
 def shards() -> dict[str, bytes]:
@@ -504,3 +506,34 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None
     with pytest.raises(ValueError, match=text):
         ShardWriter(**{"pattern": "s-%d.tar", **options})
     assert files() == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_processes_never_mix_their_shards(resume: bool) -> None:
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        writer = ShardWriter("s-%03d.tar", maxcount=1, verbose=False)
+        for number in range(3):  # it is past the shards that the other one begins with
+            writer.write({"__key__": f"a{number}", "txt": "x"})
+        os.write(tell, b"x")
+        time.sleep(1000)
+        os._exit(1)
+    os.close(tell)
+    with open(ready, "rb") as said:
+        assert said.read(1) == b"x"
+    try:
+        with (
+            ShardWriter("s-%03d.tar", maxcount=1, verbose=False, resume=resume) as writer,
+            pytest.raises(StateError, match=r"Another writer has the shards 's-%03d\.tar' now.*Wait for it, or choose"),
+        ):
+            writer.write({"__key__": "b0", "txt": "y"})
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with ShardWriter("s-%03d.tar", maxcount=1, verbose=False) as writer:
+        for number in range(3):
+            writer.write({"__key__": f"b{number}", "txt": "y"})
+    keys = [member.name for member in ShardList("s-{000..002}.tar").load_wds_shards()]
+    assert keys == ["b0.txt", "b1.txt", "b2.txt"]
+    assert not [name for name in os.listdir() if name.endswith((".lock", ".part"))]

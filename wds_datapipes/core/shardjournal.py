@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -156,6 +157,62 @@ class ShardJournal:
             os.fsync(self._file)
         except OSError as error:
             raise ShardNotWritten(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
+
+
+class WriterClaim:
+    """A locked file next to local shards while one writer makes them, so that a second one does not mix its own in.
+
+    Args:
+        path: of the journal that the shards may have; the claim is called after it.
+        pattern: of the shards.
+
+    Raises:
+        StateError: another writer has the claim.
+    """
+
+    def __init__(self, path: str, pattern: str) -> None:
+        self._path = f"{path}.lock"
+        self._owner = os.getpid()
+        self._file = -1
+        while self._file < 0:
+            try:
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError:
+                return  # as the first shard will say, with more detail
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._release()
+                raise StateError(
+                    f"Another writer has the shards {pattern!r} now, and the shards of both would be mixed. Wait "
+                    f"for it, or choose another pattern"
+                ) from None
+            except OSError:
+                return  # a file system without locks
+            if not self._is_there():  # its last owner has removed it between the two steps
+                self._release()
+
+    def close(self) -> None:
+        """Remove the file. A forked process, which has a copy of the claim, leaves it alone."""
+        if self._file >= 0 and os.getpid() == self._owner:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)  # noqa: PTH108  it is a text
+            with contextlib.suppress(OSError):  # a forked process may still have the file
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._release()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _release(self) -> None:
+        os.close(self._file)
+        self._file = -1
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file))  # noqa: PTH116  the same
+        except FileNotFoundError:
+            return False
 
 
 def _finished(line: bytes, where: str) -> FinishedShard:

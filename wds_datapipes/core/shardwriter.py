@@ -18,8 +18,9 @@ from wds_datapipes.core.numbering import (
     journals_of_all,
     remove_old_shards,
 )
+from wds_datapipes.core.openers import local_path
 from wds_datapipes.core.packing import Encoder, SamplePacker
-from wds_datapipes.core.shardjournal import FinishedShard, GivenKeys, ShardJournal, compare_journals
+from wds_datapipes.core.shardjournal import FinishedShard, GivenKeys, ShardJournal, WriterClaim, compare_journals
 from wds_datapipes.core.targets import size_of
 from wds_datapipes.core.targets.streams import StreamTarget
 from wds_datapipes.core.tarwriter import TarWriter
@@ -86,7 +87,8 @@ class ShardWriter:
 
     Raises:
         ValueError: an argument makes no sense.
-        StateError: the journal is of another conversion.
+        StateError: the journal is of another conversion. Or, while writing, another process writes the same local
+            shards; writers that share a pattern and begin at different numbers are not compared.
 
     Examples:
         >>> with ShardWriter("train-%03d.tar", maxcount=2) as writer:
@@ -134,6 +136,8 @@ class ShardWriter:
         if index and (opener is not None or key_rule is None):
             raise ValueError("index=True needs names of files, which indexes go beside, and a key_rule; not an opener")
         self._number, self._step = start_shard, step
+        self._place = start_shard, step
+        self._claim: WriterClaim | None = None
         self._post, self._on_shard, self._opener, self._verbose = post, on_shard, opener, verbose
         find_compressor(compress, self.pattern)
         headers = HeaderWriter(user=user, group=group, mode=mode, mtime=mtime)
@@ -242,6 +246,8 @@ class ShardWriter:
             self._shard = None
         if self._journal is not None:
             self._journal.close()
+        if self._claim is not None:
+            self._claim.close()
 
     def __enter__(self) -> Self:
         return self
@@ -264,6 +270,8 @@ class ShardWriter:
             warn_user(f'{describe_old_shards(found)}. Remove them, or pass old_shards="remove"')
 
     def _open(self) -> TarWriter:
+        if self._claim is None and self._opener is None and local_path(self.pattern) is not None:
+            self._claim = WriterClaim(journal_path(self.pattern, None, *self._place), self.pattern)
         url = self.pattern % self._number
         target: Any = url if self._opener is None else StreamTarget(self._opener(url), url, close=True)
         return TarWriter(target, **self._options)

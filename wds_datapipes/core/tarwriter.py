@@ -34,7 +34,8 @@ class TarWriter:
     """Writes samples to one shard, which appears under its name when it is whole.
 
     It is a context manager: at its end the shard is finished, and when an error or Ctrl-C ends it, nothing is left,
-    neither under the name nor under a temporary one. A local file gets its name when all of it is on the disk. What is
+    neither under the name nor under a temporary one. A local file gets its name when all of it is on the disk; where
+    two writers write the same one at a time, it is that of the writer that finishes last, and whole. What is
     written to a command, to standard output or to an open stream cannot be taken back; it then lacks its end marker,
     and a command is killed before it sees the end of its input.
 
