@@ -22,15 +22,22 @@ from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import splits, upstream
 
-__all__ = ["DrawnListing", "Listing", "Seen", "checked_seen", "guard_listings", "listings_before", "merged_seen"]
+__all__ = [
+    "DrawnListing",
+    "Listing",
+    "Seen",
+    "checked_seen",
+    "guard_listings",
+    "listings_before",
+    "merged_seen",
+    "remove_listings",
+]
 
 Seen = list[Any]
 """What was seen of a list, as a state has it: how many items, a digest of them, and the text of the last one."""
 
 #: How much of an item's text is kept for a message, in characters.
 MAX_TEXT = 200
-#: How many elements of an item that is a collection are digested.
-MAX_ELEMENTS = 8
 
 #: Stages of torch and torchdata that draw nothing, or with the seed that the loader gives them.
 DRAWING_NOTHING = {
@@ -58,7 +65,7 @@ class Listing(IterDataPipe[Any]):
         is_split: whether the list is split behind this stage, and so has to be the same in every worker.
 
     Attributes:
-        whole: what was seen of the last pass that has come to its end, or None.
+        whole: what was seen in the first pass of the epoch, once that has come to its end; None before.
 
     Raises:
         ChangedShard: the list is not the one of which a state was saved.
@@ -98,7 +105,7 @@ class Listing(IterDataPipe[Any]):
         for item in items:
             self._seen = _with(self._seen, item)
             yield item
-        self.whole = self._seen
+        self.whole = self.whole or self._seen
 
     def __len__(self) -> int:
         return len(self.source)
@@ -179,7 +186,18 @@ def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[Listing]:
                 may_draw = _may_draw(source)
                 if may_draw or not drawn_only:
                     setattr(stage, name, (DrawnListing if may_draw else Listing)(source, is_split=is_split))
-    return listings_before(pipe)
+    found = listings_before(pipe)
+    for listing in found:
+        listing.whole = None
+    return found
+
+
+def remove_listings(pipe: Any) -> None:
+    """Remove what `guard_listings` has inserted, so that users' functions find their own stages."""
+    for stage in [*upstream(pipe)]:
+        for name, source in [*vars(stage).items()]:
+            if isinstance(source, Listing):
+                setattr(stage, name, source.source)
 
 
 def listings_before(pipe: Any) -> list[Listing]:
@@ -266,7 +284,7 @@ def _text(item: Any) -> str:
     if isinstance(item, bytes):
         return f"{len(item)} bytes {item[:16]!r}"
     if isinstance(item, tuple | list):
-        return f"({', '.join(map(_text, item[:MAX_ELEMENTS]))})"
+        return f"{len(item)} from {_text(item[0])}" if item else "none"  # the rest may be made in each worker
     return repr(item) if isinstance(item, int | float | complex | None) else type(item).__name__
 
 

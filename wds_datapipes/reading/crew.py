@@ -161,6 +161,27 @@ class Crew:
                 round_of_workers.popleft()
             else:
                 round_of_workers.rotate(-1)
+        if begun == self._begun:
+            self._compare_lists()
+
+    def _compare_lists(self) -> None:
+        """Make sure that all workers have split the same lists.
+
+        Raises:
+            RuntimeError: two have not, so samples came from several workers, or from none.
+        """
+        for number in range(max((len(link.listed) for link in self.workers), default=0)):
+            seen = [(link, link.listed[number]) for link in self.workers if len(link.listed) > number]
+            known = [(link, each) for link, each in seen if each is not None]
+            for link, each in known[1:]:
+                first, expected = known[0]
+                if each[:2] != expected[:2]:
+                    raise RuntimeError(
+                        f"{link.name} has split another list than {first.name}: {each[0]} items up to {each[2]}, where "
+                        f"that had {expected[0]} up to {expected[2]}, or in another order. So items of this epoch were "
+                        f"repeated or left out. What makes the list before the split has to make the same in every "
+                        f"worker: not from a set, a time or a uuid, but sorted, or drawn with a seed"
+                    )
 
     def _taken(self, number: int, item: Any, begun: int) -> Any:
         """Take note that an item of a worker was taken, unless another epoch has begun meanwhile."""

@@ -13,13 +13,14 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.listing import remove_listings
 from wds_datapipes.pipes.recording import Recorder, pack_records
 from wds_datapipes.pipes.state import lasts, load_state, record_state, save_state
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.elastic import placed
 from wds_datapipes.reading.resuming import Resumed
-from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline, seed_stages
+from wds_datapipes.reading.seeding import EpochSeeds, guard_lists, reset_pipeline, seed_of, seed_stages
 from wds_datapipes.reading.serving import split
 from wds_datapipes.reading.tracking import END, Told
 
@@ -204,7 +205,9 @@ class Epochs:
         if self.distributed:
             generator.spawn(self.rank, inplace=True)
         if get_worker_info() is None:  # the generators of this process are those of the training
+            remove_listings(pipe)
             seed_stages(pipe, generator)
+            guard_lists(pipe, seed_of(generator))
         else:
             generator = generator.spawn(self.number)
             reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None, mark=mark)

@@ -61,6 +61,8 @@ class Link:
         self._inlet = inlet
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
+        #: What the process has split, once its epoch is over: for each list what a `Listing` has seen, or None.
+        self.listed: list[Any] = []
         self._turn = threading.Lock()
         self._asked = self._answered = 0
         self._closed = False
@@ -94,6 +96,7 @@ class Link:
             self.epoch = epoch
             self._reader = threading.current_thread()
             self.trail.begin(base)
+            self.listed = []
             self._inlet.begin(epoch)
             order = self._inlet.order(Command.RESET, payload)
         self._send(order)
@@ -115,7 +118,10 @@ class Link:
         return self._items(self.epoch)
 
     def _items(self, epoch: int) -> Iterator[Any]:
-        while (message := self._next(epoch)) is not None and message.header.kind != Kind.END:
+        while (message := self._next(epoch)) is not None:
+            if message.header.kind == Kind.END:
+                self.listed = self._inlet.body(message) if message.header.size else []
+                return
             if message.header.arrays:
                 yield self._inlet.item(message)
             else:

@@ -19,10 +19,10 @@ from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes.core.seeds import derived_seed
-from wds_datapipes.pipes.listing import DrawnListing, guard_listings
+from wds_datapipes.pipes.listing import DrawnListing, guard_listings, remove_listings
 from wds_datapipes.pipes.seeded import derive_later_seeds
 
-__all__ = ["EpochSeeds", "reset_pipeline", "returned", "seed_stages"]
+__all__ = ["EpochSeeds", "guard_lists", "reset_pipeline", "returned", "seed_of", "seed_stages"]
 
 
 class EpochSeeds:
@@ -59,19 +59,19 @@ class EpochSeeds:
             seed_generator.seed(meet(seed_generator.generate_shared_seed()))
         # Ranks that share a seed draw it from that of the loader. It is judged by what all of them have, so that all
         # count alike also where rank 0 alone was seeded anew.
-        is_next = self.next is not None and _seed_of(seed_generator) in (
+        is_next = self.next is not None and seed_of(seed_generator) in (
             self.next,
             SeedGenerator(self.next).generate_shared_seed(),
         )
         self.epoch = self.epoch + 1 if is_next else 0
-        self.first = self.first if is_next else _seed_of(seed_generator)
+        self.first = self.first if is_next else seed_of(seed_generator)
         if self.wanted is not None:
             self.epoch, self.wanted = self.wanted, None
             is_plain = _engines_of(seed_generator) is None
             seed_generator.seed(derived_seed("epoch", self.first, self.epoch))
             if not is_plain:
                 seed_generator.spawn(rank, inplace=True)
-        self.seed = _seed_of(seed_generator)
+        self.seed = seed_of(seed_generator)
         self.engines = _engines_of(seed_generator)
 
     def resume(
@@ -97,14 +97,14 @@ class EpochSeeds:
     def end(self, seed_generator: Any) -> None:
         """Move the generator on, so that the next epoch has another order; it is the same on every rank."""
         seed_generator.seed(seed_generator.generate_shared_seed())
-        self.next = _seed_of(seed_generator)
+        self.next = seed_of(seed_generator)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next epoch."""
         self.wanted = epoch
 
 
-def _seed_of(seed_generator: Any) -> int:
+def seed_of(seed_generator: Any) -> int:
     """Return what a generator was seeded with."""
     low, high = seed_generator._shared_rng._seed
     return int(low | high << 32)
@@ -114,7 +114,7 @@ def _engines_of(seed_generator: Any) -> list[list[int]] | None:
     """Return where the engines of a generator are; None if it was seeded, and nothing more."""
     here, seeded = (
         [_facts_of(engine) for engine in generator.__getstate__()]
-        for generator in (seed_generator, SeedGenerator(_seed_of(seed_generator)))
+        for generator in (seed_generator, SeedGenerator(seed_of(seed_generator)))
     )
     return None if here == seeded else here
 
@@ -134,8 +134,7 @@ def _set_engine(engine: Any, facts: Sequence[int]) -> None:
 def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None:
     """Seed every stage that takes a seed: the same on every worker and rank before the data is split, another after.
 
-    A stage whose ``shares_seed`` is true gets the same everywhere behind the split, too. What is split gets a
-    `Listing`, where it has none.
+    A stage whose ``shares_seed`` is true gets the same everywhere behind the split, too.
 
     What splits the data is any stage with ``apply_sharding``. torchdata looks for torch's ``ShardingFilter`` itself,
     and with a stage of any other class lets each worker shuffle the shards in its own way.
@@ -146,7 +145,6 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
         shared: seed all stages as if they came before the split.
     """
     derive_later_seeds(pipe)
-    listings = guard_listings(pipe)
     graph = traverse_dps(pipe)
     stages = {id(stage): stage for stage in list_dps(graph)}
     # The stages draw their seeds in the same order as in torchdata, so that the orders of a seed stay as they were.
@@ -163,10 +161,21 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
     # These seeds are not drawn, so that the others stay as they are.
     sharing = [stage for stage in after.values() if getattr(stage, "shares_seed", False)]
     for number, stage in enumerate(sharing):
-        stage.set_seed(derived_seed("shares_seed", _seed_of(seed_generator), number))
-    for number, stage in enumerate(listings):
-        if isinstance(stage, DrawnListing):
-            stage.set_seed(derived_seed("listing", _seed_of(seed_generator), number))
+        stage.set_seed(derived_seed("shares_seed", seed_of(seed_generator), number))
+
+
+def guard_lists(pipe: Any, seed: int) -> None:
+    """Insert a `Listing` before what splits the data, and have it draw the same on every worker and rank.
+
+    It comes behind the functions of the user, which find only their own stages in a pipeline.
+
+    Args:
+        pipe: the last stage.
+        seed: of the epoch, which all workers and ranks share.
+    """
+    for number, listing in enumerate(guard_listings(pipe)):
+        if isinstance(listing, DrawnListing):
+            listing.set_seed(derived_seed("listing", seed, number))
 
 
 def _splitters(graph: dict[int, Any], seen: set[int] | None = None) -> Iterator[Any]:
@@ -217,7 +226,9 @@ def reset_pipeline(
         mark: identifies where the epoch is resumed; None at its beginning. With another one, the global generators
             draw other numbers, as they would otherwise repeat those of the beginning.
     """
+    remove_listings(pipe)
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
+    seed = seed_of(seed_generator)  # users may change it
     seeds = [draw() for _ in range(3)]
     if mark is not None:
         seeds = [derived_seed("resumed", seed, mark) for seed in seeds]
@@ -229,4 +240,5 @@ def reset_pipeline(
         pipe = returned("iter_reset_fn", iter_reset_fn(pipe))
     if worker_reset_fn is not None:
         pipe = returned("worker_reset_fn", worker_reset_fn(pipe, worker_info, seed_generator))
+    guard_lists(pipe, seed)
     return pipe

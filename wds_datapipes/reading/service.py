@@ -20,6 +20,7 @@ from torchdata.dataloader2.reading_service import CheckpointableReadingServiceIn
 
 from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.listing import remove_listings
 from wds_datapipes.reading.crew import Crew
 from wds_datapipes.reading.delivery import Delivered
 from wds_datapipes.reading.hiring import Hiring
@@ -28,7 +29,7 @@ from wds_datapipes.reading.local import LocalItems
 from wds_datapipes.reading.pinning import pinned
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
-from wds_datapipes.reading.seeding import seed_stages
+from wds_datapipes.reading.seeding import guard_lists, seed_of, seed_stages
 from wds_datapipes.reading.splitting import advice_for_ranks, advice_for_split
 from wds_datapipes.reading.transport.messages import Command
 
@@ -168,6 +169,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._epoch += 1
         # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on how many.
         here = seed_generator if self._crew is not None else copy.deepcopy(seed_generator)
+        seed = seed_of(here)
+        if self._local is not None:
+            remove_listings(self._local.source)
         seed_stages(self._end_datapipe, here)
         if self._crew is not None:
             numbers = range(self.num_workers)
@@ -176,6 +180,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             self._crew.begin(self._epoch, payloads, payloads[0], resumed=resumed, turn=turn)
         elif self._local is not None:
             self._local.reset_with(iter_reset_fn, self.worker_reset_fn, here)
+            guard_lists(self._local.source, seed)
             if going_on is not None:
                 self._local.go_on_from(going_on.parts[0])
         self._keeper.seeds.end(seed_generator)

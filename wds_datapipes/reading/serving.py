@@ -18,6 +18,7 @@ from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_di
 
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.errors import WorkerDied
+from wds_datapipes.pipes.listing import listings_before
 from wds_datapipes.pipes.recording import Recorder
 from wds_datapipes.pipes.state import lasts, load_state, record_beginning, record_state
 from wds_datapipes.pipes.upstream import number_instances
@@ -205,7 +206,7 @@ class Worker:
                 self.tell_ledger()
                 if self.lasts and self.recorder is not None:
                     outlet.record(record_state(self.pipe, self.recorder))
-                outlet.say(Kind.END)
+                outlet.say(Kind.END, _pickled(self.listed()))
                 return
             record = None if self.recorder is None else record_state(self.pipe, self.recorder)
             sent = outlet.put(item, record)
@@ -213,6 +214,12 @@ class Worker:
             if sent:
                 outlet.listen()
                 self.tell_ledger()
+
+    def listed(self) -> list[Any]:
+        """Return what the epoch's first pass has split, which has to be the same in every worker."""
+        # Workers come to the passes of a stream in different epochs.
+        listings = [] if lasts(self.pipe) else listings_before(self.pipe)
+        return [listing.whole for listing in listings if listing.is_split]
 
     def obey(self, order: Order) -> None:
         """Do what the main process says."""
