@@ -39,10 +39,19 @@ class Twice(IterDataPipe[Any]):
     def __init__(self, source: IterDataPipe[Any]) -> None:
         super().__init__()
         self.source = source
+        self.passes = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for _ in range(2):
+        while self.passes < 2:
             yield from self.source
+            self.passes += 1
+        self.passes = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.passes = state["passes"]
 
 
 class OwnShuffler(IterDataPipe[Any]):
