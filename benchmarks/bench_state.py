@@ -192,7 +192,7 @@ def share_of(reports: list[tuple[float, float]]) -> float:
 
 
 def waiting_in(data: bytes) -> int:
-    parts = json.loads(data)["parts"] if data else []
+    parts = json.loads(data)["ranks"][0]["parts"] if data else []
     return sum(
         len((stage or {}).get("waiting", ())) for part in parts for stage in read(part["stages"] or "null") or ()
     )

@@ -19,7 +19,7 @@ from wds_datapipes.core.openers import open_url, register_opener
 from wds_datapipes.core.progress import Deal
 from wds_datapipes.errors import ChangedShard, ShardError, StateError
 from wds_datapipes.reading.elastic import merge_states
-from wds_datapipes.reading.saved import checkpoints_in
+from wds_datapipes.reading.saved import STATE, checkpoints_in
 from wds_datapipes.reading.statetext import read, written
 from wds_datapipes.testing import build_shard
 
@@ -55,8 +55,7 @@ def states() -> list[bytes]:
             pass
         found.append(json.dumps(data.state_dict()).encode())
     one = json.loads(found[1])
-    found.append(json.dumps({"format": "wds-datapipes states", "states": [one]}).encode())
-    found.append(json.dumps({"reading_service_state": json.dumps(one)}).encode())
+    found.append(json.dumps({"reading_service_state": one[STATE]}).encode())
     found.append(json.dumps({"dataset_state": one, "_iterator_finished": False}).encode())
     snapshot = {"_worker_snapshots": {"worker_0": {"dataset_state": one}}, "_last_yielded_worker_id": 0}
     found.append(json.dumps({"_snapshot": snapshot, "_steps_since_snapshot": 0, "_iterator_finished": False}).encode())
@@ -79,7 +78,7 @@ def load(data: bytes) -> None:
         for _ in islice(own, LOOKED_AT):
             pass
     with contextlib.suppress(StateError):
-        merge_states([state, state] if data[-2:] == b"]}" else [state])
+        merge_states([state, state] if len(data) % 2 else [state])
 
 
 def change_state(data: bytes, rng: Random) -> bytes:
@@ -91,11 +90,15 @@ def change_state(data: bytes, rng: Random) -> bytes:
     if not isinstance(state, dict) or rng.random() < 0.4:
         return change_json(data, rng)
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError, RecursionError):
-        inner = state["states"][0] if "states" in state else state
-        part = rng.choice(inner["parts"])
+        if rng.random() < 0.4:
+            state[STATE] = change_json(state[STATE].encode(), rng).decode("utf-8", "replace")
+            return json.dumps(state).encode()
+        inner = json.loads(state[STATE])
+        part = rng.choice(inner["ranks"][0]["parts"])
         stages = json.loads(part["stages"]) if rng.random() < 0.8 else read(part["stages"])
         changed = json.loads(change_json(json.dumps(stages).encode(), rng))
         part["stages"] = written(changed) if rng.random() < 0.5 else json.dumps(changed)
+        state[STATE] = json.dumps(inner)
     with contextlib.suppress(ValueError):
         return json.dumps(state).encode()
     return data
@@ -130,8 +133,8 @@ TOKENS = [
 TOKENS += [
     b'"waiting"',
     b'"again"',
-    b'"format"',
-    b'"states"',
+    b'"version"',
+    b'"ranks"',
     b'"_snapshot"',
     b'"dataset_state"',
     b"999999999999",

@@ -31,6 +31,7 @@ from wds_datapipes.core.shards import expand_braces
 from wds_datapipes.core.specification import read_mixture
 from wds_datapipes.core.tarwriter import TarWriter
 from wds_datapipes.errors import CorruptSidecar, PatternError, SpecError, StateError, UnwritableSample
+from wds_datapipes.reading.saved import STATE
 from wds_datapipes.reading.statetext import read
 from wds_datapipes.testing import build_shard
 
@@ -259,7 +260,8 @@ def test_a_state_that_is_as_it_was_saved_is_gone_on_from() -> None:
     ],
 )
 def test_a_state_with_a_value_of_another_kind_is_refused(change: dict[str, Any]) -> None:
-    state = {**json.loads(states()[1]), **change}
+    saved = json.loads(json.loads(states()[1])[STATE])
+    state = {STATE: json.dumps({**saved, "ranks": [{**saved["ranks"][0], **change}]})}
     with pytest.raises(StateError):
         gone_on(state)
 
@@ -268,9 +270,10 @@ def test_a_state_with_a_value_of_another_kind_is_refused(change: dict[str, Any])
     "state",
     [
         NESTED,
-        {"format": "wds-datapipes states", "states": []},
-        {"format": "wds-datapipes states"},
-        {"format": "wds-datapipes states", "states": "\0"},
+        {STATE: '{"version":5,"ranks":[]}'},
+        {STATE: '{"version":5}'},
+        {STATE: '{"version":5,"ranks":"\\u0000"}'},
+        {STATE: {"version": 5, "ranks": []}},
         {"dataset_state": json.loads(states()[1])},
         {"_snapshot": {"_worker_snapshots": {}, "_last_yielded_worker_id": 0}, "_steps_since_snapshot": 0},
     ],

@@ -487,14 +487,16 @@ def test_a_state_between_epochs_serves_any_number_of_workers() -> None:
     ("text", "message"),
     [
         (b"\x80\x04junk", "no JSON"),
-        (b"[1]", "does not say that it is one"),
-        (b'{"format": "another"}', "does not say that it is one"),
+        (b"[1]", "does not say which version"),
+        (b'{"format": "another"}', "does not say which version"),
         (
-            b'{"format": "wds-datapipes state", "version": 99}',
-            "has version 99, and this release .* reads version 4 alone",
+            b'{"version": 99, "ranks": []}',
+            "has version 99, and this release .* reads version 5 alone",
         ),
-        (b'{"format": "wds-datapipes state", "version": 2}', "has version 2, .* or begin the epoch again"),
-        (b'{"format": "wds-datapipes state", "version": 4}', "is not whole"),
+        (b'{"format": "wds-datapipes state", "version": 4}', "has version 4, .* or begin the epoch again"),
+        (b'{"version": 5, "ranks": [{}]}', "is not whole"),
+        (b'{"version": 5}', "is not whole"),
+        (b'{"version": 5, "ranks": []}', "one of no rank"),
     ],
 )
 def test_what_is_no_state_is_refused(text: bytes, message: str) -> None:
@@ -519,7 +521,7 @@ def test_a_state_is_small_json_without_payload(workers: int) -> None:
                 assert secret.encode() not in state
                 waiting = sum(
                     len((stage or {}).get("waiting", ()))
-                    for part in found["parts"]
+                    for part in found["ranks"][0]["parts"]
                     for stage in read(part["stages"] or "null") or ()
                 )
                 assert len(state) <= 1024 * max(workers, 1) + 50 * waiting

@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.dealing import deal_anew
 from wds_datapipes.reading.elastic import placed
 from wds_datapipes.reading.resuming import Resumed
+from wds_datapipes.reading.saved import checkpoints_in, state_of
 from wds_datapipes.reading.seeding import reset_pipeline
 from wds_datapipes.reading.serving import split
 from wds_datapipes.reading.trail import Trail
@@ -125,7 +127,8 @@ def checkpoint_of(topology: Topology, rank: int, parts: list[Resumed]) -> Checkp
         turn=0,
         parts=parts,
     )
-    return Checkpoint.of_dict(json.loads(saved.dumps()))
+    (found,) = checkpoints_in(state_of([saved]))
+    return found
 
 
 cuts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=12, max_size=12)
@@ -357,13 +360,13 @@ def test_batches_stay_as_large_on_as_many_ranks() -> None:
 def test_what_is_not_the_state_of_all_ranks_is_refused(spoil: Any, text: str) -> None:
     with loader_of(pipeline(), 0) as loader:
         next(iter(loader))
-        found = json.loads(loader.state_dict()["reading_service_state"])
-    states = [json.dumps({**found, "ranks": 2, "rank": rank}).encode() for rank in range(2)]
+        (found,) = checkpoints_in(loader.state_dict())
+    states = [state_of([replace(found, ranks=2, rank=rank)]) for rank in range(2)]
     assert merge_states(states)
     with pytest.raises(StateError, match=text):
         merge_states(spoil(states))
     with pytest.raises(StateError, match="not of one epoch"):
-        merge_states([states[0], json.dumps({**found, "ranks": 2, "rank": 1, "epoch": 7}).encode()])
+        merge_states([states[0], state_of([replace(found, ranks=2, rank=1, epoch=7)])])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
+from wds_datapipes.reading.saved import STATE, checkpoints_in
 from wds_datapipes.reading.tracking import Told
 from wds_datapipes.testing import build_shard
 
@@ -135,7 +136,7 @@ def test_a_loader_that_has_not_begun_saves_what_it_has_loaded() -> None:
     for way in ("DataLoader2", "DataLoader"):
         with opened(way, 2, state) as run:
             again = run.save()
-        assert json.loads(again["reading_service_state"]) == state if way == "DataLoader2" else again == state
+        assert again["reading_service_state"].decode() == state[STATE] if way == "DataLoader2" else again == state
 
 
 @pytest.mark.parametrize("saving", WAYS)
@@ -300,7 +301,8 @@ def test_an_epoch_without_a_batch_has_a_state() -> None:
     data = StatefulShards(pipeline(pattern="empty.tar"))
     loader = batches_of(data, 2, batch_size=None)
     assert list(data.tracked(loader)) == list(data.tracked(loader)) == []
-    assert (data.state_dict()["epoch"], data.state_dict()["is_over"]) == (1, True)
+    (found,) = checkpoints_in(data.state_dict())
+    assert (found.epoch, found.is_over) == (1, True)
 
 
 def test_a_loader_whose_workers_are_spawned_is_tracked() -> None:
@@ -458,15 +460,20 @@ def state_of_numbers() -> Any:
 def own_state(**changes: Any) -> Any:
     data = StatefulShards(pipeline())
     next(iter(data))
-    return {**data.state_dict(), **changes}
+    return changed(data.state_dict(), **changes)
+
+
+def changed(state: dict[str, str], version: int = 5, **changes: Any) -> dict[str, str]:
+    (found,) = json.loads(state[STATE])["ranks"]
+    return {STATE: json.dumps({"version": version, "ranks": [{**found, **changes}]})}
 
 
 @pytest.mark.parametrize(
     ("state", "text"),
     [
         (lambda: own_state(first=8), "another seed: 8, and here it is 0"),
-        (lambda: own_state(version=9), "version 9, and this release of wds-datapipes reads version 4 alone"),
-        (lambda: own_state(format="x"), "no state of a loader"),
+        (lambda: own_state(version=9), "version 9, and this release of wds-datapipes reads version 5 alone"),
+        (lambda: {"format": "x"}, "no state of a loader, which has the key 'wds_datapipes': it has 'format'"),
         (lambda: own_state(engines=[[1], [2]]), "behind another reading service"),
         (lambda: own_state(stages=["x"]), "another pipeline. Counted from the end, stage 0 was x"),
         (lambda: own_state(parts=[{"items": 1}]), "not whole"),

@@ -35,7 +35,7 @@ from wds_datapipes.core.progress import runs_of
 from wds_datapipes.core.tar import read_members
 from wds_datapipes.errors import ChangedShard
 from wds_datapipes.pipes.state import load_state, save_state
-from wds_datapipes.reading.statetext import read
+from wds_datapipes.reading.saved import checkpoints_in
 from wds_datapipes.testing import build_shard
 
 SECRET = "hunter2hunter2"
@@ -342,7 +342,7 @@ def test_workers_go_on_from_s3_and_read_again_only_what_waited(
         return made
 
     def to_read(state: dict[str, Any]) -> int:
-        parts: list[Any] = [read(part["stages"]) for part in json.loads(state["reading_service_state"])["parts"]]
+        parts: list[Any] = [part.state for part in checkpoints_in(state)[0].parts]
         found = 0
         for worker, stages in enumerate(parts):
             for number in range(2):

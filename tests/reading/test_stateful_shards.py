@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
+from wds_datapipes.reading.saved import checkpoints_in, state_of
 from wds_datapipes.testing import build_shard
 
 # torchdata calls it whenever a StatefulDataLoader is made.
@@ -178,7 +180,9 @@ def test_a_state_that_one_worker_of_a_loader_cannot_go_on_from_is_refused() -> N
     loader = loader_of(1)
     next(iter(loader))
     state = loader.state_dict()
-    state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]["rank"] = 1
+    worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]
+    (saved,) = checkpoints_in(worker["dataset_state"])
+    worker["dataset_state"] = state_of([replace(saved, rank=1)])
     loader = loader_of(1)
     loader.load_state_dict(state)
     with pytest.raises(StateError, match="only the same worker"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +13,6 @@ from wds_datapipes.pipes.description import difference
 from wds_datapipes.reading.resuming import Resumed
 
 __all__ = ["Checkpoint"]
-
-FORMAT = "wds-datapipes state"
-#: Before version 3, instances were numbered by rank and then by worker, so that a shard went to another one of them.
-#: Before version 4, what a worker had made since it reported its state was made again and skipped by count.
-VERSION = 4
 
 #: How the description of torch's ``.batch()`` begins.
 BATCH_SIZE = re.compile(r"BatcherIterDataPipe\(batch_size=(\d+)")
@@ -77,32 +71,21 @@ class Checkpoint:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return {"format": FORMAT, "version": VERSION, **vars(self), "parts": [part.as_dict() for part in self.parts]}
-
-    def dumps(self) -> bytes:
-        """Return it as JSON."""
-        return json.dumps(self.as_dict(), separators=(",", ":")).encode()
+        return {**vars(self), "parts": [part.as_dict() for part in self.parts]}
 
     @classmethod
     def of_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
         """Return what `as_dict` was called on.
 
         Raises:
-            StateError: it is not what `as_dict` returns, or comes from another version.
+            StateError: it is not what `as_dict` returns.
         """
-        found = dict(state)
-        if found.pop("format", None) != FORMAT:
-            raise StateError("This is no state of a loader: it does not say that it is one")
-        if (version := found.pop("version", None)) != VERSION:
-            raise StateError(
-                f"This state has version {version}, and this release of wds-datapipes reads version {VERSION} alone. "
-                f"Load it with the release that has saved it, or begin the epoch again"
-            )
         try:
+            found = dict(state)
             parts = [Resumed(**part) for part in found.pop("parts")]
             checkpoint = cls(**found, parts=[replace(part, stages=part.state) for part in parts])
             checkpoint._check_kinds()
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"This state of a loader is not whole: {error}") from None
         return checkpoint
 

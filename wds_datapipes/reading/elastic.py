@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -15,7 +14,7 @@ from wds_datapipes.pipes.upstream import unsplit
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.dealing import dealt_states
 from wds_datapipes.reading.resuming import Resumed
-from wds_datapipes.reading.saved import KEY, checkpoints_in, state_of
+from wds_datapipes.reading.saved import KEY, checkpoints_in, state_of, text_of
 
 __all__ = ["dealt_anew", "merge_states", "placed"]
 
@@ -56,10 +55,9 @@ def merge_states(states: Sequence[T]) -> T:
     first: Any = states[0]
     checkpoints = [checkpoint for state in states for checkpoint in checkpoints_in(state)]
     _check_whole(checkpoints)
-    merged: Any = state_of(checkpoints, is_one=False)
     if isinstance(first, dict) and KEY not in first:
-        return cast(T, merged)
-    text = json.dumps(merged, separators=(",", ":")).encode()
+        return cast(T, state_of(checkpoints))
+    text = text_of(checkpoints).encode()
     return cast(T, {**first, KEY: text} if isinstance(first, dict) else text)
 
 

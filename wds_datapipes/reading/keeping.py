@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.elastic import placed
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.resuming import Resumed
-from wds_datapipes.reading.saved import checkpoints_in, state_of
+from wds_datapipes.reading.saved import checkpoints_in, text_of
 from wds_datapipes.reading.seeding import EpochSeeds
 
 __all__ = ["Maker", "StateKeeper", "described"]
@@ -186,10 +185,10 @@ class StateKeeper:
         if self.refusal:
             raise StateError(self.refusal)
         if maker is None and self._loaded:
-            return json.dumps(state_of(self._loaded, is_one=True), separators=(",", ":")).encode()
+            return text_of(self._loaded).encode()
         rank, size = _place(ranks)
         seeds = self.seeds
-        return Checkpoint(
+        checkpoint = Checkpoint(
             stages=self._described,
             seed=seeds.seed,
             epoch=seeds.epoch,
@@ -204,7 +203,8 @@ class StateKeeper:
             turn=0 if maker is None else maker.turn,
             parts=[] if maker is None else maker.states(),
             wanted=seeds.wanted,
-        ).dumps()
+        )
+        return text_of([checkpoint]).encode()
 
 
 def described(pipe: Any) -> list[str]:

@@ -1,4 +1,9 @@
-"""What the loaders return as their states: the checkpoints in it, whichever loader it comes from."""
+"""What the loaders return as their states: the checkpoints in it, whichever loader it comes from.
+
+A state is a dictionary of one text, which is JSON. So it has the same shape whenever it is asked for, and passes as a
+whole through everything that saves dictionaries: torch's distributed checkpoints fill only what they find in the state
+of a loader that has not begun.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +15,37 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.reading.checkpoint import Checkpoint
 
-__all__ = ["KEY", "STREAM", "checkpoints_in", "state_of"]
+__all__ = ["KEY", "STATE", "checkpoints_in", "state_of", "state_of_stream", "text_of"]
 
-FORMAT = "wds-datapipes states"
-#: The format of what stands for the state of a worker that does not know which part of its stream the loop will have.
-STREAM = "wds-datapipes stream"
+#: The only key of a state.
+STATE = "wds_datapipes"
+#: Before version 3, instances were numbered by rank and then by worker, so that a shard went to another one of them.
+#: Before version 4, what a worker had made since it reported its state was made again and skipped by count.
+#: Before version 5, a state was a dictionary of many values.
+VERSION = 5
+#: What stands for the state of a worker that does not know which part of its stream the loop will have.
+STREAM = "stream"
 #: Where ``DataLoader2`` has the state of its reading service.
 KEY = "reading_service_state"
 
 
-def state_of(checkpoints: Sequence[Checkpoint], *, is_one: bool) -> dict[str, Any]:
-    """Return checkpoints as plain values, which JSON has.
+def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
+    """Return the state that holds the checkpoints of some ranks."""
+    return {STATE: text_of(checkpoints)}
 
-    Args:
-        checkpoints: of the ranks.
-        is_one: whether the checkpoint of one rank is given as it is.
-    """
-    if is_one and len(checkpoints) == 1:
-        return checkpoints[0].as_dict()
-    return {"format": FORMAT, "states": [checkpoint.as_dict() for checkpoint in checkpoints]}
+
+def text_of(checkpoints: Sequence[Checkpoint]) -> str:
+    """Return the text of a state."""
+    return _written([checkpoint.as_dict() for checkpoint in checkpoints])
+
+
+def state_of_stream() -> dict[str, str]:
+    """Return the state of a worker that does not know which part of its stream the loop will have."""
+    return {STATE: _written(STREAM)}
+
+
+def _written(ranks: Any) -> str:
+    return json.dumps({"version": VERSION, "ranks": ranks}, separators=(",", ":"))
 
 
 def checkpoints_in(state: Any) -> list[Checkpoint]:
@@ -36,7 +53,7 @@ def checkpoints_in(state: Any) -> list[Checkpoint]:
 
     Args:
         state: of a ``DataLoader2``, a ``StatefulDataLoader``, a `ShardReadingService` or a `StatefulShards`; or what
-            `merge_states` has made of them.
+            `merge_states` has made of them; or the text of one.
 
     Raises:
         StateError: it holds none.
@@ -54,26 +71,42 @@ def checkpoints_in(state: Any) -> list[Checkpoint]:
 
 def _found(state: Any) -> list[Checkpoint]:
     if isinstance(state, bytes | str):
-        try:
-            state = json.loads(state)
-        except (ValueError, RecursionError) as error:
-            raise StateError(f"This is no state of a loader, since it is no JSON: {error}") from None
+        return _read(state)
     if not isinstance(state, Mapping):
-        raise StateError("This is no state of a loader: it does not say that it is one")
+        raise StateError(f"This is no state of a loader, which is a dictionary with the key {STATE!r}: {state!r:.100}")
+    if STATE in state:
+        return _read(state[STATE])
     if KEY in state:
         return _found(state[KEY])
     if "_snapshot" in state:
         return [_of_workers(state)]
     if "dataset_state" in state:
         return [replace(_only(state), is_over=bool(state["_iterator_finished"]))]
-    if state.get("format") == STREAM:
+    keys = ", ".join(map(repr, state)) or "none"
+    raise StateError(f"This is no state of a loader, which has the key {STATE!r}: it has {keys:.200}")
+
+
+def _read(text: Any) -> list[Checkpoint]:
+    """Return the checkpoints in the text of a state."""
+    if not isinstance(text, bytes | str):
+        raise StateError(f"This is no state of a loader, since {STATE!r} is no text: {text!r:.100}")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"This is no state of a loader, since it is no JSON: {error}") from None
+    if not isinstance(found, dict) or "version" not in found:
+        raise StateError("This is no state of a loader: it does not say which version it has")
+    if found["version"] != VERSION:
+        raise StateError(
+            f"This state has version {found['version']}, and this release of wds-datapipes reads version {VERSION} "
+            f"alone. Load it with the release that has saved it, or begin the epoch again"
+        )
+    if found["ranks"] == STREAM:
         raise StateError(
             "A StatefulDataLoader does not know where a pipeline goes on that with_epoch cuts into epochs. Loop over "
             "data.tracked(loader), and save and load the data set: data.state_dict(), data.load_state_dict(state)"
         )
-    if state.get("format") == FORMAT:
-        return [Checkpoint.of_dict(each) for each in state["states"]]
-    return [Checkpoint.of_dict(state)]
+    return [Checkpoint.of_dict(each) for each in found["ranks"]]
 
 
 def _of_workers(state: Mapping[str, Any]) -> Checkpoint:

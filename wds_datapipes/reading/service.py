@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import multiprocessing
 import operator
@@ -29,6 +28,7 @@ from wds_datapipes.reading.local import LocalItems
 from wds_datapipes.reading.pinning import pinned
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
+from wds_datapipes.reading.saved import STATE
 from wds_datapipes.reading.seeding import guard_lists, seed_of, seed_stages
 from wds_datapipes.reading.splitting import advice_for_ranks, advice_for_split
 from wds_datapipes.reading.transport.messages import Command
@@ -224,16 +224,15 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._keeper.load(serialized_state)
         return self.initialize(datapipe)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, as values that JSON has: what `checkpoint` returns, and no pickle.
+    def state_dict(self) -> dict[str, str]:
+        """Return where the loop is, as a dictionary of one text: what `checkpoint` returns.
 
         ``DataLoader2`` works with a copy of the service that it is given: ask ``loader.reading_service``.
 
         Raises:
             StateError: a stage of the pipeline holds samples back, and has no state.
         """
-        state: dict[str, Any] = json.loads(self.checkpoint())
-        return state
+        return {STATE: self.checkpoint().decode()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state with the pipeline that the loader has, before it is iterated for the first time.

@@ -17,7 +17,7 @@ from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.epochs import Epochs, own_worker
 from wds_datapipes.reading.resuming import Resumed
-from wds_datapipes.reading.saved import STREAM, checkpoints_in, state_of
+from wds_datapipes.reading.saved import checkpoints_in, state_of, state_of_stream
 from wds_datapipes.reading.splitting import (
     SPLIT_TWICE,
     advice_for_split,
@@ -148,32 +148,15 @@ class StatefulShards(IterableDataset[Any]):
             iterator = None
             self._board.is_tracked = self._epochs.is_tracked = False
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, as values that JSON has; or, in a worker, where the worker is.
+    def state_dict(self) -> dict[str, str]:
+        """Return where the loop is, or, in a worker, where the worker is, as a dictionary of one text.
 
         Raises:
             StateError: worker processes read the data, and the loop is not ``tracked``.
         """
-        info, row = get_worker_info(), self._board.read(own_worker().worker_id)
-        if row.loaded:
-            return state_of(self._epochs.loaded, is_one=True)
-        if info is not None and self._epochs.lasts:
-            return {"format": STREAM}  # a StatefulDataLoader asks with each batch, and cannot know where the epoch ends
-        if info is not None:
-            return self._saved(
-                row, workers=info.num_workers, parts=[self._epochs.part], worker=self._epochs.number
-            ).as_dict()
-        tracked = self._tracked
-        if tracked is not None and tracked.row == self._board.read(tracked.process):
-            parts = tracked.states()
-            facts = {"is_over": tracked.is_over, "workers": len(parts), "turn": tracked.turn}
-            return self._saved(tracked.row, **facts, parts=parts).as_dict()
-        if self._board.has_workers:
-            raise StateError(
-                "The places of worker processes are not known here. Loop over data.tracked(loader), ask "
-                "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
-            )
-        return self._saved(row, is_over=self._epochs.is_over, parts=[self._epochs.part]).as_dict()
+        if self._epochs.lasts and get_worker_info() is not None and not self._board.read(own_worker().worker_id).loaded:
+            return state_of_stream()  # a StatefulDataLoader asks with each batch, and cannot know where the epoch ends
+        return state_of(self._checkpoints())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state when it is iterated next. It comes before a loader of the data set starts its workers.
@@ -237,6 +220,29 @@ class StatefulShards(IterableDataset[Any]):
         advice = advice_for_split(self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True)
         if advice and not is_checked:
             warn_user(advice)
+
+    def _checkpoints(self) -> list[Checkpoint]:
+        """Return where the loop is on this rank; or what was loaded, for all of its ranks, if it has not begun since.
+
+        Raises:
+            StateError: worker processes read the data, and the loop is not ``tracked``.
+        """
+        info, row = get_worker_info(), self._board.read(own_worker().worker_id)
+        if row.loaded:
+            return self._epochs.loaded
+        if info is not None:
+            return [self._saved(row, workers=info.num_workers, parts=[self._epochs.part], worker=self._epochs.number)]
+        tracked = self._tracked
+        if tracked is not None and tracked.row == self._board.read(tracked.process):
+            parts = tracked.states()
+            facts = {"is_over": tracked.is_over, "workers": len(parts), "turn": tracked.turn}
+            return [self._saved(tracked.row, **facts, parts=parts)]
+        if self._board.has_workers:
+            raise StateError(
+                "The places of worker processes are not known here. Loop over data.tracked(loader), ask "
+                "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
+            )
+        return [self._saved(row, is_over=self._epochs.is_over, parts=[self._epochs.part])]
 
     def _saved(self, row: Row, **facts: Any) -> Checkpoint:
         """Return where the loop is in the epoch of a row; before the first one, the one before that is over."""
