@@ -21,6 +21,7 @@ from wds_datapipes.core.openers.filesystems import EXTRAS
 from wds_datapipes.core.sources.imagenet import find_imagenet
 from wds_datapipes.core.sources.table import Table
 from wds_datapipes.errors import MissingDependency
+from wds_datapipes.testing import check_resume
 
 SOURCES = Path(wds_datapipes.__file__).parent
 
@@ -65,6 +66,14 @@ def read_devkit(folder: Path) -> object:
     return find_imagenet(folder, "val")
 
 
+def use_service(_: Path) -> object:
+    return wds_datapipes.ShardReadingService
+
+
+def resume(_: Path) -> None:
+    check_resume(lambda: ShardList("a.tar"))
+
+
 #: What needs a package: the package, the extra that installs it, and something that needs it.
 NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("av", "media", decode("mp4", "torch_video")),
@@ -83,6 +92,8 @@ NEEDS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("s3fs", "s3", load("s3://bucket/a.tar")),
     ("s3fs", "s3", load("s3a://bucket/a.tar")),
     ("scipy.io", "imagenet", read_devkit),
+    ("torchdata.dataloader2", "dataloader2", use_service),
+    ("torchdata.dataloader2", "dataloader2", resume),
     ("yaml", "yaml", read_yaml),
     ("zstandard", "zst", load_zst),
     ("zstandard", "zst", write_zst),

@@ -5,6 +5,7 @@ and mends what is broken in torchdata's own reading service; `repairs` lists it.
 """
 
 import importlib
+import importlib.util
 import signal
 import sys
 import typing
@@ -34,6 +35,7 @@ from wds_datapipes.core.limits import ReadLimits
 from wds_datapipes.core.manifest import Manifest, check_manifest, read_manifest, write_manifest
 from wds_datapipes.core.naming import first_dot, last_dot
 from wds_datapipes.core.openers import register_opener
+from wds_datapipes.core.optional import require as _require
 from wds_datapipes.core.policy import ErrorBudget
 from wds_datapipes.core.quarantine import read_quarantine
 from wds_datapipes.core.shardwriter import ShardWriter
@@ -150,8 +152,8 @@ __all__ = [
 
 _apply_repairs()
 
-#: What is imported when it is first asked for: the reading service is derived from torchdata's, and the stages also
-#: serve with a torchdata that has none any more.
+#: What is imported when it is first asked for. The reading service is derived from torchdata's, and everything else
+#: also works without torchdata, and with releases of it that have no DataLoader2.
 _LATER = {
     "LoadingReport": "wds_datapipes.reading.report",
     "ShardReadingService": "wds_datapipes.reading.service",
@@ -161,7 +163,20 @@ _LATER = {
 }
 
 
+try:
+    _has_dataloader2 = importlib.util.find_spec("torchdata.dataloader2") is not None
+except ImportError:  # there is no torchdata at all
+    _has_dataloader2 = False
+if not _has_dataloader2:
+    # So that `import *` works. By another name, because type checkers would believe that it is never there.
+    _visible = __all__
+    _visible.remove("ShardReadingService")
+
+
 def __getattr__(name: str) -> object:
     if name in _LATER:
+        if name == "ShardReadingService":
+            purpose = "read with ShardReadingService and DataLoader2 (StatefulShards needs no torchdata)"
+            _require("torchdata.dataloader2", extra="dataloader2", purpose=purpose)
         return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -138,6 +138,9 @@ def check_resume(
     """
     if cuts < 2:
         raise ValueError(f"check_resume needs 2 cuts or more, the beginning and the end, not {cuts}")
+    from wds_datapipes.core.optional import require
+
+    require("torchdata.dataloader2", extra="dataloader2", purpose="check how a pipeline resumes")
     from wds_datapipes.reading.rehearsal import rehearse_resume
 
     rehearse_resume(make_pipeline, workers=workers, cuts=cuts, seed=seed, same=_same)
@@ -182,7 +185,7 @@ def check_coverage(
     """
     if ranks < 1 or workers < 0:
         raise ValueError(f"check_coverage needs 1 rank or more, and 0 workers or more, not {ranks} and {workers}")
-    from wds_datapipes.reading.rehearsal import rehearse_coverage
+    from wds_datapipes.reading.coverage import rehearse_coverage
 
     rehearse_coverage(make_pipeline, ranks=ranks, workers=workers, seed=seed, key=key)
 

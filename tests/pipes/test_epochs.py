@@ -20,12 +20,11 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.utils import WorkerInfo
 from torchdata.datapipes.iter import SampleMultiplexer
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySource
-from wds_datapipes.reading.serving import split
+from wds_datapipes.reading.shares import WorkerPlace, split_by_worker
 from wds_datapipes.testing import build_shard
 
 #: torch warns of more workers than processors.
@@ -260,7 +259,7 @@ class Marked(IterDataPipe[tuple[int, int]]):
 
 
 def split_among(pipe: Pipe, workers: int, worker: int) -> None:
-    split(pipe, WorkerInfo(workers, worker), None)
+    split_by_worker(pipe, WorkerPlace(workers, worker))
 
 
 def test_a_sample_that_is_drawn_now_and_then_is_no_error() -> None:

@@ -33,7 +33,7 @@ from wds_datapipes.reading.elastic import placed
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, state_of
 from wds_datapipes.reading.seeding import reset_pipeline
-from wds_datapipes.reading.serving import split
+from wds_datapipes.reading.shares import split_by_worker
 from wds_datapipes.reading.trail import Trail
 from wds_datapipes.testing import build_shard
 
@@ -102,7 +102,7 @@ def worker_of(pipe: Any, topology: Topology, number: int, resumed: Resumed) -> t
     (ranks, workers), (rank, worker) = topology, divmod(number, topology[1])
     pipe = apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
     info = WorkerInfo(workers, worker)
-    pipe = split(pipe, info, None)
+    pipe = split_by_worker(pipe, info)
     generator = SeedGenerator(SEED).spawn(rank, inplace=True).spawn(worker)
     reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
     resumed.load(pipe)

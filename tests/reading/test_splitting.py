@@ -17,12 +17,12 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.reading import splitting
-from wds_datapipes.reading.serving import split
+from wds_datapipes.reading.shares import split_by_worker
 from wds_datapipes.testing import build_shard
 
 
 def split_by_ours(pipe: Any, info: Any) -> Any:
-    return split(pipe, info, None)
+    return split_by_worker(pipe, info)
 
 
 def split_by_the_patched_service(pipe: Any, info: Any) -> Any:

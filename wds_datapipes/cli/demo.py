@@ -70,6 +70,7 @@ def demo(
     learning curves and the code to copy.
     """
     require("matplotlib", extra="demo", purpose="draw the pictures")
+    require("torchdata.dataloader2", extra="demo", purpose="train with DataLoader2")
     if test_shards and not shards:
         raise WrongUse("--test-shards are held out from training on --shards. Name these too")
     console, started = new_console(), perf_counter()

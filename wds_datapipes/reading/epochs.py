@@ -7,10 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from torch import distributed
-from torch.utils.data import get_worker_info, graph_settings
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.utils import WorkerInfo
+from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.listing import remove_listings
@@ -19,12 +16,13 @@ from wds_datapipes.pipes.state import lasts, load_state, record_state, save_stat
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.elastic import placed
+from wds_datapipes.reading.philox import SeedGenerator
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import EpochSeeds, guard_lists, reset_pipeline, seed_of, seed_stages
-from wds_datapipes.reading.serving import split
+from wds_datapipes.reading.shares import WorkerPlace, own_worker, split_by_rank, split_by_worker
 from wds_datapipes.reading.tracking import END, Told
 
-__all__ = ["Epochs", "own_worker"]
+__all__ = ["Epochs"]
 
 
 class Epochs:
@@ -188,8 +186,8 @@ class Epochs:
         info = own_worker()
         pipe: Any = self._pipe
         if self.distributed:
-            pipe = graph_settings.apply_sharding(pipe, self.ranks, self.rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        pipe = split(pipe, WorkerInfo(info.num_workers, self.number), None)
+            pipe = split_by_rank(pipe, self.ranks, self.rank)
+        pipe = split_by_worker(pipe, WorkerPlace(info.num_workers, self.number))
         self._seed_stages(pipe, self._seeds.seed, self._base.mark)
         self._base.load(pipe)
         for item in pipe:
@@ -235,9 +233,3 @@ class Epochs:
                 f"with_epoch goes on where each worker was in its own stream, and there are {workers} workers now, "
                 f"where there were {row.workers}. Go on with as many as before"
             )
-
-
-def own_worker() -> Any:
-    """Return torchdata's ``WorkerInfo`` of this process, which may be the only one."""
-    info = get_worker_info()
-    return WorkerInfo(1, 0) if info is None else WorkerInfo(info.num_workers, info.id)

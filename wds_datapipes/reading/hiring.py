@@ -20,7 +20,8 @@ from wds_datapipes.reading.crew import Crew, CrewItems
 from wds_datapipes.reading.keeping import StateKeeper
 from wds_datapipes.reading.local import LocalItems
 from wds_datapipes.reading.seeding import returned
-from wds_datapipes.reading.serving import Job, split
+from wds_datapipes.reading.serving import Job
+from wds_datapipes.reading.shares import split_by_worker
 
 __all__ = ["Hiring"]
 
@@ -54,7 +55,7 @@ class Hiring:
 
     def nobody(self, datapipe: Pipe, keeper: StateKeeper) -> tuple[Pipe, LocalItems]:
         """Leave all to the main process; return the pipeline, and where the items are made in it."""
-        datapipe = split(datapipe, WorkerInfo(1, 0), None)
+        datapipe = split_by_worker(datapipe, WorkerInfo(1, 0))
         if self.init_fn is not None:
             datapipe = returned("worker_init_fn", self.init_fn(datapipe, WorkerInfo(1, 0)))
         # torchdata's stage for ranks that wait for each other takes an item ahead, as if it were behind workers.

@@ -14,10 +14,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.utils.data import graph_settings
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.errors import RankLost
+from wds_datapipes.reading.shares import split_by_rank
 
 __all__ = ["Ranks"]
 
@@ -109,7 +108,7 @@ class Ranks:
 
     def split(self, pipe: Any) -> Any:
         """Give this rank its share of the data."""
-        return graph_settings.apply_sharding(pipe, self.size, self.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        return split_by_rank(pipe, self.size, self.rank)
 
     def meet(self, seed: int) -> int:
         """Wait until all ranks have come to the next epoch, and return the seed of rank 0.

@@ -1,36 +1,28 @@
-"""What users' tests do with their pipelines: go on from every place in another process, and share all samples out."""
+"""What users' tests do with their pipelines: go on from every place in another process."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import pickle
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
 from multiprocessing.connection import Connection
 from typing import Any
 
-from torch.utils.data import IterDataPipe, graph_settings
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2
-from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.upstream import splitters
-from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline
+from wds_datapipes.reading.coverage import MISSING, shown
 from wds_datapipes.reading.service import ShardReadingService
-from wds_datapipes.reading.serving import split
 from wds_datapipes.reading.statetext import read
 
-__all__ = ["rehearse_coverage", "rehearse_resume"]
+__all__ = ["rehearse_resume"]
 
 Pipe = IterDataPipe[Any]
 Same = Callable[[Any, Any], bool]
-
-_NOTHING = object()
 
 #: How long the other process may take for one cut, in seconds, before it counts as a hang.
 LIMIT_S = 300.0
@@ -76,63 +68,6 @@ def rehearse_resume(make_pipeline: Callable[[], Pipe], *, workers: int, cuts: in
                 next(items)
 
 
-def rehearse_coverage(
-    make_pipeline: Callable[[], Pipe],
-    *,
-    ranks: int,
-    workers: int,
-    seed: int,
-    key: Callable[[Any], Hashable] | None,
-) -> None:
-    """Give each worker of each rank its share, and see whether they are all; see `testing.check_coverage`."""
-    known = _known if key is None else key
-    wanted = Counter(known(item) for item in _seeded(make_pipeline(), WorkerInfo(1, 0), SeedGenerator(seed)))
-    if not wanted:
-        raise AssertionError(
-            "The pipeline yields nothing at all, also without a split. Is its list of shards empty, or does a stage "
-            "drop all samples?"
-        )
-    places = [(rank, worker) for rank in range(ranks) for worker in range(max(workers, 1))]
-    pipes: dict[tuple[int, int], Any] = {}
-    logs: dict[tuple[int, int], list[list[Any]]] = {}
-    for rank, worker in places:
-        pipe: Any = make_pipeline()
-        logs[rank, worker] = [_listened_to(stage) for stage in splitters(pipe)]
-        pipe = graph_settings.apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        pipes[rank, worker] = split(pipe, WorkerInfo(max(workers, 1), worker), None)
-    seeds = {place: EpochSeeds() for place in places}
-    generators = {place: SeedGenerator(seed) for place in places}
-    for epoch in range(2):
-        owners = defaultdict(list)
-        for place in places:
-            rank, worker = place
-            for log in logs[place]:
-                log.clear()
-            generator = generators[place]
-            seeds[place].begin(generator)
-            own = generator.spawn(rank).spawn(worker)
-            for item in _seeded(pipes[place], WorkerInfo(max(workers, 1), worker), own):
-                owners[known(item)].append(place)
-            seeds[place].end(generator)
-            for log, first in zip(logs[place], logs[places[0]], strict=True):
-                _check_order(log, first, f"Epoch {epoch}: rank {rank}, worker {worker}")
-        for item in {**wanted, **owners}:
-            found = owners.get(item, [])
-            if len(found) != wanted[item]:
-                where = ", ".join(f"rank {rank}, worker {worker}" for rank, worker in found) or "nowhere"
-                advice = (
-                    "" if any(logs.values()) else ". No stage splits the data: put .sharding_filter() behind the shards"
-                )
-                raise AssertionError(
-                    f"Epoch {epoch}: {item!r} has to come {_times(wanted[item])}, and comes {_times(len(found))} "
-                    f"({where}){advice}"
-                )
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
 def _spread(count: int, cuts: int) -> set[int]:
     """Return some cuts of so many items: the ends, and others at even distances; all if they are few enough."""
     if count < cuts:
@@ -169,14 +104,9 @@ def _joined(outline: Any, found: Any) -> Any:
 
 
 def _compare(found: list[Any], wanted: list[Any], same: Same, what: str, first: int) -> None:
-    for number, (left, right) in enumerate(zip_longest(found, wanted, fillvalue=_NOTHING), first):
-        if left is _NOTHING or right is _NOTHING or not same(left, right):
-            raise AssertionError(f"{what}: item {number} has to be {_told(right)}, and is {_told(left)}")
-
-
-def _told(item: Any) -> str:
-    text = "none" if item is _NOTHING else repr(item)
-    return text if len(text) <= 300 else f"{text[:300]}..."
+    for number, (left, right) in enumerate(zip_longest(found, wanted, fillvalue=MISSING), first):
+        if left is MISSING or right is MISSING or not same(left, right):
+            raise AssertionError(f"{what}: item {number} has to be {shown(right)}, and is {shown(left)}")
 
 
 @contextmanager
@@ -224,57 +154,10 @@ def _go_on(connection: Connection, workers: int) -> None:
             state = pickle.loads(data)  # noqa: S301 - from the process that has started this one
             with DataLoader2.from_state(state, ShardReadingService(workers)) as loader:
                 items = iter(loader)
-                first = next(items, _NOTHING)
+                first = next(items, MISSING)
                 again = json.loads(loader.state_dict()["reading_service_state"])
-                rest = [*([] if first is _NOTHING else [first]), *items]
+                rest = [*([] if first is MISSING else [first]), *items]
                 answer = pickle.dumps((rest, list(loader), again))
         except Exception as error:  # noqa: BLE001 - it is not lost: the other process raises it
             answer = pickle.dumps(f"{type(error).__name__}: {error}")
         connection.send_bytes(answer)
-
-
-def _seeded(pipe: Pipe, info: Any, generator: Any) -> Pipe:
-    seeded: Pipe = reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
-    return seeded
-
-
-def _known(item: Any) -> Hashable:
-    """Return what a sample is known by; for anything else, all that it is."""
-    if isinstance(item, Mapping) and "__key__" in item:
-        return str(item.get("__url__", "")), item["__key__"]
-    try:
-        hash(item)
-    except TypeError:
-        return pickle.dumps(item)
-    return item  # type: ignore[no-any-return]  # it can be hashed
-
-
-class _Listener(IterDataPipe[Any]):
-    """Notes what passes."""
-
-    def __init__(self, source: Pipe, log: list[Any]) -> None:
-        self.source = source
-        self.log = log
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.source:
-            self.log.append(item)
-            yield item
-
-
-def _listened_to(stage: Any) -> list[Any]:
-    """Return a list of what a stage gets from its sources, which fills up when it is iterated."""
-    log: list[Any] = []
-    for name, value in list(vars(stage).items()):
-        if isinstance(value, IterDataPipe):
-            setattr(stage, name, _Listener(value, log))
-    return log
-
-
-def _check_order(log: list[Any], first: list[Any], who: str) -> None:
-    for number, (found, wanted) in enumerate(zip_longest(log, first, fillvalue=_NOTHING)):
-        if found is _NOTHING or wanted is _NOTHING or _known(found) != _known(wanted):
-            raise AssertionError(
-                f"{who} has another order before the split than rank 0, worker 0: item {number} is {_told(found)}, "
-                f"not {_told(wanted)}. What shuffles there has to take the seed that the loader gives it (set_seed)"
-            )

@@ -1,13 +1,14 @@
 """Who gets which seed: from (seed, epoch, rank, worker) to the generators of a pipeline.
 
-A torchdata ``SeedGenerator`` has two sources of numbers. The shared one gives the same on every rank and worker, the
-other gives other numbers in each; both follow from the seed of ``DataLoader2`` and the number of the epoch.
+A ``SeedGenerator``, torchdata's or ours, has two sources of numbers. The shared one gives the same on every rank and
+worker, the other gives other numbers in each; both follow from the seed of the loader and the number of the epoch.
 """
 
 from __future__ import annotations
 
 import inspect
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,12 +16,12 @@ import numpy as np
 import numpy.random  # NumPy imports it when it is first used, and that would be in every worker
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torchdata.dataloader2.graph import list_dps, traverse_dps
-from torchdata.dataloader2.random import SeedGenerator
+from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.pipes.listing import DrawnListing, guard_listings, remove_listings
 from wds_datapipes.pipes.seeded import derive_later_seeds
+from wds_datapipes.reading.philox import SeedGenerator
 
 __all__ = ["EpochSeeds", "guard_lists", "reset_pipeline", "returned", "seed_of", "seed_stages"]
 
@@ -28,7 +29,7 @@ __all__ = ["EpochSeeds", "guard_lists", "reset_pipeline", "returned", "seed_of",
 class EpochSeeds:
     """The seeds of the epochs. Each follows from the one before, and the first is that of the loader.
 
-    They are torchdata's, whose generator (Philox) is the same in every release of Python and torch.
+    They are those of torchdata, whose generator (Philox) is the same in every release of Python and torch.
 
     Attributes:
         seed: of the present epoch.
@@ -146,12 +147,12 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
     """
     derive_later_seeds(pipe)
     graph = traverse_dps(pipe)
-    stages = {id(stage): stage for stage in list_dps(graph)}
+    stages = _stages_in(graph)
     # The stages draw their seeds in the same order as in torchdata, so that the orders of a seed stay as they were.
     before = (
         stages
         if shared
-        else {id(stage): stage for splitter in _splitters(graph) for stage in list_dps(traverse_dps(splitter))}
+        else {key: stage for each in _splitters(graph) for key, stage in _stages_in(traverse_dps(each)).items()}
     )
     after = {key: stage for key, stage in stages.items() if key not in before}
     for some, draw in ((before, seed_generator.generate_shared_seed), (after, seed_generator.generate_seed)):
@@ -176,6 +177,18 @@ def guard_lists(pipe: Any, seed: int) -> None:
     for number, listing in enumerate(guard_listings(pipe)):
         if isinstance(listing, DrawnListing):
             listing.set_seed(derived_seed("listing", seed, number))
+
+
+def _stages_in(graph: DataPipeGraph) -> dict[int, Any]:
+    """Return the stages of a graph by their identities, breadth first, as torchdata lists them."""
+    found: dict[int, Any] = {}
+    graphs = deque([graph])
+    while graphs:
+        for key, (stage, sources) in graphs.popleft().items():
+            if key not in found:
+                found[key] = stage
+                graphs.append(sources)
+    return found
 
 
 def _splitters(graph: dict[int, Any], seen: set[int] | None = None) -> Iterator[Any]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe, graph_settings
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data import IterDataPipe
 from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse_dps
 from torchdata.dataloader2.graph._serialization import extract_wrapper
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
@@ -21,18 +20,18 @@ from wds_datapipes.errors import WorkerDied
 from wds_datapipes.pipes.listing import listings_before
 from wds_datapipes.pipes.recording import Recorder
 from wds_datapipes.pipes.state import lasts, load_state, record_beginning, record_state
-from wds_datapipes.pipes.upstream import number_instances
 from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import reset_pipeline, returned
+from wds_datapipes.reading.shares import split_by_worker
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
 from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
 from wds_datapipes.reading.transport.packing import Packer
 from wds_datapipes.reading.workers import SENDABLE, SendableError
 
-__all__ = ["DISPATCH_WINDOW", "Job", "Worker", "failure", "reporting", "run_worker", "split"]
+__all__ = ["DISPATCH_WINDOW", "Job", "Worker", "failure", "reporting", "run_worker"]
 
 #: How many messages of the dispatching process a worker may have before it uses them. They are small enough that
 #: sending them never blocks.
@@ -90,22 +89,17 @@ def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, i
     with reporting(f"worker process {job.info.worker_id}", channel, job, inherited) as outlet:
         job = job.opened()
         dispatched = None if source is None else DispatchedItems(source)
-        pipe = split(job.pipe, job.info, dispatched)
+        pipe = split_by_worker(job.pipe, job.info) if dispatched is None else split(job.pipe, job.info, dispatched)
         if job.init_fn is not None:
             pipe = returned("worker_init_fn", job.init_fn(pipe, job.info))
         Worker(pipe, job, outlet, dispatched).run()
 
 
-def split(pipe: Any, info: Any, dispatched: DispatchedItems | None) -> Any:
-    """Give a worker its share of the data: of what the dispatching process sends, and of all that it reads itself."""
-    if dispatched is None:
-        graph_settings.apply_sharding(pipe, info.num_workers, info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
-        number_instances(pipe)
-        return pipe
+def split(pipe: Any, info: Any, dispatched: DispatchedItems) -> Any:
+    """Give a worker its share of what it reads itself, and what the dispatching process sends to it."""
     graph = traverse_dps(pipe)
     for branch in find_non_dispatching_branches(graph):
-        graph_settings.apply_sharding(branch, info.num_workers, info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
-        number_instances(branch)
+        split_by_worker(branch, info)
     (place,) = find_dps(graph, _DummyIterDataPipe)
     ((pipe, _),) = replace_dp(graph, place, dispatched).values()
     return pipe

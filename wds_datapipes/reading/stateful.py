@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
-from torchdata.dataloader2.random import SeedGenerator
 
 from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import StateError
@@ -15,9 +14,11 @@ from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
-from wds_datapipes.reading.epochs import Epochs, own_worker
+from wds_datapipes.reading.epochs import Epochs
+from wds_datapipes.reading.philox import SeedGenerator
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, state_of, state_of_stream
+from wds_datapipes.reading.shares import own_worker
 from wds_datapipes.reading.splitting import (
     SPLIT_TWICE,
     advice_for_split,
@@ -262,7 +263,7 @@ class StatefulShards(IterableDataset[Any]):
     @property
     def _first(self) -> int:
         """The seed of the first epoch."""
-        return int(SeedGenerator(self.seed).generate_shared_seed()) if self._epochs.distributed else self.seed
+        return SeedGenerator(self.seed).generate_shared_seed() if self._epochs.distributed else self.seed
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Make sure that a state is one of this seed, and can be loaded here.
@@ -271,7 +272,7 @@ class StatefulShards(IterableDataset[Any]):
             StateError: it is not.
         """
         # Ranks draw the first seed from the one that is given; and there may have been ranks, and are none now.
-        own = {self.seed, int(SeedGenerator(self.seed).generate_shared_seed())}
+        own = {self.seed, SeedGenerator(self.seed).generate_shared_seed()}
         if checkpoint.next is not None and checkpoint.first not in own:
             raise StateError(
                 f"The state was saved with another seed: {checkpoint.first}, and here it is {self._first}. Give "
