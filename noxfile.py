@@ -29,7 +29,7 @@ SWEEPS = [
     "tests/reading/test_training_run.py",
     "tests/fuzzing/test_targets.py",
 ]
-#: What `minimal` runs: tests that import no extra, of each floor, and what depends on the release of torchdata.
+#: What `minimal` runs: tests that import no extra but dataloader2, of each floor, and what depends on its release.
 MINIMAL_TESTS = [
     "tests/core/test_fields.py",
     "tests/core/test_naming.py",
@@ -41,6 +41,7 @@ MINIMAL_TESTS = [
     "tests/reading/test_repairs.py",
     "tests/reading/test_rounds.py",
     "tests/reading/test_service.py",
+    "tests/reading/test_without_dataloader2.py",
     "tests/test_layers.py",
     "tests/test_optional_packages.py",
 ]
@@ -134,9 +135,9 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def minimal(session: nox.Session) -> None:
-    """Run what needs no extra, with the core dependencies alone and the torchdata that Python 3.13 gets."""
+    """Run what needs no extra but `dataloader2`, with the torchdata that Python 3.13 gets."""
     pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
-    session.install(".", *pins, "torchdata==0.7.1", *group("minimal"))
+    session.install(".[dataloader2]", *pins, "torchdata==0.7.1", *group("minimal"))
     session.run("pytest", "--numprocesses=3", *IN_THEIR_ORDER, *MINIMAL_TESTS, *session.posargs)
 
 
@@ -147,5 +148,5 @@ def peers(session: nox.Session, peer: str) -> None:
 
     DALI takes 2 GB, and no GPU.
     """
-    session.install("-c", CONSTRAINTS, "-e", ".[yaml]", *group(peer))
+    session.install("-c", CONSTRAINTS, "-e", ".[dataloader2,yaml]", *group(peer))
     session.run("pytest", f"tests/peers/test_{peer}.py", *session.posargs)
