@@ -102,6 +102,23 @@ def saved(pipe: Pipe) -> Any:
     return json.loads(json.dumps(save_state(pipe)))
 
 
+def is_odd(sample: dict[str, Any]) -> bool:
+    return int(sample["cls"]) % 2 == 1
+
+
+@pytest.mark.parametrize("source", [drawn, mixed])
+def test_a_stream_resumes_behind_more_shards_than_may_yield_nothing(source: Callable[[], Pipe]) -> None:
+    """Shards that are skipped to get to the place are no shards that yield nothing."""
+    pipe = source().filter(is_odd).with_epoch(300)
+    epochs_of(pipe, range(2))
+    iterator = iter(seeded(pipe, 2))
+    assert len(list(itertools.islice(iterator, 10))) == 10
+    state, rest = saved(pipe), list(iterator)
+    resumed = source().filter(is_odd).with_epoch(300)
+    load_state(resumed, state)
+    assert list(resumed) == rest
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     source=st.sampled_from([split, drawn, mixed]),

@@ -58,6 +58,9 @@ class Deliveries:
         waiting = _waiting_for(stage)
         for before, each in itertools.pairwise(waiting):
             mark, made = _mark_of(each), before._number_of_samples_yielded
+            if made < getattr(each, "skipped", 0):  # it resumes, and those behind it wait
+                self._yielded.clear()
+                return
             found = self._yielded.get(id(each))
             if found is None or found.mark != mark:
                 self._yielded[id(each)] = _Yielded(mark, made, self._number)

@@ -71,6 +71,8 @@ class SampleGrouper(IterDataPipe[Sample]):
     """
 
     _is_child_datapipe = False
+    #: How many shards of its list are skipped before it reads one, to resume.
+    skipped = 0
 
     def __init__(
         self,
@@ -181,6 +183,7 @@ class SampleGrouper(IterDataPipe[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         self._deliveries.check(self, turns_of(self.source))
         resume, self._resume = self._resume, None
+        self.skipped = 0 if resume is None else resume.next[0]
         self._deal = None if resume is None else resume.deal
         progress = self._progress = Progress()
         self._listings.value = listings_before(self.source)
