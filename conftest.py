@@ -47,6 +47,7 @@ LONG = (
     "test_conversion.py",
     "test_tar_faults.py",
     "test_same_as_webdataset.py",
+    "test_random_pipelines.py",
 )
 
 

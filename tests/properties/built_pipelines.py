@@ -1,0 +1,158 @@
+"""The pipelines that the steps of the model stand for, with stages of this package, of torch and of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from random import Random
+from typing import Any
+
+from pipeline_model import Steps, number_of, shards_of
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
+
+from wds_datapipes import ShardList
+from wds_datapipes.testing import build_shard
+
+# Silenced by the import above.
+import torchdata.datapipes.iter  # isort: skip  # noqa: F401 - registers .cycle()
+
+__all__ = ["build", "write_shards"]
+
+Pipe = Any
+
+
+class Tagging(IterDataPipe[Any]):
+    """A user's stage that keeps nothing, and says so."""
+
+    holds_nothing = True
+
+    def __init__(self, source: Pipe) -> None:
+        super().__init__()
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in self.source:
+            yield tagged(each)
+
+
+class Hoarding(IterDataPipe[Any]):
+    """A user's stage that delays items, and says nothing of them."""
+
+    def __init__(self, source: Pipe, count: int) -> None:
+        super().__init__()
+        self.source = source
+        self.count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        held = []
+        for each in self.source:
+            held.append(each)
+            if len(held) > self.count:
+                yield held.pop(0)
+        yield from held
+
+
+class Lagging(IterDataPipe[Any]):
+    """A user's stage that delays items, with a state."""
+
+    def __init__(self, source: Pipe, count: int) -> None:
+        super().__init__()
+        self.source = source
+        self.count = count
+        self.held: list[Any] = []
+        self.is_resumed = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.is_resumed:
+            self.held = []
+        self.is_resumed = False
+        for each in self.source:
+            self.held.append(each)
+            if len(self.held) > self.count:
+                yield self.held.pop(0)
+        while self.held:
+            yield self.held.pop(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"held": list(self.held)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held, self.is_resumed = list(state["held"]), True
+
+
+def tagged(each: dict[str, Any]) -> dict[str, Any]:
+    return {**each, "tag": number_of(each)}
+
+
+def is_kept(modulus: int, each: Any) -> bool:
+    return bool(number_of(each) % modulus)
+
+
+def key_of(each: dict[str, Any]) -> str:
+    return str(each["__key__"])
+
+
+def with_draw(each: dict[str, Any], rng: Random) -> dict[str, Any]:
+    return {**each, "drawn": rng.random()}
+
+
+def as_it_is(url: str) -> str:
+    return url
+
+
+def listing(kind: str, name: str, sizes: tuple[int, ...]) -> Pipe:
+    urls = [f"{name}-{shard}.tar" for shard in range(len(sizes))]
+    if kind == "FileLister":
+        return FileLister(".", f"{name}-*.tar")
+    if kind == "IterableWrapper":
+        return IterableWrapper(urls)
+    return ShardList(f"{name}-{{0..{len(sizes) - 1}}}.tar" if kind == "pattern" else urls)
+
+
+#: What makes the stage of a step.
+STAGES: dict[str, Any] = {
+    "shuffle": lambda pipe: pipe.shuffle(),
+    "split": lambda pipe: pipe.sharding_filter(),
+    "url_map": lambda pipe: pipe.map(as_it_is),
+    "cycle": lambda pipe, times: pipe.cycle(times),
+    "resample": lambda pipe, count, seed: pipe.resample_wds_shards(count, seed=seed),
+    "load": lambda pipe: pipe.load_wds_shards().group_samples(),
+    "mix": lambda pipe, weights, stop, *others: pipe.mix_samples(*map(build, others), weights=weights, stop=stop),
+    "shuffle_samples": lambda pipe, size, initial: pipe.shuffle_samples(size, initial=initial),
+    "torch_shuffle": lambda pipe, size: pipe.shuffle(buffer_size=size),
+    "tag": lambda pipe: pipe.map_samples(tagged),
+    "tagging": Tagging,
+    "hoarding": Hoarding,
+    "lagging": Lagging,
+    "keep": lambda pipe, modulus: pipe.filter(partial(is_kept, modulus)),
+    "draw": lambda pipe: pipe.map_samples_with_rng(with_draw),
+    "decode": lambda pipe: pipe.wds_decode(partial=True),
+    "to_tuple": lambda pipe: pipe.to_tuple("__key__", "cls"),
+    "key": lambda pipe: pipe.map(key_of),
+    "batch": lambda pipe, size, drop_last: pipe.batch(size, drop_last=drop_last),
+    "unbatch": lambda pipe: pipe.unbatch_samples(collated=False),
+    "torch_unbatch": lambda pipe: pipe.unbatch(),
+    "slice": lambda pipe, *positions: pipe.slice_samples(*positions),
+    "with_epoch": lambda pipe, count: pipe.with_epoch(count),
+    "with_length": lambda pipe, count: pipe.with_length(count),
+}
+
+
+def build(steps: Steps) -> Pipe:
+    """Return the pipeline of some steps."""
+    (_, *source), *others = steps
+    pipe = listing(*source)
+    for name, *arguments in others:
+        pipe = STAGES[name](pipe, *arguments)
+    return pipe
+
+
+def write_shards(steps: Steps) -> None:
+    """Write the shards that a pipeline reads into the working folder."""
+    _, _, name, sizes = steps[0]
+    for shard, samples in enumerate(shards_of(name, sizes)):
+        build_shard(f"{name}-{shard}.tar", samples)
+    for step in steps:
+        for other in step[3:] if step[0] == "mix" else ():
+            write_shards(other)

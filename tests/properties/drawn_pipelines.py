@@ -1,0 +1,234 @@
+"""Pipelines, loaders, cuts and formats that a number draws."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, NamedTuple
+
+from pipeline_model import Steps, population
+
+__all__ = ["Case", "Topology", "draw_case", "holds", "must_reshard", "must_resume"]
+
+
+class Topology(NamedTuple):
+    """The processes that read: so many ranks, with so many workers each; 0 workers are none but the rank itself."""
+
+    ranks: int
+    workers: int
+
+
+class Case(NamedTuple):
+    """What is tried: a pipeline in a loader, where it is interrupted, and how it is resumed."""
+
+    seed: int
+    steps: Steps
+    loader: str
+    topology: Topology
+    batch: tuple[int, bool] | None
+    cuts: tuple[tuple[int, int], ...]
+    format: str
+    resuming: str
+    resumed: Topology
+    is_merged: bool
+    then: int
+
+
+def names_of(steps: Steps) -> list[str]:
+    """Return the names of all steps, those of mixed pipelines too."""
+    return [each for name, *arguments in steps for each in (name, *inner_names(name, arguments))]
+
+
+def inner_names(name: str, arguments: list[Any]) -> list[str]:
+    return [each for other in arguments[2:] for each in names_of(other)] if name == "mix" else []
+
+
+def holds(steps: Steps) -> bool:
+    """Whether a stage holds items back that no state knows of, so that a state has to be refused."""
+    return bool({"hoarding", "torch_shuffle"} & {*names_of(steps)})
+
+
+#: Steps that may be refused where a state is asked for, although a pipeline of ours could do without them.
+UNKNOWN = ("torch_unbatch", "cycle")
+
+
+def must_resume(steps: Steps) -> bool:
+    """Whether the documentation says that a pipeline has a state."""
+    names = [name for name, *_ in steps]
+    if holds(steps) or {*UNKNOWN} & {*names_of(steps)}:
+        return False
+    if "split" in names and "load" in names and names.index("split") > names.index("load"):
+        return False
+    for at, name in enumerate(names):
+        # The samples that wait there would pass a stage with a state of its own twice.
+        if name == "lagging" and {"shuffle_samples", "unbatch", "with_epoch", "mix"} & {*names[at:]}:
+            return False
+        if name == "batch" and "unbatch" in names[at:] and {"slice", "with_epoch"} & {*names[at:]}:
+            return False
+    return all(must_resume(other) for name, *arguments in steps if name == "mix" for other in arguments[2:])
+
+
+#: Steps of pipelines of which other ranks and workers can resume.
+RESHARDED = ("list", "shuffle", "split", "load", "shuffle_samples", "tag", "tagging", "keep", "decode", "to_tuple")
+
+
+def must_reshard(steps: Steps) -> bool:
+    """Whether the documentation says that other ranks or workers can resume in the middle of an epoch."""
+    names = {*names_of(steps)}
+    is_left = all(stop == "all" for name, *arguments in steps if name == "mix" for stop in arguments[1:2])
+    allowed = {*RESHARDED, "key", "batch", "mix", "with_length", "url_map"}
+    return must_resume(steps) and "split" in names and names <= allowed and is_left
+
+
+def draw_case(seed: int) -> Case:
+    """Draw a case."""
+    rng = Random(seed)
+    steps = draw_steps(rng)
+    loader = rng.choice(["DataLoader2"] * 4 + ["StatefulShards"] * 4 + ["StatefulDataLoader"] * 2)
+    loader = rng.choice([loader] * 7 + ["pipeline", "DataLoader", "stock"])
+    ranks = 2 if loader not in ("pipeline", "stock") and rng.random() < 0.15 else 1
+    topology = Topology(ranks, 0 if loader == "pipeline" else rng.choice([0, 1, 2, 2, 2, 3]))
+    batch = None
+    if loader in ("StatefulShards", "StatefulDataLoader") and "batch" not in names_of(steps) and rng.random() < 0.4:
+        batch = (rng.randint(1, 6), rng.random() < 0.2)
+    others = ["StatefulShards", "StatefulDataLoader"] if batch else ["DataLoader2", "StatefulShards"]
+    resuming = rng.choice([loader, loader, *others])
+    if resuming == "StatefulDataLoader" and loader != resuming:
+        resuming = "StatefulShards"  # a StatefulDataLoader takes its own states alone
+    resumed = topology
+    if rng.random() < 0.35:
+        resumed = Topology(rng.choice([1, ranks, 3 - ranks] if ranks > 1 else [1, 1, 1, 2]), rng.choice([0, 1, 2, 3]))
+    formats = {
+        "DataLoader2": ["pickle", "torch", "service", "service json"],
+        "StatefulShards": ["pickle", "torch", "json"],
+    }
+    return Case(
+        seed=seed,
+        steps=steps,
+        loader=loader,
+        topology=topology,
+        batch=batch,
+        cuts=tuple(sorted({draw_cut(rng) for _ in range(rng.randint(1, 2))})),
+        format=rng.choice(formats.get(loader, ["pickle", "torch"])),
+        resuming=resuming,
+        resumed=resumed,
+        is_merged=ranks > 1 or rng.random() < 0.2,
+        then=rng.choice([0, 1, 3, 8, 1000]),
+    )
+
+
+def draw_cut(rng: Random) -> tuple[int, int]:
+    """Draw after how many items of which epoch; 1000 are all of them, and the end."""
+    return rng.randrange(2), rng.choice([0, 1, rng.randint(2, 40), rng.randint(2, 15), 1000])
+
+
+def draw_steps(rng: Random) -> Steps:
+    steps = draw_source(rng, "a")
+    if rng.random() < 0.25:
+        is_endless = rng.random() < 0.3
+        others = [draw_source(rng, name) for name in "bc"[: rng.randint(1, 2)]]
+        # What is split in one source is split in all: parts that come once and parts that come to each worker are odd.
+        others = [other for other in others if is_split(other) == is_split(steps)]
+        weights = tuple(rng.randint(1, 5) for _ in range(1 + len(others))) if rng.random() < 0.4 else None
+        if others and all(has_each_pass(each) for each in (steps, *others)):
+            stop = "never" if is_endless else rng.choice(["all", "all", "first"])
+            steps = (*steps, ("mix", weights, stop, *others))
+    steps += draw_later(rng, steps)
+    return steps
+
+
+def is_split(steps: Steps) -> bool:
+    return bool({"split", "resample"} & {name for name, *_ in steps})
+
+
+def has_each_pass(steps: Steps) -> bool:
+    """Whether all passes over a source yield something, so that what begins it again gets on."""
+    drops = any(step[0] in ("slice", "hoarding") or step[::2] == ("batch", True) for step in steps)
+    return bool(population(steps)) and not drops
+
+
+def draw_source(rng: Random, name: str) -> Steps:
+    """Draw shards and the stages up to samples."""
+    sizes = tuple(rng.choice([0, 1, 3, 5, 12, rng.randint(0, 12)]) for _ in range(rng.randint(1, 8)))
+    kind = rng.choice(["pattern", "pattern", "urls", "IterableWrapper", "FileLister"])
+    steps: Steps = (("list", kind, name, sizes),)
+    is_filled = sum(map(bool, sizes)) * 2 > len(sizes)
+    if is_filled and rng.random() < 0.1:
+        count = rng.choice([None, rng.randint(1, 6)])
+        return (*steps, ("resample", count, rng.randrange(3)), ("load",))
+    if rng.random() < 0.08:
+        steps += (("cycle", 2),)
+    if rng.random() < 0.6:
+        steps += (("shuffle",),)
+    place = rng.choices(["urls", "samples", "nowhere"], [86, 9, 5])[0]
+    if place == "urls":
+        steps += (("split",),)
+        steps += (("url_map",),) if rng.random() < 0.1 else ()
+    steps += (("load",),)
+    if place == "samples":
+        steps += (("split",),)
+    if rng.random() < 0.15:
+        steps += draw_step(rng, rng.choice(["keep", "shuffle_samples", "tagging"]))
+    return steps
+
+
+def draw_step(rng: Random, name: str) -> Steps:
+    """Draw the arguments of a step."""
+    size = rng.choice([1, 2, 4, 7, 30])
+    arguments: dict[str, tuple[Any, ...]] = {
+        "keep": (rng.randint(2, 4),),
+        "shuffle_samples": (size, rng.randint(1, size)),
+        "torch_shuffle": (size,),
+        "hoarding": (rng.randint(1, 5),),
+        "lagging": (rng.randint(1, 5),),
+        "cycle": (2,),
+        "slice": rng.choice([(rng.randint(1, 20),), (rng.randint(0, 3), rng.randint(3, 20), rng.randint(1, 3))]),
+        "batch": (rng.randint(1, 6), rng.random() < 0.2),
+        "with_length": (rng.randint(1, 50),),
+    }
+    return ((name, *arguments.get(name, ())),)
+
+
+def draw_later(rng: Random, steps: Steps) -> Steps:
+    """Draw the stages behind the source."""
+    later: Steps = ()
+    for name, probability in (
+        ("tag", 0.2),
+        ("keep", 0.2),
+        ("slice", 0.08),
+        ("shuffle_samples", 0.5),
+        ("torch_shuffle", 0.05),
+        ("tagging", 0.2),
+        ("hoarding", 0.06),
+        ("draw", 0.15),
+        ("decode", 0.5),
+        ("shuffle_samples", 0.05),
+        ("cycle", 0.05),
+    ):
+        later += draw_step(rng, name) if rng.random() < probability else ()
+    kind = rng.choice(["sample", "key", "key", "to_tuple"])
+    if kind != "sample":
+        later += ((kind,),)
+    if kind == "key" and rng.random() < 0.2:
+        later += draw_step(rng, "lagging")
+    if rng.random() < 0.4:
+        later += draw_step(rng, "batch")
+        if rng.random() < 0.2:
+            later += ((rng.choice(["unbatch", "unbatch", "torch_unbatch"]),),)
+    is_endless = has_no_end((*steps, *later))
+    if is_endless:  # nothing is left out by its position there, which could be all that a process has
+        later = tuple(step for step in later if step[0] not in ("slice", "hoarding") and step[::2] != ("batch", True))
+    if is_endless or (rng.random() < 0.15 and has_each_pass((*steps, *later))):
+        later += (("with_epoch", rng.randint(1, 40)),)
+    elif rng.random() < 0.06:
+        later += draw_step(rng, "slice")
+    elif rng.random() < 0.05:
+        later += draw_step(rng, "with_length")
+    return later
+
+
+def has_no_end(steps: Steps) -> bool:
+    """Whether a pass over a pipeline has no end."""
+    return any(
+        step[:2] == ("resample", None) or (step[0] == "mix" and (step[2] == "never" or any(map(has_no_end, step[3:]))))
+        for step in steps
+    )

@@ -1,0 +1,216 @@
+"""A plain model of what pipelines yield: lists, generators and itertools, and nothing of the package.
+
+A pipeline is a tuple of steps, each a tuple of a name and its arguments; ``drawn_pipelines.py`` builds the stages that
+they stand for. The model knows the order of what no stage draws, and otherwise which samples come.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+__all__ = ["Place", "Steps", "epochs_of", "flat", "frozen", "in_turn", "known", "population", "sample", "shards_of"]
+
+Step = tuple[Any, ...]
+Steps = tuple[Step, ...]
+
+#: Steps after which the order is drawn.
+SHUFFLING = ("shuffle", "shuffle_samples", "torch_shuffle")
+#: What is known of the order, from all to next to nothing: see `known`.
+DEGREES = ["order", "bag", "within", "drawn"]
+END = object()
+
+
+class Place(NamedTuple):
+    """One of the processes that read: a worker of a rank."""
+
+    rank: int = 0
+    ranks: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    @property
+    def instance(self) -> int:
+        """The number of this process: the first worker of every rank, then the second of every rank."""
+        return self.worker * self.ranks + self.rank
+
+
+def shards_of(name: str, sizes: tuple[int, ...]) -> list[list[dict[str, Any]]]:
+    """Return the samples of each shard of a data set."""
+    return [[sample(name, shard, number) for number in range(size)] for shard, size in enumerate(sizes)]
+
+
+def sample(name: str, shard: int, number: int) -> dict[str, Any]:
+    """Return a sample, as it is written; some have metadata, and the sizes of fields differ."""
+    fields: dict[str, Any] = {"__key__": f"{name}{shard}-{number}", "cls": str(number).encode()}
+    fields["txt"] = b"text " * (7 * number * (shard + 1) % 5)
+    if number % 3 == 0:
+        fields["json"] = json.dumps({"shard": shard, "tags": [number] * (number % 2)}).encode()
+    return fields
+
+
+def epochs_of(steps: Steps, place: Place, count: int) -> list[list[Any]]:
+    """Return what one process yields in each of some epochs, if nothing is drawn."""
+    names = [step[0] for step in steps]
+    if "with_epoch" not in names:
+        return [list(one_pass(steps, place, 0)) for _ in range(count)]
+    at = names.index("with_epoch")
+    stream = endless(steps[:at], place, 0)
+    share = steps[at][1]
+    if splits(steps[:at]):
+        share = share // place.workers + (place.worker < share % place.workers)
+    cut = [list(itertools.islice(stream, share)) for _ in range(count)]
+    return [list(applied(steps[at + 1 :], epoch)) for epoch in cut]
+
+
+def endless(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
+    """Yield pass after pass; with each, the shares of the processes move on by one."""
+    return itertools.chain.from_iterable(one_pass(steps, place, turn + number) for number in itertools.count())
+
+
+def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
+    """Yield what one process has of a pass."""
+    (*before, (name, *arguments)), source = steps, tuple(steps[:-1])
+    if not before:
+        dataset, sizes = arguments[1:]
+        yield from ((dataset, shard, size) for shard, size in enumerate(sizes))
+    elif name == "split":
+        instances = place.ranks * place.workers
+        yield from itertools.islice(one_pass(source, place, turn), (place.instance + turn) % instances, None, instances)
+    elif name == "cycle":
+        for _ in range(arguments[0]):
+            yield from one_pass(source, place, turn)
+    elif name == "mix":
+        _, stop, *others = arguments
+        read = endless if stop == "never" else one_pass
+        yield from in_turn([read(each, place, turn) for each in (source, *others)], stop=stop)
+    else:
+        yield from applied(steps[-1:], one_pass(source, place, turn))
+
+
+def in_turn(sources: Iterable[Iterable[Any]], stop: str = "all") -> Iterator[Any]:
+    """Yield one item of each source that has not ended, again and again; stop with the first that ends, or the last."""
+    left = [iter(source) for source in sources]
+    while left:
+        for source in list(left):
+            if (item := next(source, END)) is not END:
+                yield item
+            elif stop == "first":
+                return
+            else:
+                left.remove(source)
+
+
+def applied(steps: Steps, items: Iterable[Any]) -> Iterator[Any]:
+    """Return what some steps make of the items of one process."""
+    for name, *arguments in steps:
+        items = MAKING[name](items, *arguments) if name in MAKING else items
+    return iter(items)
+
+
+def loaded(shards: Iterable[Any]) -> Iterator[Any]:
+    for name, shard, size in shards:
+        yield from (sample(name, shard, number) for number in range(size))
+
+
+def decoded(each: dict[str, Any]) -> dict[str, Any]:
+    found = {**each, "cls": int(each["cls"]), "txt": each["txt"].decode()}
+    return {**found, "json": json.loads(each["json"])} if "json" in each else found
+
+
+def batched(items: Iterable[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+    iterator = iter(items)
+    while batch := list(itertools.islice(iterator, size)):
+        if len(batch) == size or not drop_last:
+            yield batch
+
+
+def number_of(item: Any) -> int:
+    """Return the number of a sample in its shard, whatever it was made into."""
+    key = item["__key__"] if isinstance(item, dict) else item[0] if isinstance(item, tuple) else item
+    return int(key.rpartition("-")[2])
+
+
+#: What the steps do that a process does for itself. Others leave the items as they are, in some order.
+MAKING: dict[str, Any] = {
+    "load": loaded,
+    "tag": lambda items: ({**each, "tag": number_of(each)} for each in items),
+    "tagging": lambda items: ({**each, "tag": number_of(each)} for each in items),
+    "keep": lambda items, modulus: (each for each in items if number_of(each) % modulus),
+    "decode": lambda items: map(decoded, items),
+    "to_tuple": lambda items: ((each["__key__"], each["cls"]) for each in items),
+    "key": lambda items: (each["__key__"] for each in items),
+    "batch": batched,
+    "unbatch": itertools.chain.from_iterable,
+    "torch_unbatch": itertools.chain.from_iterable,
+    "slice": lambda items, *positions: itertools.islice(items, *positions),
+}
+
+
+def splits(steps: Steps) -> bool:
+    """Whether a pipeline splits the data between the processes, or draws what each reads."""
+    own = any(name in ("split", "resample") for name, *_ in steps)
+    return own or any(splits(other) for name, *arguments in steps if name == "mix" for other in arguments[2:])
+
+
+def known(steps: Steps) -> str:
+    """Return what is known of an epoch.
+
+    Returns:
+        str: ``"order"``; or ``"bag"``, all samples of an epoch, in an order that is drawn; ``"within"``, some of them;
+            ``"drawn"``, any of them, any number of times.
+    """
+    found = "order"
+    for name, *arguments in steps:
+        if name in SHUFFLING or (name == "list" and arguments[0] == "FileLister"):
+            found = max(found, "bag", key=DEGREES.index)
+        elif name == "resample" or (name == "with_epoch" and found != "order"):
+            found = "drawn"
+        elif name == "slice" or (name == "batch" and arguments[1]):
+            found = "within" if found == "bag" else found
+        elif name == "mix":
+            weighted, stop, *others = arguments
+            found = max(found, *map(known, others), "bag" if weighted else "order", key=DEGREES.index)
+            if found != "order" and stop != "all":
+                found = max(found, "within" if stop == "first" else "drawn", key=DEGREES.index)
+    return found
+
+
+def population(steps: Steps) -> Counter[Hashable]:
+    """Return all that an epoch could have if nothing was cut off or drawn more than once."""
+    return Counter(flat(one_pass(uncut(steps), Place(), 0)))
+
+
+def uncut(steps: Steps) -> Steps:
+    """Return a pipeline without the steps that leave something out by its position."""
+    left: list[Step] = []
+    for name, *arguments in steps:
+        if name == "mix":
+            left.append((name, None, "all", *map(uncut, arguments[2:])))
+        elif name == "batch":
+            left.append((name, arguments[0], False))
+        elif name not in ("slice", "with_epoch", "resample"):
+            left.append((name, *arguments))
+    return tuple(left)
+
+
+def flat(items: Iterable[Any]) -> Iterator[Hashable]:
+    """Yield samples for comparison, out of the batches that they may be in."""
+    for item in items:
+        if isinstance(item, list):
+            yield from flat(item)
+        else:
+            yield frozen(item)
+
+
+def frozen(item: Any) -> Hashable:
+    """Return an item for comparison, without numbers that were drawn."""
+    if isinstance(item, dict):
+        names = sorted(item.keys() - {"drawn"})
+        return tuple((name, frozen(item[name])) for name in names)
+    if isinstance(item, list | tuple):
+        return (type(item).__name__, *map(frozen, item))
+    return item  # type: ignore[no-any-return]

@@ -1,0 +1,225 @@
+"""Pipelines, loaders, ranks, cuts and formats that are drawn, against a plain model and against an undisturbed run.
+
+Each number draws one case. A failure prints the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import traceback
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from built_pipelines import write_shards
+from drawn_pipelines import Case, Topology, draw_case, holds, must_reshard, must_resume
+from drawn_runs import Answer, Refused, Run, run_on_ranks, unpacked
+from pipeline_model import Place, Steps, batched, epochs_of, flat, frozen, in_turn, known, population, splits
+
+from wds_datapipes import merge_states
+
+SECONDS = float(os.environ.get("RANDOM_PIPELINES_SECONDS", "25"))
+EPOCHS = 4
+STATEFUL = ("DataLoader2", "StatefulShards", "StatefulDataLoader")
+
+
+@pytest.mark.timeout(SECONDS + 300)
+def test_drawn_loaders_yield_what_the_model_does_and_resume_exactly(tmp_path: Path) -> None:
+    seed = first = int(os.environ.get("RANDOM_PIPELINES_SEED", time.time_ns() // 1_000_000))
+    failures = list[str]()
+    kinds = Counter[str]()
+    deadline = time.monotonic() + SECONDS
+    while seed == first or (time.monotonic() < deadline and len(failures) < 20):
+        case = draw_case(seed)
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        write_in(folder, case.steps)
+        try:
+            kinds[check_case(case, folder)] += 1
+        except Exception as error:
+            what = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
+            failures.append(
+                f"{what}\n{case}\nRANDOM_PIPELINES_SEED={seed} RANDOM_PIPELINES_SECONDS=0 pytest "
+                "tests/properties/test_random_pipelines.py"
+            )
+            print(failures[-1], flush=True)
+        shutil.rmtree(folder)
+        seed += 1
+    print(f"{seed - first} cases from {first}, {len(failures)} failures: {dict(kinds)}", flush=True)
+    assert not failures, "\n\n".join(failures)
+
+
+def write_in(folder: Path, steps: Steps) -> None:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        write_shards(steps)
+    finally:
+        os.chdir(before)
+
+
+def check_case(case: Case, folder: Path) -> str:
+    """Check all that a case should be; return what was tried."""
+    is_stateful = case.loader in STATEFUL
+    undisturbed = case.resuming if is_stateful and must_resume(case.steps) else case.loader
+    run = Run(case.steps, undisturbed, case.topology, case.batch, case.seed, EPOCHS)
+    whole = run_on_ranks(run, folder)
+    if refused := [each.refusal for each in whole if each.refusal]:
+        check(not must_resume(case.steps), f"the pipeline was refused: {refused[0]}")
+        return "refused pipelines"
+    check_epochs(case, case.topology, [answer.epochs for answer in whole], "an undisturbed run")
+    saving = replace(run, loader=case.loader, cuts=case.cuts if is_stateful else (), format=case.format)
+    again = run_on_ranks(saving, folder)
+    for rank, (first, second) in enumerate(zip(whole, again, strict=True)):
+        same(second.epochs, first.epochs, f"rank {rank} of a second run by {case.loader}")
+    if not is_stateful:
+        return "loaders without a state"
+    refused = [state.message for answer in again for state in answer.states.values() if isinstance(state, Refused)]
+    if refused:
+        check(not must_resume(case.steps), f"a state was refused: {refused[0]}")
+        return "refused states"
+    check(not holds(case.steps), "a stage holds items back, and the state was not refused")
+    return "/".join(check_resumed(case, cut, saving, whole, again, folder) for cut in case.cuts)
+
+
+def check_resumed(
+    case: Case, cut: tuple[int, int], saving: Run, whole: list[Answer], again: list[Answer], folder: Path
+) -> str:
+    """Check the runs that resume from a cut."""
+    files = [answer.states[cut] for answer in again]
+    states = [unpacked(file, case.format) for file in files]
+    is_resharded = case.resumed != case.topology
+    if is_resharded or case.is_merged:
+        states = [merge_states(states)] * case.resumed.ranks
+    then = (0, case.then)
+    form = "json" if case.resuming == "StatefulShards" else "pickle"
+    run = replace(saving, loader=case.resuming, topology=case.resumed, epochs=2, cuts=(then,), format=form)
+    run = replace(run, states=states, is_resharded=is_resharded)
+    resumed = run_on_ranks(run, folder)
+    if refused := [each.refusal for each in resumed if each.refusal]:
+        check(is_resharded and not must_reshard(case.steps), f"a state was not loaded: {refused[0]}")
+        return "refused other workers"
+    rest = rests(whole, again, cut)
+    if is_resharded:
+        check_resharded(case, rest, [answer.epochs for answer in resumed])
+    else:
+        for rank, answer in enumerate(resumed):
+            same(answer.epochs, rest[rank][:2], f"rank {rank} resumed from {cut}")
+    if any(isinstance(answer.states[then], Refused) for answer in resumed):
+        check(False, f"no state after resuming from {cut}: {resumed[0].states[then]}")
+    second = [unpacked(answer.states[then], form) for answer in resumed]
+    is_merged = case.is_merged and case.then > 0  # a state that was only loaded is one of all ranks already
+    states = [merge_states(second)] * len(second) if is_merged else second
+    third = run_on_ranks(replace(run, states=states, is_resharded=False, cuts=(), epochs=1), folder)
+    expected = rests(resumed, resumed, then)
+    for rank, answer in enumerate(third):
+        check(not answer.refusal, f"a state saved after resuming from {cut} was not loaded: {answer.refusal}")
+        same(answer.epochs, expected[rank][:1], f"rank {rank} resumed from {cut}, and then from {case.then}")
+    return "other workers" if is_resharded else "resumed"
+
+
+def rests(whole: list[Answer], saving: list[Answer], cut: tuple[int, int]) -> list[list[Any]]:
+    """Return what each rank has yet to yield behind a cut; an epoch is over when it is over on all ranks."""
+    epoch, count = cut
+    if all(cut in answer.ended for answer in saving):
+        return [answer.epochs[epoch + 1 :] for answer in whole]
+    return [[answer.epochs[epoch][count:], *answer.epochs[epoch + 1 :]] for answer in whole]
+
+
+def check_epochs(case: Case, topology: Topology, ranks: list[list[list[Any]]], what: str) -> None:
+    """Check epochs of all ranks against the model."""
+    steps, degree = case.steps, known_of(case)
+    if degree == "drawn":
+        check_drawn(case, topology, ranks, what)
+        return
+    expected = model_epochs(case, topology, len(ranks[0]))
+    for epoch in range(len(ranks[0])):
+        if degree == "order":
+            for rank, found in enumerate(ranks):
+                same(modelled(found[epoch]), modelled(expected[rank][epoch]), f"epoch {epoch} of rank {rank} of {what}")
+            continue
+        came = Counter(each for found in ranks for each in flat(found[epoch]))
+        bag = Counter(each for of_rank in expected for each in flat(of_rank[epoch]))
+        if degree == "bag":
+            same_bag(came, bag, f"epoch {epoch} of {what}")
+        else:
+            copies = 1 if splits(steps) else topology.ranks * max(topology.workers, 1)
+            most = Counter({each: count * copies for each, count in population(steps).items()})
+            check(came <= most, f"epoch {epoch} of {what} has too many of {came - most}")
+
+
+def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], what: str) -> None:
+    """Check epochs of which the number of items is known, and not which these are."""
+    steps, allowed = case.steps, population(case.steps)
+    for rank, found in enumerate(ranks):
+        for epoch, items in enumerate(found):
+            strange = Counter(flat(items)).keys() - allowed.keys()
+            check(not strange, f"epoch {epoch} of rank {rank} of {what} has {strange}")
+            if steps[-1][0] == "with_epoch" and case.batch is None:
+                readers = 1 if splits(steps) else max(topology.workers, 1)
+                same(len(items), steps[-1][1] * readers, f"the length of epoch {epoch} of rank {rank} of {what}")
+    source = steps[:-1]
+    is_alone = topology.ranks * max(topology.workers, 1) == 1
+    if steps[-1][0] == "with_epoch" and is_alone and known(source) == "bag" and case.batch is None:
+        stream = list(flat(item for items in ranks[0] for item in items))
+        size = allowed.total()
+        for start in range(0, len(stream), size):
+            came = Counter(stream[start : start + size])
+            check(came <= allowed, f"pass {start // size} of {what} has too many of {came - allowed}")
+
+
+def check_resharded(case: Case, rest: list[list[Any]], ranks: list[list[list[Any]]]) -> None:
+    """Check that other ranks and workers have what was left between them, and then a whole epoch."""
+    degree = known_of(case)
+    came = Counter(each for found in ranks for each in flat(found[0]))
+    left = Counter(each for of_rank in rest for each in flat(of_rank[0]))
+    if degree in ("order", "bag") and not drops(case):
+        same_bag(came, left, f"what {case.resumed} resumed")
+    elif degree != "drawn":
+        most = population(case.steps)
+        check(came <= most, f"what {case.resumed} resumed has too many of {came - most}")
+    check_epochs(case, case.resumed, [found[1:] for found in ranks], f"the epochs after {case.resumed} resumed")
+
+
+def drops(case: Case) -> bool:
+    """Whether what comes depends on how the data is split."""
+    is_cut = any(step[0] == "slice" or (step[0] == "batch" and step[2]) for step in case.steps)
+    return is_cut or (case.batch is not None and case.batch[1])
+
+
+def known_of(case: Case) -> str:
+    degree = known(case.steps)
+    return "within" if degree == "bag" and case.batch and case.batch[1] else degree
+
+
+def model_epochs(case: Case, topology: Topology, count: int) -> list[list[list[Any]]]:
+    """Return what each rank yields in some epochs, by the model."""
+    workers = max(topology.workers, 1)
+    ranks = []
+    for rank in range(topology.ranks):
+        each = [epochs_of(case.steps, Place(rank, topology.ranks, worker, workers), count) for worker in range(workers)]
+        if case.batch:
+            each = [[list(batched(epoch, *case.batch)) for epoch in epochs] for epochs in each]
+        ranks.append([list(in_turn(of_workers)) for of_workers in zip(*each, strict=True)])
+    return ranks
+
+
+def modelled(items: list[Any]) -> list[Any]:
+    return [frozen(item) for item in items]
+
+
+def check(is_right: bool, message: str) -> None:
+    if not is_right:
+        raise AssertionError(message)
+
+
+def same_bag(found: Counter[Any], expected: Counter[Any], what: str) -> None:
+    check(found == expected, f"{what} lacks {expected - found}, and has too many of {found - expected}")
+
+
+def same(found: Any, expected: Any, what: str) -> None:
+    check(found == expected, f"{what} is not as expected:\nfound    {found}\nexpected {expected}")
