@@ -69,8 +69,13 @@ class Board:
             begun: how many epochs are begun before it. By default, as many as any worker has begun: another one may
                 still be about to begin the last of them.
         """
-        found = self._numbers[:-1, Row._fields.index("begun")].max() if begun is None else begun
+        found = self.begun if begun is None else begun
         self._numbers[-1, 2:4] = (0 if epoch is None else epoch + 1), found
+
+    @property
+    def begun(self) -> int:
+        """How many epochs any worker has begun."""
+        return int(self._numbers[:-1, Row._fields.index("begun")].max())
 
     def chosen(self, begun: int) -> int | None:
         """Return which epoch was chosen for when so many are begun, or None."""

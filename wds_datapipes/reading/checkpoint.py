@@ -46,6 +46,8 @@ class Checkpoint:
         parts: where each worker goes on.
         worker: of which worker it is, if it is that of one alone, whose part is the only one.
         wanted: the number that was chosen for the next epoch, or None.
+        is_drained: whether it is over because the pipeline in the main process has ended, although the loader may hold
+            its last items.
     """
 
     stages: list[str]
@@ -63,6 +65,7 @@ class Checkpoint:
     parts: list[Resumed]
     worker: int | None = None
     wanted: int | None = None
+    is_drained: bool = False
 
     @property
     def place(self) -> tuple[int, int, bool, int]:
@@ -101,13 +104,14 @@ class Checkpoint:
                 raise TypeError(f"its {name} is {value!r:.100}")
         texts = {*map(type, self.stages)} <= {str}
         engines = self.engines is None or all(type(number) is int for each in self.engines for number in each)
-        flags = {type(self.is_over), type(self.distributed)} == {bool}
+        flags = {type(self.is_over), type(self.distributed), type(self.is_drained)} == {bool}
         pipes = [part.stages for part in self.parts if part.stages is not None]
         states = all(stage is None or isinstance(stage, Mapping) for stages in pipes for stage in stages)
-        if not (texts and engines and flags and states) or len(self.parts) > max(self.workers, 1):
+        if not (texts and engines and flags and states):
             raise TypeError("one of its values is of another kind")
-        if not self.parts and not self.is_over:
-            raise TypeError("its epoch goes on, and it does not say where")
+        workers = 1 if self.worker is not None else max(self.workers, 1)
+        if len(self.parts) != workers and (self.parts or not self.is_over):
+            raise TypeError(f"it has {len(self.parts)} parts, and is that of {workers} workers")
 
     def check(self, stages: Sequence[str], ranks: int | None = None) -> None:
         """Make sure that it is the state of a pipeline.

@@ -53,7 +53,12 @@ def merge_states(states: Sequence[T]) -> T:
     if not states:
         raise StateError("There are no states to merge")
     first: Any = states[0]
-    checkpoints = [checkpoint for state in states for checkpoint in checkpoints_in(state)]
+    checkpoints = list[Checkpoint]()
+    for state in states:
+        found = checkpoints_in(state)
+        # A rank that has not begun since it has loaded a merged state saves that.
+        if found != checkpoints[: len(found)]:
+            checkpoints += found
     _check_whole(checkpoints)
     if isinstance(first, dict) and KEY not in first:
         return cast(T, state_of(checkpoints))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from torch import distributed
@@ -38,6 +37,7 @@ class Epochs:
         loaded: the states that were loaded, until an epoch has begun from them.
         number: of this worker, in the round in which the epoch goes.
         is_over: whether all of the epoch was yielded; so it is before the first one.
+        is_drained: whether the pipeline has ended in this process, and the loader may hold its last items.
         lasts: whether an epoch goes on where the one before has ended.
         before: where that is, for the processes that begin the next one.
         is_tracked: whether those processes are of a loop that is tracked.
@@ -51,6 +51,7 @@ class Epochs:
         self.loaded: list[Checkpoint] = []
         self.number = 0
         self.is_over = True
+        self.is_drained = False
         self.lasts = lasts(pipe)
         self.before: Checkpoint | None = None
         self.is_tracked = False
@@ -108,13 +109,17 @@ class Epochs:
 
     def __iter__(self) -> Iterator[Any]:
         self._is_begun, self.is_over, self._base, self._has_items = False, True, Resumed(None), False
+        self.is_drained = False
         self._recorder = Recorder()
+        refusal = None
         if get_worker_info() is not None:
             # Here, and not with the first item: a loop that is broken off at once has begun its epoch in all workers.
             self._board.has_workers = True
-            with suppress(StateError):  # torch's loader would lose it here: it comes with the first item
+            try:
                 self._begin()
-        return self._iterated()
+            except StateError as error:  # torch's loader would lose it here: it comes with the first item
+                refusal = str(error)
+        return self._iterated(refusal)
 
     def _begin(self) -> None:
         """Begin an epoch.
@@ -157,6 +162,10 @@ class Epochs:
             elif self.lasts and info is not None and self.before is not None and not self._has_begun:
                 self._base = self.before.parts[own].renewed()
         elif chosen not in (None, going_on.epoch):
+            if going_on.worker is not None:
+                # A StatefulDataLoader begins the epoch of a state also where the loop has ended, and then the next one.
+                self.loaded = []
+                self._board.write(row._replace(loaded=0), own)
             raise StateError(
                 f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {going_on.epoch}. To "
                 f"go on there, call set_epoch({going_on.epoch}), or do not call it before this epoch"
@@ -180,22 +189,26 @@ class Epochs:
         self._is_begun, self.is_over = True, False
         self._has_told_end = False
 
-    def _iterated(self) -> Iterator[Any]:
+    def _iterated(self, refusal: str | None) -> Iterator[Any]:
+        if refusal is not None:
+            raise StateError(refusal)
         if not self._is_begun:
             self._begin()
-        info = own_worker()
-        pipe: Any = self._pipe
-        if self.distributed:
-            pipe = split_by_rank(pipe, self.ranks, self.rank)
-        pipe = split_by_worker(pipe, WorkerPlace(info.num_workers, self.number))
+        pipe = split_by_worker(self.part_of_rank(), WorkerPlace(own_worker().num_workers, self.number))
         self._seed_stages(pipe, self._seeds.seed, self._base.mark)
         self._base.load(pipe)
         for item in pipe:
             self._has_items = True
             yield item
-        self.is_over = True
+        self.is_over = self.is_drained = True
         while self.lasts and self._tells and not self._has_told_end:  # until torch has made a batch of it
             yield END
+
+    def part_of_rank(self) -> Any:
+        """Return the pipeline, split between the ranks."""
+        if not self.distributed:
+            return self._pipe
+        return split_by_rank(self._pipe, self.ranks, self.rank)
 
     def _seed_stages(self, pipe: Any, seed: int, mark: int | None = None) -> None:
         """Have the pipeline begin an epoch of a seed, or resume it at a mark, when it is iterated next."""

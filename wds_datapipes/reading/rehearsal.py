@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.reading.coverage import MISSING, shown
+from wds_datapipes.reading.saved import checkpoints_in
 from wds_datapipes.reading.service import ShardReadingService
 from wds_datapipes.reading.statetext import read
 
@@ -51,19 +51,18 @@ def rehearse_resume(make_pipeline: Callable[[], Pipe], *, workers: int, cuts: in
                     state = loader.state_dict()
                 except StateError as error:
                     raise AssertionError(f"{place}, there is no state: {error}") from error
-                found = _outline(json.loads(state["reading_service_state"]))
+                found = _outline(state)
                 if outline is not None and not _fits(found, outline):
                     raise AssertionError(f"{place}, the state has the shape {found}, and had {outline} before")
                 rest, following, again = ask(state, place)
                 outline = _joined(outline, found)
                 _compare(rest, whole[cut:], same, f"{place}, another process goes on with other items", cut)
                 _compare(following, after, same, f"{place}, the epoch after the resumed one has other items", 0)
-                if not _fits(_outline(again), outline):
+                if not _fits(again, outline):
                     raise AssertionError(
-                        f"{place}, a state of the resumed run has the shape {_outline(again)}, and one of the first "
-                        f"run {outline}"
+                        f"{place}, a state of the resumed run has the shape {again}, and one of the first run {outline}"
                     )
-                outline = _joined(outline, _outline(again))
+                outline = _joined(outline, again)
             if cut < len(whole):
                 next(items)
 
@@ -77,7 +76,8 @@ def _spread(count: int, cuts: int) -> set[int]:
 
 def _outline(state: Any) -> Any:
     """Return what of a state is the same wherever it is saved: the names in it, and how many stages there are."""
-    return {**dict.fromkeys(state), "parts": [_stages(part["stages"]) for part in state["parts"]]}
+    (saved,) = checkpoints_in(state)
+    return {**dict.fromkeys(vars(saved)), "parts": [_stages(part.as_dict()["stages"]) for part in saved.parts]}
 
 
 def _stages(text: str | None) -> Any:
@@ -155,7 +155,7 @@ def _go_on(connection: Connection, workers: int) -> None:
             with DataLoader2.from_state(state, ShardReadingService(workers)) as loader:
                 items = iter(loader)
                 first = next(items, MISSING)
-                again = json.loads(loader.state_dict()["reading_service_state"])
+                again = _outline(loader.state_dict())
                 rest = [*([] if first is MISSING else [first]), *items]
                 answer = pickle.dumps((rest, list(loader), again))
         except Exception as error:  # noqa: BLE001 - it is not lost: the other process raises it

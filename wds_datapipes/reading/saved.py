@@ -75,13 +75,15 @@ def _found(state: Any) -> list[Checkpoint]:
     if not isinstance(state, Mapping):
         raise StateError(f"This is no state of a loader, which is a dictionary with the key {STATE!r}: {state!r:.100}")
     if STATE in state:
-        return _read(state[STATE])
+        # Whoever loads a state that another has saved has none of its items.
+        return [replace(checkpoint, is_drained=False) for checkpoint in _read(state[STATE])]
     if KEY in state:
         return _found(state[KEY])
     if "_snapshot" in state:
         return [_of_workers(state)]
     if "dataset_state" in state:
-        return [replace(_only(state), is_over=bool(state["_iterator_finished"]))]
+        is_over = bool(state["_iterator_finished"])
+        return [_of_main_process(checkpoint, is_over) for checkpoint in _of_dataset(state)]
     keys = ", ".join(map(repr, state)) or "none"
     raise StateError(f"This is no state of a loader, which has the key {STATE!r}: it has {keys:.200}")
 
@@ -109,6 +111,18 @@ def _read(text: Any) -> list[Checkpoint]:
     return [Checkpoint.of_dict(each) for each in found["ranks"]]
 
 
+def _of_main_process(checkpoint: Checkpoint, is_over: bool) -> Checkpoint:
+    """Return the checkpoint of a ``StatefulDataLoader`` without workers.
+
+    Args:
+        checkpoint: of its data set.
+        is_over: whether the loop has ended.
+    """
+    if checkpoint.is_drained and not is_over:
+        checkpoint = replace(checkpoint, is_over=False)
+    return replace(checkpoint, is_drained=False)
+
+
 def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint in what a ``StatefulDataLoader`` with workers has returned."""
     if state["_steps_since_snapshot"]:
@@ -119,15 +133,26 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
         )
     snapshot = state["_snapshot"]
     found = snapshot["_worker_snapshots"]
-    workers = [_only(found[f"worker_{number}"]) for number in range(len(found))]
+    workers = [_of_dataset(found[f"worker_{number}"])[0] for number in range(len(found))]
+    own = sorted(workers, key=lambda each: each.worker or 0)
+    if [each.worker for each in own] != [*range(own[0].workers)]:
+        raise StateError(
+            f"This state of a StatefulDataLoader is not whole: it is of {own[0].workers} workers, and holds those of "
+            f"{', '.join(str(each.worker) for each in own)}"
+        )
     # The processes may have other numbers than the workers, whose turn it was when an epoch went on.
     turn = workers[(snapshot["_last_yielded_worker_id"] + 1) % len(workers)].worker or 0
-    parts = [part for each in sorted(workers, key=lambda each: each.worker or 0) for part in each.parts]
+    parts = [part for each in own for part in each.parts]
     return replace(workers[0], worker=None, turn=turn, parts=parts, is_over=bool(state["_iterator_finished"]))
 
 
-def _only(state: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint that a data set has returned to a ``StatefulDataLoader``."""
-    if not isinstance(found := state.get("dataset_state"), Mapping):
+def _of_dataset(state: Mapping[str, Any]) -> list[Checkpoint]:
+    """Return the checkpoints that a data set has returned to a ``StatefulDataLoader``.
+
+    Raises:
+        StateError: it is not one of ours.
+    """
+    found = state.get("dataset_state")
+    if not isinstance(found, Mapping) or STATE not in found:
         raise StateError("This is the state of a StatefulDataLoader whose data set is no StatefulShards")
-    return _found(found)[0]
+    return _read(found[STATE])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
+from wds_datapipes.reading.admission import check_place, check_ranks, check_seed, ends_together
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.epochs import Epochs
@@ -26,7 +27,7 @@ from wds_datapipes.reading.splitting import (
     is_called_by_shard,
     ranks_of_run,
 )
-from wds_datapipes.reading.tracking import Telling, Told, Tracked
+from wds_datapipes.reading.tracking import Told, Tracked, telling
 
 __all__ = ["StatefulShards"]
 
@@ -117,7 +118,7 @@ class StatefulShards(IterableDataset[Any]):
         self._check_split(max(loader.num_workers, 1))
         if not loader.num_workers:
             for batch in loader:
-                self._epochs.is_over = False  # the loop is not, even if the pipeline is
+                self._epochs.is_over = self._epochs.is_drained = False  # the loop is not, even if the pipeline is
                 yield batch
             self._epochs.is_over = True
             return
@@ -125,11 +126,7 @@ class StatefulShards(IterableDataset[Any]):
         iterator, tracked = None, None
         try:
             tracked = self._tracking(loader)
-            collate, loader.collate_fn = loader.collate_fn, Telling(loader)
-            try:
-                iterator = iter(loader)
-            finally:
-                loader.collate_fn = collate
+            iterator = telling(loader)
             self._tracked = tracked
             for told in iterator:
                 if not isinstance(told, Told):
@@ -172,20 +169,34 @@ class StatefulShards(IterableDataset[Any]):
             StateError: it is none of these, or that of another pipeline or seed. When the first item is asked for: it
                 is not that of all ranks, or the pipeline cannot be dealt anew.
         """
-        loaded, info = checkpoints_in(state), get_worker_info()
+        loaded, info, board = checkpoints_in(state), get_worker_info(), self._board
+        place = None if info is None else self._epochs.place(info.num_workers)
         for checkpoint in loaded:
             checkpoint.check(self._stages, self._epochs.ranks)
-            self._check(checkpoint)
+            check_seed(checkpoint, self._seeds)
+            check_place(checkpoint, place)
+        if place is None:
+            self.check_ranks(loaded)
         if not all(checkpoint.is_over for checkpoint in loaded):  # on no rank, then
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
         self._tracked = None
         last = loaded[0]
-        row = Row(begun=self._board.read(0 if info is None else info.id).begun, loaded=self._epochs.load(loaded))
+        begun = board.begun if info is None else board.read(info.id).begun
+        row = Row(begun=begun, loaded=self._epochs.load(loaded))
         if last.next is not None:
             row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
-        self._board.write(row, None if info is None else info.id)
-        if info is None:
-            self._board.choose(last.wanted if last.is_over else None)
+        board.write(row, None if info is None else info.id)
+        # A StatefulDataLoader loads its state when it is iterated, after the next epoch was chosen.
+        if info is None and board.chosen(begun) is None:
+            board.choose(last.wanted if last.is_over else None)
+
+    def check_ranks(self, loaded: Sequence[Checkpoint]) -> None:
+        """Make sure that this rank can go on from what was loaded.
+
+        Raises:
+            StateError: it cannot.
+        """
+        check_ranks(loaded, self._epochs.rank, self._epochs.ranks, lambda: ends_together(self.pipe))
 
     def told(self, batch: Any) -> Any:
         """Return a batch, in a worker, with the place of the worker behind it if the loop is tracked."""
@@ -194,6 +205,14 @@ class StatefulShards(IterableDataset[Any]):
     def told_end(self, *batch: Any) -> Any:
         """Return the last batch of a worker, if there is one more, with the place where its epoch has ended."""
         return self._epochs.told_end(*batch)
+
+    def __len__(self) -> int:
+        """Return how many items an epoch has on this rank, where the pipeline knows it.
+
+        Raises:
+            TypeError: the pipeline does not know.
+        """
+        return len(self._epochs.part_of_rank())
 
     def __iter__(self) -> Iterator[Any]:
         if self._epochs.ranks > 1 and is_called_by_shard():
@@ -243,7 +262,8 @@ class StatefulShards(IterableDataset[Any]):
                 "The places of worker processes are not known here. Loop over data.tracked(loader), ask "
                 "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
             )
-        return [self._saved(row, is_over=self._epochs.is_over, parts=[self._epochs.part])]
+        facts = {"is_over": self._epochs.is_over, "is_drained": self._epochs.is_drained}
+        return [self._saved(row, **facts, parts=[self._epochs.part])]
 
     def _saved(self, row: Row, **facts: Any) -> Checkpoint:
         """Return where the loop is in the epoch of a row; before the first one, the one before that is over."""
@@ -253,7 +273,7 @@ class StatefulShards(IterableDataset[Any]):
             stages=self._stages,
             seed=row.seed if begun else self.seed,
             epoch=row.epoch - 1,
-            first=row.first if begun else self._first,
+            first=row.first if begun else self._seeds[0],
             next=row.next if begun else self.seed,
             engines=None,
             wanted=self._board.chosen(row.begun),
@@ -261,34 +281,11 @@ class StatefulShards(IterableDataset[Any]):
         )
 
     @property
-    def _first(self) -> int:
-        """The seed of the first epoch."""
-        return SeedGenerator(self.seed).generate_shared_seed() if self._epochs.distributed else self.seed
-
-    def _check(self, checkpoint: Checkpoint) -> None:
-        """Make sure that a state is one of this seed, and can be loaded here.
-
-        Raises:
-            StateError: it is not.
-        """
+    def _seeds(self) -> list[int]:
+        """The seed of the first epoch; and the one that it has with ranks if there are none, or the reverse."""
         # Ranks draw the first seed from the one that is given; and there may have been ranks, and are none now.
-        own = {self.seed, SeedGenerator(self.seed).generate_shared_seed()}
-        if checkpoint.next is not None and checkpoint.first not in own:
-            raise StateError(
-                f"The state was saved with another seed: {checkpoint.first}, and here it is {self._first}. Give "
-                f"StatefulShards the seed of the loader that has saved it"
-            )
-        if checkpoint.engines is not None:
-            raise StateError(
-                "The state comes from behind another reading service, whose part of the data is not known here. Use "
-                "ShardReadingService(distributed=True) instead of it"
-            )
-        info = get_worker_info()
-        if checkpoint.worker is not None and (info is None or checkpoint.place != self._epochs.place(info.num_workers)):
-            raise StateError(
-                "This is the state of one worker, and only the same worker can go on from it. Load the whole state of "
-                "the loader"
-            )
+        seeds = [self.seed, SeedGenerator(self.seed).generate_shared_seed()]
+        return seeds[::-1] if self._epochs.distributed else seeds
 
     def _tracking(self, loader: DataLoader[Any]) -> Tracked:
         """Return what keeps track of an epoch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from torch.utils.data import DataLoader, get_worker_info
@@ -11,7 +11,7 @@ from wds_datapipes.reading.board import Row
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.trail import Trail
 
-__all__ = ["END", "Telling", "Told", "Tracked"]
+__all__ = ["END", "Telling", "Told", "Tracked", "telling"]
 
 #: What a worker yields behind its last item where an epoch goes on in the next one, so that it can tell where it ends.
 END: Final = object()
@@ -62,6 +62,17 @@ class Telling:
             return data.told(self._collate(items))
         # torch asks for as many as fit in a batch, and has dropped none of them.
         return data.told_end(*([self._collate(found)] if len(found) >= self._least else ()))
+
+
+def telling(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Begin an epoch of a loader in which each batch comes with the place of its worker."""
+    own = loader.collate_fn, loader._IterableDataset_len_called
+    loader.collate_fn = Telling(loader)
+    loader._IterableDataset_len_called = None  # torch would count what tells the place alone, and warn of too many
+    try:
+        return iter(loader)
+    finally:
+        loader.collate_fn, loader._IterableDataset_len_called = own
 
 
 class Tracked:
