@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from pipeline_model import Steps, number_of, shards_of
+from pipeline_model import Steps, number_of, others_of, shards_of
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
@@ -34,6 +34,18 @@ class Tagging(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         for each in self.source:
             yield tagged(each)
+
+
+class Twice(IterDataPipe[Any]):
+    """A user's stage that iterates its source twice."""
+
+    def __init__(self, source: Pipe) -> None:
+        super().__init__()
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(2):
+            yield from self.source
 
 
 class Hoarding(IterDataPipe[Any]):
@@ -97,6 +109,10 @@ def with_draw(each: dict[str, Any], rng: Random) -> dict[str, Any]:
     return {**each, "drawn": rng.random()}
 
 
+def doubled(each: Any) -> list[Any]:
+    return [each, each]
+
+
 def as_it_is(url: str) -> str:
     return url
 
@@ -125,6 +141,11 @@ STAGES: dict[str, Any] = {
     "tagging": Tagging,
     "hoarding": Hoarding,
     "lagging": Lagging,
+    "twice": Twice,
+    "flatmap": lambda pipe: pipe.flatmap(doubled),
+    "concat": lambda pipe, other: pipe.concat(build(other)),
+    "rsample": lambda pipe, probability: pipe.rsample(probability),
+    "select": lambda pipe: pipe.select_fields("cls"),
     "keep": lambda pipe, modulus: pipe.filter(partial(is_kept, modulus)),
     "draw": lambda pipe: pipe.map_samples_with_rng(with_draw),
     "decode": lambda pipe: pipe.wds_decode(partial=True),
@@ -153,6 +174,5 @@ def write_shards(steps: Steps) -> None:
     _, _, name, sizes = steps[0]
     for shard, samples in enumerate(shards_of(name, sizes)):
         build_shard(f"{name}-{shard}.tar", samples)
-    for step in steps:
-        for other in step[3:] if step[0] == "mix" else ():
-            write_shards(other)
+    for other in (other for step in steps for other in others_of(step)):
+        write_shards(other)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any, NamedTuple
 
-from pipeline_model import Steps, population
+from pipeline_model import Steps, others_of, population
 
-__all__ = ["Case", "Topology", "draw_case", "holds", "must_reshard", "must_resume"]
+__all__ = ["Case", "Topology", "draw_case", "holds", "must_reshard", "must_resume", "names_of"]
 
 
 class Topology(NamedTuple):
@@ -15,6 +15,14 @@ class Topology(NamedTuple):
 
     ranks: int
     workers: int
+
+
+#: How the states of a loader are saved. Those of its reading service are states of their own.
+FORMATS = {
+    "DataLoader2": ["pickle", "torch", "service", "service json", "service dcp"],
+    "StatefulShards": ["pickle", "torch", "json", "dcp"],
+    "StatefulDataLoader": ["pickle", "torch"],
+}
 
 
 class Case(NamedTuple):
@@ -31,24 +39,24 @@ class Case(NamedTuple):
     resumed: Topology
     is_merged: bool
     then: int
+    second_format: str
+    broken: int | None
 
 
 def names_of(steps: Steps) -> list[str]:
     """Return the names of all steps, those of mixed pipelines too."""
-    return [each for name, *arguments in steps for each in (name, *inner_names(name, arguments))]
-
-
-def inner_names(name: str, arguments: list[Any]) -> list[str]:
-    return [each for other in arguments[2:] for each in names_of(other)] if name == "mix" else []
+    return [
+        name for step in steps for name in (step[0], *(each for other in others_of(step) for each in names_of(other)))
+    ]
 
 
 def holds(steps: Steps) -> bool:
     """Whether a stage holds items back that no state knows of, so that a state has to be refused."""
-    return bool({"hoarding", "torch_shuffle"} & {*names_of(steps)})
+    return bool({"hoarding", "torch_shuffle", "twice"} & {*names_of(steps)})
 
 
-#: Steps that may be refused where a state is asked for, although a pipeline of ours could do without them.
-UNKNOWN = ("torch_unbatch", "cycle")
+#: Stages of others that may be refused where a state is asked for.
+UNKNOWN = ("torch_unbatch", "cycle", "flatmap", "concat")
 
 
 def must_resume(steps: Steps) -> bool:
@@ -64,19 +72,21 @@ def must_resume(steps: Steps) -> bool:
             return False
         if name == "batch" and "unbatch" in names[at:] and {"slice", "with_epoch"} & {*names[at:]}:
             return False
-    return all(must_resume(other) for name, *arguments in steps if name == "mix" for other in arguments[2:])
+    return all(must_resume(other) for step in steps for other in others_of(step))
 
 
 #: Steps of pipelines of which other ranks and workers can resume.
-RESHARDED = ("list", "shuffle", "split", "load", "shuffle_samples", "tag", "tagging", "keep", "decode", "to_tuple")
+RESHARDED = (
+    *("list", "shuffle", "split", "url_map", "load", "shuffle_samples", "tag", "tagging", "keep", "draw", "decode"),
+    *("select", "to_tuple", "key", "batch", "mix", "with_length"),
+)
 
 
 def must_reshard(steps: Steps) -> bool:
     """Whether the documentation says that other ranks or workers can resume in the middle of an epoch."""
     names = {*names_of(steps)}
     is_left = all(stop == "all" for name, *arguments in steps if name == "mix" for stop in arguments[1:2])
-    allowed = {*RESHARDED, "key", "batch", "mix", "with_length", "url_map"}
-    return must_resume(steps) and "split" in names and names <= allowed and is_left
+    return must_resume(steps) and "split" in names and names <= {*RESHARDED} and is_left
 
 
 def draw_case(seed: int) -> Case:
@@ -97,22 +107,29 @@ def draw_case(seed: int) -> Case:
     resumed = topology
     if rng.random() < 0.35:
         resumed = Topology(rng.choice([1, ranks, 3 - ranks] if ranks > 1 else [1, 1, 1, 2]), rng.choice([0, 1, 2, 3]))
-    formats = {
-        "DataLoader2": ["pickle", "torch", "service", "service json"],
-        "StatefulShards": ["pickle", "torch", "json"],
-    }
+    form = rng.choice(FORMATS.get(loader, ["pickle"]))
+    # What a DataLoader2 has loaded it saves in the same way.
+    is_whole = loader == "DataLoader2" and not form.startswith("service")
+    second = FORMATS.get(resuming, ["pickle"])
+    if resuming == "DataLoader2":
+        second = [each for each in second if each.startswith("service") != is_whole]
+    cuts = {draw_cut(rng) for _ in range(rng.randint(1, 2))}
+    if ranks > 1:  # states before the first step are of no rank
+        cuts = {(epoch, count or 1) for epoch, count in cuts}
     return Case(
         seed=seed,
         steps=steps,
         loader=loader,
         topology=topology,
         batch=batch,
-        cuts=tuple(sorted({draw_cut(rng) for _ in range(rng.randint(1, 2))})),
-        format=rng.choice(formats.get(loader, ["pickle", "torch"])),
+        cuts=tuple(sorted(cuts)),
+        format=form,
         resuming=resuming,
         resumed=resumed,
-        is_merged=ranks > 1 or rng.random() < 0.2,
+        is_merged=max(ranks, resumed.ranks) > 1 or rng.random() < 0.2,
         then=rng.choice([0, 1, 3, 8, 1000]),
+        second_format=rng.choice(second),
+        broken=rng.randint(1, 9) if rng.random() < 0.15 else None,
     )
 
 
@@ -132,8 +149,10 @@ def draw_steps(rng: Random) -> Steps:
         if others and all(has_each_pass(each) for each in (steps, *others)):
             stop = "never" if is_endless else rng.choice(["all", "all", "first"])
             steps = (*steps, ("mix", weights, stop, *others))
-    steps += draw_later(rng, steps)
-    return steps
+    elif rng.random() < 0.03:
+        other = draw_source(rng, "b")
+        steps = (*steps, ("concat", other)) if is_split(other) == is_split(steps) else steps
+    return steps + draw_later(rng, steps)
 
 
 def is_split(steps: Steps) -> bool:
@@ -142,7 +161,7 @@ def is_split(steps: Steps) -> bool:
 
 def has_each_pass(steps: Steps) -> bool:
     """Whether all passes over a source yield something, so that what begins it again gets on."""
-    drops = any(step[0] in ("slice", "hoarding") or step[::2] == ("batch", True) for step in steps)
+    drops = any(step[0] in ("slice", "hoarding", "rsample") or step[::2] == ("batch", True) for step in steps)
     return bool(population(steps)) and not drops
 
 
@@ -181,6 +200,7 @@ def draw_step(rng: Random, name: str) -> Steps:
         "hoarding": (rng.randint(1, 5),),
         "lagging": (rng.randint(1, 5),),
         "cycle": (2,),
+        "rsample": (rng.choice([0.3, 0.8]),),
         "slice": rng.choice([(rng.randint(1, 20),), (rng.randint(0, 3), rng.randint(3, 20), rng.randint(1, 3))]),
         "batch": (rng.randint(1, 6), rng.random() < 0.2),
         "with_length": (rng.randint(1, 50),),
@@ -202,7 +222,11 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
         ("draw", 0.15),
         ("decode", 0.5),
         ("shuffle_samples", 0.05),
-        ("cycle", 0.05),
+        ("rsample", 0.05),
+        ("cycle", 0.03),
+        ("twice", 0.02),
+        ("flatmap", 0.03),
+        ("select", 0.1),
     ):
         later += draw_step(rng, name) if rng.random() < probability else ()
     kind = rng.choice(["sample", "key", "key", "to_tuple"])

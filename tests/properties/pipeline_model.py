@@ -9,10 +9,22 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Place", "Steps", "epochs_of", "flat", "frozen", "in_turn", "known", "population", "sample", "shards_of"]
+__all__ = [
+    "Place",
+    "Steps",
+    "epochs_of",
+    "flat",
+    "frozen",
+    "in_turn",
+    "known",
+    "others_of",
+    "population",
+    "sample",
+    "shards_of",
+]
 
 Step = tuple[Any, ...]
 Steps = tuple[Step, ...]
@@ -80,9 +92,11 @@ def one_pass(steps: Steps, place: Place, turn: int) -> Iterator[Any]:
     elif name == "split":
         instances = place.ranks * place.workers
         yield from itertools.islice(one_pass(source, place, turn), (place.instance + turn) % instances, None, instances)
-    elif name == "cycle":
-        for _ in range(arguments[0]):
+    elif name in ("cycle", "twice"):
+        for _ in range(2):
             yield from one_pass(source, place, turn)
+    elif name == "concat":
+        yield from itertools.chain(one_pass(source, place, turn), one_pass(arguments[0], place, turn))
     elif name == "mix":
         _, stop, *others = arguments
         read = endless if stop == "never" else one_pass
@@ -146,14 +160,20 @@ MAKING: dict[str, Any] = {
     "batch": batched,
     "unbatch": itertools.chain.from_iterable,
     "torch_unbatch": itertools.chain.from_iterable,
+    "select": lambda items: ({"__key__": each["__key__"], "cls": each["cls"]} for each in items),
+    "flatmap": lambda items: (each for each in items for _ in range(2)),
     "slice": lambda items, *positions: itertools.islice(items, *positions),
 }
 
 
 def splits(steps: Steps) -> bool:
     """Whether a pipeline splits the data between the processes, or draws what each reads."""
-    own = any(name in ("split", "resample") for name, *_ in steps)
-    return own or any(splits(other) for name, *arguments in steps if name == "mix" for other in arguments[2:])
+    return any(step[0] in ("split", "resample") or any(map(splits, others_of(step))) for step in steps)
+
+
+def others_of(step: Step) -> Sequence[Steps]:
+    """Return the other pipelines that a step reads."""
+    return step[3:] if step[0] == "mix" else step[1:] if step[0] == "concat" else ()
 
 
 def known(steps: Steps) -> str:
@@ -169,6 +189,10 @@ def known(steps: Steps) -> str:
             found = max(found, "bag", key=DEGREES.index)
         elif name == "resample" or (name == "with_epoch" and found != "order"):
             found = "drawn"
+        elif name == "rsample":
+            found = max(found, "within", key=DEGREES.index)
+        elif name == "concat":
+            found = max(found, known(arguments[0]), key=DEGREES.index)
         elif name == "slice" or (name == "batch" and arguments[1]):
             found = "within" if found == "bag" else found
         elif name == "mix":
@@ -192,7 +216,9 @@ def uncut(steps: Steps) -> Steps:
             left.append((name, None, "all", *map(uncut, arguments[2:])))
         elif name == "batch":
             left.append((name, arguments[0], False))
-        elif name not in ("slice", "with_epoch", "resample"):
+        elif name == "concat":
+            left.append((name, uncut(arguments[0])))
+        elif name not in ("slice", "with_epoch", "resample", "rsample"):
             left.append((name, *arguments))
     return tuple(left)
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 from built_pipelines import write_shards
-from drawn_pipelines import Case, Topology, draw_case, holds, must_reshard, must_resume
-from drawn_runs import Answer, Refused, Run, run_on_ranks, unpacked
+from drawn_loaders import Run, packed, unpacked
+from drawn_pipelines import Case, Topology, draw_case, holds, must_reshard, must_resume, names_of
+from drawn_runs import Answer, Refused, run_on_ranks
 from pipeline_model import Place, Steps, batched, epochs_of, flat, frozen, in_turn, known, population, splits
 
 from wds_datapipes import merge_states
@@ -49,8 +50,14 @@ def test_drawn_loaders_yield_what_the_model_does_and_resume_exactly(tmp_path: Pa
             print(failures[-1], flush=True)
         shutil.rmtree(folder)
         seed += 1
-    print(f"{seed - first} cases from {first}, {len(failures)} failures: {dict(kinds)}", flush=True)
+        if (seed - first) % 100 == 0:
+            print(progress_of(seed - first, first, failures, kinds), flush=True)
+    print(progress_of(seed - first, first, failures, kinds), flush=True)
     assert not failures, "\n\n".join(failures)
+
+
+def progress_of(count: int, first: int, failures: list[str], kinds: Counter[str]) -> str:
+    return f"{count} cases from {first}, {len(failures)} failures: {dict(kinds.most_common())}"
 
 
 def write_in(folder: Path, steps: Steps) -> None:
@@ -76,32 +83,41 @@ def check_case(case: Case, folder: Path) -> str:
     again = run_on_ranks(saving, folder)
     for rank, (first, second) in enumerate(zip(whole, again, strict=True)):
         same(second.epochs, first.epochs, f"rank {rank} of a second run by {case.loader}")
+    if case.broken is not None and "with_epoch" not in names_of(case.steps) and case.loader != "pipeline":
+        check_broken(case, run, whole, folder)
     if not is_stateful:
         return "loaders without a state"
-    refused = [state.message for answer in again for state in answer.states.values() if isinstance(state, Refused)]
-    if refused:
-        check(not must_resume(case.steps), f"a state was refused: {refused[0]}")
-        return "refused states"
-    check(not holds(case.steps), "a stage holds items back, and the state was not refused")
-    return "/".join(check_resumed(case, cut, saving, whole, again, folder) for cut in case.cuts)
+    return "/".join(check_cut(case, cut, saving, whole, again, folder) for cut in case.cuts)
 
 
-def check_resumed(
+def check_broken(case: Case, run: Run, whole: list[Answer], folder: Path) -> None:
+    """Check that the epoch after one that is broken off is the next one."""
+    for rank, answer in enumerate(run_on_ranks(replace(run, epochs=2, broken=case.broken), folder)):
+        same(answer.epochs[0], whole[rank].epochs[0][: case.broken], f"rank {rank} up to a break")
+        same(answer.epochs[1], whole[rank].epochs[1], f"rank {rank} after a break")
+
+
+def check_cut(
     case: Case, cut: tuple[int, int], saving: Run, whole: list[Answer], again: list[Answer], folder: Path
 ) -> str:
-    """Check the runs that resume from a cut."""
+    """Check the state that was saved at a cut, or that it was refused."""
     files = [answer.states[cut] for answer in again]
-    states = [unpacked(file, case.format) for file in files]
-    is_resharded = case.resumed != case.topology
+    if refused := [file.message for file in files if isinstance(file, Refused)]:
+        check(not must_resume(case.steps), f"a state was refused: {refused[0]}")
+        return "refused states"
+    is_within = any(cut[1] and answer.epochs[cut[0]] and cut not in answer.ended for answer in again)
+    check(not (is_within and holds(case.steps)), "a stage holds items back, and the state was not refused")
+    form, is_resharded = case.format, case.resumed != case.topology
     if is_resharded or case.is_merged:
-        states = [merge_states(states)] * case.resumed.ranks
+        merged = merge_states([unpacked(file, form) for file in files])
+        files, form = [packed(merged, "pickle")] * case.resumed.ranks, "pickle"
     then = (0, case.then)
-    form = "json" if case.resuming == "StatefulShards" else "pickle"
-    run = replace(saving, loader=case.resuming, topology=case.resumed, epochs=2, cuts=(then,), format=form)
-    run = replace(run, states=states, is_resharded=is_resharded)
+    run = replace(saving, loader=case.resuming, topology=case.resumed, epochs=2, cuts=(then,), files=files)
+    run = replace(run, loaded=form, format=case.second_format, is_resharded=is_resharded)
     resumed = run_on_ranks(run, folder)
     if refused := [each.refusal for each in resumed if each.refusal]:
-        check(is_resharded and not must_reshard(case.steps), f"a state was not loaded: {refused[0]}")
+        may_refuse = not must_reshard(case.steps) if is_resharded else not must_resume(case.steps)
+        check(may_refuse, f"a state was not loaded: {refused[0]}")
         return "refused other workers"
     rest = rests(whole, again, cut)
     if is_resharded:
@@ -109,17 +125,25 @@ def check_resumed(
     else:
         for rank, answer in enumerate(resumed):
             same(answer.epochs, rest[rank][:2], f"rank {rank} resumed from {cut}")
-    if any(isinstance(answer.states[then], Refused) for answer in resumed):
-        check(False, f"no state after resuming from {cut}: {resumed[0].states[then]}")
-    second = [unpacked(answer.states[then], form) for answer in resumed]
-    is_merged = case.is_merged and case.then > 0  # a state that was only loaded is one of all ranks already
-    states = [merge_states(second)] * len(second) if is_merged else second
-    third = run_on_ranks(replace(run, states=states, is_resharded=False, cuts=(), epochs=1), folder)
+    check_second(case, run, resumed, folder)
+    return "other workers" if is_resharded else "resumed"
+
+
+def check_second(case: Case, run: Run, resumed: list[Answer], folder: Path) -> None:
+    """Check the state that a run has saved which has itself resumed."""
+    then, form = run.cuts[0], run.format
+    files = [answer.states[then] for answer in resumed]
+    if refused := [file.message for file in files if isinstance(file, Refused)]:
+        check(not must_resume(case.steps), f"no state after a resume: {refused[0]}")
+        return
+    if case.is_merged and case.then > 0:  # a state that was only loaded is one of all ranks already
+        merged = merge_states([unpacked(file, form) for file in files])
+        files, form = [packed(merged, "pickle")] * len(files), "pickle"
+    third = run_on_ranks(replace(run, files=files, loaded=form, is_resharded=False, cuts=(), epochs=1), folder)
     expected = rests(resumed, resumed, then)
     for rank, answer in enumerate(third):
-        check(not answer.refusal, f"a state saved after resuming from {cut} was not loaded: {answer.refusal}")
-        same(answer.epochs, expected[rank][:1], f"rank {rank} resumed from {cut}, and then from {case.then}")
-    return "other workers" if is_resharded else "resumed"
+        check(not answer.refusal, f"a state saved after a resume was not loaded: {answer.refusal}")
+        same(answer.epochs, expected[rank][:1], f"rank {rank} resumed a second time")
 
 
 def rests(whole: list[Answer], saving: list[Answer], cut: tuple[int, int]) -> list[list[Any]]:
@@ -174,6 +198,9 @@ def check_drawn(case: Case, topology: Topology, ranks: list[list[list[Any]]], wh
 
 def check_resharded(case: Case, rest: list[list[Any]], ranks: list[list[list[Any]]]) -> None:
     """Check that other ranks and workers have what was left between them, and then a whole epoch."""
+    if not splits(case.steps):  # a state of the beginning or the end; all of them read all
+        check_epochs(case, case.resumed, [found[1:] for found in ranks], f"the epochs after {case.resumed} resumed")
+        return
     degree = known_of(case)
     came = Counter(each for found in ranks for each in flat(found[0]))
     left = Counter(each for of_rank in rest for each in flat(of_rank[0]))

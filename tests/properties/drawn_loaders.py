@@ -1,0 +1,187 @@
+"""The loaders of drawn pipelines, and the files that their states pass through."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from built_pipelines import build
+from drawn_pipelines import Topology
+from pipeline_model import Steps
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.utils.data import DataLoader
+
+from wds_datapipes import ShardReadingService, StatefulShards
+
+# Silenced by the import above.
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # isort: skip
+from torchdata.stateful_dataloader import StatefulDataLoader  # isort: skip
+
+__all__ = ["LIMIT_S", "Loader", "Run", "opened", "packed", "unpacked"]
+
+#: How long a run may take, in seconds.
+LIMIT_S = 90
+
+
+@dataclass
+class Run:
+    """What each rank does: so many epochs with a loader, which saves its state at the cuts.
+
+    Attributes:
+        broken: after how many items the first epoch is broken off, if it is.
+        format: of the states that are saved.
+        files: the states to load, one for each rank, or none.
+        loaded: the format of these.
+        is_resharded: whether they are those of other ranks or workers.
+    """
+
+    steps: Steps
+    loader: str
+    topology: Topology
+    batch: tuple[int, bool] | None
+    seed: int
+    epochs: int
+    cuts: tuple[tuple[int, int], ...] = ()
+    broken: int | None = None
+    format: str = "pickle"
+    files: list[bytes] | None = None
+    loaded: str = "pickle"
+    is_resharded: bool = False
+
+
+class Loader(NamedTuple):
+    epoch: Callable[[], Iterator[Any]]
+    save: Callable[[], Any]
+
+
+def packed(state: Any, form: str) -> bytes:
+    """Return a state as the bytes of a file, or the name of what holds it."""
+    if form.endswith("json"):
+        return json.dumps(state).encode()
+    if form.endswith("dcp"):
+        folder = f"{os.getcwd()}/checkpoint-{os.getpid()}-{time.monotonic_ns()}"
+        save({"data": state}, checkpoint_id=folder, no_dist=True)
+        return folder.encode()
+    if form == "torch":
+        file = io.BytesIO()
+        torch.save({"model": torch.zeros(2), "data": state}, file)
+        return file.getvalue()
+    return pickle.dumps(state)
+
+
+def unpacked(file: bytes, form: str, fresh: Any = None) -> Any:
+    """Return a state that was packed.
+
+    Args:
+        file: what `packed` has returned.
+        form: of it.
+        fresh: the state of a loader that has not begun, which a distributed checkpoint fills.
+    """
+    if form.endswith("json"):
+        return json.loads(file)
+    if form.endswith("dcp"):
+        state = {"data": fresh or {"wds_datapipes": ""}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the only process
+            load(state, checkpoint_id=file.decode(), no_dist=True)
+        return state["data"]
+    if form == "torch":
+        return torch.load(io.BytesIO(file), weights_only=True)["data"]
+    return pickle.loads(file)
+
+
+@contextmanager
+def opened(run: Run, file: bytes | None) -> Iterator[Loader]:
+    """Make a loader, and load a state in it."""
+    yield from OPENING[run.loader](run, file)
+
+
+def open_pipeline(run: Run, file: bytes | None) -> Iterator[Loader]:
+    torch.manual_seed(run.seed)
+    pipe = build(run.steps)
+    yield Loader(lambda: iter(pipe), dict)
+
+
+def open_torchs(run: Run, file: bytes | None) -> Iterator[Loader]:
+    generator = torch.Generator().manual_seed(run.seed)
+    workers = run.topology.workers
+    # Only workers that stay keep the place in a stream.
+    options: Any = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
+    loader: Any = DataLoader(
+        build(run.steps), batch_size=None, num_workers=workers, collate_fn=unchanged, generator=generator, **options
+    )
+    yield Loader(lambda: iter(loader), dict)
+
+
+def unchanged(item: Any) -> Any:
+    """Leave tuples as they are, of which torch would make lists."""
+    return item
+
+
+def open_stock(run: Run, file: bytes | None) -> Iterator[Loader]:
+    service = MultiProcessingReadingService(run.topology.workers, multiprocessing_context="fork")
+    loader: Any = DataLoader2(build(run.steps), reading_service=service)
+    loader.seed(run.seed)
+    try:
+        yield Loader(lambda: iter(loader), dict)
+    finally:
+        loader.shutdown()
+
+
+def open_ours(run: Run, file: bytes | None) -> Iterator[Loader]:
+    service = ShardReadingService(run.topology.workers, distributed=run.topology.ranks > 1, timeout_s=LIMIT_S)
+    with DataLoader2(build(run.steps), reading_service=service) as loader:
+        loader.seed(run.seed)
+        state = None if file is None else unpacked(file, run.loaded, loader.reading_service.state_dict())
+        if isinstance(state, dict) and "reading_service_state" in state:
+            loader.load_state_dict(state)
+        elif state is not None:
+            loader.reading_service.load_state_dict(state)
+        own = run.format.startswith("service")
+        yield Loader(lambda: iter(loader), loader.reading_service.state_dict if own else loader.state_dict)
+
+
+def open_data_set(run: Run, file: bytes | None) -> Iterator[Loader]:
+    data = StatefulShards(build(run.steps), seed=run.seed)
+    kind: Any = StatefulDataLoader if run.loader == "StatefulDataLoader" else DataLoader
+    size, drop_last = run.batch or (None, False)
+    workers = run.topology.workers
+    loader: Any = kind(
+        data,
+        batch_size=size,
+        drop_last=drop_last,
+        num_workers=workers,
+        collate_fn=list if size else unchanged,
+        multiprocessing_context="fork" if workers else None,
+    )
+    # The loop over a stream is tracked in both, since the workers do not know where its epochs end.
+    asks_itself = run.loader == "StatefulDataLoader" and all(step[0] != "with_epoch" for step in run.steps)
+    if file is not None:
+        state = unpacked(file, run.loaded, data.state_dict())
+        # Its own method takes its own states, for as many workers.
+        is_own = asks_itself and not run.is_resharded and bool({"_snapshot", "dataset_state"} & state.keys())
+        (loader if is_own else data).load_state_dict(state)
+    if asks_itself:
+        yield Loader(lambda: iter(loader), loader.state_dict)
+    else:
+        yield Loader(lambda: data.tracked(loader), data.state_dict)
+
+
+OPENING: dict[str, Callable[[Run, Any], Iterator[Loader]]] = {
+    "pipeline": open_pipeline,
+    "DataLoader": open_torchs,
+    "stock": open_stock,
+    "DataLoader2": open_ours,
+    "StatefulShards": open_data_set,
+    "StatefulDataLoader": open_data_set,
+}
