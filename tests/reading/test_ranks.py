@@ -83,27 +83,26 @@ class Outcome:
         self.told: Told = [json.loads(file.read_text()) if file.exists() else {} for file in files]
         self.stderr = [(folder / f"{rank}.stderr").read_text() for rank in self.ranks]
 
-    def share(self, rank: int, workers: int = 2) -> list[int]:
-        """What a rank has to read in an epoch: each rank has a block of the workers' numbers."""
+    def share(self, rank: int) -> list[int]:
+        """What a rank has to read in an epoch, with any number of workers: every item whose turn is its own."""
         world = len(self.ranks)
-        instances = max(workers, 1)
-        return [number for number in range(world * SHARE) if number % (world * instances) // instances == rank]
+        return [number for number in range(world * SHARE) if number % world == rank]
 
     def check_survivors(self, lost: int, message: str, workers: int = 2) -> None:
         """Check that all ranks but one have read an epoch to its end, and then got an error that tells of that one."""
         for rank in self.ranks:
             if rank != lost:
                 told = self.told[rank]
-                assert [sorted(epoch) for epoch in told["epochs"]] == [self.share(rank, workers), []]
+                assert [sorted(epoch) for epoch in told["epochs"]] == [self.share(rank), []]
                 what = "RankLost: The ranks cannot begin epoch 2 of a ShardReadingService together: "
                 assert re.fullmatch(re.escape(what) + message, told["error"])
 
-    def check_whole(self, epochs: int = 1, workers: int = 2) -> None:
+    def check_whole(self, epochs: int = 1) -> None:
         """Check that all ranks have read all epochs to their end, without an error."""
         for rank in self.ranks:
             told = self.told[rank]
             assert "error" not in told
-            assert [sorted(epoch) for epoch in told["epochs"]] == epochs * [self.share(rank, workers)]
+            assert [sorted(epoch) for epoch in told["epochs"]] == epochs * [self.share(rank)]
             assert "Traceback" not in self.stderr[rank]
             assert self.codes[rank] == 0
 

@@ -271,7 +271,9 @@ def test_what_counts_batches_before_they_are_taken_apart_is_refused(build: Stage
 
 
 class Doubled(IterDataPipe[Any]):
-    """A stage of a user that makes two of one, and tells nobody."""
+    """A stage of a user that makes two of one, and says that it does not."""
+
+    holds_nothing = True
 
     def __init__(self, source: Pipe) -> None:
         self.source = source

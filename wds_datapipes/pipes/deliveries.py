@@ -56,6 +56,8 @@ class Deliveries:
         """
         self._number += 1
         waiting = _waiting_for(stage)
+        if any(stage._number_of_samples_yielded < getattr(each, "skipped_shards", 0) for each in waiting[1:]):
+            return  # what was read before the state was saved is not opened again
         for before, each in itertools.pairwise(waiting):
             mark, made = _mark_of(each), before._number_of_samples_yielded
             if made < getattr(each, "skipped", 0):  # it resumes, and those behind it wait
@@ -78,7 +80,8 @@ def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
     waiting: list[Any] = [stage]
     frame = sys._getframe(2)
     while frame is not None:
-        found = frame.f_locals.get("self")
+        # Other frames are left alone: f_locals keeps all objects of a frame alive for as long as its function runs.
+        found = frame.f_locals.get("self") if frame.f_code.co_name in ("__iter__", "__next__") else None
         if isinstance(found, IterDataPipe) and found is not waiting[-1]:
             if all(each is not waiting[-1] for each in upstream(found)):
                 break  # another pipeline, whose function reads this one

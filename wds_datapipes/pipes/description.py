@@ -13,6 +13,7 @@ from wds_datapipes.core.introspection import is_secret, is_users
 from wds_datapipes.core.limits import ReadLimits
 from wds_datapipes.core.valuetext import describe_value
 from wds_datapipes.pipes.registration import Hidden
+from wds_datapipes.pipes.seeded import SEED
 from wds_datapipes.pipes.upstream import splits, upstream
 
 __all__ = ["description", "descriptions", "difference"]
@@ -29,7 +30,7 @@ NOT_COUNTING = {
 #: Attributes in which stages keep where they are, and what the loader has set.
 _PASSING = {
     *("_buffer", "_enabled", "_fast_forward_iterator", "_number_of_samples_yielded", "_rng", "_seed"),
-    *("_snapshot_state", "_uuid", "_valid_iterator_id"),
+    *("_snapshot_state", "_uuid", "_valid_iterator_id", SEED),
 }
 
 _PIPES = (IterDataPipe, MapDataPipe)

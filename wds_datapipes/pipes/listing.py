@@ -23,7 +23,6 @@ from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import splits, upstream
 
 __all__ = [
-    "DrawnListing",
     "Listing",
     "Seen",
     "checked_seen",
@@ -31,6 +30,7 @@ __all__ = [
     "listings_before",
     "merged_seen",
     "remove_listings",
+    "seed_listings",
 ]
 
 Seen = list[Any]
@@ -114,20 +114,25 @@ class Listing(IterDataPipe[Any]):
         return iter(self.source)
 
 
-class DrawnListing(Seeded, Listing):
+class DrawnListing(Listing):
     """A `Listing` of which a stage may draw from the global generators, such as a user's ``random.shuffle``.
 
     While the list is made, the generators of Python, NumPy and torch are in a state that follows from the seed of the
     epoch: the same in every worker and on every rank, and again when a run is resumed.
+
+    Attributes:
+        seeds: of its passes. It has no ``set_seed``: loaders draw a seed for each stage that has one, so the orders of
+            all other stages would change.
     """
 
     def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
         super().__init__(source, is_split=is_split)
+        self.seeds = Seeded()
         self._own_seed = 0
 
     def reset(self) -> None:
         """Begin a pass, with the seed that was set for it."""
-        self._own_seed = self._take_seed()
+        self._own_seed = self.seeds.take_seed()
 
     def _items(self) -> Iterator[Any]:
         generators = _Generators(self._own_seed)
@@ -183,6 +188,7 @@ def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[Listing]:
             for name, source in [*vars(stage).items()]:
                 if not isinstance(source, IterDataPipe) or isinstance(source, Listing) or _is_split(source):
                     continue
+                is_split = is_split and not _is_dispatched(source)
                 may_draw = _may_draw(source)
                 if may_draw or not drawn_only:
                     setattr(stage, name, (DrawnListing if may_draw else Listing)(source, is_split=is_split))
@@ -190,6 +196,18 @@ def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[Listing]:
     for listing in found:
         listing.whole = None
     return found
+
+
+def seed_listings(pipe: Any, seed: int) -> None:
+    """Have the listings at a stage and before it draw the same in every worker and on every rank.
+
+    Args:
+        pipe: the last stage.
+        seed: of the epoch, which all workers and ranks share.
+    """
+    for number, listing in enumerate(listings_before(pipe)):
+        if isinstance(listing, DrawnListing):
+            listing.seeds.set_seed(derived_seed("listing", seed, number))
 
 
 def remove_listings(pipe: Any) -> None:
@@ -223,6 +241,11 @@ def merged_seen(parts: Sequence[Sequence[Seen]]) -> list[Seen]:
 
 def _is_split(pipe: Any) -> bool:
     return any(map(splits, upstream(pipe)))
+
+
+def _is_dispatched(pipe: Any) -> bool:
+    """Whether a list comes from a process that gives each worker other items, so that there is nothing to split."""
+    return any(getattr(stage, "is_fed", False) for stage in upstream(pipe))
 
 
 def _may_draw(pipe: Any) -> bool:

@@ -177,7 +177,7 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
-        self._own_seed = self._take_seed()
+        self._own_seed = self.take_seed()
         self._rng.seed(self._own_seed)
 
     def __iter__(self) -> Iterator[Any]:

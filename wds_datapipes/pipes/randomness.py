@@ -81,7 +81,7 @@ class RandomMapper(Seeded, IterDataPipe[Any]):
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
-        self._own_seed = self._take_seed()
+        self._own_seed = self.take_seed()
 
     def __iter__(self) -> Iterator[Any]:
         place = place_of(self)

@@ -96,7 +96,7 @@ class ShardResampler(Seeded, IterDataPipe[str]):
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
         place = place_in(self.groups)
-        self._rng.seed(derived_seed("resample_wds_shards", self.seed, self._take_seed(), place.rank, place.worker))
+        self._rng.seed(derived_seed("resample_wds_shards", self.seed, self.take_seed(), place.rank, place.worker))
 
     def __iter__(self) -> Iterator[str]:
         yield from resample_wds_shards(

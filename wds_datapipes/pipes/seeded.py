@@ -15,10 +15,10 @@ from wds_datapipes.pipes.upstream import upstream
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Seeded", "derive_later_seeds", "later_seed", "pending_seed"]
+__all__ = ["SEED", "Seeded", "derive_later_seeds", "later_seed", "pending_seed"]
 
 #: Where a stage of another package keeps its `Seed`, and what marks a method that takes care of it.
-_SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
+SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
 
 
 class Seed(NamedTuple):
@@ -43,7 +43,7 @@ class Seeded:
         self._seed = seed
         return self
 
-    def _take_seed(self) -> int:
+    def take_seed(self) -> int:
         """Return the seed of a pass that begins; where no loader has ever set one, a seed from torch's generator."""
         seed, self._seed = self._seed, None
         if seed is None:
@@ -61,7 +61,7 @@ def later_seed(seed: int) -> int:
 
 def pending_seed(stage: Any) -> int | None:
     """Return the seed that was set for the next pass over a stage, if one was and the stage shows it."""
-    seed: Seed | None = vars(stage).get(_SEED)
+    seed: Seed | None = vars(stage).get(SEED)
     if seed is not None:
         return None if seed.is_used else seed.value
     return getattr(stage, "_seed", None)
@@ -91,7 +91,7 @@ def _noting(set_seed: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(set_seed)
     def set_and_note(self: Any, seed: int, *args: Any, **kwargs: Any) -> Any:
-        vars(self)[_SEED] = Seed(seed, is_used=False)
+        vars(self)[SEED] = Seed(seed, is_used=False)
         return set_seed(self, seed, *args, **kwargs)
 
     setattr(set_and_note, _MARK, True)
@@ -103,13 +103,13 @@ def _reseeding(reset: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(reset)
     def seed_and_reset(self: Any) -> None:
-        seed: Seed | None = vars(self).get(_SEED)
+        seed: Seed | None = vars(self).get(SEED)
         if seed is not None and seed.is_used:
             self.set_seed(later_seed(seed.value))
         reset(self)
         # A class may call the method of the one that it is derived from, so this is set behind the call.
         if seed is not None:
-            vars(self)[_SEED] = vars(self)[_SEED]._replace(is_used=True)
+            vars(self)[SEED] = vars(self)[SEED]._replace(is_used=True)
 
     setattr(seed_and_reset, _MARK, True)
     return seed_and_reset

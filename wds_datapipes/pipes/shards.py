@@ -156,7 +156,7 @@ class DatasetSpec(Seeded, IterDataPipe[str]):
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
         if self._mixture.is_random:
-            self._rng.seed(self._take_seed())
+            self._rng.seed(self.take_seed())
         self._seed = None
 
     @property

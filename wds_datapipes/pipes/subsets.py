@@ -55,7 +55,7 @@ class SampleThinner(Seeded, Counting, IterDataPipe[Any]):
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""
         # torch's DataLoader gives one seed to all workers, which would then draw the same positions.
         place = place_of(self)
-        self._rng.seed(derived_seed("rsample", self._take_seed(), place.rank, place.worker))
+        self._rng.seed(derived_seed("rsample", self.take_seed(), place.rank, place.worker))
 
     def __iter__(self) -> Iterator[Any]:
         passed = self._begin_counting()

@@ -25,9 +25,10 @@ def later_passes() -> None:
     from that of the pass before it now. What draws from the global generators before the split, such as a
     ``RandomSampler``, draws the same in all workers.
     """
+    import torch
     from torch.utils.data import graph_settings
 
-    from wds_datapipes.pipes.listing import guard_listings
+    from wds_datapipes.pipes.listing import guard_listings, seed_listings
     from wds_datapipes.pipes.seeded import derive_later_seeds
 
     apply_random_seed = graph_settings.apply_random_seed
@@ -36,6 +37,10 @@ def later_passes() -> None:
     def apply_seeds_of_all_passes(datapipe: Any, rng: Any) -> Any:
         derive_later_seeds(datapipe)
         guard_listings(datapipe, drawn_only=True)
+        # A number is drawn from a copy, so that importing this package changes no order.
+        copied = torch.Generator()
+        copied.set_state(rng.get_state())
+        seed_listings(datapipe, int(torch.empty((), dtype=torch.int64).random_(generator=copied).item()))
         return apply_random_seed(datapipe, rng)
 
     replace(graph_settings, "apply_random_seed", apply_seeds_of_all_passes)
@@ -86,6 +91,28 @@ def uneven_ranks() -> None:
     from wds_datapipes.reading.workers import process_init_fn
 
     replace(reading_service, "process_init_fn", process_init_fn)
+
+
+@LOADER_REPAIRS.repair(issue=None)
+def lists_drawn_in_workers() -> None:
+    """What draws from the global generators before the split makes another list in each worker.
+
+    The generators differ between workers, so a ``random.shuffle`` of the user, or a ``RandomSampler``, repeats some
+    items and leaves out others. While the list is made, the generators follow from the seed of the epoch now.
+    """
+    from torchdata.dataloader2.utils import worker
+
+    from wds_datapipes.pipes.listing import seed_listings
+    from wds_datapipes.reading.seeding import seed_of
+
+    set_graph_random_seed = worker.set_graph_random_seed
+
+    @functools.wraps(set_graph_random_seed)
+    def set_seeds_of_lists_too(datapipe: Any, seed_generator: Any) -> Any:
+        seed_listings(datapipe, seed_of(seed_generator))
+        return set_graph_random_seed(datapipe, seed_generator)
+
+    replace(worker, "set_graph_random_seed", set_seeds_of_lists_too)
 
 
 @LOADER_REPAIRS.repair(issue=None)

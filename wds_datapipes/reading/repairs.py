@@ -75,9 +75,9 @@ def repairs() -> list[Repair]:
         >>> names[:5]
         ['uneven_workers', 'dead_workers', 'lost_errors', 'orphans', 'shutdown']
         >>> names[5:9]
-        ['stuck_pause', 'repeated_order', 'uneven_ranks', 'unseeded_service']
+        ['stuck_pause', 'repeated_order', 'uneven_ranks', 'lists_drawn_in_workers']
         >>> names[9:]
-        ['distributed_state', 'unknown_pipeline', 'no_set_epoch', 'later_passes']
+        ['unseeded_service', 'distributed_state', 'unknown_pipeline', 'no_set_epoch', 'later_passes']
     """
     return list(_done)
 

@@ -19,7 +19,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
 from wds_datapipes.core.seeds import derived_seed
-from wds_datapipes.pipes.listing import DrawnListing, guard_listings, remove_listings
+from wds_datapipes.pipes.listing import guard_listings, remove_listings, seed_listings
 from wds_datapipes.pipes.seeded import derive_later_seeds
 from wds_datapipes.reading.philox import SeedGenerator
 
@@ -157,7 +157,7 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
     after = {key: stage for key, stage in stages.items() if key not in before}
     for some, draw in ((before, seed_generator.generate_shared_seed), (after, seed_generator.generate_seed)):
         for stage in some.values():
-            if inspect.ismethod(getattr(stage, "set_seed", None)) and not isinstance(stage, DrawnListing):
+            if inspect.ismethod(getattr(stage, "set_seed", None)):
                 stage.set_seed(draw())
     # These seeds are not drawn, so that the others stay as they are.
     sharing = [stage for stage in after.values() if getattr(stage, "shares_seed", False)]
@@ -174,9 +174,8 @@ def guard_lists(pipe: Any, seed: int) -> None:
         pipe: the last stage.
         seed: of the epoch, which all workers and ranks share.
     """
-    for number, listing in enumerate(guard_listings(pipe)):
-        if isinstance(listing, DrawnListing):
-            listing.set_seed(derived_seed("listing", seed, number))
+    guard_listings(pipe)
+    seed_listings(pipe, seed)
 
 
 def _stages_in(graph: DataPipeGraph) -> dict[int, Any]:

@@ -146,6 +146,7 @@ class Worker:
         self.is_paused = False
         self.told = 0
         self.resumed = job.resumed
+        self.is_resumed = False  # whether this epoch was begun in another run
         self.recorder: Recorder | None = None
         self.lasts = False  # whether the next epoch goes on where this one ends
         self.who = f"worker process {job.info.worker_id}"
@@ -211,8 +212,8 @@ class Worker:
 
     def listed(self) -> list[Any]:
         """Return what the epoch's first pass has split, which has to be the same in every worker."""
-        # Workers come to the passes of a stream in different epochs.
-        listings = [] if lasts(self.pipe) else listings_before(self.pipe)
+        # In a stream, and where an epoch is resumed, each worker may be in another pass.
+        listings = [] if lasts(self.pipe) or self.is_resumed else listings_before(self.pipe)
         return [listing.whole for listing in listings if listing.is_split]
 
     def obey(self, order: Order) -> None:
@@ -255,6 +256,7 @@ class Worker:
         )
         self.name_maker()
         resumed, self.resumed = self.resumed, None
+        self.is_resumed = resumed is not None
         self.recorder = Recorder() if self.job.tells_state else None
         load_state(self.pipe, None)
         self.lasts = self.job.tells_state and lasts(self.pipe)
