@@ -31,7 +31,7 @@ from wds_datapipes.core.introspection import (
     is_users,
     short_name,
 )
-from wds_datapipes.core.openers.redaction import redact
+from wds_datapipes.core.openers.redaction import may_hold_credentials, redact
 
 __all__ = ["Fingerprint", "fingerprint"]
 
@@ -123,7 +123,7 @@ class Fingerprint:
         elif type(value) in PLAIN or value is Ellipsis:
             self._put("plain", repr(value))
         elif isinstance(value, str) and not isinstance(value, Enum):
-            self._put("str", redact(value) if _may_hold_credentials(value) else str(value))
+            self._put("str", redact(value) if may_hold_credentials(value) else str(value))
         elif isinstance(value, bytes | bytearray | memoryview):
             self._add_bytes(memoryview(value).cast("B") if memoryview(value).contiguous else bytes(value))
         elif isinstance(value, FunctionType | CodeType | type):
@@ -337,7 +337,7 @@ class Fingerprint:
         """Add some of many items, at the speed of C if they are plain ones."""
         if all(type(item) is str for item in batch):
             text = "\0".join(batch)
-            self._add_bytes((redact(text) if _may_hold_credentials(text) else text).encode("utf-8", "surrogatepass"))
+            self._add_bytes((redact(text) if may_hold_credentials(text) else text).encode("utf-8", "surrogatepass"))
             return
         try:
             # Up to version 2, nothing in it depends on which objects are the same one. From Python 3.11 on, sets are in
@@ -350,7 +350,3 @@ class Fingerprint:
             return
         for item in batch:
             self.add(item)
-
-
-def _may_hold_credentials(text: str) -> bool:
-    return any(mark in text for mark in ("@", "=", "%3D", "%3d"))

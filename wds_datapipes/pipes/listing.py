@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes.core.openers import redact
+from wds_datapipes.core.openers.redaction import may_hold_credentials, redact
 from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.errors import ChangedShard
 from wds_datapipes.pipes.members import ShardLoader
@@ -300,7 +300,7 @@ def _text(item: Any) -> str:
     if isinstance(item, os.PathLike):
         item = os.fspath(item)
     if isinstance(item, str):
-        return redact(item) if "@" in item or "=" in item or "%3" in item else item
+        return redact(item) if may_hold_credentials(item) else item
     if isinstance(item, dict):
         named = [str(item[name]) for name in ("__url__", "__key__") if name in item]
         return _text(" ".join(named)) if named else f"{len(item)} fields"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 from urllib.parse import quote, quote_plus
 
-__all__ = ["hiding", "raise_alone", "redact", "secrets_in"]
+__all__ = ["hiding", "may_hold_credentials", "raise_alone", "redact", "secrets_in"]
 
 # Errors hold what servers say, so all of these have to take a time in proportion to the text. What repeats is bounded
 # where another match could begin within it.
@@ -35,6 +35,13 @@ NAMED = re.compile(
 )
 CONNECTION = re.compile(r"(?i)\b((?:account_?key|shared_?access_?(?:key|signature)|password|pwd)=)[^;\s'\"&]+")
 
+#: What commands are given in options such as ``--token`` and ``-u name:password``, and in variables.
+COMMAND = re.compile(
+    r"(?i)((?:^|[\s;'\":])(?:--[\w-]{0,99}(?:credential|passw|secret|token|api-?key|access-?key)[\w-]{0,99}(?:=|\s+)"
+    r"|\w{0,99}(?:credential|passw|secret|token|api_?key|access_?key)\w{0,99}="
+    r"|(?:-u|--(?:proxy-)?user)(?:=|\s{0,9})['\"]?[^\s:'\"]{1,99}:))[^\s;'\"]+"
+)
+
 #: So deep, values of options are looked into.
 DEPTH = 6
 #: Texts of so many characters are hidden even within a word; numbers of so many digits are hidden at all.
@@ -54,7 +61,14 @@ def redact(text: str) -> str:
     text = PARAMETER.sub(r"\1***", text)
     text = NAMED.sub(r"\1\2***\2", text)
     text = CONNECTION.sub(r"\1***", text)
+    if "pipe:" in text:
+        text = COMMAND.sub(r"\1***", text)
     return HEADER.sub(r"\1***", text)
+
+
+def may_hold_credentials(text: str) -> bool:
+    """Whether a text, such as one of many URLs, has any of the marks by which `redact` would change it."""
+    return any(mark in text for mark in ("@", "=", "%3D", "%3d", "pipe:"))
 
 
 def hiding(storage_options: Mapping[str, object]) -> Callable[[str], str]:
