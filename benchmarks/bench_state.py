@@ -172,7 +172,7 @@ def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
     close(second)
     os.write(writing, REPORT.pack(0, 0, 0))  # so that there is something to read
     shares = [share_of(reports) for reports in by_process(os.read(reading, 1 << 20))]
-    data = state.get("reading_service_state", b"")
+    data = state["wds_datapipes"].encode()
     results.send(
         Cost(len(data), waiting_in(data), statistics.median(saves), batch_s, max(shares, default=0.0), resume_s)
     )

@@ -55,7 +55,6 @@ def states() -> list[bytes]:
             pass
         found.append(json.dumps(data.state_dict()).encode())
     one = json.loads(found[1])
-    found.append(json.dumps({"reading_service_state": one[STATE]}).encode())
     found.append(json.dumps({"dataset_state": one, "_iterator_finished": False}).encode())
     snapshot = {"_worker_snapshots": {"worker_0": {"dataset_state": one}}, "_last_yielded_worker_id": 0}
     found.append(json.dumps({"_snapshot": snapshot, "_steps_since_snapshot": 0, "_iterator_finished": False}).encode())

@@ -142,11 +142,8 @@ def open_ours(run: Run, file: bytes | None) -> Iterator[Loader]:
     service = ShardReadingService(run.topology.workers, distributed=run.topology.ranks > 1, timeout_s=LIMIT_S)
     with DataLoader2(build(run.steps), reading_service=service) as loader:
         loader.seed(run.seed)
-        state = None if file is None else unpacked(file, run.loaded, loader.reading_service.state_dict())
-        if isinstance(state, dict) and "reading_service_state" in state:
-            loader.load_state_dict(state)
-        elif state is not None:
-            loader.reading_service.load_state_dict(state)
+        if file is not None:
+            loader.load_state_dict(unpacked(file, run.loaded, loader.state_dict()))
         own = run.format.startswith("service")
         yield Loader(lambda: iter(loader), loader.reading_service.state_dict if own else loader.state_dict)
 

@@ -17,8 +17,6 @@ from wds_datapipes import ShardList, ShardReadingService
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
-STATE = "reading_service_state"
-
 
 def drawn(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
     return {**sample, "drawn": rng.random()}
@@ -34,10 +32,10 @@ def main() -> None:
         if sys.argv[2].isdigit():
             items = iter(loader)
             head = list(itertools.islice(items, int(sys.argv[2])))
-            told["state"] = json.loads(loader.state_dict()[STATE])
+            told["state"] = loader.state_dict()
         else:
             with open(sys.argv[2], "rb") as file:
-                loader.load_state_dict({**loader.state_dict(), STATE: file.read()})
+                loader.load_state_dict(json.load(file))
             head, items = [], iter(loader)
         told["epochs"] = [head, list(items), list(loader)]
     print(json.dumps(told))

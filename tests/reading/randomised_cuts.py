@@ -153,7 +153,8 @@ def interrupted(trial: Trial, cuts: list[tuple[int, int]], rank: int, ranks: int
 
 
 def resumed(trial: Trial, states: list[Any], rank: int, ranks: int) -> list[list[str]]:
-    with DataLoader2.from_state(states[rank], service(trial, ranks > 1)) as made:
+    with loader(trial, ranks > 1) as made:
+        made.load_state_dict(states[rank])
         return [[told(item) for item in made] for _ in range(2)]
 
 

@@ -23,14 +23,13 @@ from hypothesis import strategies as st
 from torch.utils.data import graph_settings
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
-from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
 from wds_datapipes.testing import build_shard
 
 SCRIPT = Path(__file__).with_name("law_run.py")
-STATE = "reading_service_state"
+STATE = "wds_datapipes"
 SIZES = (7, 0, 13, 1, 9, 4)
 KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
 
@@ -48,32 +47,21 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-class RankOf(CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
+class RankOf(ShardReadingService):
     """A `ShardReadingService` on one of several ranks, which share a seed; it takes the place of a process group."""
 
     def __init__(self, rank: int, ranks: int, workers: int, prefetch: int) -> None:
+        super().__init__(workers, worker_prefetch_cnt=prefetch, main_prefetch_cnt=prefetch)
         self.rank, self.ranks = rank, ranks
-        self.service = ShardReadingService(workers, worker_prefetch_cnt=prefetch, main_prefetch_cnt=prefetch)
-
-    def split(self, pipe: Pipe) -> Pipe:
-        return graph_settings.apply_sharding(pipe, self.ranks, self.rank, SHARDING_PRIORITIES.DISTRIBUTED)
 
     def initialize(self, datapipe: Pipe) -> Pipe:
-        return self.service.initialize(self.split(datapipe))
+        graph_settings.apply_sharding(datapipe, self.ranks, self.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        return super().initialize(datapipe)
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
         seed_generator.seed(seed_generator.generate_shared_seed())
         seed_generator.spawn(self.rank, inplace=True)
-        return self.service.initialize_iteration(seed_generator, iter_reset_fn)
-
-    def checkpoint(self) -> bytes:
-        return self.service.checkpoint()
-
-    def restore(self, datapipe: Pipe, serialized_state: bytes) -> Pipe:
-        return self.service.restore(self.split(datapipe), serialized_state)
-
-    def finalize(self) -> None:
-        self.service.finalize()
+        return super().initialize_iteration(seed_generator, iter_reset_fn)
 
 
 class Case(NamedTuple):
@@ -159,7 +147,8 @@ def test_all_ranks_have_everything_once_and_go_on_exactly_from_any_cut_several_t
         check_is_plain(json.loads(state[STATE]))
         waiting = case.buffer_size * max(case.workers, 1)
         assert len(state[STATE]) <= 1024 * max(case.workers, 1) + 50 * waiting + 1024
-        with DataLoader2.from_state(state, RankOf(rank, case.ranks, case.workers, case.prefetch)) as loader:
+        with loader_of(case, rank) as loader:
+            loader.load_state_dict(state)
             if is_over:
                 break
             items = iter(loader)
@@ -201,7 +190,7 @@ def orders_of(seed: int, ranks: int, workers: int) -> list[list[str]]:
     hands = [dict[int, list[str]]() for _ in range(3)]
     for rank in range(ranks):
         service = RankOf(rank, ranks, workers, 10)
-        service.service.worker_init_fn = number_items
+        service.worker_init_fn = number_items
         pipe: Pipe = ShardList("{0,2,3,4,5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
         loader: Any = DataLoader2(pipe.map(with_url), reading_service=service)
         loader.seed(seed)
@@ -241,7 +230,7 @@ def test_what_is_random_behind_the_split_differs_by_rank_worker_and_epoch(worker
     for rank in range(2):
         service = RankOf(rank, 2, workers, 10)
         pipe = ShardList("5.tar").map(str).load_wds_shards().group_samples().shuffle_samples(10).map(with_url)
-        service.service.worker_init_fn = number_items
+        service.worker_init_fn = number_items
         loader: Any = DataLoader2(pipe, reading_service=service)
         loader.seed(8)
         with loader:
@@ -299,11 +288,11 @@ def test_a_state_of_a_later_version_is_refused() -> None:
         next(iter(loader))
         state = loader.state_dict()
     found = json.loads(state[STATE])
-    state[STATE] = json.dumps({**found, "version": found["version"] + 1}).encode()
+    state[STATE] = json.dumps({**found, "version": found["version"] + 1})
     with (
-        DataLoader2.from_state(state, ShardReadingService()) as loader,
+        loader_of(Case(1, 0, 10, 2, 0, 1), 0) as loader,
         pytest.raises(
             StateError, match=f"version {found['version'] + 1}, and this release .* reads .*{found['version']}"
         ),
     ):
-        next(iter(loader))
+        loader.load_state_dict(state)

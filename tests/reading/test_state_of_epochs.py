@@ -266,7 +266,7 @@ def test_an_epoch_that_another_follows_before_its_first_item_has_taken_nothing_o
         assert list(itertools.islice(first, 3)) == stream[:3]
         state = first.state_dict()
     service, generator = ShardReadingService(0), SeedGenerator(8)
-    pipe = service.restore(natural(split), state["reading_service_state"])
+    pipe = service.restore(natural(split), state["wds_datapipes"].encode())
     for _ in range(2):
         service.initialize_iteration(generator)
     assert list(pipe) == stream[3:10]

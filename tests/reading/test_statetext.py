@@ -102,6 +102,6 @@ def test_a_state_of_workers_is_put_together_without_reading_another(monkeypatch:
 
         with monkeypatch.context() as patch:
             patch.setattr(resuming, "read", fail)
-            states = [loader.state_dict()["reading_service_state"], data.state_dict()["wds_datapipes"]]
+            states = [source.state_dict()["wds_datapipes"] for source in (loader, data)]
         for state in states:
             assert [len(read(part["stages"]) or ()) for part in json.loads(state)["ranks"][0]["parts"]] == [2, 2]

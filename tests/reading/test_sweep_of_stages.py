@@ -307,7 +307,8 @@ def refusal_or_exact(pipe: Pipe) -> str:
             except StateError as error:
                 assert cut <= 1, "a state is refused once there is a first item, or never"
                 return str(error)
-            with DataLoader2.from_state(state, ShardReadingService()) as resumed:
+            with loader_of(pipe) as resumed:
+                resumed.load_state_dict(state)
                 found = [[comparable(item) for item in resumed] for _ in range(2)]
             assert found == [whole[1][cut:], whole[2]], f"after {cut} of {len(whole[1])} items"
             next(items, None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.mixing import SampleMixer
@@ -14,17 +14,15 @@ from wds_datapipes.pipes.upstream import unsplit
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.dealing import dealt_states
 from wds_datapipes.reading.resuming import Resumed
-from wds_datapipes.reading.saved import KEY, checkpoints_in, state_of, text_of
+from wds_datapipes.reading.saved import checkpoints_in, state_of
 
 __all__ = ["dealt_anew", "merge_states", "placed"]
 
 #: The rank, of how many, whether the service splits among them, and the workers.
 Place = tuple[int, int, bool, int]
 
-T = TypeVar("T", bytes, dict[str, Any])
 
-
-def merge_states(states: Sequence[T]) -> T:
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Put the states together that the ranks of a run have saved, each its own, between the same steps.
 
     The result can be loaded with any number of ranks and workers, on each rank the same. Where there are as many as
@@ -36,8 +34,7 @@ def merge_states(states: Sequence[T]) -> T:
             ``StatefulDataLoader`` has returned on each rank, in any order.
 
     Returns:
-        What ``DataLoader2.load_state_dict()`` takes, if the states are those of ``DataLoader2``. Otherwise what
-        `ShardReadingService` and `StatefulShards` take.
+        What ``load_state_dict()`` of all of them but ``StatefulDataLoader`` takes.
 
     Raises:
         StateError: a rank's state is missing or there twice, or they are of several pipelines or epochs.
@@ -48,11 +45,10 @@ def merge_states(states: Sequence[T]) -> T:
         >>> with DataLoader2(pipe, reading_service=ShardReadingService()) as loader:
         ...     state = merge_states([loader.state_dict()])
         >>> sorted(state)
-        ['randomness_state', 'reading_service_state', 'serialized_datapipe']
+        ['wds_datapipes']
     """
     if not states:
         raise StateError("There are no states to merge")
-    first: Any = states[0]
     checkpoints = list[Checkpoint]()
     for state in states:
         found = checkpoints_in(state)
@@ -60,10 +56,7 @@ def merge_states(states: Sequence[T]) -> T:
         if found != checkpoints[: len(found)]:
             checkpoints += found
     _check_whole(checkpoints)
-    if isinstance(first, dict) and KEY not in first:
-        return cast(T, state_of(checkpoints))
-    text = text_of(checkpoints).encode()
-    return cast(T, {**first, KEY: text} if isinstance(first, dict) else text)
+    return state_of(checkpoints)
 
 
 def placed(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoint:

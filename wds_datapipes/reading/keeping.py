@@ -14,10 +14,12 @@ from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.elastic import placed
+from wds_datapipes.reading.philox import SeedGenerator
 from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, text_of
 from wds_datapipes.reading.seeding import EpochSeeds
+from wds_datapipes.reading.splitting import ranks_of_run
 
 __all__ = ["Maker", "StateKeeper", "described"]
 
@@ -54,6 +56,8 @@ class StateKeeper:
         self._described: list[str] = []
         self._loaded: list[Checkpoint] = []
         self._seeds_too = False
+        self._seed: int | None = None
+        self._first = 0
 
     @property
     def parts(self) -> Sequence[Resumed | None]:
@@ -78,6 +82,18 @@ class StateKeeper:
     def describe(self, pipe: Any) -> None:
         """Take note of the pipeline, before it is split."""
         self._described = described(pipe)
+
+    def expect(self, seed: int | None, *, is_shared: bool) -> None:
+        """Take note of the seed that the loader was given since the last epoch began.
+
+        Args:
+            seed: it; None if there is none.
+            is_shared: whether another reading service draws the seed that all ranks share from it.
+        """
+        self._seed = seed
+        if seed is not None:
+            is_drawn = is_shared or self._distributed
+            self._first = SeedGenerator(seed).generate_shared_seed() if is_drawn else seed
 
     def compare(self, ranks: Ranks) -> None:
         """Let the ranks gather, and find out in which epoch the run goes on: it is over when it is on all ranks.
@@ -113,8 +129,8 @@ class StateKeeper:
             return
         loaded, self._loaded = self._loaded, []
         for checkpoint in loaded:
-            checkpoint.check(self._described, _place(ranks)[1])
-        self.going_on = placed(loaded, pipe, (*_place(ranks), self._distributed, self._workers))
+            checkpoint.check(self._described, self._place(ranks)[1])
+        self.going_on = placed(loaded, pipe, (*self._place(ranks), self._distributed, self._workers))
 
     def refuse(self, pipe: Any, behind: Sequence[Any]) -> None:
         """Find out whether there is a state, and keep what speaks against it.
@@ -186,8 +202,11 @@ class StateKeeper:
             raise StateError(self.refusal)
         if maker is None and self._loaded:
             return text_of(self._loaded).encode()
-        rank, size = _place(ranks)
-        seeds = self.seeds
+        rank, size = self._place(ranks)
+        seeds, is_over = self.seeds, maker is None or maker.is_over
+        if is_over and self._seed is not None:  # the next epoch is the first of this seed
+            seeds = EpochSeeds()
+            seeds.follow(epoch=-1, first=self._first, next=self._seed, wanted=self.seeds.wanted)
         checkpoint = Checkpoint(
             stages=self._described,
             seed=seeds.seed,
@@ -195,7 +214,7 @@ class StateKeeper:
             first=seeds.first,
             next=seeds.next,
             engines=seeds.engines,
-            is_over=maker is None or maker.is_over,
+            is_over=is_over,
             rank=rank,
             ranks=size,
             distributed=self._distributed,
@@ -206,6 +225,12 @@ class StateKeeper:
         )
         return text_of([checkpoint]).encode()
 
+    def _place(self, ranks: Ranks | None) -> tuple[int, int]:
+        """Return the rank, and among how many; also before the service has started."""
+        if ranks is not None:
+            return ranks.rank, ranks.size
+        return (_rank(), ranks_of_run()) if self._distributed else (0, 1)
+
 
 def described(pipe: Any) -> list[str]:
     """Describe a pipeline, without the stage that torchdata appends for ranks."""
@@ -215,8 +240,3 @@ def described(pipe: Any) -> list[str]:
 def _rank() -> int:
     """Return the rank of this process, if it is one of several."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _place(ranks: Ranks | None) -> tuple[int, int]:
-    """Return the rank, and among how many."""
-    return (0, 1) if ranks is None else (ranks.rank, ranks.size)

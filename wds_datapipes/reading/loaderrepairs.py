@@ -136,53 +136,63 @@ def unseeded_service() -> None:
 
 
 @LOADER_REPAIRS.repair(issue=None)
-def distributed_state() -> None:
-    """Saving and loading a state behind ``DistributedReadingService`` warns that it has none, and it needs none.
+def pickled_pipeline() -> None:
+    """``DataLoader2.load_state_dict`` resumes the pipeline that is pickled in the state, and not that of the loader.
 
-    ``SequentialReadingService`` warns of every service without ``checkpoint`` and ``restore``. What this one gives
-    to ranks is drawn from the generator of the loader, which is in the state. It has both now, and saves nothing.
-    """
-    from torchdata.dataloader2 import DistributedReadingService
+    So a transform or a token that has changed since is replaced by the old one, and credentials are in checkpoints.
+    With a ``ShardReadingService``, the state is that of the service, without a pickle. Loading it compares the
+    pipelines, and resumes that of the loader, also after the loader was iterated. ``DataLoader2.from_state`` has no
+    pipeline to resume, and says so.
 
-    def checkpoint(_: Any) -> bytes:
-        return b""
-
-    def restore(self: Any, datapipe: Any, _: bytes) -> Any:
-        return self.initialize(datapipe)
-
-    replace(DistributedReadingService, "checkpoint", checkpoint)
-    replace(DistributedReadingService, "restore", restore)
-
-
-@LOADER_REPAIRS.repair(issue=None)
-def unknown_pipeline() -> None:
-    """``DataLoader2.load_state_dict`` puts the pipeline of a state in the place of another one, and does not tell.
-
-    Whoever has changed the pipeline since, or the list of shards, goes on with what there was before. Now that is a
-    ``StateError`` which says what differs, where the state is one of a ``ShardReadingService``. So that the state knows
-    its pipeline also before the first iteration, the service is told it when a state is asked for.
+    Other services do not know where the loop is. A warning says so where a state is asked for in the middle of an
+    epoch.
     """
     from torchdata.dataloader2 import DataLoader2
+    from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
 
+    from_state, next_item = DataLoader2.from_state.__func__, DataLoader2Iterator.__next__
     state_dict, load_state_dict = DataLoader2.state_dict, DataLoader2.load_state_dict
 
     @functools.wraps(state_dict)
-    def acquaint_and_save(self: Any) -> dict[str, Any]:
-        from wds_datapipes.reading.acquainting import acquaint
+    def save(self: Any) -> dict[str, Any]:
+        from wds_datapipes.reading.loader import own_service, save_state, warn_of_lost_position
 
-        acquaint(self)
+        if (service := own_service(self)) is not None:
+            return save_state(self, service)
+        warn_of_lost_position(self, getattr(self, "_ended_iterator_id", None))
         state: dict[str, Any] = state_dict(self)
         return state
 
     @functools.wraps(load_state_dict)
-    def check_and_load(self: Any, state_dict: dict[str, Any]) -> None:
-        from wds_datapipes.reading.acquainting import check_pipeline
+    def load(self: Any, state_dict: Any) -> None:
+        from wds_datapipes.reading.loader import load_state, own_service, refuse_state
 
-        check_pipeline(self, state_dict)
-        load_state_dict(self, state_dict)
+        if (service := own_service(self)) is not None:
+            load_state(self, service, state_dict)
+        else:
+            refuse_state(state_dict)
+            load_state_dict(self, state_dict)
 
-    replace(DataLoader2, "state_dict", acquaint_and_save)
-    replace(DataLoader2, "load_state_dict", check_and_load)
+    @functools.wraps(from_state)
+    def load_without_pipeline(cls: Any, state: Any, reading_service: Any) -> Any:
+        from wds_datapipes.reading.loader import refuse_pipeline
+
+        refuse_pipeline(reading_service, state)
+        return from_state(cls, state, reading_service)
+
+    @functools.wraps(next_item)
+    def next_or_end(self: Any) -> Any:
+        try:
+            return next_item(self)
+        except StopIteration:
+            if not self.dataloader._is_paused:
+                self.dataloader._ended_iterator_id = self.iterator_id
+            raise
+
+    replace(DataLoader2, "state_dict", save)
+    replace(DataLoader2, "load_state_dict", load)
+    replace(DataLoader2, "from_state", classmethod(load_without_pipeline))
+    replace(DataLoader2Iterator, "__next__", next_or_end)
 
 
 @LOADER_REPAIRS.repair(issue=None)
@@ -194,7 +204,7 @@ def no_set_epoch() -> None:
     from torchdata.dataloader2 import DataLoader2
 
     def set_epoch(self: Any) -> Callable[[int], None]:
-        from wds_datapipes.reading.acquainting import epoch_setter
+        from wds_datapipes.reading.loader import epoch_setter
 
         return epoch_setter(self)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2.graph._serialization import deserialize_datapipe, serialize_datapipe
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.reading.coverage import MISSING, shown
 from wds_datapipes.reading.saved import checkpoints_in
 from wds_datapipes.reading.service import ShardReadingService
-from wds_datapipes.reading.statetext import read
 
 __all__ = ["rehearse_resume"]
 
@@ -41,8 +41,8 @@ def rehearse_resume(make_pipeline: Callable[[], Pipe], *, workers: int, cuts: in
     with new() as loader:
         _compare(list(loader), whole, same, "The pipeline does not repeat itself with the same seed", 0)
     chosen = _spread(len(whole), cuts)
-    outline: Any = None
-    with _elsewhere(workers) as ask, new() as loader:
+    outline: list[Any] | None = None
+    with _elsewhere(make_pipeline(), workers) as ask, new() as loader:
         items = iter(loader)
         for cut in range(len(whole) + 1):
             if cut in chosen:
@@ -74,33 +74,25 @@ def _spread(count: int, cuts: int) -> set[int]:
     return {round(number * count / (cuts - 1)) for number in range(cuts)}
 
 
-def _outline(state: Any) -> Any:
-    """Return what of a state is the same wherever it is saved: the names in it, and how many stages there are."""
-    (saved,) = checkpoints_in(state)
-    return {**dict.fromkeys(vars(saved)), "parts": [_stages(part.as_dict()["stages"]) for part in saved.parts]}
+def _outline(state: Any) -> list[Any]:
+    """Return what of a state is the same wherever it is saved: for each worker, the names in those of its stages."""
+    (checkpoint,) = checkpoints_in(state)
+    stages = [part.state for part in checkpoint.parts]
+    return [None if each is None else [sorted(stage or ()) for stage in each] for each in stages]
 
 
-def _stages(text: str | None) -> Any:
-    stages = None if text is None else read(text)
-    return None if stages is None else [sorted(stage or ()) for stage in stages]
-
-
-def _fits(found: Any, outline: Any) -> bool:
+def _fits(found: list[Any], outline: list[Any]) -> bool:
     """Whether two outlines agree, as far as both know their stages: a worker that has just begun has none yet."""
-    if found.keys() != outline.keys():
-        return False
-    parts = found["parts"], outline["parts"]
-    return len(parts[0]) == len(parts[1]) and all(
-        left == right for left, right in zip(*parts, strict=True) if None not in (left, right)
+    return len(found) == len(outline) and all(
+        left == right for left, right in zip(found, outline, strict=True) if None not in (left, right)
     )
 
 
-def _joined(outline: Any, found: Any) -> Any:
+def _joined(outline: list[Any] | None, found: list[Any]) -> list[Any]:
     """Return an outline with the stages that either of two knows."""
     if outline is None:
         return found
-    pairs = zip(outline["parts"], found["parts"], strict=True)
-    return {**outline, "parts": [right if left is None else left for left, right in pairs]}
+    return [right if left is None else left for left, right in zip(outline, found, strict=True)]
 
 
 def _compare(found: list[Any], wanted: list[Any], same: Same, what: str, first: int) -> None:
@@ -110,11 +102,11 @@ def _compare(found: list[Any], wanted: list[Any], same: Same, what: str, first: 
 
 
 @contextmanager
-def _elsewhere(workers: int) -> Iterator[Callable[[dict[str, Any], str], tuple[list[Any], list[Any], Any]]]:
-    """Start a process with a new interpreter that goes on from states; yield what asks it to."""
+def _elsewhere(pipe: Pipe, workers: int) -> Iterator[Callable[[dict[str, Any], str], tuple[list[Any], list[Any], Any]]]:
+    """Start a process with a new interpreter that resumes a pipeline from states; yield what asks it to."""
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
-    process = context.Process(target=_go_on, args=(far, workers))
+    process = context.Process(target=_go_on, args=(far, serialize_datapipe(pipe), workers))
     process.start()
     far.close()
 
@@ -143,7 +135,7 @@ def _elsewhere(workers: int) -> Iterator[Callable[[dict[str, Any], str], tuple[l
         process.close()
 
 
-def _go_on(connection: Connection, workers: int) -> None:
+def _go_on(connection: Connection, pipe: bytes, workers: int) -> None:
     """Go on from each state that comes; answer with the rest, the epoch after it, and a state after the first item."""
     while True:
         try:
@@ -152,7 +144,8 @@ def _go_on(connection: Connection, workers: int) -> None:
             return
         try:
             state = pickle.loads(data)  # noqa: S301 - from the process that has started this one
-            with DataLoader2.from_state(state, ShardReadingService(workers)) as loader:
+            with DataLoader2(deserialize_datapipe(pipe), reading_service=ShardReadingService(workers)) as loader:
+                loader.load_state_dict(state)
                 items = iter(loader)
                 first = next(items, MISSING)
                 again = _outline(loader.state_dict())

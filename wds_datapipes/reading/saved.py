@@ -15,7 +15,7 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.reading.checkpoint import Checkpoint
 
-__all__ = ["KEY", "STATE", "checkpoints_in", "state_of", "state_of_stream", "text_of"]
+__all__ = ["STATE", "checkpoints_in", "state_of", "state_of_stream", "text_of"]
 
 #: The only key of a state.
 STATE = "wds_datapipes"
@@ -25,8 +25,8 @@ STATE = "wds_datapipes"
 VERSION = 5
 #: What stands for the state of a worker that does not know which part of its stream the loop will have.
 STREAM = "stream"
-#: Where ``DataLoader2`` has the state of its reading service.
-KEY = "reading_service_state"
+#: Where the state of a ``DataLoader2`` with a reading service of torchdata has the pickle of a pipeline.
+PICKLE = "serialized_datapipe"
 
 
 def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
@@ -77,13 +77,16 @@ def _found(state: Any) -> list[Checkpoint]:
     if STATE in state:
         # Whoever loads a state that another has saved has none of its items.
         return [replace(checkpoint, is_drained=False) for checkpoint in _read(state[STATE])]
-    if KEY in state:
-        return _found(state[KEY])
     if "_snapshot" in state:
         return [_of_workers(state)]
     if "dataset_state" in state:
         is_over = bool(state["_iterator_finished"])
         return [_of_main_process(checkpoint, is_over) for checkpoint in _of_dataset(state)]
+    if PICKLE in state:
+        raise StateError(
+            "This is a state of torchdata: a pickle of a pipeline, which does not say where in the epoch the loop was. "
+            "The state of a DataLoader2 with ShardReadingService does"
+        )
     keys = ", ".join(map(repr, state)) or "none"
     raise StateError(f"This is no state of a loader, which has the key {STATE!r}: it has {keys:.200}")
 

@@ -129,12 +129,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self.distributed = distributed is True
         self._knows_ranks = distributed is not None
         self._mp = num_workers > 0
-        self._epoch = 0
-        self._keeper = StateKeeper(self.distributed, num_workers)
-        self._ranks: Ranks | None = None
-        self._crew: Crew | None = None
-        self._local: LocalItems | None = None
-        self._end: Callable[[], object] | None = None
+        self._ranks: Ranks | None
+        self._crew: Crew | None
+        self._local: LocalItems | None
+        self._end: Callable[[], object] | None
+        self.begin_again()
 
     def initialize(self, datapipe: Pipe) -> Pipe:
         """Start the workers, and return what is left of the pipeline for the main process.
@@ -198,6 +197,21 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """Take note of the pipeline before the first epoch begins, for the states that are saved until then."""
         self._keeper.describe(datapipe)
 
+    def expect(self, seed: int | None, *, is_shared: bool) -> None:
+        """Take note of the seed of the next epoch, for the states that are saved before it begins.
+
+        Args:
+            seed: what the loader was given since the last epoch began; None if there is nothing.
+            is_shared: whether a reading service before this one draws the seed that all ranks share from it.
+        """
+        self._keeper.expect(seed, is_shared=is_shared)
+
+    def begin_again(self) -> None:
+        """Put the service, which has ended its workers, back to where it was before it started them."""
+        self._keeper = StateKeeper(self.distributed, self.num_workers)
+        self._ranks, self._crew, self._local, self._end = None, None, None, None
+        self._epoch = 0
+
     def checkpoint(self) -> bytes:
         """Return where the loop is, as JSON; ``DataLoader2.state_dict()`` calls this.
 
@@ -234,7 +248,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """
         return {STATE: self.checkpoint().decode()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, seeds_too: bool = True) -> None:
         """Go on from a state with the pipeline that the loader has, before it is iterated for the first time.
 
         The seeds of that epoch and of those after it come from the state, if the loader was seeded; otherwise
@@ -243,6 +257,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         Args:
             state: what ``state_dict()`` of ``loader.reading_service``, ``DataLoader2``, `StatefulShards` or
                 ``StatefulDataLoader`` has returned; or `merge_states`.
+            seeds_too: whether to seed the loader from the state between two epochs; ``DataLoader2.load_state_dict()``
+                does that itself.
 
         Raises:
             StateError: it is none of these, or the loader has begun. When the first epoch begins: it is not one of this
@@ -250,7 +266,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """
         if self._end is not None:
             raise StateError("A state is loaded before the first epoch begins. Make another loader for it")
-        self._keeper.load(state, seeds_too=True)
+        self._keeper.load(state, seeds_too=seeds_too)
 
     def finalize(self) -> None:
         """End the workers, whatever they are at, and tell the other ranks.

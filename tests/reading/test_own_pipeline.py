@@ -1,0 +1,328 @@
+"""A state resumes the pipeline of the loader that loads it, and holds no part of the one that saved it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+import torch
+import torch.distributed as dist
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+from torch._C._distributed_c10d import HashStore
+from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes.errors import StateError
+from wds_datapipes.testing import build_shard
+
+Pipe = IterDataPipe[Any]
+
+KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(5))
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard in range(4):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(5)])
+
+
+def resized(sample: dict[str, Any], size: int) -> tuple[str, int]:
+    return sample["__key__"], size
+
+
+def pipeline(size: int = 224, urls: Any = "{0..3}.tar", **options: Any) -> Pipe:
+    samples = ShardList(urls).shuffle().sharding_filter().load_wds_shards(**options).group_samples()
+    pipe: Pipe = samples.shuffle_samples(6).map_samples(partial(resized, size=size))
+    return pipe
+
+
+def loader_of(pipe: Pipe, service: Any = None, seed: int | None = 3) -> DataLoader2[Any]:
+    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=ShardReadingService(2) if service is None else service)
+    if seed is not None:
+        loader.seed(seed)
+    return loader
+
+
+def state_after(count: int, pipe: Pipe, service: Any = None) -> tuple[dict[str, Any], list[Any]]:
+    """Return the state after so many items of the second epoch, and the items that follow."""
+    with loader_of(pipe, service) as loader:
+        list(loader)
+        items = iter(loader)
+        list(itertools.islice(items, count))
+        return loader.state_dict(), list(items)
+
+
+# which pipeline is resumed
+
+
+def test_a_transform_that_has_changed_is_an_error_that_names_it() -> None:
+    state, _ = state_after(7, pipeline(224))
+    with (
+        loader_of(pipeline(256)) as loader,
+        pytest.raises(StateError, match=r"stage 0 was .*resized.*224.*, and is .*resized.*256"),
+    ):
+        loader.load_state_dict(state)
+
+
+class Guarded(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A store that knows one token."""
+
+    protocol = "guarded"
+    cachable = False
+    valid = ""
+
+    def __init__(self, token: str = "") -> None:
+        super().__init__()
+        if token != Guarded.valid:
+            raise PermissionError(f"{len(token)} characters are no valid token")
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("guarded://")
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    for shard in range(4):
+        MemoryFileSystem().pipe(f"/own/{shard}.tar", Path(f"{shard}.tar").read_bytes())
+    yield "guarded:///own/{0..3}.tar"
+    MemoryFileSystem().rm("/own", recursive=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_token_is_in_no_state_and_a_renewed_one_is_used(
+    workers: int, guarded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = "token-of-yesterday", "token-of-today"
+    monkeypatch.setattr(Guarded, "valid", old)
+    pipe = pipeline(urls=guarded, storage_options={"token": old})
+    state, rest = state_after(7, pipe, ShardReadingService(workers))
+    assert old.encode() not in pickle.dumps(state)
+    monkeypatch.setattr(Guarded, "valid", new)
+    with loader_of(
+        pipeline(urls=guarded, storage_options={"token": new}), ShardReadingService(workers), seed=None
+    ) as loader:
+        loader.load_state_dict(state)
+        assert new.encode() not in pickle.dumps(loader.state_dict())
+        assert list(loader) == rest
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        "file://{folder}/{shard}.tar?X-Amz-Signature={secret}",
+        "pipe:cat {folder}/{shard}.tar # -H 'Authorization: Bearer {secret}'",
+        "pipe:API_TOKEN={secret} cat {folder}/{shard}.tar",
+        "pipe:cat {folder}/{shard}.tar # -u me:{secret}",
+        "pipe:cat {folder}/{shard}.tar # --session-token {secret}",
+    ],
+)
+def test_credentials_in_urls_are_in_no_state_and_may_be_renewed(signed: str) -> None:
+    def urls(secret: str) -> list[str]:
+        return [signed.format(folder=Path.cwd(), shard=shard, secret=secret) for shard in range(4)]
+
+    def pipe(secret: str) -> Pipe:
+        return pipeline(urls=urls(secret))
+
+    if signed.startswith("file:"):
+        for url in [*urls("0ld"), *urls("n3w")]:
+            Path(url.removeprefix("file://")).symlink_to(url.removeprefix("file://").partition("?")[0])
+    state, rest = state_after(7, pipe("0ld"))
+    assert "0ld" not in json.dumps(state)
+    with loader_of(pipe("n3w")) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+def test_a_loader_without_a_pipeline_cannot_be_resumed() -> None:
+    state, _ = state_after(7, pipeline())
+    advice = r"holds no pipeline.* Make the loader with its pipeline, DataLoader2\(pipe, reading_service="
+    with pytest.raises(StateError, match=advice):
+        DataLoader2.from_state(state, ShardReadingService(2))
+    with pytest.raises(StateError, match=advice):
+        DataLoader2.from_state(state, MultiProcessingReadingService(2))
+    with DataLoader2(None, reading_service=ShardReadingService()) as loader, pytest.raises(StateError, match=advice):
+        loader.load_state_dict(state)
+
+
+# the size of a state
+
+
+def test_a_state_does_not_grow_with_the_number_of_urls_and_of_entries() -> None:
+    sizes = []
+    for count in (4, 10_000):
+        urls = [f"{number % 4}.tar" for number in range(count)]
+        table = {f"key-{number:06}": {"label": number} for number in range(20 * count)}
+        pipe = ShardList(urls).shuffle().sharding_filter().load_wds_shards().group_samples()
+        pipe = pipe.associate(table, missing="keep").shuffle_samples(6).to_tuple("__key__")
+        with loader_of(pipe, ShardReadingService(2)) as loader:
+            sizes.append([len(pickle.dumps(loader.state_dict()))])
+            items = iter(loader)
+            next(items)
+            sizes[-1].append(len(pickle.dumps(loader.state_dict())))
+    assert all(abs(many - few) < 50 for few, many in zip(*sizes, strict=True))
+    assert max(map(max, sizes)) < 2048
+
+
+# what a state is
+
+
+def test_a_state_has_one_shape_whenever_it_is_asked_for() -> None:
+    with loader_of(pipeline()) as loader:
+        states = [loader.state_dict()]
+        states += [loader.state_dict() for _ in itertools.chain(loader, loader)]
+        states.append(loader.state_dict())
+    assert all(state.keys() == {"wds_datapipes"} and type(state["wds_datapipes"]) is str for state in states)
+
+
+def test_a_state_goes_through_torch_save_without_pickles_and_through_json(tmp_path: Path) -> None:
+    state, rest = state_after(7, pipeline())
+    torch.save({"data": state}, tmp_path / "state.pt")
+    for again in (torch.load(tmp_path / "state.pt", weights_only=True)["data"], json.loads(json.dumps(state))):
+        with loader_of(pipeline()) as loader:
+            loader.load_state_dict(again)
+            assert list(loader) == rest
+
+
+def test_a_state_is_one_of_each_other_loader_and_theirs_are_its_own() -> None:
+    state, rest = state_after(7, pipeline())
+    data = StatefulShards(pipeline(), seed=3)
+    data.load_state_dict(state)
+    assert [*map(tuple, data.tracked(DataLoader(data, batch_size=None, num_workers=2)))] == rest
+    data.load_state_dict(merge_states([state]))
+    items = data.tracked(DataLoader(data, batch_size=None, num_workers=2))
+    list(itertools.islice(items, 5))
+    with loader_of(pipeline(), seed=None) as loader:
+        loader.load_state_dict(data.state_dict())
+        assert list(loader) == rest[5:]
+
+
+def test_a_seed_that_no_epoch_has_begun_with_is_in_the_state() -> None:
+    with loader_of(pipeline(), seed=8) as loader:
+        first, second = list(loader), list(loader)
+    with loader_of(pipeline(), seed=8) as loader:
+        before = loader.state_dict()
+        loader.set_epoch(1)
+        chosen = list(loader)
+    with loader_of(pipeline(), seed=3) as loader:
+        list(loader)
+        loader.seed(8)
+        between = loader.state_dict()
+    for state in (between, before):
+        with loader_of(pipeline(), seed=None) as loader:
+            loader.load_state_dict(state)
+            assert [list(loader), list(loader)] == [first, second]
+        with loader_of(pipeline(), seed=None) as loader:
+            loader.load_state_dict(state)
+            loader.set_epoch(1)
+            assert list(loader) == chosen
+
+
+# loading it into a loader that has begun
+
+
+def sequential(workers: int) -> SequentialReadingService:
+    return SequentialReadingService(DistributedReadingService(), ShardReadingService(workers))
+
+
+SERVICES: dict[str, Callable[[], Any]] = {
+    "no workers": ShardReadingService,
+    "2 workers": partial(ShardReadingService, 2),
+    "distributed": partial(ShardReadingService, 1, distributed=True),
+    "sequential": partial(sequential, 2),
+}
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("new_service", SERVICES.values(), ids=SERVICES.keys())
+@pytest.mark.parametrize("came", [None, 0, 3, len(KEYS) + 1])
+def test_a_loader_that_has_begun_starts_again_from_a_state(came: int | None, new_service: Callable[[], Any]) -> None:
+    """Lightning asks each loader for an iterator before it loads its state."""
+    state, rest = state_after(7, pipeline(), new_service())
+    with loader_of(pipeline(), new_service()) as loader:
+        items = iter(loader)
+        list(itertools.islice(items, came or 0))
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        with pytest.raises(RuntimeError, match="invalidated"):
+            next(items)
+        assert list(loader) == rest
+        assert sorted(key for key, _ in loader) == KEYS
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+# where there is no position
+
+
+SERVICES_OF_TORCHDATA: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "InProcess": InProcessReadingService,
+    "MultiProcessing": partial(MultiProcessingReadingService, 2),
+}
+
+
+@pytest.mark.parametrize("new_service", SERVICES_OF_TORCHDATA.values(), ids=SERVICES_OF_TORCHDATA.keys())
+def test_the_state_of_a_service_of_torchdata_warns_in_the_middle_of_an_epoch(new_service: Callable[[], Any]) -> None:
+    loader: Any = DataLoader2(pipeline(), reading_service=new_service())
+    with loader:
+        loader.state_dict()
+        for _ in range(2):
+            items = iter(loader)
+            loader.state_dict()
+            next(items)
+            with pytest.warns(UserWarning, match=r"does not say where in the epoch.*Use ShardReadingService"):
+                state = loader.state_dict()
+            list(items)
+            loader.state_dict()
+    for load in (
+        lambda: loader_of(pipeline()).load_state_dict(state),
+        lambda: StatefulShards(pipeline()).load_state_dict(state),
+        lambda: DataLoader2.from_state(state, ShardReadingService()),
+    ):
+        with pytest.raises(StateError, match="a state of torchdata: a pickle of a pipeline"):
+            load()
+
+
+@pytest.mark.parametrize("new_service", SERVICES_OF_TORCHDATA.values(), ids=SERVICES_OF_TORCHDATA.keys())
+def test_a_service_of_torchdata_refuses_a_state(new_service: Callable[[], Any]) -> None:
+    state, _ = state_after(7, pipeline())
+    loader: Any = DataLoader2(pipeline(), reading_service=new_service())
+    with loader, pytest.raises(StateError, match=r"is the state of a ShardReadingService\. Make the loader with one"):
+        loader.load_state_dict(state)
+
+
+class Counting(InProcessReadingService):  # type: ignore[misc]  # torchdata has no types
+    """A reading service with a state of its own."""
+
+    def checkpoint(self) -> bytes:
+        return b"1"
+
+
+def test_another_service_with_a_state_is_an_error() -> None:
+    service = SequentialReadingService(Counting(), ShardReadingService())
+    with loader_of(pipeline(), service) as loader, pytest.raises(StateError, match="Counting has a state of its own"):
+        loader.state_dict()
