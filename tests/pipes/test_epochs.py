@@ -635,6 +635,21 @@ def samples_of(shards: Any) -> Any:
     return shards.load_wds_shards().group_samples()
 
 
+class KeepsLate:
+    """Drops the first 20 items."""
+
+    count = 0
+
+    def __call__(self, item: object) -> bool:
+        self.count += 1
+        return self.count > 20
+
+
+def test_a_filter_behind_a_buffer_waits_until_that_is_full(urls: str) -> None:
+    drawn = samples_of(ShardList(urls).resample_wds_shards()).shuffle_samples(500, initial=500)
+    assert next(iter(drawn.filter(KeepsLate())))
+
+
 def test_a_stage_that_waits_for_many_items_is_no_empty_stream(urls: str) -> None:
     drawn = samples_of(ShardList(urls).resample_wds_shards())
     assert len(next(iter(drawn.shuffle_samples(3000).batch(1000)))) == 1000

@@ -56,9 +56,7 @@ class Deliveries:
         """
         self._number += 1
         waiting = _waiting_for(stage)
-        if any(stage._number_of_samples_yielded < getattr(each, "skipped_shards", 0) for each in waiting[1:]):
-            return  # what was read before the state was saved is not opened again
-        for before, each in itertools.pairwise(waiting):
+        for position, (before, each) in enumerate(itertools.pairwise(waiting)):
             mark, made = _mark_of(each), before._number_of_samples_yielded
             if made < getattr(each, "skipped", 0):  # it resumes, and those behind it wait
                 self._yielded.clear()
@@ -72,7 +70,9 @@ class Deliveries:
                         f"{name_of(each)} has yielded nothing, while {name_of(stage)} has gone through all its shards "
                         f"{EMPTY_PASSES} times. Are the shards empty, or does a stage drop all that they hold?"
                     )
-                return  # those behind it have to wait as well
+                for behind in waiting[position + 2 :]:  # they have to wait as well, and so their passes begin later
+                    self._yielded.pop(id(behind), None)
+                return
 
 
 def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:

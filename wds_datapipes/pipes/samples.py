@@ -108,8 +108,6 @@ class SampleGrouper(IterDataPipe[Sample]):
         self._deal: Deal | None = None
         self._listings: Hidden[list[Listing]] = Hidden([])  # torch would take them for sources
         self._listed: list[Seen] = []
-        #: How many shards at the beginning of the list are not opened, as they were read before the state was saved.
-        self.skipped_shards = 0
 
     def address(self) -> Address:
         """Return where the sample is that was yielded last."""
@@ -185,7 +183,6 @@ class SampleGrouper(IterDataPipe[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         self._deliveries.check(self, turns_of(self.source))
         resume, self._resume = self._resume, None
-        self.skipped_shards = 0 if resume is None else resume.next[0]
         self.skipped = 0 if resume is None else resume.next[0]
         self._deal = None if resume is None else resume.deal
         progress = self._progress = Progress()
