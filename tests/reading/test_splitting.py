@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, IterableDataset, graph_settings
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, reading_service
@@ -17,7 +17,7 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.reading import splitting
-from wds_datapipes.reading.shares import split_by_worker
+from wds_datapipes.reading.shares import RankPlace, WorkerPlace, split_by_rank, split_by_worker
 from wds_datapipes.testing import build_shard
 
 
@@ -27,6 +27,20 @@ def split_by_ours(pipe: Any, info: Any) -> Any:
 
 def split_by_the_patched_service(pipe: Any, info: Any) -> Any:
     return reading_service.process_init_fn(pipe, info)  # as in its worker processes
+
+
+class OwnSplit(IterDataPipe[Any]):
+    """Splits as ``.sharding_filter()`` does, and takes only what torch's first release of that gave it."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+        self.instances, self.instance = 1, 0
+
+    def apply_sharding(self, instances: int, instance: int) -> None:
+        self.instances, self.instance = instances, instance
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from itertools.islice(self.source, self.instance, None, self.instances)
 
 
 class TestInstances:
@@ -55,6 +69,16 @@ class TestInstances:
         pipe: Any = IterableWrapper(range(6)).sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
         graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
         assert list(split_by_ours(pipe, WorkerInfo(3, 2))) == [1, 3, 5]
+
+    @pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (2, 1), (2, 2), (3, 2)])
+    def test_a_stage_that_knows_no_kinds_of_splits_keeps_its_rank(self, ranks: int, workers: int) -> None:
+        found = []
+        for rank, worker in itertools.product(range(ranks), range(workers)):
+            place = RankPlace(ranks, rank)
+            pipe = split_by_rank(OwnSplit(IterableWrapper(range(13))), place)
+            found.append(list(split_by_worker(pipe, WorkerPlace(workers, worker), place)))
+        assert sorted(itertools.chain(*found)) == list(range(13))
+        assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
 @pytest.fixture

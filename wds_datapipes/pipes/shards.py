@@ -72,6 +72,11 @@ class ShardList(IterDataPipe[str]):
         found = expand_urls(urls, variables=os.environ, storage_options=storage_options, rewrite=rewrite, safe=safe)
         self._urls = _Listed(found)
 
+    @property
+    def urls(self) -> list[str]:
+        """All that are listed."""
+        return self._urls.urls
+
     def __iter__(self) -> Iterator[str]:
         yield from self._urls.urls
 

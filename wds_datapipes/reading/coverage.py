@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.pipes.upstream import splitters
 from wds_datapipes.reading.philox import SeedGenerator
 from wds_datapipes.reading.seeding import EpochSeeds, reset_pipeline
-from wds_datapipes.reading.shares import WorkerPlace, split_by_rank, split_by_worker
+from wds_datapipes.reading.shares import RankPlace, WorkerPlace, split_by_rank, split_by_worker
 
 __all__ = ["MISSING", "rehearse_coverage", "shown"]
 
@@ -45,8 +45,8 @@ def rehearse_coverage(
     for rank, worker in places:
         pipe: Any = make_pipeline()
         logs[rank, worker] = [_listened_to(stage) for stage in splitters(pipe)]
-        pipe = split_by_rank(pipe, ranks, rank)
-        pipes[rank, worker] = split_by_worker(pipe, WorkerPlace(max(workers, 1), worker))
+        pipe = split_by_rank(pipe, RankPlace(ranks, rank))
+        pipes[rank, worker] = split_by_worker(pipe, WorkerPlace(max(workers, 1), worker), RankPlace(ranks, rank))
     seeds = {place: EpochSeeds() for place in places}
     generators = {place: SeedGenerator(seed) for place in places}
     for epoch in range(2):

@@ -18,7 +18,7 @@ from wds_datapipes.reading.elastic import placed
 from wds_datapipes.reading.philox import SeedGenerator
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import EpochSeeds, guard_lists, reset_pipeline, seed_of, seed_stages
-from wds_datapipes.reading.shares import WorkerPlace, own_worker, split_by_rank, split_by_worker
+from wds_datapipes.reading.shares import RankPlace, WorkerPlace, own_worker, split_by_rank, split_by_worker
 from wds_datapipes.reading.tracking import END, Told
 
 __all__ = ["Epochs"]
@@ -194,7 +194,8 @@ class Epochs:
             raise StateError(refusal)
         if not self._is_begun:
             self._begin()
-        pipe = split_by_worker(self.part_of_rank(), WorkerPlace(own_worker().num_workers, self.number))
+        worker, place = WorkerPlace(own_worker().num_workers, self.number), RankPlace(self.ranks, self.rank)
+        pipe = split_by_worker(self.part_of_rank(), worker, place)
         self._seed_stages(pipe, self._seeds.seed, self._base.mark)
         self._base.load(pipe)
         for item in pipe:
@@ -208,7 +209,7 @@ class Epochs:
         """Return the pipeline, split between the ranks."""
         if not self.distributed:
             return self._pipe
-        return split_by_rank(self._pipe, self.ranks, self.rank)
+        return split_by_rank(self._pipe, RankPlace(self.ranks, self.rank))
 
     def _seed_stages(self, pipe: Any, seed: int, mark: int | None = None) -> None:
         """Have the pipeline begin an epoch of a seed, or resume it at a mark, when it is iterated next."""

@@ -21,7 +21,7 @@ from wds_datapipes.reading.keeping import StateKeeper
 from wds_datapipes.reading.local import LocalItems
 from wds_datapipes.reading.seeding import returned
 from wds_datapipes.reading.serving import Job
-from wds_datapipes.reading.shares import split_by_worker
+from wds_datapipes.reading.shares import RankPlace, split_by_worker
 
 __all__ = ["Hiring"]
 
@@ -43,6 +43,7 @@ class Hiring:
         timeout_s: how long a worker may send nothing while it is waited for, in seconds; None is for ever.
         init_fn: the user's, called with the pipe and the worker when it starts.
         reset_fn: the user's, called with the pipe, the worker and the seed generator when an epoch begins.
+        place: of this rank.
     """
 
     workers: int
@@ -52,10 +53,11 @@ class Hiring:
     timeout_s: float | None
     init_fn: Callable[[Any, Any], Any] | None
     reset_fn: Callable[[Any, Any, Any], Any] | None
+    place: RankPlace
 
     def nobody(self, datapipe: Pipe, keeper: StateKeeper) -> tuple[Pipe, LocalItems]:
         """Leave all to the main process; return the pipeline, and where the items are made in it."""
-        datapipe = split_by_worker(datapipe, WorkerInfo(1, 0))
+        datapipe = split_by_worker(datapipe, WorkerInfo(1, 0), self.place)
         if self.init_fn is not None:
             datapipe = returned("worker_init_fn", self.init_fn(datapipe, WorkerInfo(1, 0)))
         # torchdata's stage for ranks that wait for each other takes an item ahead, as if it were behind workers.
@@ -99,7 +101,7 @@ class Hiring:
         infos = [WorkerInfo(self.workers, number) for number in range(self.workers)]
         tells_state = not keeper.refusal
         jobs = [
-            Job(share, info, window, together, self.init_fn, self.reset_fn, part, tells_state)
+            Job(share, info, window, together, self.init_fn, self.reset_fn, part, tells_state, self.place)
             for info, part in zip(infos, keeper.parts, strict=True)
         ]
         first = None

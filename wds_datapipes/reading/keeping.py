@@ -12,6 +12,7 @@ from torchdata.datapipes.iter import FullSync
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
+from wds_datapipes.reading.agreement import facts_of
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.elastic import placed
 from wds_datapipes.reading.philox import SeedGenerator
@@ -95,15 +96,20 @@ class StateKeeper:
             is_drawn = is_shared or self._distributed
             self._first = SeedGenerator(seed).generate_shared_seed() if is_drawn else seed
 
-    def compare(self, ranks: Ranks) -> None:
+    def compare(self, ranks: Ranks, pipe: Any) -> None:
         """Let the ranks gather, and find out in which epoch the run goes on: it is over when it is on all ranks.
+
+        Args:
+            ranks: of the run.
+            pipe: the pipeline, before it is split.
 
         Raises:
             StateError: other ranks go on in the middle of an epoch that this rank has no state of.
+            RuntimeError: this rank has another number of workers than rank 0, or another list of shards.
             RankLost: another rank does not come in time.
         """
         going_on = [checkpoint.seed for checkpoint in self._loaded if not checkpoint.is_over]
-        seed = ranks.gather(going_on[0] if going_on else None)
+        seed = ranks.gather(going_on[0] if going_on else None, facts_of(pipe, self._workers))
         if seed is None:
             return
         if any(checkpoint.seed != seed for checkpoint in self._loaded) or not self._loaded:

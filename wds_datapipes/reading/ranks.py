@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from wds_datapipes.errors import RankLost
-from wds_datapipes.reading.shares import split_by_rank
+from wds_datapipes.reading.agreement import check_alike
+from wds_datapipes.reading.shares import RankPlace, split_by_rank
 
 __all__ = ["Ranks"]
 
@@ -85,30 +86,40 @@ class Ranks:
         self._run = ""  # no other run that the store has seen has this name
         self._begun, self._came = -1, -1  # meetings: the last that was a success, and the last that this rank came to
         self._going_on: int | None = None
+        self._facts: Mapping[str, Any] = {}
+        self._firsts: Mapping[str, Any] = {}  # those of rank 0
         self._is_silent = self._has_left = False
         self._owner_pid = os.getpid()
 
-    def gather(self, seed: int | None = None) -> int | None:
+    def gather(self, seed: int | None = None, facts: Mapping[str, Any] | None = None) -> int | None:
         """Wait until all ranks have started their services.
 
         Args:
             seed: of the epoch in the middle of which this rank goes on; None if it begins one.
+            facts: what all ranks have to have alike.
 
         Returns:
             That of any rank which goes on in the middle of an epoch, or None.
 
         Raises:
             RankLost: one of them has failed, or does not come in time.
+            RuntimeError: the facts are not those of rank 0.
         """
-        self._going_on = seed
+        self._going_on, self._facts = seed, dict(facts or {})
         # torchrun restarts ranks with the store as they left it. So no name in it can be trusted, until rank 0 has
         # answered to a word that this process has made up.
         found = self._in_time(self._call if self.rank == 0 else self._answer)
+        check_alike(self.rank, self._facts, 0, self._firsts)
         return None if found == BEGINS else found
+
+    @property
+    def place(self) -> RankPlace:
+        """Which rank this is, and among how many."""
+        return RankPlace(self.size, self.rank)
 
     def split(self, pipe: Any) -> Any:
         """Give this rank its share of the data."""
-        return split_by_rank(pipe, self.size, self.rank)
+        return split_by_rank(pipe, self.place)
 
     def meet(self, seed: int) -> int:
         """Wait until all ranks have come to the next epoch, and return the seed of rank 0.
@@ -141,6 +152,7 @@ class Ranks:
         """As rank 0: give the run its name, and tell it every rank that asks."""
         self._run = secrets.token_hex(8)
         self._tell()
+        self._store.set(self._place(0, "facts"), json.dumps(self._facts))
         self._store.add(self._place(0, 0), COME)
         told: dict[int, str] = {}
         missing = list(range(self.size))
@@ -174,6 +186,7 @@ class Ranks:
         self._tell()
         self._store.add(self._place(0, self.rank), COME)
         found = self._pass(patience, 0)
+        self._firsts = json.loads(self._get(self._place(0, "facts")))
         for name in own:
             self._store.delete_key(name)
         return found
@@ -194,7 +207,8 @@ class Ranks:
             if self._store.add(self._place(epoch, "present"), 1) == self.size:
                 self._open(epoch, json.loads(self._get(self._place(epoch, "seed"))))
                 # Nobody needs these any more.
-                for name in (self._place(epoch, "seed"), self._place(epoch, "present"), self._gate(epoch - 1)):
+                over = self._place(epoch, "seed"), self._place(epoch, "present"), self._gate(epoch - 1)
+                for name in (*over, self._place(epoch - 1, "facts")):
                     self._store.delete_key(name)
             self._store.add(self._place(epoch, self.rank), 1)  # so that whoever dies in between is known
         return self._pass(patience, epoch)
@@ -226,7 +240,7 @@ class Ranks:
         """Leave nothing in the store that nobody needs, and do not take the store away from who does."""
         epochs = range(max(self._begun, 0), self._came + 2)
         if self._store.add(f"{self._run}/left", 1) == self.size:
-            for epoch, name in itertools.product(epochs, ("seed", "present", "gate")):
+            for epoch, name in itertools.product(epochs, ("seed", "present", "facts", "gate")):
                 self._store.delete_key(self._place(epoch, name))
             self._store.delete_key(f"{self._run}/left")
         elif self.rank == 0:  # its process may have the store, and may end now

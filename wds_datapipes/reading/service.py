@@ -20,6 +20,7 @@ from torchdata.dataloader2.reading_service import CheckpointableReadingServiceIn
 from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.listing import remove_listings
+from wds_datapipes.reading.agreement import Agreement, facts_of
 from wds_datapipes.reading.crew import Crew
 from wds_datapipes.reading.delivery import Delivered
 from wds_datapipes.reading.hiring import Hiring
@@ -30,7 +31,7 @@ from wds_datapipes.reading.ranks import Ranks
 from wds_datapipes.reading.report import LoadingReport
 from wds_datapipes.reading.saved import STATE
 from wds_datapipes.reading.seeding import guard_lists, seed_of, seed_stages
-from wds_datapipes.reading.splitting import advice_for_ranks, advice_for_split
+from wds_datapipes.reading.splitting import advice_for_ranks, advice_for_split, place_given
 from wds_datapipes.reading.transport.messages import Command
 
 __all__ = ["ShardReadingService"]
@@ -291,8 +292,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """Give the pipeline to the ranks and to the workers; return what is left for the main process."""
         self._warn_of_repeated_data(datapipe)
         self._keeper.describe(datapipe)
+        place = place_given(datapipe) if self._ranks is None else self._ranks.place
         if self._ranks is not None:
-            self._keeper.compare(self._ranks)
+            self._keeper.compare(self._ranks, datapipe)
+        elif place.ranks > 1:
+            Agreement(datapipe, place).compare(facts_of(datapipe, self.num_workers))
         self._keeper.find(datapipe, self._ranks)
         if self._ranks is not None:
             datapipe = self._ranks.split(datapipe)
@@ -304,6 +308,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             self.timeout_s,
             self.worker_init_fn,
             self.worker_reset_fn,
+            place,
         )
         items: Pipe
         if self.num_workers:

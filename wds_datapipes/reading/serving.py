@@ -24,7 +24,7 @@ from wds_datapipes.reading.link import Link
 from wds_datapipes.reading.parcel import Parcel
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.seeding import reset_pipeline, returned
-from wds_datapipes.reading.shares import split_by_worker
+from wds_datapipes.reading.shares import ONLY_RANK, RankPlace, split_by_worker
 from wds_datapipes.reading.transport.inlet import Inlet
 from wds_datapipes.reading.transport.messages import Command, Kind
 from wds_datapipes.reading.transport.outlet import Gone, Order, Outlet
@@ -51,6 +51,7 @@ class Job:
         reset_fn: the user's, called with the pipe, the worker and the seed generator at the beginning of each epoch.
         resumed: where the first epoch goes on.
         tells_state: whether to record where the pipeline is.
+        place: of the rank.
     """
 
     pipe: Any
@@ -61,6 +62,7 @@ class Job:
     reset_fn: Callable[[Any, Any, Any], Any] | None = None
     resumed: Resumed | None = None
     tells_state: bool = False
+    place: RankPlace = ONLY_RANK
 
     def parcelled(self) -> Job:
         """Return the job as it is given to another process."""
@@ -89,19 +91,19 @@ def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, i
     with reporting(f"worker process {job.info.worker_id}", channel, job, inherited) as outlet:
         job = job.opened()
         dispatched = None if source is None else DispatchedItems(source)
-        pipe = split_by_worker(job.pipe, job.info) if dispatched is None else split(job.pipe, job.info, dispatched)
+        pipe = split_by_worker(job.pipe, job.info, job.place) if dispatched is None else split(job, dispatched)
         if job.init_fn is not None:
             pipe = returned("worker_init_fn", job.init_fn(pipe, job.info))
         Worker(pipe, job, outlet, dispatched).run()
 
 
-def split(pipe: Any, info: Any, dispatched: DispatchedItems) -> Any:
+def split(job: Job, dispatched: DispatchedItems) -> Any:
     """Give a worker its share of what it reads itself, and what the dispatching process sends to it."""
-    graph = traverse_dps(pipe)
+    graph = traverse_dps(job.pipe)
     for branch in find_non_dispatching_branches(graph):
-        split_by_worker(branch, info)
-    (place,) = find_dps(graph, _DummyIterDataPipe)
-    ((pipe, _),) = replace_dp(graph, place, dispatched).values()
+        split_by_worker(branch, job.info, job.place)
+    (dummy,) = find_dps(graph, _DummyIterDataPipe)
+    ((pipe, _),) = replace_dp(graph, dummy, dispatched).values()
     return pipe
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.pipes.advice import name_of
 from wds_datapipes.pipes.upstream import sources_of, splits, splitters, upstream
+from wds_datapipes.reading.shares import ONLY_RANK, RankPlace
 
 __all__ = [
     "SPLIT_TWICE",
@@ -18,6 +19,7 @@ __all__ = [
     "advice_for_split",
     "is_called_by_accelerate",
     "is_called_by_shard",
+    "place_given",
     "ranks_of_run",
 ]
 
@@ -56,7 +58,7 @@ def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool
 def advice_for_ranks(pipe: Any) -> str:
     """Return what is wrong where each rank of a run has a loader that does not know of the others, or ""."""
     ranks = ranks_of_run()
-    if ranks == 1 or any(name_of(stage) == "FullSync" for stage in upstream(pipe)):
+    if ranks == 1 or place_given(pipe) != ONLY_RANK:
         return ""
     if any(getattr(splitter, "groups", None) for splitter in splitters(pipe)):
         return ""  # the program has split by itself
@@ -75,6 +77,12 @@ def is_called_by_accelerate() -> bool:
 def is_called_by_shard() -> bool:
     """Whether the caller was called by the data set with which accelerate and transformers split another one."""
     return type(sys._getframe(2).f_locals.get("self")).__name__ == "IterableDatasetShard"
+
+
+def place_given(pipe: Any) -> RankPlace:
+    """Return the rank whose part of a pipeline this is, as torchdata's ``DistributedReadingService`` gives it."""
+    is_given = ranks_of_run() > 1 and any(name_of(stage) == "FullSync" for stage in upstream(pipe))
+    return RankPlace(dist.get_world_size(), dist.get_rank()) if is_given else ONLY_RANK
 
 
 def ranks_of_run() -> int:

@@ -13,13 +13,14 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.description import descriptions
 from wds_datapipes.pipes.state import check_state
 from wds_datapipes.reading.admission import check_place, check_ranks, check_seed, ends_together
+from wds_datapipes.reading.agreement import Agreement, facts_of, lists_of
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.epochs import Epochs
 from wds_datapipes.reading.philox import SeedGenerator
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, state_of, state_of_stream
-from wds_datapipes.reading.shares import own_worker
+from wds_datapipes.reading.shares import RankPlace, own_worker
 from wds_datapipes.reading.splitting import (
     SPLIT_TWICE,
     advice_for_split,
@@ -83,6 +84,10 @@ class StatefulShards(IterableDataset[Any]):
         self._epochs = Epochs(pipe, seed, self._board)
         self._tracked: Tracked | None = None
         self._is_checked = False
+        self._agreement: Agreement | None = None
+        if self._epochs.ranks > 1:
+            self._agreement = Agreement(pipe, RankPlace(self._epochs.ranks, self._epochs.rank))
+            self._agreement.compare(lists_of(pipe))
 
     def set_epoch(self, epoch: int) -> None:
         """Have the order of the next epoch follow from its number and the seed, as some trainers want it.
@@ -237,6 +242,8 @@ class StatefulShards(IterableDataset[Any]):
                 "called, so that each of them would read all data. Make it after that call"
             )
         is_checked, self._is_checked = self._is_checked, True
+        if self._agreement is not None and (get_worker_info() is None or not self._board.is_tracked):
+            self._agreement.compare(facts_of(self.pipe, workers))
         advice = advice_for_split(self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True)
         if advice and not is_checked:
             warn_user(advice)
