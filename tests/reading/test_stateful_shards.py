@@ -182,7 +182,7 @@ def test_a_state_that_one_worker_of_a_loader_cannot_go_on_from_is_refused() -> N
     state = loader.state_dict()
     worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]
     (saved,) = checkpoints_in(worker["dataset_state"])
-    worker["dataset_state"] = state_of([replace(saved, rank=1)])
+    worker["dataset_state"] = state_of([replace(saved, distributed=True)])
     loader = loader_of(1)
     loader.load_state_dict(state)
     with pytest.raises(StateError, match="only the same worker"):

@@ -46,6 +46,40 @@ def later_passes() -> None:
     replace(graph_settings, "apply_random_seed", apply_seeds_of_all_passes)
 
 
+@TORCH_REPAIRS.repair(issue=None)
+def unknown_place() -> None:
+    """``StatefulDataLoader`` saves states of a pipeline in the middle of an epoch, and loses and repeats samples.
+
+    It asks the last stage alone, or counts batches and drops as many of an epoch with another order. To save such a
+    state is a warning now, and to load it a ``StateError``; both name `StatefulShards`. So is the state of a
+    `StatefulShards` that is loaded on another rank.
+    """
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+    except ImportError:
+        return
+
+    state_dict, load_state_dict = StatefulDataLoader.state_dict, StatefulDataLoader.load_state_dict
+
+    @functools.wraps(state_dict)
+    def save_and_check(self: Any) -> dict[str, Any]:
+        from wds_datapipes.reading.statefulloader import check_saved
+
+        state: dict[str, Any] = state_dict(self)
+        check_saved(self, state)
+        return state
+
+    @functools.wraps(load_state_dict)
+    def check_and_load(self: Any, state_dict: dict[str, Any]) -> None:
+        from wds_datapipes.reading.statefulloader import check_loaded
+
+        check_loaded(self, state_dict)
+        load_state_dict(self, state_dict)
+
+    replace(StatefulDataLoader, "state_dict", save_and_check)
+    replace(StatefulDataLoader, "load_state_dict", check_and_load)
+
+
 @LOADER_REPAIRS.repair(issue=None)
 def repeated_order() -> None:
     """Every epoch has the order of the first, with and without ``DataLoader2.seed``.

@@ -212,12 +212,16 @@ class StatefulShards(IterableDataset[Any]):
         return self._epochs.told_end(*batch)
 
     def __len__(self) -> int:
-        """Return how many items an epoch has on this rank, where the pipeline knows it.
+        """Return how many items an epoch has on this rank, as ``with_epoch(n)`` or ``with_length(n)`` tells.
+
+        torch's ``DataLoader`` computes from it how many batches it makes, as if it had one worker. Several make more
+        where their shares are no multiples of ``batch_size``. The ``len()`` of a loader is exact where the pipeline
+        makes the batches: with ``.batch(b).with_epoch(n)``, and ``batch_size=None``.
 
         Raises:
             TypeError: the pipeline does not know.
         """
-        return len(self._epochs.part_of_rank())
+        return len(self.pipe)
 
     def __iter__(self) -> Iterator[Any]:
         if self._epochs.ranks > 1 and is_called_by_shard():
