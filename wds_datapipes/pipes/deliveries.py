@@ -27,11 +27,19 @@ WAITING_FOR_ONE = ("Collator", "Cycler", "Filter", "Mapper")
 
 
 class _Yielded(NamedTuple):
-    """What a stage had yielded when it was found to have yielded something, and what the one before it had."""
+    """What was found of a stage that waits for items.
+
+    Attributes:
+        mark: which iteration it is, and how many items it has yielded.
+        taken: how many items the stage before it had yielded when this one was found to have yielded something.
+        before: the ``mark`` of that stage.
+        passes: how many passes since then have changed that, and given this one items or an end.
+    """
 
     mark: tuple[int, int]
-    before: int
-    number: int
+    taken: int
+    before: tuple[int, int]
+    passes: int = 0
 
 
 class Deliveries:
@@ -42,7 +50,6 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._yielded: dict[int, _Yielded] = {}
-        self._number = 0
 
     def check(self, stage: IterDataPipe[Any], rounds: int = 1) -> None:
         """Take note that a stage has gone through all its data, or a share of it.
@@ -54,25 +61,24 @@ class Deliveries:
         Raises:
             EmptySource: a stage behind it has yielded nothing for many rounds, though it waits for one item alone.
         """
-        self._number += 1
         waiting = _waiting_for(stage)
-        for position, (before, each) in enumerate(itertools.pairwise(waiting)):
+        for before, each in itertools.pairwise(waiting):
             mark, made = _mark_of(each), before._number_of_samples_yielded
             if made < getattr(each, "skipped", 0):  # it resumes, and those behind it wait
                 self._yielded.clear()
                 return
             found = self._yielded.get(id(each))
             if found is None or found.mark != mark:
-                self._yielded[id(each)] = _Yielded(mark, made, self._number)
-            elif self._number - found.number >= EMPTY_PASSES * rounds:
-                if not _may_hold(each, made - found.before):
-                    raise EmptySource(
-                        f"{name_of(each)} has yielded nothing, while {name_of(stage)} has gone through all its shards "
-                        f"{EMPTY_PASSES} times. Are the shards empty, or does a stage drop all that they hold?"
-                    )
-                for behind in waiting[position + 2 :]:  # they have to wait as well, and so their passes begin later
-                    self._yielded.pop(id(behind), None)
-                return
+                self._yielded[id(each)] = _Yielded(mark, made, _mark_of(before))
+                continue
+            if before is not stage and _mark_of(before) == found.before:
+                continue  # it has got nothing, such as from a shuffle that fills its buffer
+            self._yielded[id(each)] = found = found._replace(before=_mark_of(before), passes=found.passes + 1)
+            if found.passes >= EMPTY_PASSES * rounds and not _may_hold(each, made - found.taken):
+                raise EmptySource(
+                    f"{name_of(each)} has yielded nothing, while {name_of(stage)} has gone through all its shards "
+                    f"{EMPTY_PASSES} times. Are the shards empty, or does a stage drop all that they hold?"
+                )
 
 
 def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
