@@ -172,6 +172,18 @@ class TestRanks:
             "2 ranks and 3 workers read all of IterableWrapper, as no stage splits it: each sample comes 6"
         )
 
+    @pytest.mark.parametrize("kind", ["service", "StatefulShards"])
+    def test_torchrun_without_a_process_group_is_warned_of(
+        self, kind: str, urls: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        pipe = samples(ShardList(urls).sharding_filter())
+        service = ShardReadingService()
+        loader: Any = StatefulShards(pipe) if kind == "StatefulShards" else DataLoader2(pipe, reading_service=service)
+        with pytest.warns(UserWarning, match="torchrun has started 2 ranks, and .* has not been called"):
+            list(loader)
+
     def test_stateful_shards_that_came_too_early_are_refused(self, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
         data = StatefulShards(samples(ShardList(urls).sharding_filter()))
         monkeypatch.setattr("wds_datapipes.reading.stateful.ranks_of_run", lambda: 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "SPLIT_TWICE",
     "advice_for_ranks",
     "advice_for_split",
+    "advice_for_torchrun",
     "is_called_by_accelerate",
     "is_called_by_shard",
     "place_given",
@@ -57,6 +59,8 @@ def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool
 
 def advice_for_ranks(pipe: Any) -> str:
     """Return what is wrong where each rank of a run has a loader that does not know of the others, or ""."""
+    if advice := advice_for_torchrun():
+        return advice
     ranks = ranks_of_run()
     if ranks == 1 or place_given(pipe) != ONLY_RANK:
         return ""
@@ -66,6 +70,19 @@ def advice_for_ranks(pipe: Any) -> str:
         f"There are {ranks} ranks, and this loader gives all data to each of them. Use "
         "ShardReadingService(..., distributed=True), which gives each rank its part; or distributed=False, if the list "
         "of shards is only that of this rank"
+    )
+
+
+def advice_for_torchrun() -> str:
+    """Return what is wrong where torchrun has started several ranks, and torch knows of one, or ""."""
+    started = os.environ.get("WORLD_SIZE", "1") if "TORCHELASTIC_RUN_ID" in os.environ else "1"
+    if started == "1" or ranks_of_run() > 1:
+        return ""
+    return (
+        f"torchrun has started {started} ranks, and torch.distributed.init_process_group has not been called, so each "
+        "of them reads all data. Call it before the loader is made. Then StatefulShards splits the data between ranks, "
+        "and so does ShardReadingService(..., distributed=True); distributed=False says that the list is that of "
+        "this rank alone"
     )
 
 

@@ -24,6 +24,7 @@ from wds_datapipes.reading.shares import RankPlace, own_worker
 from wds_datapipes.reading.splitting import (
     SPLIT_TWICE,
     advice_for_split,
+    advice_for_torchrun,
     is_called_by_accelerate,
     is_called_by_shard,
     ranks_of_run,
@@ -248,7 +249,9 @@ class StatefulShards(IterableDataset[Any]):
         is_checked, self._is_checked = self._is_checked, True
         if self._agreement is not None and (get_worker_info() is None or not self._board.is_tracked):
             self._agreement.compare(facts_of(self.pipe, workers))
-        advice = advice_for_split(self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True)
+        advice = advice_for_torchrun() or advice_for_split(
+            self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True
+        )
         if advice and not is_checked:
             warn_user(advice)
 
