@@ -20,10 +20,11 @@ from torch.distributed import all_gather_object, destroy_process_group, init_pro
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, StatefulShards, merge_states
-from wds_datapipes.errors import StateError
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes.errors import RankLost, StateError
 from wds_datapipes.reading.saved import STATE
 from wds_datapipes.testing import build_shard
 
@@ -397,6 +398,51 @@ def test_a_rank_whose_epoch_has_ended_waits_for_the_others(tmp_path: Path, worke
     assert "The epoch of rank 1 had ended" in own
     assert "merge_states" in own
     assert by_loader == own
+
+
+def load_in_service(rank: int, _: Path, *, cut: int) -> Any:
+    """Save the state of a ``DataLoader2``, and go on from that of each rank, and from both."""
+
+    def opened(state: Any = None) -> DataLoader2[Any]:
+        service = ShardReadingService(2, distributed=True, timeout_s=60)
+        loader: DataLoader2[Any] = DataLoader2(pipeline().batch(BATCH_SIZE), reading_service=service)
+        loader.seed(3)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    with opened() as loader:
+        if cut:
+            epoch = iter(loader)
+            head = list(itertools.islice(epoch, cut))
+            state = loader.state_dict()
+            rest = list(epoch)
+        else:
+            state = loader.state_dict()
+            head, rest = [], list(loader)
+        following = list(loader)
+    states: list[Any] = [None, None]
+    all_gather_object(states, state)
+    found = list[Any]()
+    for each in (merge_states(states), states[0]):
+        with opened(each) as loader:
+            try:
+                found.append([list(loader), list(loader)])
+            except (StateError, RankLost) as error:
+                found.append(str(error))
+    return head, rest, following, found
+
+
+@pytest.mark.parametrize("cut", [0, 3, 99])
+def test_ranks_of_a_service_go_on_from_the_states_of_all(tmp_path: Path, cut: int) -> None:
+    ranks = on_ranks(tmp_path, partial(load_in_service, cut=cut))
+    assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
+    for _, rest, following, (merged, _) in ranks:
+        assert merged[0] == (rest or following)
+    if cut:
+        assert "state of rank 0 of 2" in ranks[1][3][1] or "one of each rank" in ranks[1][3][1]
+    else:  # nothing has begun on any rank
+        assert [result[3][1] for result in ranks] == [result[3][0] for result in ranks]
 
 
 def end_together(rank: int, _: Path) -> Any:

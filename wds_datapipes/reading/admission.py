@@ -60,7 +60,9 @@ def check_place(checkpoint: Checkpoint, place: tuple[int, int, bool, int] | None
         )
 
 
-def check_ranks(loaded: Sequence[Checkpoint], rank: int, ranks: int, end_together: Callable[[], bool]) -> None:
+def check_ranks(
+    loaded: Sequence[Checkpoint], rank: int, ranks: int, end_together: Callable[[], bool] = lambda: True
+) -> None:
     """Make sure that this rank can go on from a state: it is one of all ranks, or its own.
 
     A rank whose epoch has ended does not know from its own state whether the other ranks go on in that epoch.
@@ -69,7 +71,7 @@ def check_ranks(loaded: Sequence[Checkpoint], rank: int, ranks: int, end_togethe
         loaded: the states of some ranks.
         rank: this one.
         ranks: how many there are now.
-        end_together: tells whether epochs have as many items on each rank.
+        end_together: tells whether epochs have as many items on each rank, or are known to have ended on all.
 
     Raises:
         StateError: it is not.

@@ -11,6 +11,7 @@ from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.state import branches_of, stateful
 from wds_datapipes.pipes.upstream import unsplit
+from wds_datapipes.reading.admission import check_ranks
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.dealing import dealt_states
 from wds_datapipes.reading.resuming import Resumed
@@ -72,6 +73,7 @@ def placed(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoint:
     """
     same = [checkpoint for checkpoint in saved if checkpoint.place == place]
     if not same and all(checkpoint.is_over for checkpoint in saved):
+        check_ranks(saved, place[0], place[1])
         same = list(saved)
     found = same[0] if same else dealt_anew(saved, pipe, place)
     if not found.is_over:

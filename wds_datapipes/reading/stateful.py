@@ -165,15 +165,18 @@ class StatefulShards(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state when it is iterated next. It comes before a loader of the data set starts its workers.
 
-        With another number of ranks or workers than before, what is left of the epoch is dealt anew.
+        With another number of ranks or workers than before, what is left of the epoch is dealt anew. If there are
+        ranks, load `merge_states` of what all of them have saved: the state of this one alone is enough in the middle
+        of its epoch, and not where that has ended.
 
         Args:
             state: what ``state_dict()`` of a `StatefulShards`, ``StatefulDataLoader``, ``DataLoader2`` or
                 `ShardReadingService` has returned; or `merge_states`.
 
         Raises:
-            StateError: it is none of these, or that of another pipeline or seed. When the first item is asked for: it
-                is not that of all ranks, or the pipeline cannot be dealt anew.
+            StateError: it is none of these, or that of another pipeline, seed or rank, or that of a rank whose epoch
+                ended while those of others may have gone on. When the first item is asked for: it is not that of all
+                ranks, or the pipeline cannot be dealt anew.
         """
         loaded, info, board = checkpoints_in(state), get_worker_info(), self._board
         place = None if info is None else self._epochs.place(info.num_workers)
