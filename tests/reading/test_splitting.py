@@ -203,6 +203,49 @@ class IterableDatasetShard(IterableDataset[Any]):
                 yield item
 
 
+class Wrapped(IterableDataset[str]):
+    """Reads a pipeline that torch does not see, and yields what is warned of."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+
+    def __iter__(self) -> Iterator[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            list(self.pipe)
+        yield from (str(warning.message) for warning in caught)
+
+
+class TestAHiddenPipeline:
+    def test_a_split_that_no_loader_finds_is_warned_of(self, urls: str) -> None:
+        data = Wrapped(samples(ShardList(urls).sharding_filter()))
+        (text,) = DataLoader(data, batch_size=None, num_workers=2)
+        assert "Each of 2 workers reads all shards" in text
+        assert "of the class Wrapped" in text
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_one_process_may_read_all(self, workers: int, urls: str) -> None:
+        data = Wrapped(samples(ShardList(urls).sharding_filter()))
+        assert list(DataLoader(data, batch_size=None, num_workers=workers)) == []
+
+    def test_a_pipeline_without_a_split_is_its_owners_business(self, urls: str) -> None:
+        assert list(DataLoader(Wrapped(samples(ShardList(urls))), batch_size=None, num_workers=2)) == []
+
+    def test_what_torch_finds_is_not_warned_of(self, urls: str) -> None:
+        pipe = WarningsOf(samples(ShardList(urls).sharding_filter()))
+        assert list(DataLoader(pipe, batch_size=None, num_workers=2)) == []
+
+
+class WarningsOf(IterDataPipe[str]):
+    """Yields what a pipeline warns of, as a stage of it."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[str]:
+        yield from Wrapped(self.source)
+
+
 class TestASecondSplit:
     @pytest.fixture
     def data(self, urls: str) -> Any:

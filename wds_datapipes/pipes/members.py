@@ -15,6 +15,7 @@ from wds_datapipes.core.policy import OnError, check_on_error
 from wds_datapipes.core.progress import Resume
 from wds_datapipes.core.readahead import READ_AHEAD_BYTES
 from wds_datapipes.core.types import Member, MemberTuple
+from wds_datapipes.pipes.hidden import warn_if_hidden
 from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.upstream import unsplit
 
@@ -128,6 +129,7 @@ class ShardLoader(IterDataPipe[Member]):
         Args:
             resume: what is left to read, if not all.
         """
+        warn_if_hidden(self.source)
         return load_wds_shards(
             self.source if resume is None or resume.deal is None else unsplit(self.source),
             select_files=self.select_files,
