@@ -445,6 +445,22 @@ def test_ranks_of_a_service_go_on_from_the_states_of_all(tmp_path: Path, cut: in
         assert [result[3][1] for result in ranks] == [result[3][0] for result in ranks]
 
 
+def test_a_state_of_the_service_follows_one_of_the_loader() -> None:
+    def opened() -> DataLoader2[Any]:
+        loader: DataLoader2[Any] = DataLoader2(pipeline(), reading_service=ShardReadingService(2))
+        loader.seed(3)
+        return loader
+
+    with opened() as loader:
+        loader.state_dict()  # before the first epoch, as a distributed checkpoint asks for it
+        list(loader)
+        state = loader.reading_service.state_dict()
+        following = list(loader)
+    with opened() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == following
+
+
 def end_together(rank: int, _: Path) -> Any:
     run = Run(0, pipe=pipeline().with_epoch(6))
     list(run.epoch())

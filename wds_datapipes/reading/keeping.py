@@ -162,6 +162,7 @@ class StateKeeper:
             RankLost: another rank will not come, or does not come in time.
         """
         going_on, self.going_on = self.going_on, None
+        self._seed = None  # it begins this epoch
         beginning = None  # of an epoch, if it goes on where the one before has ended
         chosen = self.seeds.wanted  # since the state was loaded
         if going_on is not None and not going_on.is_over and chosen not in (None, going_on.epoch):
