@@ -650,6 +650,20 @@ def test_a_filter_behind_a_buffer_waits_until_that_is_full(urls: str) -> None:
     assert next(iter(drawn.filter(KeepsLate())))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_are_taken_apart_in_many_short_passes_are_no_empty_stream(urls: str, workers: int) -> None:
+    """The stages before .unbatch_samples() are copied for each pass, and no copy is taken for another one."""
+    shards = ShardList(urls).slice_samples(1).sharding_filter()
+    pipe = samples_of(shards).to_tuple("__key__").batch(2).unbatch_samples(collated=False).with_epoch(100)
+    assert [len(epoch) for epoch in read2(pipe, workers, 2)] == [100, 100]
+
+
+def test_nothing_that_is_batched_and_taken_apart_is_an_empty_stream(urls: str) -> None:
+    pipe = samples_of(ShardList(urls).sharding_filter()).filter(is_none).batch(2).unbatch_samples(collated=False)
+    with pytest.raises(EmptySource):
+        next(iter(pipe.cycle()))
+
+
 def test_a_stage_that_waits_for_many_items_is_no_empty_stream(urls: str) -> None:
     drawn = samples_of(ShardList(urls).resample_wds_shards())
     assert len(next(iter(drawn.shuffle_samples(3000).batch(1000)))) == 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import weakref
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
@@ -30,12 +31,14 @@ class _Yielded(NamedTuple):
     """What was found of a stage that waits for items.
 
     Attributes:
+        stage: it.
         mark: which iteration it is, and how many items it has yielded.
         taken: how many items the stage before it had yielded when this one was found to have yielded something.
         before: the ``mark`` of that stage.
         passes: how many passes since then have changed that, and given this one items or an end.
     """
 
+    stage: weakref.ref[Any]
     mark: tuple[int, int]
     taken: int
     before: tuple[int, int]
@@ -45,11 +48,15 @@ class _Yielded(NamedTuple):
 class Deliveries:
     """Notices that a stage goes through all its data again and again, and that one behind it yields nothing of it.
 
-    A stage knows only those before it. Those behind it are on the stack while they wait for an item.
+    A stage knows only those before it. Those behind it are on the stack while they wait for an item. A copy, as in
+    another process, begins at the beginning.
     """
 
     def __init__(self) -> None:
         self._yielded: dict[int, _Yielded] = {}
+
+    def __reduce__(self) -> tuple[type[Deliveries], tuple[()]]:
+        return type(self), ()
 
     def check(self, stage: IterDataPipe[Any], rounds: int = 1) -> None:
         """Take note that a stage has gone through all its data, or a share of it.
@@ -68,8 +75,9 @@ class Deliveries:
                 self._yielded.clear()
                 return
             found = self._yielded.get(id(each))
-            if found is None or found.mark != mark:
-                self._yielded[id(each)] = _Yielded(mark, made, _mark_of(before))
+            # Some stages are copied for each pass, and a copy may have the id of an earlier one.
+            if found is None or found.stage() is not each or found.mark != mark:
+                self._yielded[id(each)] = _Yielded(weakref.ref(each), mark, made, _mark_of(before))
                 continue
             if before is not stage and _mark_of(before) == found.before:
                 continue  # it has got nothing, such as from a shuffle that fills its buffer
@@ -89,7 +97,7 @@ def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
         # Other frames are left alone: f_locals keeps all objects of a frame alive for as long as its function runs.
         found = frame.f_locals.get("self") if frame.f_code.co_name in ("__iter__", "__next__") else None
         if isinstance(found, IterDataPipe) and found is not waiting[-1]:
-            if all(each is not waiting[-1] for each in upstream(found)):
+            if all(each is not stage for each in upstream(found)):
                 break  # another pipeline, whose function reads this one
             waiting.append(found)
         frame = frame.f_back  # type: ignore[assignment]  # it is None at the end
