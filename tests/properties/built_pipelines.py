@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from random import Random
 from typing import Any
@@ -11,7 +11,7 @@ from pipeline_model import Steps, number_of, others_of, shards_of
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
-from wds_datapipes import ShardList
+from wds_datapipes import ShardList, collate_samples
 from wds_datapipes.testing import build_shard
 
 # Silenced by the import above.
@@ -46,6 +46,28 @@ class Twice(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         for _ in range(2):
             yield from self.source
+
+
+class OwnShuffler(IterDataPipe[Any]):
+    """A user's stage that shuffles, written as torch's."""
+
+    def __init__(self, source: Pipe) -> None:
+        super().__init__()
+        self.source = source
+        self.seed: int | None = None
+        self.random = Random()
+
+    def set_seed(self, seed: int) -> None:
+        self.seed = seed
+
+    def reset(self) -> None:
+        self.random.seed(self.seed)  # by the system where there is none
+        self.seed = None
+
+    def __iter__(self) -> Iterator[Any]:
+        items = list(self.source)
+        self.random.shuffle(items)
+        yield from items
 
 
 class Hoarding(IterDataPipe[Any]):
@@ -109,6 +131,10 @@ def with_draw(each: dict[str, Any], rng: Random) -> dict[str, Any]:
     return {**each, "drawn": rng.random()}
 
 
+def copied(samples: Iterable[Any]) -> Iterator[Any]:
+    return ({**each, "copy": copy} for each in samples for copy in range(2))
+
+
 def doubled(each: Any) -> list[Any]:
     return [each, each]
 
@@ -121,6 +147,8 @@ def listing(kind: str, name: str, sizes: tuple[int, ...]) -> Pipe:
     urls = [f"{name}-{shard}.tar" for shard in range(len(sizes))]
     if kind == "FileLister":
         return FileLister(".", f"{name}-*.tar")
+    if kind in ("gz", "pipe"):
+        return ShardList([f"{url}.gz" if kind == "gz" else f"pipe:cat {url}" for url in urls])
     if kind == "IterableWrapper":
         return IterableWrapper(urls)
     return ShardList(f"{name}-{{0..{len(sizes) - 1}}}.tar" if kind == "pattern" else urls)
@@ -142,6 +170,9 @@ STAGES: dict[str, Any] = {
     "hoarding": Hoarding,
     "lagging": Lagging,
     "twice": Twice,
+    "compose": lambda pipe: pipe.compose(copied, each_alone=True),
+    "collated": lambda pipe, size: pipe.batch(size).collate(collate_samples).unbatch_samples(),
+    "own_shuffle": OwnShuffler,
     "flatmap": lambda pipe: pipe.flatmap(doubled),
     "concat": lambda pipe, other: pipe.concat(build(other)),
     "rsample": lambda pipe, probability: pipe.rsample(probability),
@@ -171,8 +202,8 @@ def build(steps: Steps) -> Pipe:
 
 def write_shards(steps: Steps) -> None:
     """Write the shards that a pipeline reads into the working folder."""
-    _, _, name, sizes = steps[0]
+    _, kind, name, sizes = steps[0]
     for shard, samples in enumerate(shards_of(name, sizes)):
-        build_shard(f"{name}-{shard}.tar", samples)
+        build_shard(f"{name}-{shard}.tar{'.gz' if kind == 'gz' else ''}", samples)
     for other in (other for step in steps for other in others_of(step)):
         write_shards(other)

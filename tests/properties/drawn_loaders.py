@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from built_pipelines import build
-from drawn_pipelines import Topology
+from drawn_pipelines import Options, Topology
 from pipeline_model import Steps
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -50,6 +50,7 @@ class Run:
     topology: Topology
     batch: tuple[int, bool] | None
     seed: int
+    options: Options
     epochs: int
     cuts: tuple[tuple[int, int], ...] = ()
     broken: int | None = None
@@ -139,7 +140,14 @@ def open_stock(run: Run, file: bytes | None) -> Iterator[Loader]:
 
 
 def open_ours(run: Run, file: bytes | None) -> Iterator[Loader]:
-    service = ShardReadingService(run.topology.workers, distributed=run.topology.ranks > 1, timeout_s=LIMIT_S)
+    ahead = run.options.prefetch
+    service = ShardReadingService(
+        run.topology.workers,
+        worker_prefetch_cnt=ahead,
+        main_prefetch_cnt=ahead,
+        distributed=run.topology.ranks > 1,
+        timeout_s=LIMIT_S,
+    )
     with DataLoader2(build(run.steps), reading_service=service) as loader:
         loader.seed(run.seed)
         if file is not None:
@@ -152,7 +160,10 @@ def open_data_set(run: Run, file: bytes | None) -> Iterator[Loader]:
     data = StatefulShards(build(run.steps), seed=run.seed)
     kind: Any = StatefulDataLoader if run.loader == "StatefulDataLoader" else DataLoader
     size, drop_last = run.batch or (None, False)
-    workers = run.topology.workers
+    workers, options = run.topology.workers, run.options
+    more: Any = {"snapshot_every_n_steps": options.snapshot} if kind is StatefulDataLoader else {}
+    if workers:
+        more |= {"persistent_workers": options.is_persistent, "prefetch_factor": options.prefetch}
     loader: Any = kind(
         data,
         batch_size=size,
@@ -160,6 +171,7 @@ def open_data_set(run: Run, file: bytes | None) -> Iterator[Loader]:
         num_workers=workers,
         collate_fn=list if size else unchanged,
         multiprocessing_context="fork" if workers else None,
+        **more,
     )
     # The loop over a stream is tracked in both, since the workers do not know where its epochs end.
     asks_itself = run.loader == "StatefulDataLoader" and all(step[0] != "with_epoch" for step in run.steps)

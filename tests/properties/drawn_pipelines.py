@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pipeline_model import Steps, others_of, population
 
-__all__ = ["Case", "Topology", "draw_case", "holds", "must_reshard", "must_resume", "names_of"]
+__all__ = ["Case", "Options", "Topology", "draw_case", "holds", "must_reshard", "must_resume", "names_of"]
 
 
 class Topology(NamedTuple):
@@ -25,6 +25,14 @@ FORMATS = {
 }
 
 
+class Options(NamedTuple):
+    """What a loader does ahead, and how long its workers and snapshots last."""
+
+    prefetch: int = 2
+    is_persistent: bool = False
+    snapshot: int = 1
+
+
 class Case(NamedTuple):
     """What is tried: a pipeline in a loader, where it is interrupted, and how it is resumed."""
 
@@ -40,7 +48,9 @@ class Case(NamedTuple):
     is_merged: bool
     then: int
     second_format: str
+    last: Topology
     broken: int | None
+    options: Options
 
 
 def names_of(steps: Steps) -> list[str]:
@@ -56,7 +66,7 @@ def holds(steps: Steps) -> bool:
 
 
 #: Stages of others that may be refused where a state is asked for.
-UNKNOWN = ("torch_unbatch", "cycle", "flatmap", "concat")
+UNKNOWN = ("torch_unbatch", "cycle", "flatmap", "concat", "own_shuffle")
 
 
 def must_resume(steps: Steps) -> bool:
@@ -70,7 +80,8 @@ def must_resume(steps: Steps) -> bool:
         # The samples that wait there would pass a stage with a state of its own twice.
         if name == "lagging" and {"shuffle_samples", "unbatch", "with_epoch", "mix"} & {*names[at:]}:
             return False
-        if name == "batch" and "unbatch" in names[at:] and {"slice", "with_epoch"} & {*names[at:]}:
+        is_apart = name in ("compose", "collated") or (name == "batch" and "unbatch" in names[at:])
+        if is_apart and {"slice", "with_epoch"} & {*names[at:]}:
             return False
     return all(must_resume(other) for step in steps for other in others_of(step))
 
@@ -116,6 +127,12 @@ def draw_case(seed: int) -> Case:
     cuts = {draw_cut(rng) for _ in range(rng.randint(1, 2))}
     if ranks > 1:  # states before the first step are of no rank
         cuts = {(epoch, count or 1) for epoch, count in cuts}
+    last = resumed
+    if resuming != "StatefulDataLoader" and rng.random() < 0.2:
+        last = Topology(1, rng.choice([0, 1, 2, 3]))
+    # Only a StatefulDataLoader makes the steps since a snapshot again.
+    is_whole = resuming == loader == "StatefulDataLoader" and resumed == topology == last and ranks == 1
+    options = Options(rng.choice([1, 2, 10]), rng.random() < 0.3, rng.choice([1, 3]) if is_whole else 1)
     return Case(
         seed=seed,
         steps=steps,
@@ -126,10 +143,12 @@ def draw_case(seed: int) -> Case:
         format=form,
         resuming=resuming,
         resumed=resumed,
-        is_merged=max(ranks, resumed.ranks) > 1 or rng.random() < 0.2,
+        is_merged=max(ranks, resumed.ranks) > 1 or (options.snapshot == 1 and rng.random() < 0.2),
         then=rng.choice([0, 1, 3, 8, 1000]),
         second_format=rng.choice(second),
+        last=last,
         broken=rng.randint(1, 9) if rng.random() < 0.15 else None,
+        options=options,
     )
 
 
@@ -166,9 +185,13 @@ def has_each_pass(steps: Steps) -> bool:
 
 
 def draw_source(rng: Random, name: str) -> Steps:
-    """Draw shards and the stages up to samples."""
+    """Draw shards and the stages up to samples; one may be mixed of two others."""
+    if len(name) == 1 and rng.random() < 0.05:
+        one, other = draw_source(rng, f"{name}x"), draw_source(rng, f"{name}y")
+        if is_split(one) == is_split(other) and not has_no_end(other) and not has_no_end(one):
+            return (*one, ("mix", None, rng.choice(["all", "first"]), other))
     sizes = tuple(rng.choice([0, 1, 3, 5, 12, rng.randint(0, 12)]) for _ in range(rng.randint(1, 8)))
-    kind = rng.choice(["pattern", "pattern", "urls", "IterableWrapper", "FileLister"])
+    kind = rng.choice(["pattern", "pattern", "urls", "IterableWrapper", "FileLister", "gz", "pipe"])
     steps: Steps = (("list", kind, name, sizes),)
     is_filled = sum(map(bool, sizes)) * 2 > len(sizes)
     if is_filled and rng.random() < 0.1:
@@ -177,7 +200,7 @@ def draw_source(rng: Random, name: str) -> Steps:
     if rng.random() < 0.08:
         steps += (("cycle", 2),)
     if rng.random() < 0.6:
-        steps += (("shuffle",),)
+        steps += ((rng.choice(["shuffle"] * 9 + ["own_shuffle"]),),)
     place = rng.choices(["urls", "samples", "nowhere"], [86, 9, 5])[0]
     if place == "urls":
         steps += (("split",),)
@@ -202,6 +225,7 @@ def draw_step(rng: Random, name: str) -> Steps:
         "cycle": (2,),
         "rsample": (rng.choice([0.3, 0.8]),),
         "slice": rng.choice([(rng.randint(1, 20),), (rng.randint(0, 3), rng.randint(3, 20), rng.randint(1, 3))]),
+        "collated": (rng.randint(1, 6),),
         "batch": (rng.randint(1, 6), rng.random() < 0.2),
         "with_length": (rng.randint(1, 50),),
     }
@@ -226,12 +250,15 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
         ("cycle", 0.03),
         ("twice", 0.02),
         ("flatmap", 0.03),
+        ("compose", 0.05),
         ("select", 0.1),
     ):
         later += draw_step(rng, name) if rng.random() < probability else ()
     kind = rng.choice(["sample", "key", "key", "to_tuple"])
     if kind != "sample":
         later += ((kind,),)
+    if kind == "to_tuple" and rng.random() < 0.15:
+        later += draw_step(rng, "collated")
     if kind == "key" and rng.random() < 0.2:
         later += draw_step(rng, "lagging")
     if rng.random() < 0.4:

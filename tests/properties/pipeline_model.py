@@ -30,7 +30,7 @@ Step = tuple[Any, ...]
 Steps = tuple[Step, ...]
 
 #: Steps after which the order is drawn.
-SHUFFLING = ("shuffle", "shuffle_samples", "torch_shuffle")
+SHUFFLING = ("shuffle", "own_shuffle", "shuffle_samples", "torch_shuffle")
 #: What is known of the order, from all to next to nothing: see `known`.
 DEGREES = ["order", "bag", "within", "drawn"]
 END = object()
@@ -162,6 +162,7 @@ MAKING: dict[str, Any] = {
     "torch_unbatch": itertools.chain.from_iterable,
     "select": lambda items: ({"__key__": each["__key__"], "cls": each["cls"]} for each in items),
     "flatmap": lambda items: (each for each in items for _ in range(2)),
+    "compose": lambda items: ({**each, "copy": copy} for each in items for copy in range(2)),
     "slice": lambda items, *positions: itertools.islice(items, *positions),
 }
 
