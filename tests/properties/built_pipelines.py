@@ -7,6 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import torch
 from pipeline_model import Steps, number_of, others_of, shards_of
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
@@ -61,7 +62,7 @@ class OwnShuffler(IterDataPipe[Any]):
         self.seed = seed
 
     def reset(self) -> None:
-        self.random.seed(self.seed)  # by the system where there is none
+        self.random.seed(int(torch.randint(1 << 30, ())) if self.seed is None else self.seed)
         self.seed = None
 
     def __iter__(self) -> Iterator[Any]:

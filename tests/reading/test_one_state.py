@@ -127,6 +127,16 @@ def test_a_state_before_the_first_epoch_begins_it(way: str) -> None:
         assert list(run.epoch()) == wanted
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_service_that_is_kept_knows_the_epoch_that_has_ended(workers: int) -> None:
+    with opened("DataLoader2", workers) as run:
+        service = run.save.__self__.reading_service  # type: ignore[attr-defined]  # it is a method
+        list(run.epoch())
+        state, following = service.state_dict(), list(run.epoch())
+    with opened("DataLoader2", workers, state) as run:
+        assert list(run.epoch()) == following
+
+
 def test_a_loader_that_has_not_begun_saves_what_it_has_loaded() -> None:
     with opened("DataLoader", 2) as run:
         epoch = run.epoch()
