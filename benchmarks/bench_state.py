@@ -50,6 +50,7 @@ from rich.progress import track
 from rich.table import Table
 
 from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.pipes.state import record_state
 from wds_datapipes.reading import serving
 from wds_datapipes.reading.statetext import read
 
@@ -135,20 +136,19 @@ def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
     logging.getLogger("torchdata").setLevel(logging.ERROR)  # it says each time that it reads all again
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    record_state = serving.record_state
     spent = [0.0]  # by a worker, since it has reported that last
     records = itertools.count(1)
 
-    def timed(pipe: Any, recorder: Any) -> Any:
+    def timed(pipe: Any, recorder: Any, is_first: bool = False) -> Any:
         begin = time.thread_time()
-        record = record_state(pipe, recorder)
+        record = record_state(pipe, recorder, is_first)
         spent[0] += time.thread_time() - begin
         if next(records) % RECORDS == 0:
             os.write(writing, REPORT.pack(os.getpid(), time.perf_counter(), spent[0]))
             spent[0] = 0.0
         return record
 
-    serving.record_state = timed  # workers are forked with it
+    vars(serving)["record_state"] = timed  # workers are forked with it
     first = make()
     iterator: Iterator[Any] = iter(first)
     next(iterator)
@@ -172,7 +172,7 @@ def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
     close(second)
     os.write(writing, REPORT.pack(0, 0, 0))  # so that there is something to read
     shares = [share_of(reports) for reports in by_process(os.read(reading, 1 << 20))]
-    data = state["wds_datapipes"].encode()
+    data = state.get("wds_datapipes", "").encode()
     results.send(
         Cost(len(data), waiting_in(data), statistics.median(saves), batch_s, max(shares, default=0.0), resume_s)
     )

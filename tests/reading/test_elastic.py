@@ -166,7 +166,7 @@ def test_a_chain_of_runs_gets_each_sample_once_however_often_the_epoch_is_dealt_
             for item in itertools.islice(items, delivered + ahead):
                 made.append(item)
                 record = record_state(pipe, recorder)
-                trail.add(pack_records([record]), 1, is_whole=record.is_whole)
+                trail.add(pack_records([record]), 1)
             for _ in made[:delivered]:
                 trail.deliver()
             states.append(trail.state())

@@ -124,7 +124,7 @@ class Column:
         while len(self._ahead) < count and self._samples is not None:
             try:
                 sample = next(self._samples)
-                self._ahead.append((sample, self._progress.at[1:3]))
+                self._ahead.append((sample, self._progress.last[1:]))
             except StopIteration:  # noqa: PERF203 - an error ends the reading, and not the loop
                 self._samples = None
             except Exception as error:  # noqa: BLE001 - it is told for each sample that is lost by it

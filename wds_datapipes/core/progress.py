@@ -62,26 +62,36 @@ class Origin(NamedTuple):
 class Progress:
     """Where the samples are that a reading has yielded.
 
+    Args:
+        floor: the place before which there is only what is read again: a shard, and where in it.
+        check: `check_of` the key there.
+
     Attributes:
-        at: the one that it yielded last.
-        next: the shard, and the place in it, where the next one begins.
-        key: the key of that one, or "" if it is not known.
-        floor: the place before which there is only what is read again.
-        floor_check: `check_of` the key there.
+        last: the shard of the one that it yielded last, where that begins there, and where the next one does, or -1.
+        next: the shard, and the place in it, where the next one begins, and its key, or "" if that is not known.
+        floor: no place behind the ``floor`` that was given, and every one behind that, comes before this.
     """
 
-    __slots__ = ("at", "floor", "floor_check", "key", "next")
+    __slots__ = ("_check", "floor", "last", "next")
 
-    def __init__(self) -> None:
-        self.at = Address(-1, 0, 0)
-        self.next: tuple[int, int] = (0, 0)
-        self.key = ""
-        self.floor: tuple[int, int] = (0, 0)
-        self.floor_check = 0
+    def __init__(self, floor: tuple[int, int] = (0, 0), check: int = 0) -> None:
+        shard, offset = floor
+        self.last = (-1, 0, 0)
+        self.next = (shard, offset, "")
+        self.floor = (shard, offset + 1)
+        self._check = check
 
-    def place(self) -> tuple[tuple[int, int], int]:
-        """Return where to go on, and `check_of` the key there."""
-        return (self.floor, self.floor_check) if self.floor >= self.next else (self.next, check_of(self.key))
+    @property
+    def at(self) -> Address:
+        """Where the sample is that was yielded last."""
+        return Address(*self.last)
+
+    def place(self) -> tuple[int, int, int | str]:
+        """Return where to go on, and the key there or `check_of` it: a shard, and where in it."""
+        if self.floor < self.next:
+            return self.next
+        shard, offset = self.floor
+        return shard, offset - 1, self._check
 
 
 class Passed:

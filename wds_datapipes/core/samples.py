@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from wds_datapipes.core.naming import KeyRule, first_dot, is_meta
 from wds_datapipes.core.openers import redact
 from wds_datapipes.core.policy import ErrorPolicy, OnError
-from wds_datapipes.core.progress import Address, Progress, check_of
+from wds_datapipes.core.progress import Progress, check_of
 from wds_datapipes.core.types import MemberTuple, Sample, ShardURL
 from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import ChangedShard, DuplicateField, ReturningKey
@@ -74,7 +74,7 @@ def group_samples(
                     raise ValueError(_mixed(url, reached, member_url, offset))
                 before, number = number, getattr(member_url, "number", -1)
                 if sample is not None and len(sample) > len(origin) and _ended_well(url):
-                    told.at, told.next, told.key = Address(before, start, _end_of(url)), (number, offset), ""
+                    told.last, told.next = (before, start, _end_of(url)), (number, offset, "")
                     yield sample
                 url, origin = member_url, _origin(member_url)
                 sample, key, prefix, skip = None, None, NO_NAME, len(NO_NAME)
@@ -92,7 +92,7 @@ def group_samples(
                     field = names[raw_field]
                 if member_key != key:
                     if sample is not None and len(sample) > len(origin):
-                        told.at, told.next, told.key = Address(number, start, offset), (number, offset), member_key
+                        told.last, told.next = (number, start, offset), (number, offset, member_key)
                         yield sample
                     key, offsets, start = member_key, [], offset
                     policy.tried += 1
@@ -132,12 +132,12 @@ def group_samples(
         # A shard that ended well may have its last sample still in hand when the next one cannot be read.
         known = isinstance(url, ShardURL) and not url.copied
         if sample is not None and len(sample) > len(origin) and known and _ended_well(url):
-            told.at, told.next, told.key = Address(number, start, _end_of(url)), (number + 1, 0), ""
+            told.last, told.next = (number, start, _end_of(url)), (number + 1, 0, "")
             yield sample
         raise
-    told.next, told.key = (number + 1, 0), ""
+    told.next = (number + 1, 0, "")
     if sample is not None and len(sample) > len(origin) and _ended_well(url):
-        told.at = Address(number, start, _end_of(url))
+        told.last = (number, start, _end_of(url))
         yield sample
     policy.finish()
 

@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
 
 from wds_datapipes.core.progress import Address, gone
 
-__all__ = ["Move", "ShuffleState", "apply_moves", "nbytes", "shuffle_samples"]
+__all__ = ["CAME", "Moves", "ShuffleState", "nbytes", "shuffle_samples", "waiting_behind"]
 
 T = TypeVar("T")
 
 _END = object()
 
-Move = Address | int
-"""A part of what has changed in a shuffle buffer, which is a list of these. An item that came in is its shard, start
-and end, three numbers, or an `Address` where it has a way; one that has left is the complement of its slot."""
+#: Stands among the slots that items have left for an item that has come, which gets the slot behind all others.
+CAME = -1
+
+
+class Moves:
+    """What has changed in a shuffle buffer that was empty at first. There are many, so they are plain numbers.
+
+    Args:
+        waiting: where the items are that have come at first.
+
+    Attributes:
+        slots: those that items have left, with `CAME` for each item that has come.
+        came: the shard, start and end of each item that has come, one behind another.
+        ways: of the items that have come which way: their numbers in this order, and the ways.
+    """
+
+    __slots__ = ("came", "slots", "ways")
+
+    def __init__(self, waiting: Iterable[Address] = ()) -> None:
+        self.slots = array("q")
+        self.came = array("q")
+        self.ways: list[tuple[int, tuple[Any, ...]]] = []
+        for address in waiting:
+            self.come(address)
+
+    def come(self, address: Address) -> None:
+        """Take note that an item has come."""
+        if address[3]:
+            self.ways.append((len(self.came) // 3, address[3]))
+        self.came.extend(address[:3])
+        self.slots.append(CAME)
 
 
 class ShuffleState:
@@ -29,7 +58,7 @@ class ShuffleState:
         passing: what of its source a later stage waits for, which is handed on at once when it is read again.
         draws: how many numbers were drawn.
         room: how many items may wait.
-        moves: how ``waiting`` has changed since it was recorded last; None if it is not recorded.
+        moves: how ``waiting`` has changed since it was recorded; None if it is not.
         is_unclear: whether two items in a row have come from one place, so that an address does not tell which it is.
     """
 
@@ -39,7 +68,7 @@ class ShuffleState:
         self.passing: set[Address] = set()
         self.draws = 0
         self.room = room
-        self.moves: list[Move] | None = None
+        self.moves: Moves | None = None
         self.is_unclear = False
 
 
@@ -85,7 +114,7 @@ def shuffle_samples(
             if address is not None:
                 state.at = _take(waiting, index)
                 if state.moves is not None:
-                    state.moves.append(~index)
+                    state.moves.slots.append(index)
             yield _take(buffer, index)
         item: Any = next(items, _END)
         if item is _END:
@@ -99,7 +128,7 @@ def shuffle_samples(
             state.is_unclear |= at == before
             waiting.append(at)
             if state.moves is not None:
-                state.moves += (at,) if at.way else at[:3]
+                state.moves.come(at)
         del item  # so that what leaves is not kept alive by this name
     while buffer:
         index = int(rng.random() * len(buffer))
@@ -107,31 +136,31 @@ def shuffle_samples(
         if address is not None:
             state.at = _take(waiting, index)
             if state.moves is not None:
-                state.moves.append(~index)
+                state.moves.slots.append(index)
         yield _take(buffer, index)
 
 
-def apply_moves(waiting: list[Any], moves: Iterable[Move]) -> None:
-    """Change a list of waiting items in place, as a shuffle has changed its own.
+def waiting_behind(moves: Iterable[int]) -> list[int]:
+    """Return which items wait, by their numbers in the order in which they came, behind some moves of an empty buffer.
 
     Args:
-        waiting: an address for each; that of an item without a way is a plain list.
-        moves: the changes.
+        moves: the slot of each item that has left, and `CAME` for each that has come.
 
     Examples:
-        >>> waiting = [[0, 0, 512], [0, 512, 1024]]
-        >>> apply_moves(waiting, [~0, 0, 1024, -1])
-        >>> waiting
-        [[0, 512, 1024], [0, 1024, -1]]
+        >>> waiting_behind([CAME, CAME, 0, CAME])
+        [1, 2]
     """
-    rest = iter(moves)
-    for move in rest:
-        if not isinstance(move, int):
-            waiting.append(move)
-        elif move < 0:
-            _take(waiting, ~move)
+    waiting: list[int] = []
+    number = 0
+    for slot in moves:
+        if slot < 0:
+            waiting.append(number)
+            number += 1
         else:
-            waiting.append([move, next(rest), next(rest)])
+            last = waiting.pop()
+            if slot < len(waiting):
+                waiting[slot] = last
+    return waiting
 
 
 def _refilled(

@@ -16,7 +16,7 @@ from wds_datapipes.pipes.registration import register_stage
 from wds_datapipes.pipes.upstream import address_of, has_no_share, number_instances, place_of, refuse_fed, turns_of
 
 if TYPE_CHECKING:
-    from wds_datapipes.pipes.recording import Recorder
+    from wds_datapipes.pipes.recording import Form, Recorder
 
 __all__ = ["EpochCutter", "LengthDeclarer"]
 
@@ -100,8 +100,8 @@ class EpochCutter(IterDataPipe[Any]):
         """
         return self._saved(None)
 
-    def recorded_state(self, recorder: Recorder) -> dict[str, Any]:
-        """Return what `state_dict` returns, with the records of the stages before."""
+    def recorded_state(self, recorder: Recorder) -> Form:
+        """Return the form of what `state_dict` returns, with those of the stages before."""
         return self._saved(recorder)
 
     def _saved(self, recorder: Recorder | None) -> dict[str, Any]:
@@ -115,7 +115,8 @@ class EpochCutter(IterDataPipe[Any]):
             else:
                 place = {"pass": stream.passes, "state": beginning_of(self.source)}
             lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **place}
-        return {"given": stream.given if stream.is_begun else 0, "lasting": lasting}
+        given = stream.given if stream.is_begun else 0
+        return {"given": given if recorder is None else recorder.number(given), "lasting": lasting}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.

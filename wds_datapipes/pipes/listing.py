@@ -66,6 +66,7 @@ class Listing(IterDataPipe[Any]):
 
     Attributes:
         whole: what was seen in the first pass of the epoch, once that has come to its end; None before.
+        seen: what was seen of the present pass. It is another object whenever it changes.
 
     Raises:
         ChangedShard: the list is not the one of which a state was saved.
@@ -74,19 +75,16 @@ class Listing(IterDataPipe[Any]):
     _is_child_datapipe = False
     is_transparent = True
     holds_nothing = True
+    #: How often what was seen has changed in any of them.
+    changes = 0
 
     def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
         super().__init__()
         self.source = source
         self.is_split = is_split
         self.whole: Seen | None = None
+        self.seen: Seen = [0, "", ""]
         self._expected: Seen | None = None
-        self._seen: Seen = [0, "", ""]
-
-    @property
-    def seen(self) -> Seen:
-        """What was seen of the present pass. It is another object whenever it changes."""
-        return self._seen
 
     def expect(self, seen: Seen) -> None:
         """Have the next pass begin as one that was seen before."""
@@ -94,21 +92,25 @@ class Listing(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         expected, self._expected = self._expected, None
-        self._seen = [0, "", ""]
+        self._see([0, "", ""])
         items = self._items()
         if expected is not None:
             begun = list(islice(items, expected[0]))
             _check(begun, expected)
             for item in begun:
-                self._seen = _with(self._seen, item)
+                self._see(_with(self.seen, item))
                 yield item
         for item in items:
-            self._seen = _with(self._seen, item)
+            self._see(_with(self.seen, item))
             yield item
-        self.whole = self.whole or self._seen
+        self.whole = self.whole or self.seen
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def _see(self, seen: Seen) -> None:
+        self.seen = seen
+        Listing.changes += 1
 
     def _items(self) -> Iterator[Any]:
         return iter(self.source)

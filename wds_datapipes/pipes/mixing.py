@@ -20,7 +20,7 @@ from wds_datapipes.pipes.state import renewed
 from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed, turns_of
 
 if TYPE_CHECKING:
-    from wds_datapipes.pipes.recording import Recorder
+    from wds_datapipes.pipes.recording import Form, Recorder
 
 __all__ = ["SampleMixer"]
 
@@ -138,8 +138,8 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         """
         return self._saved(None)
 
-    def recorded_state(self, recorder: Recorder) -> dict[str, Any]:
-        """Return what `state_dict` returns, with the records of the sources."""
+    def recorded_state(self, recorder: Recorder) -> Form:
+        """Return the form of what `state_dict` returns, with those of the sources."""
         return self._saved(recorder)
 
     def _saved(self, recorder: Recorder | None) -> dict[str, Any]:
@@ -152,7 +152,9 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
             each.state_dict(source, recorder) for each, source in zip(self._passes, self.state_branches(), strict=True)
         ]
         lasting = self._lasting([source["state"] for source in sources])
-        return {"left": [*state.left], "turn": state.turn, "draws": state.draws, "sources": sources, "lasting": lasting}
+        number: Any = int if recorder is None else recorder.number
+        turn, draws = number(state.turn), number(state.draws)
+        return {"left": [*state.left], "turn": turn, "draws": draws, "sources": sources, "lasting": lasting}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
 
@@ -13,6 +13,9 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.promises import has_state, holds_nothing
 from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import address_of, sources_of
+
+if TYPE_CHECKING:
+    from wds_datapipes.pipes.recording import Form, Recorder
 
 __all__ = ["TakingApart"]
 
@@ -60,6 +63,25 @@ class TakingApart(IterDataPipe[Any]):
         """
         if self._loaded is not None:
             return {"waiting": [], "given": 0, "is_last": False, **self._loaded[0]}
+        origin, given = self._clear_origin()
+        if origin is None:
+            return {"waiting": [], "given": 0, "is_last": False}
+        return {"waiting": values_of(origin.addresses), "given": given, "is_last": origin.is_last}
+
+    def recorded_state(self, recorder: Recorder) -> Form:
+        """Return the form of what `state_dict` returns; what the present items are made of is kept."""
+        if self._loaded is not None:
+            return self.state_dict()
+        origin, given = self._clear_origin()
+        waiting = recorder.keep(self, origin, lambda: values_of(() if origin is None else origin.addresses))
+        return {"waiting": waiting, "given": recorder.number(given), "is_last": origin is not None and origin.is_last}
+
+    def _clear_origin(self) -> tuple[Origin | None, int]:
+        """Return what the present items are made of, and how many were made of it.
+
+        Raises:
+            StateError: a stage before makes several items of one, and does not tell.
+        """
         parting = self._parting
         if parting.is_unclear:
             raise StateError(
@@ -67,9 +89,7 @@ class TakingApart(IterDataPipe[Any]):
                 f"items of one. Let that be .unbatch_samples(), or .compose() with each_alone=True"
             )
         origin, given = parting.saved
-        if origin is None:
-            return {"waiting": [], "given": 0, "is_last": False}
-        return {"waiting": values_of(origin.addresses), "given": given, "is_last": origin.is_last}
+        return (None, 0) if origin is None else (origin, given)
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
         """Go on from a state when it is iterated next.

@@ -113,7 +113,7 @@ class Passes:
 
         Args:
             source: the source.
-            recorder: of the record that is to have it, if it is one.
+            recorder: of the record that is to have it, if it is one. What is returned is the form of the state then.
         """
         if self._loaded is not None:
             return {"pass": self._loaded["pass"], "state": self._loaded["state"]}
@@ -121,7 +121,7 @@ class Passes:
             state: Any = save_state(source, recorder)
         else:
             state = beginning_of(source) if self._state is None else self._state
-        return {"pass": self.number, "state": state}
+        return {"pass": self.number if recorder is None else recorder.number(self.number), "state": state}
 
     def _items(self, source: Pipe, again: Iterable[Address]) -> Iterator[Any]:
         self._set_seeds(source)

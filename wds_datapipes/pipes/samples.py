@@ -14,7 +14,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.core.naming import KeyRule, first_dot
 from wds_datapipes.core.origins import addresses_in, values_of
 from wds_datapipes.core.policy import OnError, check_on_error
-from wds_datapipes.core.progress import NOTHING_LEFT, Address, Deal, Progress, Resume
+from wds_datapipes.core.progress import NOTHING_LEFT, Address, Deal, Progress, Resume, check_of
 from wds_datapipes.core.samples import OnDuplicate, OnReturningKey, checked_key, group_samples
 from wds_datapipes.core.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.core.types import Member, Sample
@@ -22,6 +22,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.deliveries import Deliveries
 from wds_datapipes.pipes.listing import Listing, Seen, checked_seen, listings_before
 from wds_datapipes.pipes.members import ShardLoader
+from wds_datapipes.pipes.recording import CHECK, WAITING, Form
 from wds_datapipes.pipes.registration import Hidden, register_stage
 from wds_datapipes.pipes.seeded import Seeded
 from wds_datapipes.pipes.upstream import address_of, turns_of
@@ -108,10 +109,12 @@ class SampleGrouper(IterDataPipe[Sample]):
         self._deal: Deal | None = None
         self._listings: Hidden[list[Listing]] = Hidden([])  # torch would take them for sources
         self._listed: list[Seen] = []
+        self._listed_at = -1  # how often a listing had changed then
+        self._form: tuple[int, Form] = -1, None  # of the run that is recorded, in which column it begins
 
     def address(self) -> Address:
         """Return where the sample is that was yielded last."""
-        return self._progress.at
+        return Address(*self._progress.last)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next sample begins: the number of its shard among those of this instance, and the byte.
@@ -123,23 +126,38 @@ class SampleGrouper(IterDataPipe[Sample]):
         Raises:
             StateError: the members do not come straight from ``load_wds_shards``.
         """
-        place, check, deal = self._place()
+        (shard, offset, key), deal = self._place()
         listed = {"listed": self._seen()} if self._seen() else {}
-        dealt = {} if deal is None else {"dealt": deal.state_dict(place)}
-        return {"next": list(place), "check": check, **listed, **dealt}
+        dealt = {} if deal is None else {"dealt": deal.state_dict((shard, offset))}
+        check = check_of(key) if isinstance(key, str) else key
+        return {"next": [shard, offset], "check": check, **listed, **dealt}
 
-    def recorded_state(self, recorder: Recorder) -> dict[str, Any]:
-        """Return what `state_dict` returns; what stays the same for many samples is kept."""
-        place, check, deal = self._place()
-        state: dict[str, Any] = {"next": [*place], "check": check}
+    def recorded_state(self, recorder: Recorder) -> Form:
+        """Return the form of what `state_dict` returns; what stays the same for many samples is kept."""
+        row, progress = recorder.row, self._progress
+        column, form = self._form
+        if (
+            len(row) == column
+            and not recorder.is_first
+            and self._listed_at == Listing.changes
+            and progress.floor < progress.next
+            and self._resume is None
+        ):
+            row += progress.next
+            return form
+        column = len(row)
+        place, deal = self._place()
+        row += place
+        form = {"next": [(column,), (column + 1,)], "check": (column + 2, CHECK)}
         if seen := self._seen():
-            state["listed"] = recorder.keep(self._listings, seen, lambda: seen)
+            form["listed"] = recorder.keep(self._listings, seen, lambda: seen)
         if deal is not None:
-            state["dealt"] = recorder.keep(self, deal, partial(deal.state_dict, place))
-        return state
+            form["dealt"] = recorder.keep(self, deal, partial(deal.state_dict, place[:2]))
+        self._form = column, form
+        return form
 
-    def _place(self) -> tuple[tuple[int, int], int, Deal | None]:
-        """Return where the next sample begins, `check_of` its key, and what was dealt.
+    def _place(self) -> tuple[tuple[int, int, int | str], Deal | None]:
+        """Return where the next sample begins, its key or `check_of` it, and what was dealt.
 
         Raises:
             StateError: the members do not come straight from ``load_wds_shards``.
@@ -150,12 +168,13 @@ class SampleGrouper(IterDataPipe[Sample]):
                 f"{type(self.source).__name__}"
             )
         if self._resume is not None:  # loaded, and not begun
-            return self._resume.next, self._resume.check, self._resume.deal
-        return (*self._progress.place(), self._deal)
+            return (*self._resume.next, self._resume.check), self._resume.deal
+        return self._progress.place(), self._deal
 
     def _seen(self) -> list[Seen]:
         """Return what was seen of the list of shards; the same object as long as that does not change."""
-        if self._resume is None:
+        if self._listed_at != Listing.changes and self._resume is None:
+            self._listed_at = Listing.changes
             seen = [listing.seen for listing in self._listings.value]
             if len(seen) != len(self._listed) or any(map(operator.is_not, seen, self._listed)):
                 self._listed = seen
@@ -174,6 +193,7 @@ class SampleGrouper(IterDataPipe[Sample]):
             places[address.shard].append((address.start, address.end))
         deal = Deal.from_state(state["dealt"]) if "dealt" in state else None
         self._resume = Resume((shard, offset), places, deal, state.get("check", 0))
+        self._listed_at = -1
         self._listed = [checked_seen(seen) for seen in state.get("listed", ())]
 
     def forget_state(self) -> None:
@@ -185,14 +205,12 @@ class SampleGrouper(IterDataPipe[Sample]):
         resume, self._resume = self._resume, None
         self.skipped = 0 if resume is None else resume.next[0]
         self._deal = None if resume is None else resume.deal
-        progress = self._progress = Progress()
+        progress = self._progress = Progress() if resume is None else Progress(resume.next, resume.check)
+        self._listed_at = -1
         self._listings.value = listings_before(self.source)
         if resume is not None:
             for listing, seen in zip(self._listings.value, self._listed, strict=False):
                 listing.expect(seen)
-        if resume is not None:
-            progress.floor = progress.next = resume.next
-            progress.floor_check = resume.check
         # torch's hook around each member, of which a sample has several, would cost a tenth of the time of a small one.
         members = self.source.members(resume) if type(self.source) is ShardLoader else self.source
         if resume is not None and resume.check:
@@ -261,6 +279,7 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
         self._rng = Random()
         self._state = ShuffleState(self.initial)
         self._loaded: ShuffleState | None = None
+        self._form: tuple[int, Form] = -1, None  # of the run that is recorded, in which column it begins
 
     def address(self) -> Address:
         """Return where the sample is that was yielded last."""
@@ -276,10 +295,18 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
         state = self._clear_state()
         return {"waiting": values_of(state.waiting), "draws": state.draws, "room": state.room}
 
-    def recorded_state(self, recorder: Recorder) -> dict[str, Any]:
-        """Return what `state_dict` returns; where the samples are that wait is followed."""
+    def recorded_state(self, recorder: Recorder) -> Form:
+        """Return the form of what `state_dict` returns; where the samples are that wait is followed."""
         state = self._clear_state()
-        return {"waiting": recorder.follow(self, state), "draws": state.draws, "room": state.room}
+        row = recorder.row
+        column, form = self._form
+        if state.moves is None or recorder.is_first or column != len(row):
+            column = len(row)
+            number = recorder.follow(self, state)
+            form = {"waiting": (column + 2, WAITING, number), "draws": (column,), "room": (column + 1,)}
+            self._form = column, form
+        row += (state.draws, state.room, 0 if state.moves is None else len(state.moves.slots))
+        return form
 
     def _clear_state(self) -> ShuffleState:
         state = self._loaded or self._state

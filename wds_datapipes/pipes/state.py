@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.advice import check_replay
 from wds_datapipes.pipes.members import ShardLoader
 from wds_datapipes.pipes.promises import check_promise, has_state, is_users, takes_state_alone
-from wds_datapipes.pipes.recording import Record, Recorded, Recorder, copied_state
+from wds_datapipes.pipes.recording import Form, Record, Recorded, Recorder, users_form
 from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.upstream import sources_of, upstream
 
@@ -49,7 +48,7 @@ def save_state(pipe: Any, recorder: Recorder | None = None) -> State:
 
     Args:
         pipe: the pipeline.
-        recorder: of the record that is to have it, if it is one.
+        recorder: of the record that is to have it, if it is one. What is returned is the form of the state then.
 
     Raises:
         StateError: a stage holds samples back, and has no state.
@@ -62,35 +61,43 @@ def save_state(pipe: Any, recorder: Recorder | None = None) -> State:
     return [save() for save in savers]
 
 
-def _saver(stage: Any, recorder: Recorder) -> Callable[[], Any]:
-    """Return what returns the state of a stage, for a record."""
+def _saver(stage: Any, recorder: Recorder) -> Callable[[], Form]:
+    """Return what returns the form of the state of a stage."""
     if isinstance(stage, Recorded):
         return partial(stage.recorded_state, recorder)
-    return partial(copied_state, stage) if is_users(stage) else stage.state_dict
+    return partial(users_form if is_users(stage) else _form_of, stage, recorder)
 
 
-def record_state(pipe: Any, recorder: Recorder) -> Record:
+def _form_of(stage: Any, recorder: Recorder) -> Form:
+    """Return the form of a state of few values."""
+    return {
+        name: recorder.number(value) if type(value) is int else recorder.keep_equal((id(stage), name), value)
+        for name, value in stage.state_dict().items()
+    }
+
+
+def record_state(pipe: Any, recorder: Recorder, is_first: bool = False) -> Record:
     """Return where a pipeline is between two items.
 
     Args:
         pipe: the pipeline.
-        recorder: what this record has in common with those before it.
+        recorder: of the records before it.
+        is_first: whether it has to be the first of a run.
     """
-    recorder.begin()
     try:
-        if not recorder.refusal:
-            return Record(save_state(pipe, recorder), recorder.logs, recorder.is_whole)
+        return recorder.refused() if recorder.refusal else recorder.record(save_state, pipe, is_first)
     except StateError as error:
-        recorder.refuse(str(error))
-    return Record(None, refusal=recorder.refusal)
+        return recorder.refuse(str(error))
 
 
 def record_beginning(pipe: Any) -> Record:
     """Return where a pipeline begins an epoch that resumes where the last one has ended."""
+    recorder = Recorder()
     try:
-        return Record(renewed(save_state(pipe)))
+        beginning = renewed(save_state(pipe))
     except StateError as error:
-        return Record(None, refusal=str(error))
+        return recorder.refuse(str(error))
+    return recorder.record(lambda _, recorder: recorder.keep_equal("beginning", beginning), pipe, True)
 
 
 def check_state(pipe: Any) -> None:
@@ -166,7 +173,7 @@ def renewed(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, 
 
 def _lasting(state: Any) -> Any:
     """Return what of the state of a stage lasts beyond the epoch, if anything does."""
-    return state and (json.loads(state[0]) if isinstance(state, tuple) else state).get("lasting")
+    return state.get("lasting") if isinstance(state, Mapping) else None
 
 
 def nothing_else(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any]]:

@@ -94,17 +94,22 @@ class Epochs:
             return self.loaded[0]
         return placed(self.loaded, self._pipe, self.place(workers))
 
-    def told(self, batch: Any) -> Any:
-        """Return a batch, in a worker, with the record of the worker behind it if the loop is tracked."""
+    def told(self, batch: Any, *, is_first: bool = False) -> Any:
+        """Return a batch, in a worker, with the record of the worker behind it if the loop is tracked.
+
+        Args:
+            batch: the batch.
+            is_first: whether the record has to be the first of a run.
+        """
         if not self._tells:
             return batch
-        record = record_state(self._pipe, self._recorder)
-        return Told(batch, own_worker().worker_id, self.number, pack_records([record]), record.is_whole)
+        record = record_state(self._pipe, self._recorder, is_first=is_first)
+        return Told(batch, own_worker().worker_id, self.number, pack_records([record]))
 
     def told_end(self, *batch: Any) -> Told:
         """Return the place where the epoch of this worker has ended, with its last batch if there is one more."""
         self._has_told_end = True
-        told: Told = self.told(batch[0] if batch else None)
+        told: Told = self.told(batch[0] if batch else None, is_first=True)
         return told._replace(is_empty=not batch)
 
     def __iter__(self) -> Iterator[Any]:

@@ -260,12 +260,14 @@ class Link:
                 continue
             elif message.header.epoch < epoch:
                 self._inlet.drop(message)
-            elif message.header.kind in (Kind.STATE, Kind.STEPS) and message.header.epoch == epoch:
-                is_whole = message.header.kind == Kind.STATE
-                self.trail.add(self._inlet.data(message), message.header.number, is_whole=is_whole)
+            elif message.header.kind == Kind.STATE and message.header.epoch == epoch:
+                self.trail.add(self._inlet.data(message), message.header.number)
             else:
                 if message.header.epoch > epoch:
                     self._backlog.appendleft(message)
+                elif message.records:
+                    self.trail.add(message.records, message.header.number)
+                    return message._replace(records=b"")
                 return message
         return None
 

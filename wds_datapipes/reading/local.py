@@ -13,7 +13,7 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.core.ledger import LEDGER
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.recording import Recorder
+from wds_datapipes.pipes.recording import Recorder, pack_records
 from wds_datapipes.pipes.state import lasts, load_state, record_state, renewed, save_state
 from wds_datapipes.reading.report import WorkerReport, log_skipped
 from wds_datapipes.reading.resuming import Resumed
@@ -61,7 +61,7 @@ class LocalItems(IterDataPipe[Any]):
             self._is_begun = True
             if self.ahead is not None:
                 record = record_state(self.source, self._recorder)
-                self._trail.add([record], 1, is_whole=record.is_whole)
+                self._trail.add(pack_records([record]), 1)
                 self.ahead.append(None)
             yield item
             begin = perf_counter()

@@ -202,7 +202,7 @@ class Worker:
                 self.iterator = None
                 self.tell_ledger()
                 if self.lasts and self.recorder is not None:
-                    outlet.record(record_state(self.pipe, self.recorder))
+                    outlet.record(record_state(self.pipe, self.recorder, is_first=True))
                 outlet.say(Kind.END, _pickled(self.listed()))
                 return
             record = None if self.recorder is None else record_state(self.pipe, self.recorder)

@@ -39,7 +39,11 @@ Numbers = npt.NDArray[np.int64]
 
 
 def written(stages: Sequence[Mapping[str, Any] | None] | None) -> str:
-    """Return a state as text."""
+    """Return a state as text.
+
+    Args:
+        stages: the state. Addresses may be the rows of an array.
+    """
     return json.dumps(_packed(stages), separators=(",", ":"))
 
 
@@ -63,6 +67,8 @@ def _packed(value: Any) -> Any:
         columns = _columns(value.get(WAITING))
         rest = {key: _packed(each) for key, each in value.items() if key != WAITING or columns is None}
         return rest if columns is None else {**rest, PACKED: columns}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     if isinstance(value, list | tuple):
         return [_packed(each) if isinstance(each, Mapping | list | tuple) else each for each in value]
     return value
@@ -79,15 +85,18 @@ def _unpacked(value: Any) -> Any:
 
 def _columns(rows: Any) -> dict[str, Any] | None:
     """Return rows as columns, if they are many, and each has as many whole numbers."""
-    if not isinstance(rows, list) or len(rows) < FEWEST:
+    if not isinstance(rows, list | np.ndarray) or len(rows) < FEWEST:
         return None
-    try:
-        if len({*map(len, rows)}) > 1 or len(rows[0]) < 3:
+    if isinstance(rows, np.ndarray):
+        columns = rows.T.copy()
+    else:
+        try:
+            if len({*map(len, rows)}) > 1 or len(rows[0]) < 3:
+                return None
+            numbers = array("q", chain.from_iterable(rows))
+        except (TypeError, OverflowError):
             return None
-        numbers = array("q", chain.from_iterable(rows))
-    except (TypeError, OverflowError):
-        return None
-    columns = np.frombuffer(numbers, np.int64).reshape(len(rows), -1).T.copy()
+        columns = np.frombuffer(numbers, np.int64).reshape(len(rows), -1).T.copy()
     if columns.min() < -LARGEST or columns.max() > LARGEST:
         return None
     is_open = columns[2] == -1  # up to the end of the shard, which stands as a length of 0

@@ -25,7 +25,6 @@ class Told(NamedTuple):
         process: the number of the worker's process.
         worker: its number in the round in which the epoch goes.
         record: where its pipeline is behind this batch, for `Trail.add`.
-        is_whole: whether the record stands for itself.
         is_empty: whether there is no batch, but only the place where the worker's epoch has ended.
     """
 
@@ -33,7 +32,6 @@ class Told(NamedTuple):
     process: int
     worker: int
     record: bytes
-    is_whole: bool
     is_empty: bool = False
 
 
@@ -100,7 +98,7 @@ class Tracked:
         if self.row is None:
             self.row, self.process = row, told.process
         trail = self._trails[told.worker]
-        trail.add(told.record, 0 if told.is_empty else 1, is_whole=told.is_whole)
+        trail.add(told.record, 0 if told.is_empty else 1)
         if not told.is_empty:
             self.turn = told.worker + 1
             trail.deliver()

@@ -35,10 +35,17 @@ _ATTACHED = socket.CMSG_LEN(_DESCRIPTOR.size)
 
 
 class Message(NamedTuple):
-    """What the other side said."""
+    """What the other side said.
+
+    Attributes:
+        header: what this is.
+        body: what the header announces, unless that is in a segment.
+        records: where the pipeline was behind the items.
+    """
 
     header: Header
     body: bytes
+    records: bytes = b""
 
 
 class Inlet:
@@ -92,7 +99,10 @@ class Inlet:
             return self.receive()
         if attached:
             self._lender.add(header.segment, _descriptor(attached[0]))
-        return Message(header, data[HEADER.size :])
+        if not header.records:
+            return Message(header, data[HEADER.size :])
+        begin = HEADER.size + header.records
+        return Message(header, data[begin:], data[HEADER.size : begin])
 
     def order(self, command: Command, payload: object = None) -> bytes:
         """Return the message that tells the other side what to do, for `tell`.
@@ -163,7 +173,7 @@ class Inlet:
 
     def items(self, message: Message) -> Iterator[Any]:
         """Yield the items of a message without arrays."""
-        header, body = message
+        header, body, _ = message
         self._take(header.size)
         view = memoryview(body) if header.segment < 0 else self._lender.read(header.segment)
         at = 8 * header.number

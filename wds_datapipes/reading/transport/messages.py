@@ -27,7 +27,7 @@ __all__ = [
 #: So many bytes may be on their way, or waiting to be used, before a worker makes no more; two messages always may.
 AHEAD_BYTES = 64 * 1024 * 1024
 
-#: Up to this many bytes of items go through the socket itself.
+#: Up to this many bytes of items go through the socket itself, and of the records of where the pipeline is behind them.
 INLINE = 16 * 1024
 
 
@@ -49,9 +49,8 @@ class Kind(enum.IntEnum):
     GIVEN_UP = 7
     """I no longer use this segment, which is free."""
     STATE = 8
-    """Where the pipeline is behind each of the items that come next; the first record stands for itself."""
-    STEPS = 9
-    """The same, where the first record says what has changed since the one before it."""
+    """Where the pipeline is behind each of the items that come next, if that is long; or, without any, behind those
+    before."""
 
 
 class Command(enum.IntEnum):
@@ -76,6 +75,7 @@ class Header(NamedTuple):
         arrays: how many arrays belong to them.
         segment: which segment the body is in, or -1 if it follows the header.
         size: how long the body is, in bytes.
+        records: how long the records of these items are, in bytes. They follow the header, before the body.
     """
 
     kind: int
@@ -84,12 +84,13 @@ class Header(NamedTuple):
     arrays: int = 0
     segment: int = -1
     size: int = 0
+    records: int = 0
 
 
-HEADER = struct.Struct("=IIQIiQ")
+HEADER = struct.Struct("=IIQIiQI")
 
 #: The largest message of either side.
-MESSAGE_BYTES = HEADER.size + INLINE
+MESSAGE_BYTES = HEADER.size + 2 * INLINE
 COMMAND_BYTES = 64 * 1024
 
 

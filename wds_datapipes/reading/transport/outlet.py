@@ -132,8 +132,8 @@ class Outlet:
         with self._lock:
             self._items += 1
             self._making_s += took
-            if record is not None and record.is_whole:  # it comes first in its message
-                self._flush()
+            if record is not None and self._records and self._records[0][1] is not record[1]:
+                self._flush()  # the first record of a run comes first in its message
             if packed.arrays or packed.size > TOGETHER_BYTES:
                 self._flush()
                 self._records += () if record is None else (record,)
@@ -168,7 +168,7 @@ class Outlet:
         """
         with self._lock:
             self._flush()
-            self._send_records([record], count=0)
+            self._send_body(Kind.STATE, [pack_records([record])], number=0)
 
     def say(self, kind: Kind, payload: bytes = b"") -> None:
         """Send what there is, and then a message without items.
@@ -262,18 +262,17 @@ class Outlet:
             self._packer.renew()  # the other thread may be packing, and goes on with what it has begun with
 
     def _send_items(self, lengths: list[int], parts: list[bytes], arrays: list[Array]) -> None:
+        records = b""
         if self._records:
-            self._send_records(self._records, count=len(self._records))
+            records = pack_records(self._records)
+            if len(records) > INLINE:
+                self._send_body(Kind.STATE, [records], number=len(self._records))
+                records = b""
             self._records = []
-        size = self._send_body(Kind.ITEMS, parts, lengths, arrays)
+        size = self._send_body(Kind.ITEMS, parts, lengths, arrays, records=records)
         self._sent += 1
         self._ahead.append(size)
         self._ahead_bytes += size
-
-    def _send_records(self, records: list[Record], count: int) -> None:
-        """Send records of so many items, and whether the first of them stands for itself."""
-        kind = Kind.STATE if records[0].is_whole else Kind.STEPS
-        self._send_body(kind, [pack_records(records)], number=count)
 
     def _send_body(
         self,
@@ -283,6 +282,7 @@ class Outlet:
         arrays: Sequence[Array] = (),
         *,
         number: int | None = None,
+        records: bytes = b"",
     ) -> int:
         number = len(lengths) if number is None else number
         table = array("Q", lengths)
@@ -294,7 +294,7 @@ class Outlet:
             size += each.nbytes
         self._bytes += size
         if size <= INLINE:
-            self._send(Header(kind, self.epoch, number, 0, -1, size), (table.tobytes(), *parts))
+            self._send(Header(kind, self.epoch, number, 0, -1, size, len(records)), (records, table.tobytes(), *parts))
             return size
         segment = self._pool.take(size)
         data = segment.memory.data
@@ -307,8 +307,8 @@ class Outlet:
             target = segment.memory[place : place + each.nbytes].view(each.dtype)
             fortran = not each.flags.c_contiguous and each.flags.f_contiguous
             np.copyto(target.reshape(each.shape, order="F" if fortran else "C"), each)
-        header = Header(kind, self.epoch, number, len(arrays), segment.number, size)
-        self._send(header, descriptor=segment.pass_on())
+        header = Header(kind, self.epoch, number, len(arrays), segment.number, size, len(records))
+        self._send(header, (records,), descriptor=segment.pass_on())
         return size
 
     def _send(self, header: Header, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
