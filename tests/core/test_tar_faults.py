@@ -8,6 +8,7 @@ import io
 import lzma
 import re
 import tarfile
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -378,3 +379,27 @@ def test_any_bytes_are_no_other_kind_of_error(data: bytes) -> None:
     members, error = read(data)
     assert members == []
     assert error is not None or data.strip(b"\0") == b""
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_in_the_place_of_a_field_is_a_warning_once(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample lacked the field, without a word."""
+    monkeypatch.setattr("wds_datapipes.core.tar._warned_of_links", [])
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, linked in {"a.jpg": "", "a": "a.jpg", "b.jpg": "a.jpg", "c.jpg": "a.jpg", "c.cls": ""}.items():
+            info = tarfile.TarInfo(name)
+            if linked:
+                info.type, info.linkname = kind, linked
+                archive.addfile(info)
+            else:
+                info.size = 3
+                archive.addfile(info, io.BytesIO(b"abc"))
+    with pytest.warns(UserWarning, match=r"shard\.tar has the member 'b\.jpg' \(header at byte 1536\)") as caught:
+        found = list(read_members(io.BytesIO(file.getvalue()), url="shard.tar"))
+    assert len(caught) == 1
+    assert [member[1] for member in found] == ["a.jpg", "c.cls"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr("wds_datapipes.core.tar._warned_of_links", [])
+        assert len(list(read_members(io.BytesIO(file.getvalue()), url="shard.tar", select_files="a.jpg".__eq__))) == 1

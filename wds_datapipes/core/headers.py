@@ -43,8 +43,9 @@ FILE, OLD_FILE, CONTIGUOUS_FILE = b"0", b"\0", b"7"
 GNU_LONG_NAME, GNU_LONG_LINK, GNU_SPARSE, GNU_CONTINUED = b"L", b"K", b"S", b"M"
 PAX_LOCAL, PAX_GLOBAL, PAX_SOLARIS = b"x", b"g", b"X"
 EXTENSIONS = (GNU_LONG_NAME, GNU_LONG_LINK, PAX_LOCAL, PAX_GLOBAL, PAX_SOLARIS)
+HARD_LINK, SYMBOLIC_LINK = b"1", b"2"
 #: Links, devices, directories and pipes: whatever their size field says, no data follows.
-WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
+WITHOUT_DATA = (HARD_LINK, SYMBOLIC_LINK, b"3", b"4", b"5", b"6")
 
 AGAIN = "The file was not copied or written to its end; write or fetch it again"
 DAMAGED = "The archive is damaged; write or fetch it again"
@@ -86,6 +87,8 @@ class HeaderReader:
         self._ignore_zeros = ignore_zeros
         self._end_marker = end_marker
         self._globals: dict[str, bytes] = {}
+        #: Whether the last member was a link.
+        self.is_link = False
         #: Whether a header without a long name or PAX header before it means what it says, and is within the limits.
         self.plain = self._is_plain()
 
@@ -187,6 +190,7 @@ class HeaderReader:
                 f"{self._archive} holds the member {name!r} (header at byte {start}), which {what} and cannot be read "
                 f"from a shard. Write the archive again without it, or without tar's --sparse and --multi-volume"
             )
+        self.is_link = kind in (HARD_LINK, SYMBOLIC_LINK)
         is_directory = kind == OLD_FILE and name.endswith("/")
         if kind in (FILE, OLD_FILE, CONTIGUOUS_FILE) and not is_directory:
             return Entry(name, size, True, start)

@@ -28,7 +28,9 @@ from wds_datapipes.core.headers import (
     HeaderReader,
 )
 from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits, exceeded
+from wds_datapipes.core.naming import first_dot
 from wds_datapipes.core.types import MemberTuple
+from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import CorruptShard, TruncatedShard
 
 __all__ = ["read_members"]
@@ -40,6 +42,10 @@ SMALL, SMALL_IN_A_ROW, READ_AHEAD = 4096, 8, 64 * 1024
 
 #: What tells the header of a plain file: name, size, checksum, kind, the first byte of the prefix.
 PLAIN_FIELDS = Struct("100s 24x 12s 12x 8s c 188x c")
+
+
+#: Archives with links of which this process has warned: one at the most.
+_warned_of_links: list[str] = []
 
 
 def read_members(
@@ -120,6 +126,8 @@ def read_members(
             ahead.fill(padding + between * BLOCK)
             data_end = ahead.offset + padding
         else:
+            if headers.is_link and not is_file and select_files is None:  # which is asked for files alone
+                _warn_of_link(name if rename_files is None else rename_files(name), archive, start)
             if not ahead.skip(size + padding):
                 raise _cut(entry, archive, "not all of its data is there")
             data_end += size + padding  # it is not between them, and stays unread
@@ -185,6 +193,18 @@ def _chooser(
         return renamed if select_files(renamed) else None
 
     return choose
+
+
+def _warn_of_link(name: str, archive: str, start: int) -> None:
+    """Warn, once in a process, of a link that would be a field if it were a file."""
+    if _warned_of_links or first_dot(name) is None:
+        return
+    _warned_of_links.append(archive)
+    warn_user(
+        f"{archive} has the member {name!r} (header at byte {start}) as a link, and links are passed over, so its "
+        "sample lacks a field. Write the archive again with tar's --hard-dereference and --dereference. Other links "
+        "are passed over without a warning"
+    )
 
 
 def _cut(entry: Entry, archive: str, found: str) -> TruncatedShard:
