@@ -132,6 +132,7 @@ def test_repairs_lists_every_repair_with_its_fault() -> None:
         "unseeded_service",
         "pickled_pipeline",
         "no_set_epoch",
+        "no_length",
         "later_passes",
         "unknown_place",
     ]
@@ -192,7 +193,7 @@ print(json.dumps([repair[3:] for repair in repairs.repairs()]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     states = json.loads(done.stdout)
-    assert len(states) == 14
+    assert len(states) == 15
     assert all(not applied and reason in why for applied, why in states[:-2])
     # Those of torch itself, and of what any release of torchdata has.
     assert [applied for applied, _ in states[-2:]] == [case != "environment"] * 2

@@ -46,12 +46,14 @@ class StateKeeper:
         seeds: of the epochs.
         going_on: where the next epoch goes on, if a state was loaded and no epoch has begun since.
         refusal: why there is no state, or "" if there is one.
+        is_resumed: whether the present epoch was begun in its middle.
     """
 
     def __init__(self, distributed: bool, workers: int) -> None:
         self.seeds = EpochSeeds()
         self.going_on: Checkpoint | None = None
         self.refusal = ""
+        self.is_resumed = False
         self._distributed = distributed
         self._workers = workers
         self._described: list[str] = []
@@ -178,6 +180,7 @@ class StateKeeper:
             beginning = going_on if going_on.parts else None
             going_on = None
         meet = None if ranks is None else ranks.meet
+        self.is_resumed = going_on is not None
         if going_on is None:
             self.seeds.begin(seed_generator, meet, rank=_rank())
         else:

@@ -1,21 +1,25 @@
-"""What ``DataLoader2`` has by a `ShardReadingService`: a state without a pickle, ``set_epoch``, and a length."""
+"""What ``DataLoader2`` has by a `ShardReadingService`: a state without a pickle, ``set_epoch``; and a length."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from torch import distributed
 from torchdata.dataloader2 import DistributedReadingService
 from torchdata.dataloader2.graph._serialization import clone
 
 from wds_datapipes.core.userwarnings import warn_user
 from wds_datapipes.errors import StateError
 from wds_datapipes.reading.keeping import described
-from wds_datapipes.reading.saved import STATE, checkpoints_in
+from wds_datapipes.reading.lengths import length_of_rank, unknown_length
+from wds_datapipes.reading.lightning import without_ended_epoch
+from wds_datapipes.reading.saved import STATE, checkpoints_in, state_of
 from wds_datapipes.reading.service import ShardReadingService
 
 __all__ = [
     "epoch_setter",
+    "length_of",
     "load_state",
     "own_service",
     "refuse_pipeline",
@@ -66,7 +70,7 @@ def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
     Raises:
         StateError: it is no state, or that of another pipeline.
     """
-    checkpoints = checkpoints_in(state)
+    checkpoints = without_ended_epoch(checkpoints_in(state))
     pipe = loader._datapipe_before_reading_service_adapt
     if pipe is None:
         raise StateError(NO_PIPELINE)
@@ -75,7 +79,7 @@ def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
         checkpoint.check(stages)
     if loader._adapted:
         _begin_again(loader, service)
-    service.load_state_dict(state, seeds_too=False)
+    service.load_state_dict(state_of(checkpoints), seeds_too=False)
     following = checkpoints[0].next
     if following is not None:
         loader.seed(following)
@@ -88,6 +92,7 @@ def _begin_again(loader: Any, service: ShardReadingService) -> None:
     service.begin_again()
     loader.datapipe = clone(loader._datapipe_before_reading_service_adapt)
     loader._datapipe_iter, loader._adapted, loader._reset_iter, loader._is_paused = None, False, True, False
+    loader._begins_again = False
     if loader.valid_iterator_id is not None:
         loader.valid_iterator_id += 1
 
@@ -127,7 +132,40 @@ def epoch_setter(loader: Any) -> Callable[[int], None]:
         raise AttributeError(
             f"set_epoch needs a ShardReadingService, and the reading service here is {loader.reading_service!r}"
         )
-    return service.set_epoch
+
+    def set_epoch(epoch: int) -> None:
+        service.set_epoch(epoch)
+        # An iterator that has yielded nothing begins the chosen epoch in the place of its own.
+        loader._begins_again = not loader._reset_iter and not service.is_resumed
+
+    return set_epoch
+
+
+def length_of(loader: Any) -> int:
+    """Return how many items a loader yields in an epoch, on this rank.
+
+    Raises:
+        TypeError: the pipeline does not know, or the ranks are not known yet.
+    """
+    pipe = loader._datapipe_before_reading_service_adapt
+    services = list(_services(loader.reading_service))
+    in_step = any(isinstance(each, DistributedReadingService) for each in services)
+    try:
+        len(pipe)  # without a copy, for those that do not know
+    except TypeError as error:
+        raise unknown_length(error) from None
+    rank, ranks = 0, 1
+    if in_step or any(getattr(each, "distributed", False) for each in services):
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise TypeError("The length is that of this rank, which is known once init_process_group was called")
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    workers = max([1, *(getattr(each, "num_workers", 0) for each in services)])
+    known: dict[tuple[int, int], int] = loader.__dict__.setdefault("_lengths", {})
+    if (rank, ranks) not in known:
+        # In step, all ranks end with the first of them.
+        others = range(ranks) if in_step else [rank]
+        known[rank, ranks] = min(length_of_rank(clone(pipe), each, ranks, workers) for each in others)
+    return known[rank, ranks]
 
 
 def warn_of_lost_position(loader: Any, ended: int | None) -> None:

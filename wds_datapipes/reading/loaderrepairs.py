@@ -233,9 +233,21 @@ def pickled_pipeline() -> None:
 def no_set_epoch() -> None:
     """``DataLoader2`` has no ``set_epoch``, which trainers call that choose an order by the number of the epoch.
 
-    It has one now where a ``ShardReadingService`` is its reading service, or is in it.
+    It has one now where a ``ShardReadingService`` is its reading service, or is in it. An iterator that has yielded
+    nothing yet begins the chosen epoch: Lightning asks for it before it calls the hooks that choose.
     """
     from torchdata.dataloader2 import DataLoader2
+    from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
+
+    next_item = DataLoader2Iterator.__next__
+
+    @functools.wraps(next_item)
+    def begin_again_and_next(self: Any) -> Any:
+        loader = self.dataloader
+        if loader.__dict__.pop("_begins_again", False) and self.iterator_id == loader.valid_iterator_id:
+            loader._reset_iter = True
+            self.iterator_id = iter(loader).iterator_id
+        return next_item(self)
 
     def set_epoch(self: Any) -> Callable[[int], None]:
         from wds_datapipes.reading.loader import epoch_setter
@@ -243,3 +255,22 @@ def no_set_epoch() -> None:
         return epoch_setter(self)
 
     replace(DataLoader2, "set_epoch", property(set_epoch))
+    replace(DataLoader2Iterator, "__next__", begin_again_and_next)
+
+
+@LOADER_REPAIRS.repair(issue=None)
+def no_length() -> None:
+    """``DataLoader2`` has no ``len()``, also where its pipeline has one.
+
+    It is how many items an epoch has on this rank, where the pipeline knows it, and a ``TypeError`` otherwise. A loader
+    is true all the same.
+    """
+    from torchdata.dataloader2 import DataLoader2
+
+    def length(self: Any) -> int:
+        from wds_datapipes.reading.loader import length_of
+
+        return length_of(self)
+
+    replace(DataLoader2, "__len__", length)
+    replace(DataLoader2, "__bool__", lambda _: True)

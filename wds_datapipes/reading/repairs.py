@@ -77,7 +77,7 @@ def repairs() -> list[Repair]:
         >>> names[5:9]
         ['stuck_pause', 'repeated_order', 'uneven_ranks', 'lists_drawn_in_workers']
         >>> names[9:]
-        ['unseeded_service', 'pickled_pipeline', 'no_set_epoch', 'later_passes', 'unknown_place']
+        ['unseeded_service', 'pickled_pipeline', 'no_set_epoch', 'no_length', 'later_passes', 'unknown_place']
     """
     return list(_done)
 

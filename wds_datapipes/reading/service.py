@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import multiprocessing
+import multiprocessing.util
 import operator
 import sys
 import weakref
@@ -151,6 +151,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             raise
         # Also when this object is forgotten, and at the end of the interpreter.
         self._end = weakref.finalize(self, _end, self._crew, self._ranks)
+        # A process of multiprocessing, such as a rank that was forked, waits for its own when it ends.
+        multiprocessing.util.Finalize(self, self._end, exitpriority=0)
         return datapipe
 
     def initialize_iteration(
@@ -206,6 +208,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             is_shared: whether a reading service before this one draws the seed that all ranks share from it.
         """
         self._keeper.expect(seed, is_shared=is_shared)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the present epoch was begun in its middle, from a state."""
+        return self._keeper.is_resumed
 
     def begin_again(self) -> None:
         """Put the service, which has ended its workers, back to where it was before it started them."""

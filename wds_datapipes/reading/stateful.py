@@ -17,6 +17,8 @@ from wds_datapipes.reading.agreement import Agreement, facts_of, lists_of
 from wds_datapipes.reading.board import Board, Row
 from wds_datapipes.reading.checkpoint import Checkpoint
 from wds_datapipes.reading.epochs import Epochs
+from wds_datapipes.reading.lengths import unknown_length
+from wds_datapipes.reading.lightning import without_ended_epoch
 from wds_datapipes.reading.philox import SeedGenerator
 from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.saved import checkpoints_in, state_of, state_of_stream
@@ -186,6 +188,8 @@ class StatefulShards(IterableDataset[Any]):
             check_place(checkpoint, place)
         if place is None:
             self.check_ranks(loaded)
+        if info is None:
+            loaded = without_ended_epoch(loaded)
         if not all(checkpoint.is_over for checkpoint in loaded):  # on no rank, then
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
         self._tracked = None
@@ -225,7 +229,10 @@ class StatefulShards(IterableDataset[Any]):
         Raises:
             TypeError: the pipeline does not know.
         """
-        return len(self.pipe)
+        try:
+            return len(self.pipe)
+        except TypeError as error:
+            raise unknown_length(error) from None
 
     def __iter__(self) -> Iterator[Any]:
         if self._epochs.ranks > 1 and is_called_by_shard():

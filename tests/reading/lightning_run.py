@@ -1,0 +1,172 @@
+"""Trains with Lightning, in a process of its own; a script, for test_lightning.py.
+
+It reads the shards of its working folder, and prints as JSON which batches each fit has trained on. With the argument
+``ranks``, two ranks train together.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as lightning
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+
+from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
+
+EPOCHS = 3
+
+
+class Model(lightning.LightningModule):  # type: ignore[misc]  # it is not installed where types are checked
+    """Notes the keys of each batch that it trains on."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = seen
+
+    def on_train_epoch_start(self) -> None:
+        loader: Any = self.trainer.train_dataloader
+        loader.set_epoch(self.current_epoch)
+
+    def training_step(self, batch: Any, _: int) -> Any:
+        self.seen.append(sorted(batch))
+        return self.layer(torch.ones(1)).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Tracked:
+    """A DataLoader over StatefulShards, with the state of its data set."""
+
+    def __init__(self, data: StatefulShards, loader: DataLoader[Any]) -> None:
+        self.data, self.loader = data, loader
+        self.set_epoch = data.set_epoch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.data.tracked(self.loader)
+
+    def state_dict(self) -> dict[str, str]:
+        return self.data.state_dict()
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        self.data.load_state_dict(state)
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def pipeline(length: int | None) -> Any:
+    pipe = ShardList("{0..3}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+    pipe = pipe.shuffle_samples(6).map(key_of).batch(5)
+    return pipe if length is None else pipe.with_length(length)
+
+
+def of_dataloader2(length: int | None, **options: Any) -> Any:
+    loader: Any = DataLoader2(pipeline(length), reading_service=ShardReadingService(2, **options))
+    loader.seed(7)
+    return loader
+
+
+def of_stateful(length: int | None) -> Any:
+    data = StatefulShards(pipeline(length), seed=7)
+    loader: Any = StatefulDataLoader(data, batch_size=None, num_workers=2)
+    loader.set_epoch = data.set_epoch
+    return loader
+
+
+def of_data_loader(length: int | None) -> Any:
+    data = StatefulShards(pipeline(length), seed=7)
+    return Tracked(data, DataLoader(data, batch_size=None, num_workers=2))
+
+
+LOADERS: dict[str, Callable[[int | None], Any]] = {
+    "DataLoader2": of_dataloader2,
+    "StatefulDataLoader": of_stateful,
+    "DataLoader": of_data_loader,
+}
+
+
+def fit(loader: Any, model: Model, *, folder: str = "", path: str | None = None, **options: Any) -> None:
+    """Train; and save a checkpoint after each step and each epoch, where there is a folder for them."""
+    saving = [
+        lightning.callbacks.ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1),
+        lightning.callbacks.ModelCheckpoint(folder, "{epoch}", every_n_epochs=1, save_top_k=-1),
+    ]
+    trainer = lightning.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=bool(folder),
+        **({"callbacks": saving} if folder else options),
+    )
+    trainer.fit(model, loader, ckpt_path=path)
+
+
+def resume(name: str, length: int, steps: list[int]) -> dict[str, Any]:
+    """Train without a break; and from each of some of the checkpoints on."""
+    whole: list[Any] = []
+    fit(LOADERS[name](length), Model(whole), folder=name)
+    rests = {}
+    for cut in [*(f"step={step}" for step in steps), "epoch=0"]:
+        rest: list[Any] = []
+        fit(LOADERS[name](length), Model(rest), path=f"{name}/{cut}.ckpt")
+        rests[cut] = rest
+    return {"whole": whole, "rests": rests}
+
+
+class Told(lightning.Callback):  # type: ignore[misc]  # it is not installed where types are checked
+    """Writes what each rank has seen, which runs in a process of its own."""
+
+    def __init__(self, name: str, caught: list[warnings.WarningMessage]) -> None:
+        self.name, self.caught = name, caught
+
+    def on_train_end(self, trainer: Any, model: Any) -> None:
+        told = {"seen": model.seen, "warnings": [str(each.message) for each in self.caught]}
+        Path(f"{self.name}-{trainer.global_rank}.json").write_text(json.dumps(told))
+
+
+def of_ranks() -> None:
+    """Train on two ranks, and write what each has seen."""
+    for name, options in {"split": {"distributed": True}, "not said": {}}.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = of_dataloader2(None, **options)
+            fit(loader, Model([]), callbacks=[Told(name, caught)], devices=2, strategy="ddp_fork")
+
+
+def main() -> None:
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    if sys.argv[1] == "ranks":
+        of_ranks()
+        return
+    length = int(sys.argv[1])
+    found = {name: resume(name, length, [2, length, length + 3]) for name in LOADERS}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for new in LOADERS.values():
+            fit(new(None), Model([]), max_steps=1)
+    told = [str(each.message) for each in caught]
+    print(json.dumps({"loaders": found, "without a length": told}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Lightning trains on each loader, and resumes from its own checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_datapipes.testing import build_shard
+
+SCRIPT = str(Path(__file__).with_name("lightning_run.py"))
+#: How many batches an epoch has.
+LENGTH = 8
+KEYS = sorted(f"{shard}-{number}" for shard in range(4) for number in range(10))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    for shard in range(4):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(10)])
+    return tmp_path
+
+
+def run(folder: Path, argument: str) -> str:
+    command = [sys.executable, "-W", "ignore", SCRIPT, argument]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def keys_of(batches: list[list[str]]) -> list[str]:
+    return sorted(chain(*batches))
+
+
+def test_a_fit_resumes_from_its_checkpoints_with_the_very_batches_that_would_have_come(shards: Path) -> None:
+    told = json.loads(run(shards, str(LENGTH)).splitlines()[-1])
+    assert set(told["loaders"]) == {"DataLoader2", "StatefulDataLoader", "DataLoader"}
+    for name, found in told["loaders"].items():
+        whole: list[Any] = found["whole"]
+        assert [keys_of(whole[begin : begin + LENGTH]) for begin in range(0, 3 * LENGTH, LENGTH)] == [KEYS] * 3
+        # What a StatefulDataLoader does at the end of an epoch is on the page.
+        ends = {} if name == "StatefulDataLoader" else {f"step={LENGTH}": LENGTH, "epoch=0": LENGTH}
+        for cut, count in {"step=2": 2, f"step={LENGTH + 3}": LENGTH + 3, **ends}.items():
+            assert found["rests"][cut] == whole[count:], (name, cut)
+    warned = [text for text in told["without a length"] if "Lightning takes a batch ahead of a loader" in text]
+    assert len(set(warned)) == 1
+    assert len(warned) >= 3  # of each loader
+
+
+def test_ranks_share_the_data_or_are_warned(shards: Path) -> None:
+    run(shards, "ranks")
+    split, not_said = (
+        [json.loads(shards.joinpath(f"{name}-{rank}.json").read_text()) for rank in range(2)]
+        for name in ("split", "not said")
+    )
+    batches = [batch for rank in split for batch in rank["seen"]]
+    assert keys_of(batches) == sorted(3 * KEYS)
+    assert not any("ranks" in text for rank in split for text in rank["warnings"])
+    for rank in not_said:
+        assert any("There are 2 ranks" in text and "distributed=True" in text for text in rank["warnings"])
