@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -151,7 +152,9 @@ def length_of(loader: Any) -> int:
     services = list(_services(loader.reading_service))
     in_step = any(isinstance(each, DistributedReadingService) for each in services)
     try:
-        len(pipe)  # without a copy, for those that do not know
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # list() asks, too, and whoever calls that has not asked for a length
+            len(pipe)  # without a copy, for those that do not know
     except TypeError as error:
         raise unknown_length(error) from None
     rank, ranks = 0, 1
@@ -164,7 +167,9 @@ def length_of(loader: Any) -> int:
     if (rank, ranks) not in known:
         # In step, all ranks end with the first of them.
         others = range(ranks) if in_step else [rank]
-        known[rank, ranks] = min(length_of_rank(clone(pipe), each, ranks, workers) for each in others)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            known[rank, ranks] = min(length_of_rank(clone(pipe), each, ranks, workers) for each in others)
     return known[rank, ranks]
 
 

@@ -102,6 +102,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         timeout_s: float | None = None,
         distributed: bool | None = None,
     ) -> None:
+        # DataLoader2 needs it later, when no more files may be opened.
+        from wds_datapipes.reading import loader  # noqa: F401
+
         num_workers = _count("num_workers", num_workers)
         methods = multiprocessing.get_all_start_methods()
         if multiprocessing_context not in (None, *methods):
