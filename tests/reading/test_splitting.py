@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
@@ -227,6 +228,17 @@ class TestAHiddenPipeline:
     def test_one_process_may_read_all(self, workers: int, urls: str) -> None:
         data = Wrapped(samples(ShardList(urls).sharding_filter()))
         assert list(DataLoader(data, batch_size=None, num_workers=workers)) == []
+
+    def test_a_rank_whose_pipeline_is_split_by_its_items_is_warned(
+        self, urls: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shard = IterableDatasetShard(samples(ShardList(urls).sharding_filter()))
+        assert len(list(shard)) == 10
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+        with pytest.warns(UserWarning, match=r"Each of 2 ranks reads all shards.*accelerator\.prepare"):
+            list(shard)
+        list(samples(ShardList(urls).sharding_filter()))  # of which each rank has its own list
 
     def test_a_pipeline_without_a_split_is_its_owners_business(self, urls: str) -> None:
         assert list(DataLoader(Wrapped(samples(ShardList(urls))), batch_size=None, num_workers=2)) == []
