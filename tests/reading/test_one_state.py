@@ -211,11 +211,12 @@ def read_as_rank(rank: int, folder: str, results: Any) -> None:
                 states.append(run.save())
                 rests.append(list(epoch))
                 epochs[-1] += [heads[-1] + rests[-1], list(run.epoch())]
+                ended = run.save()
         resumed = []
         for way, state in zip(WAYS, [states[2], states[0], states[1]], strict=True):
             with opened(way, 2, state, distributed=True) as run:
                 resumed.append([list(run.epoch()), list(run.epoch())])
-        results.put((rank, epochs, heads, rests, states, resumed))
+        results.put((rank, epochs, heads, rests, states, resumed, ended))
     finally:
         destroy_process_group()
 
@@ -232,11 +233,17 @@ def test_ranks_have_the_same_orders_and_states_in_each_loader(tmp_path: Path) ->
         assert rank.exitcode == 0
         rank.close()
     results.close()
-    for _, epochs, _, rests, _, resumed in found:
+    for _, epochs, _, rests, _, resumed, _ in found:
         assert epochs[0] == epochs[1] == epochs[2]
         assert resumed == [[rests[0], epochs[0][2]]] * 3
     for number in range(3):
         assert sorted(key for result in found for key in result[1][0][number]) == KEYS
+    # One rank begins the next epoch where two have ended one.
+    ended = merge_states([result[6] for result in found])
+    for way in WAYS:
+        for workers in (0, 2):
+            with opened(way, workers, ended) as run:
+                assert sorted(run.epoch()) == KEYS, way
     # One rank goes on with what two had left, whatever they had saved it with.
     for number, way in enumerate(WAYS):
         merged = merge_states([result[4][number] for result in found])

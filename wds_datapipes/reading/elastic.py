@@ -80,7 +80,8 @@ def placed(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoint:
         return found
     parts = [part.renewed() for part in found.parts]
     if not any(part.stages for part in parts):
-        return replace(found, parts=[])
+        rank, ranks, distributed, workers = place
+        return replace(found, parts=[], rank=rank, ranks=ranks, distributed=distributed, workers=workers)
     if found.place != place:
         raise StateError(
             "The next epoch goes on where each worker was in its own stream, as with_epoch has it, which means nothing "
