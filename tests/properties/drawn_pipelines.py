@@ -267,7 +267,8 @@ def draw_later(rng: Random, steps: Steps) -> Steps:
             later += ((rng.choice(["unbatch", "unbatch", "torch_unbatch"]),),)
     is_endless = has_no_end((*steps, *later))
     if is_endless:  # nothing is left out by its position there, which could be all that a process has
-        later = tuple(step for step in later if step[0] not in ("slice", "hoarding") and step[::2] != ("batch", True))
+        later = tuple((*step[:2], False) if step[0] == "batch" else step for step in later)
+        later = tuple(step for step in later if step[0] not in ("slice", "hoarding"))
     if is_endless or (rng.random() < 0.15 and has_each_pass((*steps, *later))):
         later += (("with_epoch", rng.randint(1, 40)),)
     elif rng.random() < 0.06:
