@@ -14,22 +14,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from page_blocks import FILE, ROOT, Block, blocks_of
 from PIL import Image
 
 from wds_datapipes.cli.demo import demo
 from wds_datapipes.cli.digits import write_digits
 from wds_datapipes.testing import build_shard
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-#: What the blocks of a page may be: run in Python, run by bash, compared, and two that are only shown.
-KINDS = {"python", "console", "text", "shell", ""}
-FENCE = re.compile(r"^ *(`{3,})(.*)$")
-#: The kind of a block that is a file, and a line in it that stands for a file of the repository.
-FILE = re.compile(r'{ \.python title="([\w.]+)" }')
+#: A line in the block of a file that is replaced by a file of the repository.
 INCLUDED = re.compile(r'^--8<-- "([\w./]+)"\n', re.MULTILINE)
 #: Runs what programs ask for in processes that need not import torch anew, which takes seconds.
 SERVER = Path(__file__).with_name("prepared_python.py")
@@ -54,36 +49,6 @@ os._exit(code)
 STARTED_ANEW = "docs/how-to/cache-shards.md"
 #: Printed at the end of each block, to find out which block has printed what.
 MARK = "\x1e"
-
-
-class Block(NamedTuple):
-    """A block of code: its kind, the line where it begins, and what it holds."""
-
-    kind: str
-    line: int
-    text: str
-
-
-def blocks_of(text: str) -> list[Block]:
-    """The fenced blocks of a page."""
-    found = []
-    kind, start, lines = "", 0, list[str]()
-    for number, line in enumerate(text.splitlines(), 1):
-        fence = FENCE.match(line)
-        if not start:
-            if fence:
-                assert line.startswith("```"), f"line {number}: the blocks of a page are not indented"
-                kind, start, lines = fence[2], number, []
-                assert kind in KINDS or FILE.fullmatch(kind), (
-                    f"line {number}: a block is one of {sorted(KINDS)}, not {kind!r}"
-                )
-        elif line == "```":
-            found.append(Block(kind, start, "".join(f"{line}\n" for line in lines)))
-            start = 0
-        else:
-            lines.append(line)
-    assert not start, f"line {start}: the block does not end"
-    return found
 
 
 def script_of(blocks: list[Block]) -> str:

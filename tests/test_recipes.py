@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from page_blocks import ROOT, blocks_of
 from torchdata.dataloader2 import DataLoader2
 
-from tests.test_documentation import ROOT, blocks_of
 from wds_datapipes import ShardReadingService
 from wds_datapipes.testing import check_coverage
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -252,26 +251,3 @@ def test_what_has_no_state_is_still_warned_of() -> None:
             pytest.warns(UserWarning, match=r"does not say where in the epoch the loop is.* Use ShardReadingService"),
         ):
             loader.state_dict()
-
-
-# the end of a process
-
-
-left_open: list[Any] = []
-
-
-def leave_a_loader_open() -> None:
-    left_open.append(loader_of(ShardReadingService(2)))
-    next(iter(left_open[0]))
-
-
-@pytest.mark.timeout(60)
-def test_a_process_of_multiprocessing_ends_with_a_loader_open() -> None:
-    """As the ranks do that Lightning forks: such a process waits for its own processes first."""
-    process = multiprocessing.get_context("fork").Process(target=leave_a_loader_open)
-    process.start()
-    process.join(30)
-    code = process.exitcode
-    process.kill()
-    process.join()
-    assert code == 0

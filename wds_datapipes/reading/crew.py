@@ -7,6 +7,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from multiprocessing.process import BaseProcess
 from socket import socket
 from typing import Any
@@ -249,23 +250,27 @@ class Crew:
 
     def _start(self, name: str, run: Callable[..., None], job: Job, argument: Any, others: list[socket]) -> Link:
         """Start a process; a fork closes its copies of the ``others``, and of what is this process's alone."""
-        near, far = new_channel()
-        self._channels.append(near)
-        unwanted = [*self._channels, *others] if self._context.get_start_method() == "fork" else []
-        parcelled = job.parcelled()
-        process = self._context.Process(
-            target=bind, args=(self._lifeline, run, parcelled, far, argument, unwanted), daemon=True
-        )
-        self._processes.append(process)
-        _processes.add(process)
         try:
-            process.start()
+            near, far = new_channel()
+            self._channels.append(near)
+            with far:
+                self._start_process(run, job, far, argument, others)
         except OSError as error:
             raise OSError(error.errno, f"{name} cannot be started: {error.strerror}") from error
-        finally:
-            far.close()
-            parcelled.pipe.close()
         return Link(name, Inlet(near, window=job.window), self._timeout_s)
+
+    def _start_process(
+        self, run: Callable[..., None], job: Job, channel: socket, argument: Any, others: list[socket]
+    ) -> None:
+        unwanted = [*self._channels, *others] if self._context.get_start_method() == "fork" else []
+        parcelled = job.parcelled()
+        with closing(parcelled.pipe):
+            process = self._context.Process(
+                target=bind, args=(self._lifeline, run, parcelled, channel, argument, unwanted), daemon=True
+            )
+            self._processes.append(process)
+            _processes.add(process)
+            process.start()
 
 
 class CrewItems(IterDataPipe[Any]):

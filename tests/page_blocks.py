@@ -1,0 +1,44 @@
+"""The fenced blocks of code of the pages of the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+#: What the blocks of a page may be: run in Python, run by bash, compared, and two that are only shown.
+KINDS = {"python", "console", "text", "shell", ""}
+FENCE = re.compile(r"^ *(`{3,})(.*)$")
+#: The kind of a block that is a file.
+FILE = re.compile(r'{ \.python title="([\w.]+)" }')
+
+
+class Block(NamedTuple):
+    """A block of code: its kind, the line where it begins, and what it holds."""
+
+    kind: str
+    line: int
+    text: str
+
+
+def blocks_of(text: str) -> list[Block]:
+    """The fenced blocks of a page."""
+    found = []
+    kind, start, lines = "", 0, list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = FENCE.match(line)
+        if not start:
+            if fence:
+                assert line.startswith("```"), f"line {number}: the blocks of a page are not indented"
+                kind, start, lines = fence[2], number, []
+                assert kind in KINDS or FILE.fullmatch(kind), (
+                    f"line {number}: a block is one of {sorted(KINDS)}, not {kind!r}"
+                )
+        elif line == "```":
+            found.append(Block(kind, start, "".join(f"{line}\n" for line in lines)))
+            start = 0
+        else:
+            lines.append(line)
+    assert not start, f"line {start}: the block does not end"
+    return found
