@@ -128,7 +128,7 @@ class StatefulShards(IterableDataset[Any]):
             for batch in loader:
                 self._epochs.is_over = self._epochs.is_drained = False  # the loop is not, even if the pipeline is
                 yield batch
-            self._epochs.is_over = True
+            self._epochs.is_over, self._epochs.is_drained = True, False
             return
         self._board.is_tracked = self._epochs.is_tracked = True
         iterator, tracked = None, None
