@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -255,6 +255,15 @@ class Rank:
         """Wait until every other rank has told what came of it."""
         self.flags.wait(*(f"{other}.json" for other in range(self.world) if other != self.rank))
 
+    @contextmanager
+    def keeping_the_store(self) -> Iterator[None]:
+        """Keep rank 0, which has the store, until every other rank has ended the block."""
+        try:
+            yield
+        finally:
+            if self.rank == 0:
+                self.wait_for_news()
+
 
 def killed(rank: Rank, who: int, workers: int = 2) -> None:
     rank.read(rank.load(workers), pause=lambda: os.kill(os.getpid(), signal.SIGKILL) if rank.rank == who else None)
@@ -291,7 +300,8 @@ def refuse(number: int) -> int:
 
 def bad_sample(rank: Rank, workers: int) -> None:
     pipe = numbers(rank.world * SHARE)
-    rank.read(load(pipe.map(refuse) if rank.rank == 1 else pipe, workers, LOST_S))
+    with rank.keeping_the_store():
+        rank.read(load(pipe.map(refuse) if rank.rank == 1 else pipe, workers, LOST_S))
 
 
 def find_no_disk(pipe: Any, info: Any) -> Any:
@@ -299,7 +309,8 @@ def find_no_disk(pipe: Any, info: Any) -> Any:
 
 
 def cannot_start(rank: Rank) -> None:
-    rank.read(rank.load(0, worker_init_fn=find_no_disk if rank.rank == 1 else None))
+    with rank.keeping_the_store():
+        rank.read(rank.load(0, worker_init_fn=find_no_disk if rank.rank == 1 else None))
 
 
 def breaks_off(rank: Rank) -> None:

@@ -19,7 +19,7 @@ def resample_wds_shards(
     Args:
         source: yields URLs.
         rng: draws.
-        count: how many to draw; None is for ever.
+        count: how many to draw; None is without limit.
         on_round: called whenever as many were drawn as there are.
 
     Raises:

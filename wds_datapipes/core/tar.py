@@ -44,7 +44,7 @@ SMALL, SMALL_IN_A_ROW, READ_AHEAD = 4096, 8, 64 * 1024
 PLAIN_FIELDS = Struct("100s 24x 12s 12x 8s c 188x c")
 
 
-#: Archives with links of which this process has warned: one at the most.
+#: Archives with links of which this process has warned: at most one.
 _warned_of_links: list[str] = []
 
 

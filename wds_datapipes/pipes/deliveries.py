@@ -1,4 +1,4 @@
-"""Endless streams that yield nothing: shards are drawn or repeated for ever, and a stage drops all that they hold."""
+"""Endless streams that yield nothing: shards are drawn or repeated without end, and a stage drops all samples."""
 
 from __future__ import annotations
 

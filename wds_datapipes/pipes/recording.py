@@ -232,7 +232,7 @@ class Recorder:
         return found[1]
 
     def keep_equal(self, key: Any, value: Any, kind: str = VALUE) -> Form:
-        """Return the form of a value that nobody changes, and which may be equal to the one before.
+        """Return the form of a value that never changes, and may be equal to the one before.
 
         Args:
             key: what has it.

@@ -32,7 +32,7 @@ _numbers = Counter[str]()
 class Agreement:
     """Compares what the ranks of a run have to have alike, through the store of their process group.
 
-    Nobody waits: each rank shows its facts, and compares them with those that its neighbours have shown. So whichever
+    No rank waits: each shows its facts, and compares them with those that its neighbours have shown. So whichever
     comes last finds the difference. A worker process has a connection of its own, where the store is a ``TCPStore``.
 
     Args:

@@ -54,7 +54,7 @@ class Crew:
         jobs: what each worker is to do.
         dispatching: what the dispatching process is to do, or None if there is none.
         method: how processes are started, such as ``"fork"``.
-        timeout_s: how long a worker may send nothing while it is waited for, in seconds; None is for ever.
+        timeout_s: how long a worker may send nothing while it is waited for, in seconds; None is without limit.
 
     Attributes:
         workers: a link to each worker.

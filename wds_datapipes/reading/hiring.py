@@ -40,7 +40,7 @@ class Hiring:
         method: how processes are started, such as ``"fork"``, or None for the first of these that there is.
         worker_prefetch: how many messages a worker makes ahead.
         main_prefetch: how many more all workers make ahead together.
-        timeout_s: how long a worker may send nothing while it is waited for, in seconds; None is for ever.
+        timeout_s: how long a worker may send nothing while it is waited for, in seconds; None is without limit.
         init_fn: the user's, called with the pipe and the worker when it starts.
         reset_fn: the user's, called with the pipe, the worker and the seed generator when an epoch begins.
         place: of this rank.

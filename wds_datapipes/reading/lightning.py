@@ -1,4 +1,4 @@
-"""What Lightning's training loop has in hand when it calls a loader, as far as it tells nobody."""
+"""What Lightning's training loop has in hand when it calls a loader, which it shows in no other way."""
 
 from __future__ import annotations
 

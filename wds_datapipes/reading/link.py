@@ -41,7 +41,7 @@ class Link:
     Args:
         name: what messages call the process.
         inlet: where its items arrive.
-        timeout_s: how long it may send nothing while it is waited for, in seconds; None is for ever.
+        timeout_s: how long it may send nothing while it is waited for, in seconds; None is without limit.
 
     Attributes:
         epoch: the epoch that is wanted.

@@ -153,7 +153,7 @@ def length_of(loader: Any) -> int:
     in_step = any(isinstance(each, DistributedReadingService) for each in services)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # list() asks, too, and whoever calls that has not asked for a length
+            warnings.simplefilter("ignore")  # list() asks for it too, and its caller did not
             len(pipe)  # without a copy, for those that do not know
     except TypeError as error:
         raise unknown_length(error) from None

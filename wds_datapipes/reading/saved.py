@@ -75,7 +75,7 @@ def _found(state: Any) -> list[Checkpoint]:
     if not isinstance(state, Mapping):
         raise StateError(f"This is no state of a loader, which is a dictionary with the key {STATE!r}: {state!r:.100}")
     if STATE in state:
-        # Whoever loads a state that another has saved has none of its items.
+        # A run that loads the state of another one has none of its items.
         return [replace(checkpoint, is_drained=False) for checkpoint in _read(state[STATE])]
     if "_snapshot" in state:
         return [_of_workers(state)]
