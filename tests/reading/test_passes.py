@@ -199,7 +199,8 @@ def test_passes_differ_in_their_order_and_repeat_with_the_seed(read_by: Callable
     assert list(read_by(iterated_twice(), 0)) == epochs
 
 
-def test_a_spawned_worker_knows_later_passes_too() -> None:
+def test_a_spawned_worker_knows_later_passes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # where a new interpreter finds this module
     read = next(by_torch(iterated_twice(), 2, "spawn"))
     assert Counter(read) == dict.fromkeys(KEYS, 2)
 
