@@ -276,7 +276,7 @@ NOISES = {
     # torchdata's DistributedReadingService finds its module empty when it is collected at the end of the interpreter.
     "synchronized: exit": r"(Exception ignored in: .*TypeError: 'NoneType' object is not callable\n)?",
     "synchronized: SIGINT": r"(\[rank[01]\]: [^\n]*\n)+",
-    "synchronized: killed": rf"rank \d: \['a0', 'b0', .*\] {killed('Worker 1')}\n",
+    "synchronized: killed": rf"rank \d: \['a0', 'c0', .*\] {killed('Worker 1')}\n",
     # The other worker may have been ended amid its own.
     "start: no memory": r"Process \S+:\n.*Traceback .*Cannot allocate memory\n.*",
 }
