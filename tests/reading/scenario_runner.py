@@ -95,6 +95,11 @@ def start(scenario: Scenario) -> tuple[int, int, Any]:
 
 def ending(pid: int, errors: Any) -> str:
     """End what is left of a scenario, and return what it wrote to standard error."""
+    # A main program, which has a group of its own, would keep the runner's output open, and who reads that waiting.
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
