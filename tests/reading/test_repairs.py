@@ -173,7 +173,7 @@ REASONS = {
         "eventloop.py is not the file of torchdata",
     ),
     "another system": (
-        "import os, fsspec.core; os.name = 'nt'",
+        "import os, fsspec.core, torchdata; os.name = 'nt'",
         "only watched on POSIX systems, and this one is 'nt'",
     ),
 }

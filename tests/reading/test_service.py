@@ -677,13 +677,28 @@ def fail_to_pause(pipe: Pipe) -> Pipe:
 
 
 def test_an_error_of_a_pause_is_told() -> None:
-    with load(numbers().sharding_filter()) as loader:
+    with load(numbers(100_000).sharding_filter()) as loader:
         iterator = iter(loader)
         next(iterator)
         loader.reading_service._pause(fail_to_pause)
         loader.reading_service._resume()
         with pytest.raises(LookupError, match="cannot pause"):
             list(iterator)
+
+
+def test_an_error_of_a_pause_after_the_last_item_of_the_workers_is_raised_at_once() -> None:
+    with load(numbers(20).sharding_filter(), worker=10, main=0) as loader:
+        iterator = iter(loader)
+        found = [next(iterator)]
+        loader.reading_service._pause()  # the workers answer this in turn
+        loader.reading_service._resume()
+        found += itertools.islice(iterator, 18)
+        for _ in range(2):
+            with pytest.raises(LookupError, match=r"(?s)in worker process 0.*cannot pause"):
+                loader.reading_service._pause(fail_to_pause)
+        loader.reading_service._resume()
+        assert [*found, *iterator] == list(range(20))
+        assert list(loader) == list(range(20))
 
 
 def limit_to(pipe: Pipe, count: int | None) -> Pipe:

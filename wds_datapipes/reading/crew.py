@@ -214,11 +214,13 @@ class Crew:
         """Tell all processes what to do, and wait until they have done it: the workers before what feeds them."""
         for link, payload in zip(self.workers, payloads, strict=True):
             link.tell(command, payload)
-        for link in self.workers:
-            link.await_answer()
+        refusals = [link.await_answer() for link in self.workers]
         if self._dispatcher is not None:
             self._dispatcher.tell(command, dispatching)
-            self._dispatcher.await_answer()
+            refusals.append(self._dispatcher.await_answer())
+        for refusal in refusals:
+            if refusal is not None:
+                refusal.reraise()
 
     def report(self, epoch: int) -> LoadingReport:
         """Return what was done so far."""

@@ -22,6 +22,7 @@ from wds_datapipes.reading.resuming import Resumed
 from wds_datapipes.reading.trail import Trail
 from wds_datapipes.reading.transport.inlet import Inlet, Message
 from wds_datapipes.reading.transport.messages import Command, Kind
+from wds_datapipes.reading.workers import SendableError
 
 __all__ = ["Link"]
 
@@ -65,6 +66,7 @@ class Link:
         self.listed: list[Any] = []
         self._turn = threading.Lock()
         self._asked = self._answered = 0
+        self._refusal: SendableError | None = None
         self._closed = False
         self._reader = threading.current_thread()
         self._pid = 0
@@ -134,10 +136,14 @@ class Link:
             self._asked += 1
         self._send(order)
 
-    def await_answer(self) -> None:
+    def await_answer(self) -> SendableError | None:
         """Wait until the process has done what it was told; what it sends before that is kept.
 
         Another thread may go on to take items: not every stage of the main process that is paused waits for its own.
+
+        Returns:
+            What was raised in the process when it did it, after the last item of its epoch. What is raised earlier
+            comes instead of the next item.
 
         Raises:
             WorkerDied: as `items`; so are the others that tell of the process, and not of its items.
@@ -153,7 +159,8 @@ class Link:
                     if not self._note(message):
                         self._backlog.append(message)
                 if self._answered >= self._asked:
-                    return
+                    refusal, self._refusal = self._refusal, None
+                    return refusal
                 self._inlet.credit()
             woken = self._wait(begin)
 
@@ -277,6 +284,8 @@ class Link:
             self.skipped = self._inlet.body(message)
         elif message.header.kind == Kind.DONE:
             self._answered += 1
+            if message.header.size:
+                self._refusal = self._inlet.body(message)
         else:
             return False
         return True

@@ -223,6 +223,7 @@ class Worker:
         if order.command == Command.RESET:
             self.begin(order.epoch, *order.payload)
             return
+        refusal = b""  # what is raised after the last item, which is part of the answer
         try:
             # A pipe is paused from its end, and goes on from its beginning.
             if order.command == Command.PAUSE:
@@ -237,8 +238,12 @@ class Worker:
                 limit_fn, count = order.payload
                 self.pipe = limit_fn(self.pipe, count)
             self.tell_ledger()
-        finally:  # an exception follows the answer, and comes instead of the next item
-            self.outlet.say(Kind.DONE)
+        except SENDABLE:
+            if self.iterator is not None:
+                raise  # it follows the answer, and comes instead of the next item
+            refusal = failure(self.who)
+        finally:
+            self.outlet.say(Kind.DONE, refusal)
 
     def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
         """Begin an epoch."""
