@@ -21,7 +21,7 @@ from sftp_server import SftpServer, find_rclone, running_sftp
 
 # Before a test module imports torchdata: that alone would show its banner, and a warning is an error here.
 import wds_datapipes
-from wds_datapipes.core.ledger import LEDGER
+from wds_datapipes.counters import LEDGER
 
 
 def pytest_configure() -> None:
@@ -137,7 +137,7 @@ def program(folder: Path) -> Callable[..., Ended]:
     from typer.testing import CliRunner
 
     from wds_datapipes.cli import COMMANDS
-    from wds_datapipes.cli.program import build_program
+    from wds_datapipes.cli._app import build_program
 
     def run(*arguments: str) -> Ended:
         result = CliRunner().invoke(build_program(COMMANDS), list(arguments))

@@ -23,25 +23,25 @@ IN_THEIR_ORDER = ["--dist=loadfile", "--no-loadscope-reorder"]
 NOTHING_CHOSEN = 5
 #: What sweeps more in `nightly`: in `tests`, every value of each dimension with some of the others.
 SWEEPS = [
-    "tests/reading/test_checkpoint.py",
-    "tests/reading/test_repaired_service.py",
-    "tests/reading/test_service_laws.py",
-    "tests/reading/test_training_run.py",
+    "tests/loading/test_checkpoint.py",
+    "tests/loading/test_repaired_service.py",
+    "tests/loading/test_service_laws.py",
+    "tests/loading/test_training_run.py",
     "tests/fuzzing/test_targets.py",
 ]
 #: What `minimal` runs: tests that import no extra but dataloader2, of each floor, and what depends on its release.
 MINIMAL_TESTS = [
-    "tests/core/test_fields.py",
-    "tests/core/test_naming.py",
+    "tests/samples/test_fields.py",
+    "tests/samples/test_keys.py",
     "tests/pipes/test_stage_contract.py",
     "tests/properties/test_tar_laws.py",
-    "tests/reading/test_inbox.py",
-    "tests/reading/test_prefetching.py",
-    "tests/reading/test_repaired_service.py",
-    "tests/reading/test_repairs.py",
-    "tests/reading/test_rounds.py",
-    "tests/reading/test_service.py",
-    "tests/reading/test_without_dataloader2.py",
+    "tests/loading/test_inbox.py",
+    "tests/loading/test_prefetching.py",
+    "tests/loading/test_repaired_service.py",
+    "tests/loading/test_repairs.py",
+    "tests/loading/test_rounds.py",
+    "tests/loading/test_service.py",
+    "tests/loading/test_without_dataloader2.py",
     "tests/test_layers.py",
     "tests/test_optional_packages.py",
 ]
@@ -71,7 +71,7 @@ def nightly(session: nox.Session) -> None:
         "pytest",
         "--timeout=7200",
         "-rP",
-        "tests/reading/test_checkpoint.py",
+        "tests/loading/test_checkpoint.py",
         "-k",
         "drawn_at_random or does_not_grow",
         *session.posargs,

@@ -23,7 +23,7 @@ from contest import Contender, Contest, options, parse, plot_contests, write_rep
 from PIL import Image
 
 from wds_datapipes import ImageDecoder
-from wds_datapipes.core.decoding import wds_decode
+from wds_datapipes.codecs.decoding import wds_decode
 
 Sample = dict[str, Any]
 SPECS = ("torchrgb8", "rgb8", "torchrgb")

@@ -27,8 +27,8 @@ from torch.utils.data.datapipes.iter import FileOpener, IterableWrapper
 from webdataset.tariterators import tarfile_to_samples
 
 from wds_datapipes import ShardList
-from wds_datapipes.core.members import load_wds_shards
-from wds_datapipes.core.samples import group_samples
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import load_wds_shards
 
 with warnings.catch_warnings():
     # Its banner, which says that it is no longer developed.

@@ -50,9 +50,9 @@ from rich.progress import track
 from rich.table import Table
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.pipes.state import record_state
-from wds_datapipes.reading import serving
-from wds_datapipes.reading.statetext import read
+from wds_datapipes.loading.checkpoint.encoding import read
+from wds_datapipes.loading.workers import worker as serving
+from wds_datapipes.pipes.state.pipeline_state import record_state
 
 # Silenced by the import above.
 from torchdata.dataloader2 import DataLoader2  # isort: skip

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 #: What most scripts need, and takes long to import.
-IMPORTED = ("torchdata.datapipes.iter", "wds_datapipes.reading.service")
+IMPORTED = ("torchdata.datapipes.iter", "wds_datapipes.loading.service.service")
 
 
 def serve(address: str) -> dict[str, Any] | None:
@@ -76,7 +76,7 @@ def main() -> None:
     sys.path.pop(0)  # the folder of this script
     for name in IMPORTED:
         importlib.import_module(name)
-    from wds_datapipes.cli.program import build_program
+    from wds_datapipes.cli._app import build_program
 
     build_program(importlib.import_module("wds_datapipes.cli").COMMANDS)
     gc.freeze()  # what is imported stays; each process would look through all of it at its end

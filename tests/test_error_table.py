@@ -36,12 +36,12 @@ from wds_datapipes import (
     read_dali_index,
     read_index,
 )
-from wds_datapipes.core.creation import create_shards
-from wds_datapipes.core.optional import require
-from wds_datapipes.core.samplecommand import SampleCommand
-from wds_datapipes.core.sources.recipe import Recipe
-from wds_datapipes.pipes.state import load_state, save_state
-from wds_datapipes.reading.ranks import Ranks
+from wds_datapipes.extras import require
+from wds_datapipes.loading.distributed import Ranks
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
+from wds_datapipes.prepare.create import create_shards
+from wds_datapipes.prepare.shell_command import SampleCommand
+from wds_datapipes.prepare.sources.tarp_recipe import Recipe
 from wds_datapipes.testing import build_shard
 
 

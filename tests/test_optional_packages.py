@@ -15,12 +15,13 @@ from fsspec.registry import known_implementations  # type: ignore[import-untyped
 
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
-from wds_datapipes.core.cluster import connected
-from wds_datapipes.core.codecs import media, records
-from wds_datapipes.core.openers.filesystems import EXTRAS
-from wds_datapipes.core.sources.imagenet import find_imagenet
-from wds_datapipes.core.sources.table import Table
+from wds_datapipes.codecs import media
+from wds_datapipes.codecs import msgpack_cbor as records
 from wds_datapipes.errors import MissingDependency
+from wds_datapipes.io.remote.filesystem import EXTRAS
+from wds_datapipes.parallel.dask_cluster import connected
+from wds_datapipes.prepare.sources.imagenet import find_imagenet
+from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.testing import check_resume
 
 SOURCES = Path(wds_datapipes.__file__).parent

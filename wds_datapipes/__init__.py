@@ -15,61 +15,61 @@ import typing
 if sys.orig_argv[1:3] == ["-m", "wds_datapipes.cli"] or "".join(sys.orig_argv[1:2]).endswith("/wds-datapipes"):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from wds_datapipes.core.batches import collate_samples
-from wds_datapipes.core.codecs.images import ImageDecoder
-from wds_datapipes.core.codecs.matching import Continue, handle_extension
-from wds_datapipes.core.conversion import ConvertedShard, convert_shards
-from wds_datapipes.core.foreign.dali import read_dali_index, write_dali_index
-from wds_datapipes.core.foreign.energon import (
+from wds_datapipes.codecs.extensions import Continue, handle_extension
+from wds_datapipes.codecs.images import ImageDecoder
+from wds_datapipes.extras import require as _require
+from wds_datapipes.index.build import build_index, check_index
+from wds_datapipes.index.build_many import build_indexes
+from wds_datapipes.index.file_format import index_url, read_index, write_index
+from wds_datapipes.index.interop.dali import read_dali_index, write_dali_index
+from wds_datapipes.index.interop.energon import (
     read_energon_dataset,
     read_energon_index,
     write_energon_dataset,
     write_energon_index,
 )
-from wds_datapipes.core.foreign.wids import read_wids_index, write_wids_index
-from wds_datapipes.core.index import ShardIndex
-from wds_datapipes.core.indexes import build_indexes
-from wds_datapipes.core.indexfile import index_url, read_index, write_index
-from wds_datapipes.core.indexing import build_index, check_index
-from wds_datapipes.core.limits import ReadLimits
-from wds_datapipes.core.manifest import Manifest, check_manifest, read_manifest, write_manifest
-from wds_datapipes.core.naming import first_dot, last_dot
-from wds_datapipes.core.openers import register_opener
-from wds_datapipes.core.optional import require as _require
-from wds_datapipes.core.policy import ErrorBudget
-from wds_datapipes.core.quarantine import read_quarantine
-from wds_datapipes.core.shardwriter import ShardWriter
-from wds_datapipes.core.tarwriter import TarWriter
-from wds_datapipes.core.types import Member, Sample, ShardInfo
-from wds_datapipes.pipes.batches import SampleUnbatcher
+from wds_datapipes.index.interop.wids import read_wids_index, write_wids_index
+from wds_datapipes.index.manifest import Manifest, check_manifest, read_manifest, write_manifest
+from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.openers import register_opener
+from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.loading.torchdata_patches.patches import apply as _apply_repairs
+from wds_datapipes.loading.torchdata_patches.patches import repairs
+from wds_datapipes.on_error.policy import ErrorBudget
+from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.pipes.caching import CachedSamples
-from wds_datapipes.pipes.columns import Associator, ColumnAdder
+from wds_datapipes.pipes.composing import StreamComposer
 from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
-from wds_datapipes.pipes.directory import DirectoryShards
+from wds_datapipes.pipes.directory_shards import DirectoryShards
 from wds_datapipes.pipes.encoding import SampleEncoder
 from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
 from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
-from wds_datapipes.pipes.journal import SampleLogger
-from wds_datapipes.pipes.members import ShardLoader
+from wds_datapipes.pipes.grouping import SampleGrouper, SampleShuffler
+from wds_datapipes.pipes.joining import Associator, ColumnAdder
+from wds_datapipes.pipes.loading import ShardLoader
 from wds_datapipes.pipes.mixing import SampleMixer
-from wds_datapipes.pipes.mock import MockSamples
-from wds_datapipes.pipes.randomness import RandomMapper
+from wds_datapipes.pipes.mock_samples import MockSamples
+from wds_datapipes.pipes.random_functions import RandomMapper
 from wds_datapipes.pipes.resampling import ShardResampler
-from wds_datapipes.pipes.samples import SampleGrouper, SampleShuffler
-from wds_datapipes.pipes.selection import FieldSelector, KeyExtractor, KeyRenamer
-from wds_datapipes.pipes.shardcache import ShardCacher
-from wds_datapipes.pipes.shards import DatasetSpec, ShardList
-from wds_datapipes.pipes.streams import StreamComposer
-from wds_datapipes.pipes.subsets import EmptinessChecker, SampleSlicer, SampleThinner
+from wds_datapipes.pipes.sample_log import SampleLogger
+from wds_datapipes.pipes.sampling import EmptinessChecker, SampleSlicer, SampleThinner
+from wds_datapipes.pipes.select import FieldSelector, KeyExtractor, KeyRenamer
+from wds_datapipes.pipes.shard_cache import ShardCacher
+from wds_datapipes.pipes.shard_list import DatasetSpec, ShardList
+from wds_datapipes.pipes.unbatching import SampleUnbatcher
 from wds_datapipes.pipes.writing import SampleWriter
-from wds_datapipes.reading.repairs import apply as _apply_repairs
-from wds_datapipes.reading.repairs import repairs
+from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
+from wds_datapipes.samples.batching import collate_samples
+from wds_datapipes.samples.keys import first_dot, last_dot
+from wds_datapipes.types import Member, Sample, ShardInfo
+from wds_datapipes.writing.shard_writer import ShardWriter
+from wds_datapipes.writing.tar_writer import TarWriter
 
 if typing.TYPE_CHECKING:
-    from wds_datapipes.reading.elastic import merge_states
-    from wds_datapipes.reading.report import LoadingReport, WorkerReport
-    from wds_datapipes.reading.service import ShardReadingService
-    from wds_datapipes.reading.stateful import StatefulShards
+    from wds_datapipes.loading.checkpoint.resharding import merge_states
+    from wds_datapipes.loading.report import LoadingReport, WorkerReport
+    from wds_datapipes.loading.service.service import ShardReadingService
+    from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
 
 __all__ = [
     "Associator",
@@ -155,11 +155,11 @@ _apply_repairs()
 #: What is imported when it is first asked for. The reading service is derived from torchdata's, and everything else
 #: also works without torchdata, and with releases of it that have no DataLoader2.
 _LATER = {
-    "LoadingReport": "wds_datapipes.reading.report",
-    "ShardReadingService": "wds_datapipes.reading.service",
-    "StatefulShards": "wds_datapipes.reading.stateful",
-    "WorkerReport": "wds_datapipes.reading.report",
-    "merge_states": "wds_datapipes.reading.elastic",
+    "LoadingReport": "wds_datapipes.loading.report",
+    "ShardReadingService": "wds_datapipes.loading.service.service",
+    "StatefulShards": "wds_datapipes.loading.stateful_dataset.dataset",
+    "WorkerReport": "wds_datapipes.loading.report",
+    "merge_states": "wds_datapipes.loading.checkpoint.resharding",
 }
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from wds_datapipes.cli import COMMANDS
-from wds_datapipes.cli.program import build_program
+from wds_datapipes.cli._app import build_program
 
 program = build_program(COMMANDS)
 for is_mark, words in groupby(sys.argv[1:], lambda word: word == "--"):

@@ -14,7 +14,7 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
 from wds_datapipes.cli import COMMANDS
-from wds_datapipes.cli.program import build_program
+from wds_datapipes.cli._app import build_program
 
 SLOW = "pipe:cat a-0.tar; sleep 0.3"
 

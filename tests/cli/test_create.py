@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from wds_datapipes import read_manifest
-from wds_datapipes.core.members import load_wds_shards
-from wds_datapipes.core.samples import group_samples
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import load_wds_shards
 
 
 def contents(*urls: str) -> dict[str, dict[str, bytes]]:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import wds_datapipes
 from wds_datapipes.cli import COMMANDS, main
-from wds_datapipes.cli.program import build_program
+from wds_datapipes.cli._app import build_program
 from wds_datapipes.testing import build_shard
 
 COLORS = {3: (200, 60, 50), 7: (60, 170, 80), 12: (70, 90, 210)}

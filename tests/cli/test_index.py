@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from wds_datapipes.core.foreign.dali import read_dali_index
-from wds_datapipes.core.foreign.energon import read_energon_index
-from wds_datapipes.core.foreign.wids import read_wids_index
-from wds_datapipes.core.indexfile import read_index
-from wds_datapipes.core.indexing import build_index
-from wds_datapipes.core.manifest import read_manifest
+from wds_datapipes.index.build import build_index
+from wds_datapipes.index.file_format import read_index
+from wds_datapipes.index.interop.dali import read_dali_index
+from wds_datapipes.index.interop.energon import read_energon_index
+from wds_datapipes.index.interop.wids import read_wids_index
+from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.testing import build_shard
 
 

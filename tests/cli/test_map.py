@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from wds_datapipes import TarWriter, convert_shards
-from wds_datapipes.core.members import load_wds_shards
-from wds_datapipes.core.samples import group_samples
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import load_wds_shards
 from wds_datapipes.testing import build_shard
 
 Read = list[tuple[str, dict[str, bytes]]]

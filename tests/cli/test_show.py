@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from wds_datapipes import TarWriter
-from wds_datapipes.cli.halfblocks import half_blocks
-from wds_datapipes.cli.sheet import make_sheet, size_bars
-from wds_datapipes.cli.sheethtml import sheet_as_html
-from wds_datapipes.cli.sheetpng import sheet_as_png
-from wds_datapipes.core.drawnsamples import DrawnSamples
+from wds_datapipes.cli.show_sheet import make_sheet, size_bars
+from wds_datapipes.cli.show_sheet_html import sheet_as_html
+from wds_datapipes.cli.show_sheet_png import sheet_as_png
+from wds_datapipes.cli.show_terminal import half_blocks
+from wds_datapipes.prepare.random_samples import DrawnSamples
 from wds_datapipes.testing import build_shard
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.core.members import load_wds_shards
-from wds_datapipes.core.samples import group_samples
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import load_wds_shards
 from wds_datapipes.testing import build_shard
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from wds_datapipes import check_index, read_index
-from wds_datapipes.core.members import load_wds_shards
-from wds_datapipes.core.samples import group_samples
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import load_wds_shards
 from wds_datapipes.testing import build_shard
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.core.datasetstats import Sizes
+from wds_datapipes.prepare.stats import Sizes
 from wds_datapipes.testing import build_shard
 
 

@@ -18,9 +18,9 @@ import psutil
 import pytest
 from PIL import Image
 
-from wds_datapipes.core.indexes import build_indexes
-from wds_datapipes.core.manifest import Manifest, write_manifest
-from wds_datapipes.core.verification import FAULTS_KEPT, Checks, common_keys, verify_shards
+from wds_datapipes.index.build_many import build_indexes
+from wds_datapipes.index.manifest import Manifest, write_manifest
+from wds_datapipes.prepare.verify import FAULTS_KEPT, Checks, common_keys, verify_shards
 from wds_datapipes.testing import build_shard
 
 
@@ -227,6 +227,6 @@ def test_keys_are_compared_and_not_their_digests(folder: Path, monkeypatch: pyte
         build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "txt": "x"} for n in range(3)])
     found = verify_shards(["a.tar", "b.tar"], Checks())
     assert list(common_keys(found)) == []
-    monkeypatch.setattr("wds_datapipes.core.verification._digest", lambda key: int(key[1]))
+    monkeypatch.setattr("wds_datapipes.prepare.verify._digest", lambda key: int(key[1]))
     assert list(common_keys(found)) == []
     assert [fault.key for fault in common_keys([*found, *verify_shards(["./a.tar"], Checks())])] == ["a0", "a1", "a2"]

@@ -19,8 +19,8 @@ import torch
 import webdataset
 
 from wds_datapipes import ShardList, ShardWriter, TarWriter
-from wds_datapipes.core.openers import open_url
 from wds_datapipes.errors import CommandFailed, EncodeError, UnsafeCodec
+from wds_datapipes.io.openers import open_url
 
 # webdataset leaves files and pipes to the garbage collection.
 pytestmark = [

@@ -21,14 +21,14 @@ import torch
 from harness import Finding, Target, change_bytes, change_json
 from PIL import Image
 
-from wds_datapipes.core.codecs import CODECS, IMAGE_FORMATS
-from wds_datapipes.core.codecs.arrays import encode_npy, encode_npz
-from wds_datapipes.core.codecs.images import ImageDecoder
-from wds_datapipes.core.codecs.tenbin import encode_tenbin
-from wds_datapipes.core.codecs.tensors import encode_pth
-from wds_datapipes.core.decoding import DecoderChain, decode_samples
-from wds_datapipes.core.glance import glance
+from wds_datapipes.codecs import CODECS, IMAGE_FORMATS
+from wds_datapipes.codecs.decoding import DecoderChain, decode_samples
+from wds_datapipes.codecs.images import ImageDecoder
+from wds_datapipes.codecs.numpy_arrays import encode_npy, encode_npz
+from wds_datapipes.codecs.tenbin import encode_tenbin
+from wds_datapipes.codecs.torch_tensors import encode_pth
 from wds_datapipes.errors import DecodeError
+from wds_datapipes.prepare.preview import glance
 
 #: How much more memory an input may take than before, in bytes, beside a thousand times its own size.
 ROOM = 512 << 20

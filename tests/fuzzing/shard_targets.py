@@ -21,14 +21,14 @@ from typing import Any, BinaryIO, cast
 import zstandard
 from harness import Finding, Target, change_bytes, change_tar, with_checksums
 
-from wds_datapipes.core.compression import decompressed
-from wds_datapipes.core.indexing import build_index
-from wds_datapipes.core.members import load_wds_shards
-from wds_datapipes.core.samples import group_samples
-from wds_datapipes.core.tar import read_members
-from wds_datapipes.core.tarwriter import TarWriter
-from wds_datapipes.core.types import MemberTuple
 from wds_datapipes.errors import DuplicateField, EncodeError, ShardError, UnwritableSample
+from wds_datapipes.index.build import build_index
+from wds_datapipes.io.compression.decompress import decompressed
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.tar.reader import read_members
+from wds_datapipes.types import MemberTuple
+from wds_datapipes.writing.tar_writer import TarWriter
 
 #: The name and data of a member.
 Content = tuple[str, bytes]

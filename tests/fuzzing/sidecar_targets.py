@@ -16,20 +16,6 @@ from zlib import crc32
 from harness import Finding, Target, change_bytes, change_json
 from shard_targets import scratch
 
-from wds_datapipes.core.foreign.dali import dali_text, read_dali_index
-from wds_datapipes.core.foreign.energon import read_energon_dataset, read_energon_index
-from wds_datapipes.core.foreign.wids import read_wids_index
-from wds_datapipes.core.index import ShardIndex
-from wds_datapipes.core.indexfile import HEAD, MAGIC, index_bytes, parse_index
-from wds_datapipes.core.indexing import build_index, check_index
-from wds_datapipes.core.manifest import Manifest, ManifestEntry, read_manifest, write_manifest
-from wds_datapipes.core.quarantine import read_quarantine
-from wds_datapipes.core.samplefile import DamagedFile, SampleFileWriter, open_samples, payloads
-from wds_datapipes.core.shardcache.entries import Entry, Facts
-from wds_datapipes.core.shardjournal import FinishedShard, ShardJournal
-from wds_datapipes.core.shards import expand_braces
-from wds_datapipes.core.specification import read_mixture
-from wds_datapipes.core.types import ShardInfo
 from wds_datapipes.errors import (
     CacheError,
     CorruptSidecar,
@@ -41,7 +27,21 @@ from wds_datapipes.errors import (
     StateError,
     WrongSidecar,
 )
+from wds_datapipes.index.build import build_index, check_index
+from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_index
+from wds_datapipes.index.interop.dali import dali_text, read_dali_index
+from wds_datapipes.index.interop.energon import read_energon_dataset, read_energon_index
+from wds_datapipes.index.interop.wids import read_wids_index
+from wds_datapipes.index.manifest import Manifest, ManifestEntry, read_manifest, write_manifest
+from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.on_error.quarantine import read_quarantine
+from wds_datapipes.samples.sample_file import DamagedFile, SampleFileWriter, open_samples, payloads
+from wds_datapipes.shard_cache.entry import Entry, Facts
+from wds_datapipes.shards.mixture_spec import read_mixture
+from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import ShardInfo
+from wds_datapipes.writing.journal import FinishedShard, ShardJournal
 
 #: No more shards of a mixture are looked at than these.
 LOOKED_AT = 1000

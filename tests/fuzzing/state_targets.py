@@ -15,12 +15,12 @@ from harness import Target, change_json
 from shard_targets import scratch
 
 from wds_datapipes import ShardList, StatefulShards
-from wds_datapipes.core.openers import open_url, register_opener
-from wds_datapipes.core.progress import Deal
 from wds_datapipes.errors import ChangedShard, ShardError, StateError
-from wds_datapipes.reading.elastic import merge_states
-from wds_datapipes.reading.saved import STATE, checkpoints_in
-from wds_datapipes.reading.statetext import read, written
+from wds_datapipes.io.openers import open_url, register_opener
+from wds_datapipes.loading.checkpoint.encoding import read, written
+from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
+from wds_datapipes.loading.checkpoint.resharding import merge_states
+from wds_datapipes.shards.position import Deal
 from wds_datapipes.testing import build_shard
 
 #: No more items of a loader are looked at than these.

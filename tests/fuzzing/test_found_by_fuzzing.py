@@ -15,25 +15,25 @@ from zlib import crc32
 import pytest
 from state_targets import loader, states
 
-from wds_datapipes.core.codecs.images import ImageDecoder
-from wds_datapipes.core.codecs.media import AudioDecoder
-from wds_datapipes.core.foreign.dali import read_dali_index, write_dali_index
-from wds_datapipes.core.foreign.energon import read_energon_dataset
-from wds_datapipes.core.indexing import build_index
-from wds_datapipes.core.openers import redact
-from wds_datapipes.core.openers.patience import asked_for
-from wds_datapipes.core.plainyaml import plain_yaml
-from wds_datapipes.core.quarantine import read_quarantine
-from wds_datapipes.core.samplefile import FRAME, MAGIC, DamagedFile, SampleFileWriter, _trailer, open_samples
-from wds_datapipes.core.shardcache.entries import Entry
-from wds_datapipes.core.shardjournal import ShardJournal
-from wds_datapipes.core.shards import expand_braces
-from wds_datapipes.core.specification import read_mixture
-from wds_datapipes.core.tarwriter import TarWriter
+from wds_datapipes.codecs.images import ImageDecoder
+from wds_datapipes.codecs.media import AudioDecoder
 from wds_datapipes.errors import CorruptSidecar, PatternError, SpecError, StateError, UnwritableSample
-from wds_datapipes.reading.saved import STATE
-from wds_datapipes.reading.statetext import read
+from wds_datapipes.index.build import build_index
+from wds_datapipes.index.interop.dali import read_dali_index, write_dali_index
+from wds_datapipes.index.interop.energon import read_energon_dataset
+from wds_datapipes.io.openers import redact
+from wds_datapipes.io.plain_yaml import plain_yaml
+from wds_datapipes.io.remote.retry import asked_for
+from wds_datapipes.loading.checkpoint.encoding import read
+from wds_datapipes.loading.checkpoint.loader_states import STATE
+from wds_datapipes.on_error.quarantine import read_quarantine
+from wds_datapipes.samples.sample_file import FRAME, MAGIC, DamagedFile, SampleFileWriter, _trailer, open_samples
+from wds_datapipes.shard_cache.entry import Entry
+from wds_datapipes.shards.mixture_spec import read_mixture
+from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.testing import build_shard
+from wds_datapipes.writing.journal import ShardJournal
+from wds_datapipes.writing.tar_writer import TarWriter
 
 NESTED = b"[" * 100_000
 

@@ -10,12 +10,13 @@ from unittest.mock import patch
 
 from harness import Finding, Target, change_bytes
 
-from wds_datapipes.core import shards
-from wds_datapipes.core.openers import redact, split_scheme, web
-from wds_datapipes.core.openers.patience import asked_for, status_of
-from wds_datapipes.core.rewriting import rewritten, rules_of
-from wds_datapipes.core.shards import expand_braces, split_patterns, substitute
 from wds_datapipes.errors import PatternError
+from wds_datapipes.io.openers import redact, split_scheme
+from wds_datapipes.io.remote import http as web
+from wds_datapipes.io.remote.retry import asked_for, status_of
+from wds_datapipes.shards import patterns as shards
+from wds_datapipes.shards.patterns import expand_braces, split_patterns, substitute
+from wds_datapipes.shards.url_rewriting import rewritten, rules_of
 
 #: What the variables of patterns hold.
 VARIABLES = {"WDS_A": "x{0..3}", "WDS_B": "${A}${A}", "WDS_C": "${C}"}

@@ -23,9 +23,9 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
 from wds_datapipes import ShardList, TarWriter, build_indexes, read_index
-from wds_datapipes.core.openers import open_parts, open_url
-from wds_datapipes.core.openers.ranges import open_ranges
 from wds_datapipes.errors import ChangedShard, ShardNotOpened
+from wds_datapipes.io.openers import open_parts, open_url
+from wds_datapipes.io.remote.range_reader import open_ranges
 from wds_datapipes.testing import build_shard
 
 #: What libraries warn of among themselves.

@@ -24,7 +24,7 @@ from wds_datapipes import (
     handle_extension,
     last_dot,
 )
-from wds_datapipes.pipes.description import descriptions
+from wds_datapipes.pipes.state.description import descriptions
 
 Pipe = IterDataPipe[Any]
 

@@ -30,8 +30,8 @@ from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import DatasetSpec, ShardList, ShardReadingService
-from wds_datapipes.core.samplefile import FRAME
 from wds_datapipes.errors import CacheError
+from wds_datapipes.samples.sample_file import FRAME
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterDataPipe, functional_datapipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
-from wds_datapipes.core.codecs.images import ImageDecoder
-from wds_datapipes.core.codecs.matching import handle_extension
+from wds_datapipes.codecs.extensions import handle_extension
+from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.errors import DecodeError, UnsafeCodec
 from wds_datapipes.pipes.decoding import RegisteredDecoder, SampleDecoder, register_decoder
 
@@ -109,7 +109,7 @@ SCRIPT = """
 import pickle
 from torch.utils.data import DataLoader, functional_datapipe
 from torch.utils.data.datapipes.iter import IterableWrapper
-from wds_datapipes.core.codecs.images import ImageDecoder
+from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
 
 @register_decoder("doubled", "num")
@@ -190,7 +190,7 @@ def test_a_subclass_that_cannot_work_is_refused_when_it_is_defined() -> None:
 
 @pytest.fixture
 def forgets_names() -> Iterator[None]:
-    from wds_datapipes.core.codecs import words
+    from wds_datapipes.codecs import registry as words
 
     yield
     del IterDataPipe.functions["counted"]

@@ -18,9 +18,9 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ReadLimits, ShardList
-from wds_datapipes.core.fingerprint import fingerprint
-from wds_datapipes.pipes.description import description, descriptions, difference
-from wds_datapipes.reading.stateful import StatefulShards
+from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
+from wds_datapipes.pipes.state.description import description, descriptions, difference
 
 SCRIPT = Path(__file__).with_name("described_pipelines.py")
 

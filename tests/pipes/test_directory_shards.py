@@ -19,8 +19,8 @@ from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DirectoryShards, ShardReadingService
-from wds_datapipes.core import claims
 from wds_datapipes.errors import CacheError, PatternError, TruncatedShard
+from wds_datapipes.shards import directory_queue as claims
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores

@@ -24,7 +24,7 @@ from torchdata.datapipes.iter import SampleMultiplexer
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySource
-from wds_datapipes.reading.shares import WorkerPlace, split_by_worker
+from wds_datapipes.loading.rank_and_worker import WorkerPlace, split_by_worker
 from wds_datapipes.testing import build_shard
 
 #: torch warns of more workers than processors.

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.pipes.stage import register_stage
 
 
 class Noted(IterDataPipe[Any]):

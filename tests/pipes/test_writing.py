@@ -17,7 +17,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardInfo, ShardList, ShardReadingService, ShardWriter
 from wds_datapipes.errors import EncodeError, StateError
-from wds_datapipes.pipes.state import save_state
+from wds_datapipes.pipes.state.pipeline_state import save_state
 from wds_datapipes.testing import build_shard
 
 SHARDS = 6

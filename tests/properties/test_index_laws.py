@@ -18,14 +18,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ShardIndex, TarWriter, build_index, check_index, first_dot, last_dot
-from wds_datapipes.core.headers import EndMarker
-from wds_datapipes.core.index import COLUMNS
-from wds_datapipes.core.indexfile import index_bytes, parse_index, read_index, write_index
-from wds_datapipes.core.indexing import written_index
-from wds_datapipes.core.members import load_wds_shards
-from wds_datapipes.core.naming import KeyRule
-from wds_datapipes.core.samples import OnDuplicate, group_samples
 from wds_datapipes.errors import CorruptSidecar, DuplicateField, SampleError, ShardError, TruncatedShard, WdsError
+from wds_datapipes.index.build import written_index
+from wds_datapipes.index.file_format import index_bytes, parse_index, read_index, write_index
+from wds_datapipes.index.shard_index import COLUMNS
+from wds_datapipes.samples.grouping import OnDuplicate, group_samples
+from wds_datapipes.samples.keys import KeyRule
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.tar.headers import EndMarker
 
 NOISE = Random(0).randbytes(1 << 16)
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -288,7 +288,7 @@ def test_a_header_with_right_checksums_and_wrong_facts_is_refused_or_harmless(
     import json
     from zlib import crc32
 
-    from wds_datapipes.core.indexfile import HEAD, MAGIC
+    from wds_datapipes.index.file_format import HEAD, MAGIC
 
     content = index_bytes(index)
     _, length, _ = HEAD.unpack_from(content)

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.core.limits import ReadLimits
-from wds_datapipes.core.members import load_wds_shards
-from wds_datapipes.core.tar import read_members
 from wds_datapipes.errors import CorruptShard, ShardError, TruncatedShard, UnsupportedMember
+from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.tar.reader import read_members
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

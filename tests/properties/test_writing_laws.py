@@ -18,10 +18,10 @@ from hypothesis import example, given, settings
 from torchdata.datapipes.iter import FileOpener, IterableWrapper
 
 from wds_datapipes import ShardList, TarWriter
-from wds_datapipes.core.compressing import MAKERS
-from wds_datapipes.core.naming import first_dot, is_meta
-from wds_datapipes.core.tar import read_members
-from wds_datapipes.core.ustar import HeaderWriter
+from wds_datapipes.io.compression.compress import MAKERS
+from wds_datapipes.samples.keys import first_dot, is_meta
+from wds_datapipes.tar.header_writer import HeaderWriter
+from wds_datapipes.tar.reader import read_members
 
 Samples = list[dict[str, Any]]
 

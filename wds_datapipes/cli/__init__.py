@@ -8,9 +8,9 @@ import gc
 import signal
 import sys
 
-from wds_datapipes.cli.output import OutputError, guarded_output
-from wds_datapipes.core.optional import require
+from wds_datapipes.cli._output import OutputError, guarded_output
 from wds_datapipes.errors import MissingDependency
+from wds_datapipes.extras import require
 
 __all__ = ["COMMANDS", "main"]
 
@@ -59,7 +59,7 @@ def run() -> None:
     except MissingDependency as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201  nothing better to print with is installed
         sys.exit(2)
-    from wds_datapipes.cli.program import build_program
+    from wds_datapipes.cli._app import build_program
 
     program = build_program(COMMANDS)
     gc.freeze()  # what is imported stays; Python would look through all of it at the end, which takes a second

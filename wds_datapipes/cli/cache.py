@@ -10,14 +10,14 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from wds_datapipes.cli.meter import Meter, human_bytes, plural
-from wds_datapipes.cli.options import AsJson, Retries, Shards, StorageOptions, Timeout, listed, options_of, parse_bytes
-from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable
-from wds_datapipes.core.manifest import read_manifest
-from wds_datapipes.core.shardcache.entries import Entry, entries
-from wds_datapipes.core.shardcache.folder import CacheFolder
-from wds_datapipes.core.shardcache.room import by_last_use, evict
-from wds_datapipes.core.shardcache.warming import warmed
+from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
+from wds_datapipes.cli._meter import Meter, human_bytes, plural
+from wds_datapipes.cli._options import AsJson, Retries, Shards, StorageOptions, Timeout, listed, options_of, parse_bytes
+from wds_datapipes.index.manifest import read_manifest
+from wds_datapipes.shard_cache.entry import Entry, entries
+from wds_datapipes.shard_cache.eviction import by_last_use, evict
+from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.shard_cache.warmup import warmed
 
 __all__ = ["cache"]
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from wds_datapipes.cli.copying import (
+from wds_datapipes.cli._app import WrongUse
+from wds_datapipes.cli._copy import (
     Compression,
     MaxCount,
     MaxSize,
@@ -20,7 +21,7 @@ from wds_datapipes.cli.copying import (
     parse_slice_text,
     report,
 )
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
     KeyRuleOption,
@@ -37,8 +38,7 @@ from wds_datapipes.cli.options import (
     options_of,
     parse_bytes,
 )
-from wds_datapipes.cli.program import WrongUse
-from wds_datapipes.core.excerpt import Excerpt
+from wds_datapipes.prepare.subset import Excerpt
 
 __all__ = ["cat"]
 

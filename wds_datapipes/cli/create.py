@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex, report
-from wds_datapipes.cli.functions import decoders_of, encoders_of, function_named
-from wds_datapipes.cli.gathering import Kind, Material, MissingWord, class_list_place, open_source, write_class_list
-from wds_datapipes.cli.meter import Meter
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._app import WrongUse, printable
+from wds_datapipes.cli._copy import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex, report
+from wds_datapipes.cli._functions import decoders_of, encoders_of, function_named
+from wds_datapipes.cli._meter import Meter
+from wds_datapipes.cli._options import (
     AsJson,
     KeyRuleOption,
     KeyRuleWord,
@@ -25,11 +25,18 @@ from wds_datapipes.cli.options import (
     options_of,
     parse_bytes,
 )
-from wds_datapipes.cli.program import WrongUse, printable
-from wds_datapipes.core.creation import create_shards
-from wds_datapipes.core.manifest import Manifest, write_manifest
-from wds_datapipes.core.openers import redact
-from wds_datapipes.core.sources.images import ImageFiles
+from wds_datapipes.cli.create_sources import (
+    Kind,
+    Material,
+    MissingWord,
+    class_list_place,
+    open_source,
+    write_class_list,
+)
+from wds_datapipes.index.manifest import Manifest, write_manifest
+from wds_datapipes.io.openers import redact
+from wds_datapipes.prepare.create import create_shards
+from wds_datapipes.prepare.sources.image_folder import ImageFiles
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,20 +13,20 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-from wds_datapipes.cli.digits import TEST_SHARDS, TRAIN_SHARDS, write_digits
-from wds_datapipes.cli.pictures import COLUMNS, Section, Shown, draw_curves, draw_sheet
-from wds_datapipes.cli.program import WrongUse
-from wds_datapipes.cli.recipe import digits_recipe, images_recipe
-from wds_datapipes.cli.screen import new_console, watched
-from wds_datapipes.cli.survey import Dataset, survey
-from wds_datapipes.core.codecs.images import IMAGE_EXTENSIONS
-from wds_datapipes.core.optional import require
+from wds_datapipes.cli._app import WrongUse
+from wds_datapipes.cli._screen import new_console, watched
+from wds_datapipes.cli.demo_digits import TEST_SHARDS, TRAIN_SHARDS, write_digits
+from wds_datapipes.cli.demo_pictures import COLUMNS, Section, Shown, draw_curves, draw_sheet
+from wds_datapipes.cli.demo_recipe import digits_recipe, images_recipe
+from wds_datapipes.cli.demo_survey import Dataset, survey
+from wds_datapipes.codecs.images import IMAGE_EXTENSIONS
+from wds_datapipes.extras import require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from wds_datapipes import LoadingReport
-    from wds_datapipes.cli.training import Epoch, ImageFormat, Network
+    from wds_datapipes.cli.demo_training import Epoch, ImageFormat, Network
 
 __all__ = ["demo"]
 
@@ -88,7 +88,7 @@ def demo(
         code = digits_recipe(f"{output}/train-{{000..{TRAIN_SHARDS - 1:03d}}}.tar")
 
     # Only now, since torch takes its time.
-    from wds_datapipes.cli.training import ImageFormat
+    from wds_datapipes.cli.demo_training import ImageFormat
 
     images = ImageFormat(side, channels)
     describe_dataset(console, data)
@@ -154,7 +154,7 @@ def run(
     """Train, with a bar for each epoch and a line after it."""
     import torch
 
-    from wds_datapipes.cli.training import Batch, train
+    from wds_datapipes.cli.demo_training import Batch, train
 
     # Threads that have no core of their own beside the workers wait for each other, and that costs more than they give.
     torch.set_num_threads(max(1, torch.get_num_threads() - workers))
@@ -178,7 +178,7 @@ def run(
 
 def held_out_section(network: Network, data: Dataset, images: ImageFormat) -> Section:
     """Choose held-out samples to show: first some that the network takes for something else, then others."""
-    from wds_datapipes.cli.training import predict
+    from wds_datapipes.cli.demo_training import predict
 
     wrong: list[Shown] = []
     right: list[Shown] = []
@@ -198,7 +198,7 @@ def held_out_section(network: Network, data: Dataset, images: ImageFormat) -> Se
 
 def training_section(data: Dataset, images: ImageFormat) -> Section:
     """Take training samples as the network sees them."""
-    from wds_datapipes.cli.training import training_pipe
+    from wds_datapipes.cli.demo_training import training_pipe
 
     pictures, classes = next(iter(training_pipe(data, images, batch_size=TRAINING_ROWS * COLUMNS)))
     return Section(

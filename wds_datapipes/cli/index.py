@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from wds_datapipes.cli.meter import Meter, plural
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._app import WrongUse, printable
+from wds_datapipes.cli._meter import Meter, plural
+from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
     KeyRuleOption,
@@ -29,17 +30,16 @@ from wds_datapipes.cli.options import (
     listed,
     options_of,
 )
-from wds_datapipes.cli.pool import worker_pool
-from wds_datapipes.cli.program import WrongUse, printable
-from wds_datapipes.core.foreign.dali import dali_index_url, read_dali_index, write_dali_index
-from wds_datapipes.core.foreign.energon import energon_index_url, read_energon_index, write_energon_index
-from wds_datapipes.core.foreign.wids import write_wids_index
-from wds_datapipes.core.index import ShardIndex
-from wds_datapipes.core.indexes import IndexResult, build_indexes
-from wds_datapipes.core.indexfile import index_url, write_index
-from wds_datapipes.core.manifest import Manifest, write_manifest
-from wds_datapipes.core.openers import redact
-from wds_datapipes.core.parallel import each_shard
+from wds_datapipes.cli._pool import worker_pool
+from wds_datapipes.index.build_many import IndexResult, build_indexes
+from wds_datapipes.index.file_format import index_url, write_index
+from wds_datapipes.index.interop.dali import dali_index_url, read_dali_index, write_dali_index
+from wds_datapipes.index.interop.energon import energon_index_url, read_energon_index, write_energon_index
+from wds_datapipes.index.interop.wids import write_wids_index
+from wds_datapipes.index.manifest import Manifest, write_manifest
+from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.openers import redact
+from wds_datapipes.parallel.map_shards import each_shard
 
 __all__ = ["index"]
 

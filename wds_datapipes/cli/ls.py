@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from wds_datapipes.cli.meter import plural
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, printable, say_nothing_found
+from wds_datapipes.cli._meter import plural
+from wds_datapipes.cli._options import (
     EndMarkerOption,
     KeyRuleOption,
     KeyRuleWord,
@@ -23,9 +24,8 @@ from wds_datapipes.cli.options import (
     listed,
     options_of,
 )
-from wds_datapipes.cli.program import FAULT_FOUND, WRONG_USE, on_one_line, printable, say_nothing_found
-from wds_datapipes.core.openers import redact
-from wds_datapipes.core.outline import OutlinedSample, ShardOutline, outline_shard
+from wds_datapipes.io.openers import redact
+from wds_datapipes.prepare.shard_contents import OutlinedSample, ShardOutline, outline_shard
 
 __all__ = ["ls"]
 

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from wds_datapipes.cli.conversionreport import facts_of, report
-from wds_datapipes.cli.copying import Compression, RemoveOld
-from wds_datapipes.cli.functions import decoders_of, function_named
-from wds_datapipes.cli.meter import Meter
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line
+from wds_datapipes.cli._conversion_report import facts_of, report
+from wds_datapipes.cli._copy import Compression, RemoveOld
+from wds_datapipes.cli._functions import decoders_of, function_named
+from wds_datapipes.cli._meter import Meter
+from wds_datapipes.cli._options import (
     AsJson,
     KeyRuleOption,
     KeyRuleWord,
@@ -31,12 +32,11 @@ from wds_datapipes.cli.options import (
     listed,
     options_of,
 )
-from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line
-from wds_datapipes.core.cluster import connected, send_module
-from wds_datapipes.core.conversion import ConvertedShard, convert_shards
-from wds_datapipes.core.errornotes import DaskNotes, ErrorNotes
-from wds_datapipes.core.samplecommand import SampleCommand
 from wds_datapipes.errors import ConversionFailed, StateError
+from wds_datapipes.parallel.dask_cluster import connected, send_module
+from wds_datapipes.parallel.error_log import DaskNotes, ErrorNotes
+from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
+from wds_datapipes.prepare.shell_command import SampleCommand
 
 __all__ = ["map"]
 

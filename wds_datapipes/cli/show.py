@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from wds_datapipes.cli.halfblocks import half_blocks
-from wds_datapipes.cli.meter import Meter, human_bytes, plural
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
+from wds_datapipes.cli._meter import Meter, human_bytes, plural
+from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
     KeyRuleOption,
@@ -28,22 +28,22 @@ from wds_datapipes.cli.options import (
     listed,
     options_of,
 )
-from wds_datapipes.cli.pool import worker_pool
-from wds_datapipes.cli.program import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
-from wds_datapipes.cli.screen import new_console
-from wds_datapipes.cli.sheet import LABELS, make_sheet
-from wds_datapipes.cli.sheethtml import sheet_as_html
-from wds_datapipes.cli.sheetpng import MOST_CARDS, sheet_as_png
-from wds_datapipes.core.drawnsamples import draw_samples
-from wds_datapipes.core.glance import Glance, glance
-from wds_datapipes.core.headers import EndMarker
-from wds_datapipes.core.members import load_wds_shards
-from wds_datapipes.core.naming import KeyRule
-from wds_datapipes.core.openers import redact
-from wds_datapipes.core.outline import ShardFault
-from wds_datapipes.core.samples import group_samples
-from wds_datapipes.core.sidecars import write_sidecar
-from wds_datapipes.core.types import Sample
+from wds_datapipes.cli._pool import worker_pool
+from wds_datapipes.cli._screen import new_console
+from wds_datapipes.cli.show_sheet import LABELS, make_sheet
+from wds_datapipes.cli.show_sheet_html import sheet_as_html
+from wds_datapipes.cli.show_sheet_png import MOST_CARDS, sheet_as_png
+from wds_datapipes.cli.show_terminal import half_blocks
+from wds_datapipes.io.openers import redact
+from wds_datapipes.io.small_files import write_sidecar
+from wds_datapipes.prepare.preview import Glance, glance
+from wds_datapipes.prepare.random_samples import draw_samples
+from wds_datapipes.prepare.shard_contents import ShardFault
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.samples.keys import KeyRule
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.tar.headers import EndMarker
+from wds_datapipes.types import Sample
 
 __all__ = ["show"]
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._copy import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex
+from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
     KeyRuleOption,
@@ -24,8 +24,8 @@ from wds_datapipes.cli.options import (
     options_of,
     parse_bytes,
 )
-from wds_datapipes.cli.reordering import Memory, Rekey, Temporary, reorder
-from wds_datapipes.core.sampleorder import DrawnOrder
+from wds_datapipes.cli._reorder import Memory, Rekey, Temporary, reorder
+from wds_datapipes.prepare.reorder.sort_key import DrawnOrder
 
 __all__ = ["shuffle"]
 

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from wds_datapipes.cli.copying import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._app import WrongUse
+from wds_datapipes.cli._copy import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex
+from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
     KeyRuleOption,
@@ -25,9 +26,8 @@ from wds_datapipes.cli.options import (
     options_of,
     parse_bytes,
 )
-from wds_datapipes.cli.program import WrongUse
-from wds_datapipes.cli.reordering import Memory, Rekey, Temporary, reorder
-from wds_datapipes.core.sampleorder import FieldOrder
+from wds_datapipes.cli._reorder import Memory, Rekey, Temporary, reorder
+from wds_datapipes.prepare.reorder.sort_key import FieldOrder
 
 __all__ = ["sort"]
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from wds_datapipes.cli.copying import (
+from wds_datapipes.cli._app import WrongUse
+from wds_datapipes.cli._copy import (
     Compression,
     MaxCount,
     MaxSize,
@@ -18,7 +19,7 @@ from wds_datapipes.cli.copying import (
     copy_samples,
     report,
 )
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
     KeyRuleOption,
@@ -35,10 +36,9 @@ from wds_datapipes.cli.options import (
     options_of,
     parse_bytes,
 )
-from wds_datapipes.cli.program import WrongUse
-from wds_datapipes.core.excerpt import Excerpt
-from wds_datapipes.core.keyparts import KeyParts
-from wds_datapipes.core.numbering import NUMBER
+from wds_datapipes.prepare.split_by_key import KeyParts
+from wds_datapipes.prepare.subset import Excerpt
+from wds_datapipes.writing.shard_names import NUMBER
 
 __all__ = ["split"]
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import typer
 
-from wds_datapipes.cli.meter import Meter, human_bytes, plural
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, printable
+from wds_datapipes.cli._meter import Meter, human_bytes, plural
+from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
     KeyRuleOption,
@@ -25,9 +26,8 @@ from wds_datapipes.cli.options import (
     listed,
     options_of,
 )
-from wds_datapipes.cli.pool import worker_pool
-from wds_datapipes.cli.program import FAULT_FOUND, WRONG_USE, on_one_line, printable
-from wds_datapipes.core.datasetstats import DatasetStats, Sizes, dataset_stats
+from wds_datapipes.cli._pool import worker_pool
+from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 __all__ = ["stats"]
 

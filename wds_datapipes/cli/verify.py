@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from wds_datapipes.cli.meter import Meter, human_bytes, plural
-from wds_datapipes.cli.options import (
+from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
+from wds_datapipes.cli._meter import Meter, human_bytes, plural
+from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
     KeyRuleOption,
@@ -28,11 +29,10 @@ from wds_datapipes.cli.options import (
     listed,
     options_of,
 )
-from wds_datapipes.cli.pool import worker_pool
-from wds_datapipes.cli.program import FAULT_FOUND, WrongUse, on_one_line, printable
-from wds_datapipes.core.manifest import read_manifest
-from wds_datapipes.core.outline import ShardFault
-from wds_datapipes.core.verification import Checks, VerifiedShard, common_keys, verify_shards
+from wds_datapipes.cli._pool import worker_pool
+from wds_datapipes.index.manifest import read_manifest
+from wds_datapipes.prepare.shard_contents import ShardFault
+from wds_datapipes.prepare.verify import Checks, VerifiedShard, common_keys, verify_shards
 
 __all__ = ["verify"]
 

@@ -9,18 +9,18 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, get_worker_info
 
-from wds_datapipes.core.caching import DiskCache, MemoryCache, Part, Position, SampleCache
-from wds_datapipes.core.progress import Address
-from wds_datapipes.core.seeds import derived_seed
 from wds_datapipes.errors import CacheError
-from wds_datapipes.pipes.description import descriptions
-from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.upstream import instance_of, splits, upstream
+from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.state.description import descriptions
+from wds_datapipes.pipes.state.graph import instance_of, splits, upstream
+from wds_datapipes.samples.caching import DiskCache, MemoryCache, Part, Position, SampleCache
+from wds_datapipes.seeds import derived_seed
+from wds_datapipes.shards.position import Address
 
 __all__ = ["CachedSamples"]
 
 #: Where the stages come from that stand for a pipeline in another process.
-REMOTE = ("torchdata.dataloader2.", "wds_datapipes.reading.")
+REMOTE = ("torchdata.dataloader2.", "wds_datapipes.loading.")
 
 
 @register_stage("cache_samples")

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.codecs.images import ImageDecoder
-from wds_datapipes.core.codecs.matching import ByExtension, ExtensionDecoder, handle_extension, split_extensions
-from wds_datapipes.core.codecs.words import name_decoder
-from wds_datapipes.core.decoding import Decoder, DecoderChain, decode_samples
-from wds_datapipes.core.limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.core.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.core.types import Sample
-from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.codecs.decoding import Decoder, DecoderChain, decode_samples
+from wds_datapipes.codecs.extensions import ByExtension, ExtensionDecoder, handle_extension, split_extensions
+from wds_datapipes.codecs.images import ImageDecoder
+from wds_datapipes.codecs.registry import name_decoder
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
+from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.types import Sample
 
 __all__ = ["ImageDecoder", "RegisteredDecoder", "SampleDecoder", "handle_extension", "register_decoder"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.encoding import EncoderChain, FieldEncoder, encode_samples
-from wds_datapipes.core.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.core.types import Sample
-from wds_datapipes.pipes.registration import register_stage
+from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder, encode_samples
+from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
+from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.types import Sample
 
 __all__ = ["SampleEncoder"]
 

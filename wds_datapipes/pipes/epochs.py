@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.epochs import Stream
-from wds_datapipes.core.progress import Address
-from wds_datapipes.core.sharing import share
-from wds_datapipes.pipes.passes import Passes, beginning_of
-from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.upstream import address_of, has_no_share, number_instances, place_of, refuse_fed, turns_of
+from wds_datapipes.pipes.shard_assignment import share
+from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.state.graph import address_of, has_no_share, number_instances, place_of, refuse_fed, turns_of
+from wds_datapipes.pipes.state.nested_sources import Passes, beginning_of
+from wds_datapipes.samples.epochs import Stream
+from wds_datapipes.shards.position import Address
 
 if TYPE_CHECKING:
-    from wds_datapipes.pipes.recording import Form, Recorder
+    from wds_datapipes.pipes.state.recording import Form, Recorder
 
 __all__ = ["EpochCutter", "LengthDeclarer"]
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.fields import (
+from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
+from wds_datapipes.pipes.stage import Hidden, register_stage
+from wds_datapipes.samples.fields import (
     Function,
     Missing,
     map_dict,
@@ -17,9 +19,7 @@ from wds_datapipes.core.fields import (
     rename,
     to_tuple,
 )
-from wds_datapipes.core.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.core.types import Sample
-from wds_datapipes.pipes.registration import Hidden, register_stage
+from wds_datapipes.types import Sample
 
 __all__ = ["DictMapper", "FieldRenamer", "SampleMapper", "TupleMaker", "TupleMapper"]
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.core.mixing import MixState, Stop, mix_samples
-from wds_datapipes.core.progress import Address
-from wds_datapipes.core.seeds import derived_seed
-from wds_datapipes.pipes.passes import BEGINNING, Passes, first_seeds
-from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.seeded import Seeded
-from wds_datapipes.pipes.state import renewed
-from wds_datapipes.pipes.upstream import address_of, has_no_share, place_of, refuse_fed, turns_of
+from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.state.graph import address_of, has_no_share, place_of, refuse_fed, turns_of
+from wds_datapipes.pipes.state.nested_sources import BEGINNING, Passes, first_seeds
+from wds_datapipes.pipes.state.pipeline_state import renewed
+from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.samples.mixing import MixState, Stop, mix_samples
+from wds_datapipes.seeds import derived_seed
+from wds_datapipes.shards.position import Address
 
 if TYPE_CHECKING:
-    from wds_datapipes.pipes.recording import Form, Recorder
+    from wds_datapipes.pipes.state.recording import Form, Recorder
 
 __all__ = ["SampleMixer"]
 

@@ -9,13 +9,13 @@ from random import Random
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.core.resampling import resample_wds_shards
-from wds_datapipes.core.seeds import derived_seed
-from wds_datapipes.core.sharing import share
-from wds_datapipes.pipes.deliveries import Deliveries
-from wds_datapipes.pipes.registration import register_stage
-from wds_datapipes.pipes.seeded import Seeded
-from wds_datapipes.pipes.upstream import Groups, place_in
+from wds_datapipes.pipes.shard_assignment import share
+from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.state.empty_passes import Deliveries
+from wds_datapipes.pipes.state.graph import Groups, place_in
+from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.seeds import derived_seed
+from wds_datapipes.shards.resampling import resample_wds_shards
 
 __all__ = ["ShardResampler"]
 

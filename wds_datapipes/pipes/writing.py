@@ -11,14 +11,14 @@ from torch import distributed
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.core.numbering import check_pattern, deal_numbers, journals_of_all
-from wds_datapipes.core.policy import OnError, check_on_error
-from wds_datapipes.core.saving import write_wds_shards
-from wds_datapipes.core.shardjournal import compare_journals
-from wds_datapipes.core.shardwriter import ShardWriter
-from wds_datapipes.core.types import Sample, ShardInfo
-from wds_datapipes.pipes.registration import Hidden, register_stage
-from wds_datapipes.pipes.upstream import place_in, splitters
+from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.pipes.stage import Hidden, register_stage
+from wds_datapipes.pipes.state.graph import place_in, splitters
+from wds_datapipes.types import Sample, ShardInfo
+from wds_datapipes.writing.journal import compare_journals
+from wds_datapipes.writing.save_samples import write_wds_shards
+from wds_datapipes.writing.shard_names import check_pattern, deal_numbers, journals_of_all
+from wds_datapipes.writing.shard_writer import ShardWriter
 
 __all__ = ["SampleWriter"]
 

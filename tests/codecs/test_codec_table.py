@@ -1,0 +1,242 @@
+"""The basic table: one good field and bad bytes for every extension, and what the table promises as data."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import hypothesis.strategies as st
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+from webdataset import tenbin
+
+from wds_datapipes import codecs
+from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, TRUSTED_CODECS, UNSAFE, find_codec
+from wds_datapipes.codecs.decoding import wds_decode
+from wds_datapipes.errors import DecodeError, MissingDependency, UnsafeCodec
+
+ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def saved(save: Callable[..., Any], *values: Any, **named: Any) -> bytes:
+    file = io.BytesIO()
+    save(file, *values, **named)
+    return file.getvalue()
+
+
+def torch_saved(value: Any) -> bytes:
+    return saved(lambda file: torch.save(value, file))
+
+
+TEXT = ("grüße\n".encode(), "grüße\n", b"\xff\xfe", "UnicodeDecodeError")
+INTEGER = (b" 42\n", 42, b"3.0", "invalid literal for int")
+JSON = (b'{"a": [1, null]}', {"a": [1, None]}, b"{", "JSONDecodeError")
+MSGPACK = (msgpack.packb({1: "x", "k": b"y"}), {1: "x", "k": b"y"}, b"\x92\x01", "incomplete input")
+PICKLE = (pickle.dumps({"a": 1}), {"a": 1}, b"\x80", "EOFError|UnpicklingError")
+TENBIN = (bytes(tenbin.encode_buffer([ARRAY])), [ARRAY], b"~TenBin~short", "cut short")
+
+#: Extension -> good bytes, their value, bad bytes, and what the error says.
+CASES: dict[str, tuple[bytes, Any, bytes, str]] = {
+    "cbor": (cbor2.dumps({"a": [1, 2]}), {"a": [1, 2]}, b"\x82\x01", "premature end"),
+    **dict.fromkeys(("class", "cls", "cls2", "count", "id", "index", "inx"), INTEGER),
+    **dict.fromkeys(("htm", "html", "text", "transcript", "txt"), TEXT),
+    **dict.fromkeys(("jsn", "json"), JSON),
+    **dict.fromkeys(("mp", "msg", "msgpack"), MSGPACK),
+    "npy": (saved(np.save, ARRAY), ARRAY, saved(np.save, ARRAY)[:-1], "ValueError"),
+    "npz": (saved(np.savez, a=ARRAY, b=ARRAY.T), {"a": ARRAY, "b": ARRAY.T}, saved(np.save, ARRAY), "not an archive"),
+    **dict.fromkeys(("pickle", "pkl", "pyd"), PICKLE),
+    "pth": (torch_saved({"w": torch.ones(2)}), {"w": torch.ones(2)}, torch_saved(1)[:-30], "RuntimeError"),
+    **dict.fromkeys(("tb", "ten", "tenbin"), TENBIN),
+}
+
+
+def decode(field: str, data: object, **options: Any) -> Any:
+    [sample] = wds_decode([{"__key__": "k", "__url__": "s.tar", field: data}], **options)
+    assert list(sample) == ["__key__", "__url__", field]
+    return sample[field]
+
+
+def same(left: object, right: object) -> bool:
+    """Arrays and tensors have no equality that nests, but these small ones print all that they are."""
+    return repr(left) == repr(right)
+
+
+def test_every_extension_has_a_case_and_the_tables_are_sorted_literals() -> None:
+    assert sorted(CASES) == list(CODECS)
+    tree = ast.parse(Path(codecs.__file__).read_text())
+    tables = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
+    assert len(tables) == 3
+    for table in tables:
+        keys = [ast.literal_eval(key) for key in table.keys if key is not None]
+        assert keys == sorted(set(keys))
+    assert set(CODECS) >= UNSAFE
+    assert set(TRUSTED_CODECS) <= set(CODECS)
+
+
+@pytest.mark.parametrize("extension", CASES)
+def test_good_bytes_become_their_value(extension: str) -> None:
+    good, value, _, _ = CASES[extension]
+    assert same(decode(extension, good, unsafe=extension in UNSAFE), value)
+
+
+@pytest.mark.parametrize("extension", CASES)
+@pytest.mark.parametrize("field", ["left.{}", "a.b.{}", "{}.gz", "{}.gz.gz"])
+def test_the_last_extension_decides_and_gz_is_a_filter(extension: str, field: str) -> None:
+    good, value, _, _ = CASES[extension]
+    for _ in range(field.count("gz")):
+        good = gzip.compress(good)
+    assert same(decode(field.format(extension), good, unsafe=extension in UNSAFE), value)
+
+
+@pytest.mark.parametrize("extension", CASES)
+def test_other_objects_of_bytes_decode_alike(extension: str) -> None:
+    good, value, _, _ = CASES[extension]
+    for data in (bytearray(good), memoryview(good)):
+        assert same(decode(extension, data, unsafe=extension in UNSAFE), value)
+
+
+@pytest.mark.parametrize("extension", CASES)
+def test_bad_bytes_are_a_decode_error_that_says_all(extension: str) -> None:
+    _, _, bad, text = CASES[extension]
+    with pytest.raises(DecodeError, match=text) as caught:
+        decode(extension, bad, unsafe=extension in UNSAFE)
+    message = str(caught.value)
+    assert f"field '{extension}' of sample 'k' in shard 's.tar' cannot be decoded by the {extension} codec" in message
+    assert caught.value.__cause__ is not None
+    assert type(caught.value.__cause__).__name__ in message
+
+
+@pytest.mark.parametrize("extension", sorted(UNSAFE))
+def test_pickles_are_refused_unless_allowed(extension: str) -> None:
+    with pytest.raises(UnsafeCodec, match=rf"field '{extension}' of sample 'k' in shard 's.tar'.*unsafe=True.*only="):
+        decode(extension, CASES[extension][0], on_error="skip")
+    assert decode(extension, CASES[extension][0], **{extension: bytes}) == CASES[extension][0]
+
+
+class Planted:
+    """An object whose unpickling runs code."""
+
+    ran = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return plant, ()
+
+
+def plant() -> str:
+    Planted.ran = True
+    return "planted"
+
+
+def test_pth_loads_weights_alone_unless_allowed() -> None:
+    data = torch_saved({"w": torch.ones(2), "x": Planted()})
+    with pytest.raises(UnsafeCodec, match=r"holds more than tensors.*plant.*unsafe=True"):
+        decode("pth", data, on_error="skip")
+    assert not Planted.ran
+    loaded = decode("pth", data, unsafe=True)
+    assert Planted.ran
+    assert loaded["x"] == "planted"
+
+
+def test_arrays_of_objects_are_never_unpickled() -> None:
+    objects = np.array([Planted()], dtype=object)
+    Planted.ran = False
+    for extension, data in {"npy": saved(np.save, objects), "npz": saved(np.savez, a=objects)}.items():
+        with pytest.raises(DecodeError, match="allow_pickle=False"):
+            decode(extension, data, unsafe=True)
+    assert not Planted.ran
+
+
+def test_null_is_a_value() -> None:
+    assert decode("json", b"null") is None
+    assert decode("mp", msgpack.packb(None)) is None
+
+
+def test_unknown_extensions_stay_bytes() -> None:
+    for field in ("bin", "txtt", "x", "pt", "csv"):
+        assert decode(field, b"\xff\x00") == b"\xff\x00"
+    assert decode("bin.gz", gzip.compress(b"raw")) == b"raw"
+    assert decode("gz", gzip.compress(b"raw")) == b"raw"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "no data"),
+        (b"plain", "BadGzipFile"),
+        (gzip.compress(b"text", mtime=0)[:-3], "EOFError"),
+        (gzip.compress(b"text" * 50, mtime=0)[:-8] + b"\0" * 8, "CRC check failed"),
+    ],
+)
+def test_bad_gzip_is_a_decode_error(data: bytes, text: str) -> None:
+    with pytest.raises(DecodeError, match=f"field 'txt.gz'.*cannot be decoded by gzip.*{text}"):
+        decode("txt.gz", data)
+
+
+@pytest.mark.parametrize(("extension", "module", "extra"), [("mp", "msgpack", "msgpack"), ("cbor", "cbor2", "cbor")])
+def test_a_missing_package_is_never_skipped(
+    extension: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wds_datapipes.codecs import msgpack_cbor as records
+
+    records._msgpack.cache_clear()
+    records._cbor.cache_clear()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingDependency, match=rf"{module}.*\[{extra}\]"):
+        decode(extension, CASES[extension][0], on_error="skip")
+
+
+def test_codecs_are_imported_on_first_use_and_never_torch() -> None:
+    code = (
+        "import sys, types; package = types.ModuleType('wds_datapipes')\n"
+        f"package.__path__ = {list(__import__('wds_datapipes').__path__)!r}; sys.modules['wds_datapipes'] = package\n"
+        "from wds_datapipes.codecs.decoding import wds_decode\n"
+        "print(list(wds_decode([{'json': b'1'}], 'rgb8')))\n"
+        "print(sorted({'torch', 'msgpack', 'cbor2', 'av', 'wds_datapipes.codecs.tenbin'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found == "[{'json': 1}]\n[]\n"
+
+
+def test_find_codec_leaves_safety_to_its_caller() -> None:
+    assert find_codec("nope") is None
+    assert not set(IMAGE_FORMATS) & set(CODECS)
+    assert find_codec("pth") is not find_codec("pth", trusted=True)
+
+
+@given(
+    hnp.arrays(st.sampled_from(["u1", "<i4", ">i4", "f8", "?", "U3", "c8"]), hnp.array_shapes(min_dims=0, min_side=0))
+)
+def test_npy_round_trip(array: np.ndarray) -> None:
+    decoded = decode("npy", saved(np.save, array))
+    np.testing.assert_array_equal(decoded, array)
+    assert (decoded.dtype, decoded.shape, decoded.flags.writeable) == (array.dtype, array.shape, True)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]),
+)
+def test_json_round_trip(value: Any, encoding: str) -> None:
+    assert decode("json", json.dumps(value).encode(encoding)) == value
+
+
+@given(st.text(), st.integers())
+def test_text_and_integer_round_trip(text: str, number: int) -> None:
+    assert decode("txt", text.encode()) == text
+    assert decode("cls", f" {number}\r\n".encode()) == number

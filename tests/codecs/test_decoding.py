@@ -1,0 +1,225 @@
+"""Which decoder a field goes to, and what is said and done when one fails."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from wds_datapipes.codecs import decoding
+from wds_datapipes.codecs.decoding import DecoderChain, wds_decode
+from wds_datapipes.codecs.extensions import ByExtension, handle_extension
+from wds_datapipes.codecs.images import ImageDecoder
+from wds_datapipes.codecs.registry import name_decoder
+from wds_datapipes.errors import DecodeError
+
+
+def decode(sample: dict[str, Any], *decoders: Any, **options: Any) -> dict[str, Any]:
+    [decoded] = wds_decode([sample], *decoders, **options)
+    return decoded
+
+
+def test_samples_are_new_and_in_order() -> None:
+    sample = {"__key__": "a", "__url__": "s.tar", "txt": b"t", "bin": b"x", "cls": b"1"}
+    before = dict(sample)
+    decoded = decode(sample)
+    assert decoded == {"__key__": "a", "__url__": "s.tar", "txt": "t", "bin": b"x", "cls": 1}
+    assert list(decoded) == list(sample)
+    assert sample == before
+
+
+def test_keys_with_two_underscores_are_never_touched() -> None:
+    sample = {"__key__": b"\xff", "__meta.json": b"{}", "__x.gz": 3, "_one.txt": b"decoded"}
+    assert decode(sample, lambda field, data: "no") == {**sample, "_one.txt": "no"}
+    assert decode(sample)["_one.txt"] == "decoded"
+
+
+def test_the_order_is_gz_keyword_given_basic() -> None:
+    asked: list[str] = []
+
+    def asks(name: str, value: Any = None) -> Any:
+        def ask(*arguments: Any) -> Any:
+            asked.append(f"{name}{arguments}")
+            return value
+
+        return ask
+
+    sample = {"txt.gz": gzip.compress(b"t")}
+    assert decode(sample, asks("first"), asks("second"), txt=asks("keyword")) == {"txt.gz": "t"}
+    assert asked == ["keyword(b't',)", "first('txt', b't')", "second('txt', b't')"]
+    assert decode(sample, asks("first", 1), asks("second", 2)) == {"txt.gz": 1}
+    assert decode(sample, asks("first", 1), txt=asks("keyword", 0)) == {"txt.gz": 0}
+
+
+@pytest.mark.parametrize("value", [0, "", False, [], b""])
+def test_any_value_but_none_is_a_value(value: Any) -> None:
+    assert decode({"cls": b"7"}, lambda field, data: value) == {"cls": value}
+
+
+def test_functions_get_the_name_as_it_is_and_without_gz() -> None:
+    seen = []
+    sample = {"Left.TXT": b"", "a.b.bin": b"", "x.gz.GZ": gzip.compress(gzip.compress(b""))}
+    decode(sample, lambda field, data: seen.append(field))
+    assert seen == ["Left.TXT", "a.b.bin", "x"]
+
+
+def test_the_keyword_that_says_more_comes_first() -> None:
+    both = {"png": lambda data: "image", "seg.png": lambda data: "mask"}
+    for keywords in (both, dict(reversed(both.items()))):
+        assert decode({"png": b"", "seg.png": b"", "a.seg.png": b"", "oldseg.png": b""}, **keywords) == {
+            "png": "image",
+            "seg.png": "mask",
+            "a.seg.png": "mask",
+            "oldseg.png": "image",
+        }
+
+
+@pytest.mark.parametrize(
+    ("extensions", "taken", "left"),
+    [
+        ("jpg", ["jpg", "JPG", "a.jpg", "a.Jpg"], ["jpeg", "xjpg", "jpg.a", ""]),
+        ("seg.jpg", ["seg.jpg", "a.seg.JPG"], ["jpg", "aseg.jpg", "seg.a.jpg"]),
+        ("JPG Seg.png", ["jpg", "seg.png"], ["png"]),
+        ([".jpg", "png"], ["jpg", "png"], ["gif"]),
+    ],
+)
+def test_handle_extension_matches_whole_trailing_parts(extensions: Any, taken: list[str], left: list[str]) -> None:
+    decoder = handle_extension(extensions, len)
+    assert isinstance(decoder, ByExtension)
+    for field in taken:
+        assert decode({field: b"four"}, decoder) == {field: 4}
+        assert decoder(field, b"four") == 4
+    for field in left:
+        assert decode({field: b"four"}, decoder) == {field: b"four"}
+        assert decoder(field, b"four") is None
+
+
+@pytest.mark.parametrize("extensions", ["", " ", "jpg gz", "json.gz", [], ["."]])
+def test_extensions_that_never_match_are_refused(extensions: Any) -> None:
+    with pytest.raises(ValueError, match=r"extensions are words|decompressed first"):
+        handle_extension(extensions, len)
+    with pytest.raises(TypeError, match="function of bytes"):
+        handle_extension("jpg", "rgb")  # type: ignore[arg-type]  # the wrong use is the subject
+
+
+def test_only_names_whole_fields() -> None:
+    sample = {"jpg": b"1", "cls": b"1", "a.cls": b"1", "txt": 5}
+    for only in ("cls x", ["cls"], {"cls"}, iter(["cls"])):
+        assert decode(sample, only=only) == {**sample, "cls": 1}
+
+
+def test_values_that_are_not_bytes_pass_with_partial_alone() -> None:
+    sample = {"__key__": "a", "cls": 7, "txt": b"t", "x": None}
+    assert decode(sample, partial=True) == {**sample, "txt": "t"}
+    with pytest.raises(DecodeError, match=r"'cls' of sample 'a' holds a value of type int, .*partial=True"):
+        decode(sample)
+    with pytest.raises(DecodeError, match="field 'x' of a sample without a key holds a value of type NoneType"):
+        decode({"x": None})
+
+
+def test_the_error_names_shard_sample_field_decoder_and_cause() -> None:
+    def parse(data: bytes) -> int:
+        raise KeyError("label")
+
+    with pytest.raises(DecodeError) as caught:
+        decode({"__key__": "d/7", "__url__": "http://x/s.tar", "a.bin": b"0123456789abcdefgh"}, bin=parse)
+    text = str(caught.value)
+    assert "field 'a.bin' of sample 'd/7' in shard 'http://x/s.tar' cannot be decoded by " in text
+    assert "parse (for bin): KeyError: 'label'. The data is 18 bytes that begin with b'0123456789abcdef'" in text
+    assert 'on_error="warn" or "skip"' in text
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def good_and_bad() -> Iterator[dict[str, Any]]:
+    for index in range(6):
+        yield {"__key__": str(index), "txt": b"t", "cls": b"x" if index % 2 else b"1", "json": b"1"}
+
+
+def test_a_sample_that_fails_is_passed_over_whole() -> None:
+    good = [{"__key__": str(index), "txt": "t", "cls": 1, "json": 1} for index in (0, 2, 4)]
+    assert list(wds_decode(good_and_bad(), on_error="skip")) == good
+    with pytest.warns(UserWarning, match="wds_decode passed over") as warned:
+        assert list(wds_decode(good_and_bad(), on_error="warn")) == good
+    assert len(warned) == 2
+    assert "wds_decode passed over an item: DecodeError: field 'cls' of sample '1'" in str(warned[0].message)
+    assert "wds_decode passed over 3 items: 3 x DecodeError" in str(warned[1].message)
+
+
+def test_a_handler_decides_as_webdatasets_do() -> None:
+    seen: list[Exception] = []
+
+    def go_on(error: Exception) -> bool:
+        seen.append(error)
+        return True
+
+    assert [sample["__key__"] for sample in wds_decode(good_and_bad(), on_error=go_on)] == ["0", "2", "4"]
+    assert [type(error) for error in seen] == [DecodeError] * 3
+    assert [sample["__key__"] for sample in wds_decode(good_and_bad(), on_error=lambda error: False)] == ["0"]
+
+
+def test_items_that_are_no_samples_are_refused() -> None:
+    with pytest.raises(TypeError, match="got a tuple: put it after group_samples"):
+        list(wds_decode([(b"1", b"2")], on_error="skip"))  # type: ignore[list-item]  # the wrong use is the subject
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        (["rgb9"], {}, "no decoder is called 'rgb9'. There are the image specs l l8 .* torch_video"),
+        ([3], {}, "a decoder is a word or a function"),
+        ([], {"txt": "rgb"}, "a function of bytes, not 'rgb'"),
+        ([], {"on_error": "ignore"}, "on_error is"),
+    ],
+)
+def test_wrong_use_is_told_at_once(arguments: list[Any], options: dict[str, Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
+        wds_decode([], *arguments, **options)
+
+
+def test_a_word_is_its_decoder() -> None:
+    chain = DecoderChain(["rgb8", ImageDecoder("l", min_size=3), "torch_audio", "torch_video"], {})
+    assert [repr(decoder) for decoder in chain.decoders] == [
+        "ImageDecoder('rgb8')",
+        "ImageDecoder('l', min_size=3)",
+        "AudioDecoder()",
+        "VideoDecoder()",
+    ]
+
+
+def test_names_are_given_once() -> None:
+    with pytest.raises(ValueError, match="'rgb8' is a word of wds_decode already"):
+        name_decoder("rgb8", handle_extension("x", len))
+    name_decoder("measured", handle_extension("len", len))
+    name_decoder("measured", handle_extension("size", len))
+    with pytest.raises(ValueError, match=r"'measured' is registered already, for builtins\.len"):
+        name_decoder("measured", handle_extension("len", sum))
+    assert decode({"len": b"four", "size": b"four"}, "measured") == {"len": b"four", "size": 4}
+
+
+def test_decoders_are_chosen_once_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    plan = DecoderChain.plan
+
+    def recording(chain: DecoderChain, field: str) -> Any:
+        chosen.append(field)
+        return plan(chain, field)
+
+    monkeypatch.setattr(DecoderChain, "plan", recording)
+    list(wds_decode([{"cls": b"1", "__key__": "a"}] * 5))
+    assert chosen == ["cls", "__key__"]
+    chosen.clear()
+    monkeypatch.setattr(decoding, "MAX_PLANS", 2)
+    names = [f"{index}.cls" for index in range(10)]
+    assert list(wds_decode([{name: b"1"} for name in names])) == [{name: 1} for name in names]
+    assert chosen == names
+
+
+def test_a_chain_pickles() -> None:
+    chain = pickle.loads(pickle.dumps(DecoderChain(["rgb", handle_extension("x", len)], {"y": len}, only="x y")))
+    assert list(decoding.decode_samples([{"x": b"1", "y": b"22", "cls": b"3"}], chain)) == [
+        {"x": 1, "y": 2, "cls": b"3"}
+    ]

@@ -1,0 +1,385 @@
+"""Encoding: the whole table, there and back, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import struct
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+import webdataset
+from hypothesis import given, settings
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+
+from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE
+from wds_datapipes.codecs.decoding import wds_decode
+from wds_datapipes.codecs.encoding import wds_encode
+from wds_datapipes.codecs.tenbin import DTYPES
+from wds_datapipes.errors import EncodeError, MissingDependency, UnsafeCodec
+
+PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
+ARRAYS = hnp.arrays(
+    st.sampled_from(["u1", "<i4", ">i4", "f8", "f2", "?", "U3", "c8"]), hnp.array_shapes(min_dims=0, min_side=0)
+)
+TENSORS = hnp.arrays(st.sampled_from(["u1", "i8", "f4", "?"]), hnp.array_shapes(min_dims=0, min_side=0)).map(
+    torch.from_numpy
+)
+
+
+def nested(plain: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        plain,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=6,
+    )
+
+
+JSON = nested(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text())
+RECORDS = nested(PLAIN | st.binary()).filter(lambda value: not isinstance(value, bytes))
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).filter(
+    lambda name: not name.endswith(".npy")
+)
+TENBIN = st.lists(
+    st.sampled_from(sorted(DTYPES)).flatmap(lambda name: hnp.arrays(name, hnp.array_shapes(min_dims=0, min_side=0))),
+    max_size=3,
+)
+
+#: Extension -> values that have to come back as they are.
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("class", "cls", "cls2", "count", "id", "index", "inx"), st.integers()),
+    **dict.fromkeys(("htm", "html", "text", "transcript", "txt"), st.text()),
+    **dict.fromkeys(("jsn", "json"), JSON),
+    **dict.fromkeys(("mp", "msg", "msgpack"), RECORDS),
+    "cbor": RECORDS | st.integers() | st.just(datetime(2026, 1, 2, tzinfo=timezone.utc)),
+    "npy": ARRAYS,
+    "npz": st.dictionaries(NAMES, ARRAYS, max_size=3),
+    **dict.fromkeys(("pickle", "pkl", "pyd"), RECORDS | st.complex_numbers(allow_nan=False)),
+    "pth": TENSORS | st.dictionaries(st.text(), TENSORS | st.integers(), max_size=3),
+    **dict.fromkeys(("tb", "ten", "tenbin"), TENBIN),
+}
+
+
+def encode(field: str, value: Any, **options: Any) -> Any:
+    [sample] = wds_encode([{"__key__": "k", "__url__": "s.tar", field: value}], **options)
+    assert list(sample) == ["__key__", "__url__", field]
+    return sample[field]
+
+
+def decode(field: str, data: bytes, *decoders: str, unsafe: bool = False) -> Any:
+    [sample] = wds_decode([{field: data}], *decoders, unsafe=unsafe)
+    return sample[field]
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, np.ndarray | np.generic):
+        equal = np.array_equal(left, right, equal_nan=left.dtype.kind in "fc")
+        return equal and (left.dtype.newbyteorder("=") == right.dtype.newbyteorder("="))
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left.nan_to_num(), right.nan_to_num())
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and bool(left == right)
+
+
+def test_the_table_has_every_extension() -> None:
+    assert sorted(VALUES) == list(CODECS)
+    theirs = set(webdataset.writer.default_handlers)
+    assert theirs <= {*CODECS, *IMAGE_FORMATS}
+    assert {*CODECS, *IMAGE_FORMATS} - theirs == {"pkl", "pnm", "webp"}
+
+
+@pytest.mark.parametrize("extension", VALUES)
+def test_what_is_encoded_is_decoded(extension: str) -> None:
+    unsafe = extension in UNSAFE
+
+    @settings(max_examples=25, deadline=None)
+    @given(VALUES[extension])
+    def law(value: Any) -> None:
+        data = encode(extension, value, unsafe=unsafe)
+        assert type(data) is bytes
+        assert same(decode(extension, data, unsafe=unsafe), value)
+        assert encode(extension, value, unsafe=unsafe) == data
+        packed = encode(f"a.{extension}.gz", value, unsafe=unsafe)
+        assert gzip.decompress(packed) == data
+        assert packed[4:8] == bytes(4)  # no time
+
+    law()
+
+
+@settings(deadline=None)
+@given(st.binary(), st.sampled_from([*CODECS, *IMAGE_FORMATS, "bin", "unknown"]))
+def test_bytes_are_never_encoded_again(data: bytes, extension: str) -> None:
+    for value in (data, bytearray(data), memoryview(data)):
+        assert encode(extension, value) == data
+        assert encode(extension, value, **{extension: repr}) == data
+    packed = gzip.compress(data)
+    assert encode(f"{extension}.gz", packed) == packed
+
+
+def test_bytes_that_are_not_compressed_are_refused_in_a_gz_field() -> None:
+    with pytest.raises(EncodeError, match=r"field 'txt.gz' of sample 'k'.*not compressed.*could not be read back"):
+        encode("txt.gz", b"a cat")
+
+
+#: Field, value that has to be refused, and what the message says of it.
+REFUSED: list[tuple[str, Any, str]] = [
+    ("cls", None, r"holds None.*by the cls codec.*It takes an int"),
+    ("cls", 3.5, r"the float 3\.5"),
+    ("cls", "7", r"the str '7'"),
+    ("cls", True, r"the bool True"),
+    ("cls", torch.tensor([1, 2]), r"a torch\.Tensor of torch\.int64 and shape \(2,\)"),
+    ("left.count", [1], r"field 'left\.count'.*a list.*by the count codec"),
+    ("txt", None, r"holds None.*It takes a str"),
+    ("txt", 5, "the int 5"),
+    ("txt", "half \ud800", "UnicodeEncodeError"),
+    ("json", {1, 2}, "a set.*not JSON serializable.*It takes None, bool, int, float"),
+    ("json", float("nan"), "the float nan.*not JSON compliant"),
+    ("json", {"a": np.int64(1)}, "a dict.*int64"),
+    ("mp", 2**70, "OverflowError"),
+    ("mp", object(), "a object"),
+    ("cbor", object(), "a object"),
+    ("npy", [1, 2], "a list.*It takes an array of NumPy, or a tensor"),
+    ("npy", np.array([None]), "numpy.ndarray of object.*would have to be pickled"),
+    ("npy", np.ma.array([1, 2], mask=[False, True]), "MaskedArray is no plain array"),
+    ("npz", [np.ones(2)], "a list.*It takes a dict"),
+    ("npz", {1: np.ones(2)}, "1 cannot name an array"),
+    ("npz", {"a.npy": np.ones(2)}, "'a.npy' cannot name an array"),
+    ("npz", {"a": [1]}, "list is no plain array"),
+    ("ten", np.ones(2, np.bool_), "tenbin has no dtype bool, but f2"),
+    ("ten", [np.ones(2, "c8")], "tenbin has no dtype complex64"),
+    ("jpg", np.ones((4, 4, 3)) * 2, r"float64 and shape \(4, 4, 3\).*from 0 to 1, and these are from 2 to 2"),
+    ("jpg", np.full((4, 4), np.nan), "from 0 to 1, and these are from nan to nan"),
+    ("jpg", np.ones((4, 4, 4), np.uint8), "no pixels of the mode 'RGBA', but of L RGB CMYK"),
+    ("jpg", np.ones((4, 4), np.uint16), "no pixels of the mode 'I;16'"),
+    ("png", np.ones((4, 4), np.int64), "pixels are uint8 or floats"),
+    ("png", np.ones((4, 4, 2), np.uint8), r"shape \(H, W\) or \(H, W, C\)"),
+    ("png", np.ones((0, 4), np.uint8), "it has no pixels"),
+    (
+        "png",
+        torch.ones(5, 5, 3),
+        r"a torch\.Tensor of torch\.float32.*tensor image has the shape \(H, W\) or \(C, H, W",
+    ),
+    ("png", "a.png", r"the str 'a\.png'.*by the png codec.*It takes an array"),
+    ("pbm", np.ones((4, 4), np.uint8), "no pixels of the mode 'L', but of 1"),
+    ("pgm", np.ones((4, 4, 3), np.uint8), "no pixels of the mode 'RGB', but of L I;16"),
+    ("webp", Image.new("F", (4, 4)), r"PIL\.Image\.Image of mode F.*no pixels of the mode 'F'"),
+    (
+        "pts",
+        [1, 2],
+        r"a list, which cannot be encoded by any codec.*there are codecs for cbor class.*Bytes are written",
+    ),
+    ("caption", "a cat", "the str 'a cat'.*extension as keyword"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "text"), REFUSED)
+def test_a_value_that_cannot_be_written_faithfully_is_refused(field: str, value: Any, text: str) -> None:
+    with pytest.raises(EncodeError, match=rf"field '{re.escape(field)}' of sample 'k' in shard 's.tar' .*") as caught:
+        encode(field, value)
+    assert re.search(text, str(caught.value))
+    assert str(caught.value).endswith("ytes are written as they are")
+
+
+def test_a_refused_sample_is_passed_over_on_request() -> None:
+    samples: list[dict[str, Any]] = [
+        {"__key__": "a", "cls": 1},
+        {"__key__": "b", "cls": None},
+        {"__key__": "c", "cls": 3},
+    ]
+    assert [sample["cls"] for sample in wds_encode(samples, on_error="skip")] == [b"1", b"3"]
+    with pytest.warns(UserWarning, match="wds_encode passed over an item: EncodeError: field 'cls' of sample 'b'"):
+        list(wds_encode(samples, on_error="warn"))
+
+
+@pytest.mark.parametrize("field", ["pyd", "a.pickle", "pkl.gz"])
+def test_pickles_are_refused_unless_allowed(field: str) -> None:
+    with pytest.raises(UnsafeCodec, match=rf"field '{field}' of sample 'k'.*unsafe=True"):
+        encode(field, {"a": 1}, on_error="skip")
+    assert decode(field, encode(field, {"a": 1}, unsafe=True), unsafe=True) == {"a": 1}
+
+
+class Model:
+    """What torch saves as a pickle that can run code."""
+
+    def __init__(self) -> None:
+        self.weights = torch.ones(2)
+
+
+def test_pth_holds_tensors_alone_unless_allowed() -> None:
+    with pytest.raises(UnsafeCodec, match=r"field 'pth' of sample 'k'.*holds more than tensors"):
+        encode("pth", Model())
+    assert decode("pth", encode("pth", Model(), unsafe=True), unsafe=True).weights.sum() == 2
+
+
+def test_a_part_of_a_tensor_is_saved_alone() -> None:
+    batch = torch.zeros(1000, 10)
+    assert len(encode("pth", batch[3])) < 2000
+    assert torch.equal(decode("pth", encode("pth", batch[3])), batch[3])
+
+
+def test_numbers_of_other_packages_are_classes() -> None:
+    for value in (np.int16(5), np.array(5), torch.tensor(5), torch.tensor([5])):
+        assert encode("cls", value) == b"5"
+
+
+def test_text_that_is_json_is_a_json_string_and_is_written_as_it_is_if_given_as_bytes() -> None:
+    text = json.dumps({"a": 1})
+    assert decode("json", encode("json", text)) == text
+    assert decode("json", encode("json", text.encode())) == {"a": 1}
+
+
+def test_half_of_a_surrogate_pair_stays_in_json() -> None:
+    assert decode("json", encode("json", "\ud800ä")) == "\ud800ä"
+
+
+def test_keywords_come_first_and_the_longer_one_before() -> None:
+    options: dict[str, Any] = {"pts": lambda value: bytes(value), "seg.pts": lambda value: b"seg"}
+    assert encode("pts", [1, 2], **options) == b"\1\2"
+    assert encode("left.SEG.PTS", [1, 2], **options) == b"seg"
+    assert gzip.decompress(encode("pts.gz", [1, 2], **options)) == b"\1\2"
+    with pytest.raises(EncodeError, match=r"TypeError: it returned the str '\[1\]', and not bytes"):
+        encode("pts", [1], pts=str)
+
+
+def test_only_names_what_is_encoded() -> None:
+    [sample] = wds_encode([{"cls": 1, "json": {}, "pts": [1]}], only="cls json")
+    assert sample == {"cls": b"1", "json": b"{}", "pts": [1]}
+
+
+def test_what_comes_in_stays_as_it_is() -> None:
+    sample = {"__key__": "a", "cls": 1}
+    list(wds_encode([sample]))
+    assert sample == {"__key__": "a", "cls": 1}
+
+
+@pytest.mark.parametrize(("extension", "package", "extra"), [("mp", "msgpack", "msgpack"), ("cbor", "cbor2", "cbor")])
+def test_a_missing_package_is_never_skipped(
+    extension: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wds_datapipes.codecs import msgpack_cbor as records
+
+    records._msgpack.cache_clear()
+    records._cbor.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependency, match=rf"encode.*\[{extra}\]"):
+        encode(extension, {}, on_error="skip")
+
+
+PIXELS = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3)))
+GRAY = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)))
+EXACT = ["png", "tif", "tiff", "webp", "ppm", "pnm"]
+
+
+@pytest.mark.parametrize("extension", EXACT)
+def test_images_come_back_from_every_form(extension: str) -> None:
+    @settings(max_examples=20, deadline=None)
+    @given(PIXELS, GRAY)
+    def law(pixels: np.ndarray, gray: np.ndarray) -> None:
+        tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+        forms: list[Any] = [pixels, tensor, Image.fromarray(pixels)]
+        forms += [
+            pixels / 255,
+            (pixels / 255).astype(np.float32),
+            tensor / 255,
+            np.ascontiguousarray(pixels[::-1])[::-1],
+        ]
+        for form in forms:
+            data = encode(extension, form)
+            np.testing.assert_array_equal(decode(extension, data, "rgb8"), pixels)
+            assert torch.equal(decode(extension, data, "torch"), tensor / 255)
+        for form in (gray, gray[..., None], torch.from_numpy(gray), torch.from_numpy(gray)[None], gray / 255):
+            np.testing.assert_array_equal(decode(extension, encode(extension, form), "l8"), gray)
+
+    law()
+
+
+@pytest.mark.parametrize("extension", ["png", "webp", "tif"])
+def test_alpha_comes_back(extension: str) -> None:
+    pixels = np.random.default_rng(0).integers(1, 256, (5, 7, 4), np.uint8)
+    np.testing.assert_array_equal(decode(extension, encode(extension, pixels), "rgba8"), pixels)
+
+
+@pytest.mark.parametrize("extension", ["png", "tif", "pgm", "pnm"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_sixteen_bits_come_back(extension: str, order: str) -> None:
+    gray = np.array([[0, 1, 257], [65535, 4096, 30000]], f"{order}u2")
+    found = decode(extension, encode(extension, gray), "l")
+    np.testing.assert_array_equal(np.rint(found * 65535).astype("u2"), gray)
+
+
+def test_a_bitmap_comes_back() -> None:
+    bits = np.array([[True, False, True], [False, False, True]])
+    np.testing.assert_array_equal(decode("pbm", encode("pbm", bits), "l8"), bits * np.uint8(255))
+
+
+@pytest.mark.parametrize("extension", ["jpg", "jpeg", "img", "image"])
+def test_jpeg_is_written_as_webdataset_does(extension: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    data = encode(extension, pixels)
+    assert data == webdataset.writer.imageencoder(pixels, "jpg")
+    assert Image.open(io.BytesIO(data)).format == "JPEG"
+
+
+def test_floats_are_rounded_where_webdataset_cuts_them() -> None:
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    floats = levels.astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(decode("png", encode("png", floats), "l8"), levels)
+    third = np.full((1, 1), 0.5, np.float32)  # 127.5
+    assert decode("png", encode("png", third), "l8")[0, 0] == 128
+    theirs = webdataset.writer.imageencoder(third, "png")
+    assert np.asarray(Image.open(io.BytesIO(theirs)))[0, 0] == 127
+
+
+def test_an_extension_takes_options() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    for extension in ("jpg", "webp"):
+        full, some, little = (
+            len(encode(extension, pixels, **({extension: options} if options else {})))
+            for options in ({}, {"quality": 90}, {"quality": 20})
+        )
+        assert full > some > little
+    assert encode("webp", pixels, webp={"quality": 90})[12:16] == b"VP8 "
+    assert encode("webp", pixels)[12:16] == b"VP8L"
+    assert encode("webp", pixels, webp={"quality": 90, "lossless": True})[12:16] == b"VP8L"
+    small, large = (len(encode("left.png", pixels * 0, png={"compress_level": level})) for level in (9, 0))
+    assert small < large
+    assert encode("seg.png", pixels, **{"seg.png": {"compress_level": 0}}) != encode("png", pixels)
+
+
+def test_tenbin_is_what_webdataset_reads() -> None:
+    arrays = [np.arange(6, dtype="f4").reshape(2, 3), np.ones((0, 4), "i8"), np.arange(3, dtype=">u2")]
+    data = encode("ten", arrays)
+    theirs = webdataset.tenbin.decode_buffer(data, infos=False)
+    assert all(np.array_equal(ours, found) for ours, found in zip(arrays, theirs, strict=True))
+    assert bytes(webdataset.tenbin.encode_buffer(arrays[:2])) == encode("ten", arrays[:2])
+    assert struct.unpack_from("<q", data, 8) == (8 + 8 + 8 + 16,)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("txt", "grüße"),
+        ("cls", 7),
+        ("json", {"a": [1, None]}),
+        ("npy", np.arange(4)),
+        ("npz", {"a": np.arange(4)}),
+        ("ten", [np.arange(4)]),
+        ("mp", {"a": [1]}),
+    ],
+)
+def test_webdataset_decodes_what_is_written(field: str, value: Any) -> None:
+    decoder: Callable[..., Any] = webdataset.autodecode.Decoder([])
+    [found] = [decoder({"__key__": "k", field: encode(field, value)})[field]]
+    assert same(found, value) or all(map(np.array_equal, found, value)) or np.array_equal(found["a"], value["a"])

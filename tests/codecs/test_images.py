@@ -1,0 +1,214 @@
+"""Images: the seventeen specs against webdataset's own decoder, and where we differ on purpose."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from webdataset import autodecode
+
+from wds_datapipes.codecs.decoding import wds_decode
+from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, IMAGE_SPECS, ImageDecoder
+from wds_datapipes.errors import DecodeError
+
+HEIGHT, WIDTH = 20, 30
+
+
+def encoded(image: PIL.Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def picture(mode: str, height: int = HEIGHT, width: int = WIDTH) -> PIL.Image.Image:
+    random = np.random.default_rng(7)
+    if mode in ("1", "L", "P", "CMYK"):
+        return PIL.Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
+    channels = {"LA": 2, "RGB": 3, "RGBA": 4}[mode]
+    return PIL.Image.fromarray(random.integers(0, 256, (height, width, channels), np.uint8), mode=None)
+
+
+def smooth(height: int, width: int) -> PIL.Image.Image:
+    return picture("RGB", 8, 8).resize((width, height), PIL.Image.Resampling.BICUBIC)
+
+
+EIGHT_BIT = {
+    **{f"png {mode}": ("png", encoded(picture(mode))) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")},
+    "png transparent P": ("png", encoded(picture("P"), transparency=3)),
+    "jpg": ("jpg", encoded(picture("RGB"), "JPEG")),
+    "jpg gray": ("jpeg", encoded(picture("L"), "JPEG")),
+    "jpg CMYK": ("jpg", encoded(picture("CMYK"), "JPEG")),
+    "gif": ("gif", encoded(picture("RGB"), "GIF")),
+    "webp": ("webp", encoded(picture("RGBA"), "WEBP")),
+    "tif": ("seg.tif", encoded(picture("RGB"), "TIFF")),
+    "ppm": ("ppm", encoded(picture("RGB"), "PPM")),
+    "bmp": ("bmp", encoded(picture("RGB"), "BMP")),
+}
+
+
+def decode(spec: str, field: str, data: bytes) -> Any:
+    [sample] = wds_decode([{field: data}], spec)
+    return sample[field]
+
+
+@pytest.mark.parametrize("spec", IMAGE_SPECS)
+@pytest.mark.parametrize("kind", EIGHT_BIT)
+def test_eight_bit_images_are_webdatasets_bit_for_bit(spec: str, kind: str) -> None:
+    field, data = EIGHT_BIT[kind]
+    wanted = autodecode.imagehandler(spec)(f".{field}", data)
+    found = decode(spec, field, data)
+    assert type(found) is type(wanted)
+    if isinstance(found, PIL.Image.Image):
+        assert (found.mode, found.size, found.tobytes()) == (wanted.mode, wanted.size, wanted.tobytes())
+        return
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted))
+    if isinstance(found, torch.Tensor):
+        assert found.is_contiguous()
+    else:
+        assert found.flags.c_contiguous
+        assert found.flags.writeable
+        assert found.flags.owndata
+
+
+def test_there_are_the_specs_of_webdataset() -> None:
+    assert set(IMAGE_SPECS) == set(autodecode.imagespecs)
+    assert list(IMAGE_SPECS) == sorted(IMAGE_SPECS)
+
+
+def test_image_extensions_are_those_that_pillow_reads() -> None:
+    PIL.Image.init()
+    readable = {extension[1:] for extension, form in PIL.Image.EXTENSION.items() if form in PIL.Image.OPEN}
+    assert set(IMAGE_EXTENSIONS) - readable == {"image", "img"}
+    assert list(IMAGE_EXTENSIONS) == sorted(IMAGE_EXTENSIONS)
+
+
+def test_specs_act_on_image_extensions_alone() -> None:
+    jpeg = encoded(picture("RGB"), "JPEG")
+    others = dict.fromkeys(("h5", "hdf", "mpg", "mpeg", "rgb", "ps", "fits", "bin"), b"not a picture")
+    [sample] = wds_decode([{**others, "cls": b"3", "img": jpeg, "image": jpeg, "JPG": jpeg}], "rgb8")
+    assert {field: sample[field] for field in others} == others
+    assert sample["cls"] == 3
+    assert {sample[field].shape for field in ("img", "image", "JPG")} == {(HEIGHT, WIDTH, 3)}
+
+
+def test_without_a_spec_images_stay_bytes() -> None:
+    sample = {"jpg": b"anything"}
+    assert list(wds_decode([sample])) == [sample]
+
+
+DEEP = np.array([[0, 1, 127, 128], [129, 257, 32768, 65535]], np.uint16)
+
+
+@pytest.mark.parametrize(("form", "field"), [("PNG", "png"), ("TIFF", "tif"), ("PPM", "pgm")])
+def test_sixteen_bits_are_scaled(form: str, field: str) -> None:
+    data = encoded(PIL.Image.fromarray(DEEP), form)
+    small = np.array([[0, 0, 0, 0], [1, 1, 128, 255]], np.uint8)
+    exact = (DEEP / 65535).astype(np.float32)
+    np.testing.assert_array_equal(decode("l8", field, data), small)
+    np.testing.assert_array_equal(decode("rgb8", field, data), np.stack([small] * 3, 2))
+    np.testing.assert_array_equal(decode("torchl8", field, data), small)
+    np.testing.assert_array_equal(np.asarray(decode("pill", field, data)), small)
+    np.testing.assert_allclose(decode("l", field, data), exact, rtol=1e-6)
+    np.testing.assert_allclose(decode("torch", field, data), np.stack([exact] * 3), rtol=1e-6)
+    rgba = decode("rgba", field, data)
+    assert rgba.dtype == np.float32
+    np.testing.assert_allclose(rgba[..., 0], exact, rtol=1e-6)
+    np.testing.assert_array_equal(rgba[..., 3], 1)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_pixels_without_a_range_are_refused(dtype: type) -> None:
+    data = encoded(PIL.Image.fromarray(np.ones((2, 2), dtype)), "TIFF")
+    with pytest.raises(DecodeError, match=r"no fixed range.*function of your own"):
+        decode("l8", "tif", data)
+
+
+@pytest.mark.parametrize("spec", ["rgb8", "torchl", "pil"])
+def test_exif_orientation_is_applied_on_request(spec: str) -> None:
+    image = smooth(HEIGHT, WIDTH)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(image, "PNG", exif=exif)
+    upright = encoded(image.transpose(PIL.Image.Transpose.ROTATE_270))
+    np.testing.assert_array_equal(ImageDecoder(spec).decode(data), ImageDecoder(spec).decode(encoded(image)))
+    np.testing.assert_array_equal(ImageDecoder(spec, exif=True).decode(data), ImageDecoder(spec).decode(upright))
+    np.testing.assert_array_equal(ImageDecoder(spec, exif=True).decode(upright), ImageDecoder(spec).decode(upright))
+
+
+def test_a_background_is_put_behind_on_request() -> None:
+    pixels = np.array([[[10, 20, 30, 255], [10, 20, 30, 0]]], np.uint8)
+    data = encoded(PIL.Image.fromarray(pixels))
+    assert decode("rgb8", "png", data).tolist() == [[[10, 20, 30], [10, 20, 30]]]
+    for white in ("white", "#ffffff", (255, 255, 255)):
+        found = ImageDecoder("rgb8", background=white).decode(data)
+        assert found.tolist() == [[[10, 20, 30], [255, 255, 255]]]
+    assert ImageDecoder("rgba8", background="red").decode(data).tolist() == [[[10, 20, 30, 255], [255, 0, 0, 255]]]
+    palette = PIL.Image.new("P", (1, 1), 0)
+    assert ImageDecoder("l8", background="white").decode(encoded(palette, transparency=0)).tolist() == [[255]]
+    opaque = encoded(picture("RGB"))
+    np.testing.assert_array_equal(ImageDecoder("rgb8", background="red").decode(opaque), decode("rgb8", "png", opaque))
+
+
+@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 100))
+def test_min_size_picks_the_smallest_scale_that_keeps_the_short_side(height: int, width: int, min_size: int) -> None:
+    data = encoded(smooth(height, width), "JPEG")
+    found = ImageDecoder("rgb8", min_size=min_size).decode(data).shape[:2]
+    sizes = [(-(-height // scale), -(-width // scale)) for scale in (8, 4, 2, 1)]
+    wanted = next((size for size in sizes if min(size) >= min_size), sizes[-1])
+    if min(height, width) >= 8:
+        assert found == wanted
+    else:  # Pillow cannot be asked for a side of less than a pixel: a tiny image may come larger.
+        assert found in sizes
+        assert min(found) >= min(wanted)
+
+
+def test_min_size_looks_like_the_whole_image() -> None:
+    image = smooth(256, 384)
+    found = ImageDecoder("rgb8", min_size=64).decode(encoded(image, "JPEG", quality=95))
+    wanted = np.asarray(image.resize((96, 64), PIL.Image.Resampling.BOX))
+    assert found.shape == (64, 96, 3)
+    assert np.abs(found.astype(int) - wanted).mean() < 2
+    png = encoded(image)
+    np.testing.assert_array_equal(ImageDecoder("rgb8", min_size=64).decode(png), ImageDecoder("rgb8").decode(png))
+
+
+@pytest.mark.parametrize("cut", [0, 10, 300])
+def test_a_cut_image_is_a_decode_error(cut: int) -> None:
+    data = encoded(smooth(100, 100), "JPEG")[:cut]
+    with pytest.raises(DecodeError, match=r"field 'jpg' of sample 'a'.*ImageDecoder\('rgb8'\)"):
+        list(wds_decode([{"__key__": "a", "jpg": data}], "rgb8"))
+
+
+def test_bytes_that_are_no_image_are_said_to_be_none() -> None:
+    with pytest.raises(DecodeError, match=r"in no image format that Pillow reads\. The data is b'nonsense'"):
+        list(wds_decode([{"jpg": b"nonsense"}], "pil"))
+
+
+def test_it_copies_pickles_and_prints() -> None:
+    decoder = ImageDecoder("torchrgb8", min_size=8, exif=True, background="red")
+    assert repr(decoder) == "ImageDecoder('torchrgb8', min_size=8, exif=True, background=(255, 0, 0))"
+    for other in (pickle.loads(pickle.dumps(decoder)), copy.deepcopy(decoder)):
+        assert repr(other) == repr(decoder)
+        assert torch.equal(other.decode(EIGHT_BIT["jpg"][1]), decoder.decode(EIGHT_BIT["jpg"][1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"spec": "rgb9"}, "'rgb9' is no image spec"),
+        ({"spec": "RGB"}, "no image spec"),
+        ({"min_size": 0}, "at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ImageDecoder(**{"spec": "rgb", **options})

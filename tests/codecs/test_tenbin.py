@@ -1,0 +1,73 @@
+"""tenbin: it reads what webdataset writes, and what webdataset cannot, and notices every cut."""
+
+from __future__ import annotations
+
+import struct
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+from webdataset import tenbin
+
+from wds_datapipes.codecs.tenbin import DTYPES, MAGIC, decode_tenbin
+
+
+def chunk(content: bytes) -> bytes:
+    return MAGIC + struct.pack("<q", len(content)) + content + b"\0" * (-len(content) % 64)
+
+
+def encode(array: np.ndarray, info: bytes = b"") -> bytes:
+    """One array by the words of the format, little-endian, without webdataset's gaps."""
+    dtype = array.dtype.newbyteorder("<")
+    header = struct.pack(f"<8s8sq{array.ndim}q", dtype.str[1:].encode(), info, array.ndim, *array.shape)
+    return chunk(header) + chunk(array.astype(dtype).tobytes())
+
+
+arrays = hnp.arrays(st.sampled_from(sorted(DTYPES)), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+
+
+@given(st.lists(arrays, max_size=3))
+def test_round_trip(wanted: list[np.ndarray]) -> None:
+    found = decode_tenbin(b"".join(encode(array, b"info") for array in wanted))
+    assert len(found) == len(wanted)
+    for array, original in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(array, original)
+        assert (array.dtype, array.shape) == (original.dtype, original.shape)
+        assert array.dtype.isnative
+        assert array.flags.writeable
+
+
+@given(st.lists(arrays.filter(lambda array: array.dtype != np.uint32), max_size=3))
+def test_it_reads_what_webdataset_writes(wanted: list[np.ndarray]) -> None:
+    found = decode_tenbin(bytes(tenbin.encode_buffer(wanted))) if wanted else decode_tenbin(b"")
+    for array, original in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(array, original)
+        assert array.dtype == original.dtype
+
+
+def test_every_cut_is_noticed() -> None:
+    data = encode(np.arange(5.0)) + encode(np.ones((2, 3), np.uint8))
+    boundary = len(encode(np.arange(5.0)))
+    for size in set(range(1, len(data))) - {boundary}:
+        with pytest.raises(ValueError, match="cut short"):
+            decode_tenbin(data[:size])
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"garbage" * 20, "no tenbin chunk at byte 0"),
+        (encode(np.ones(3)) + b"x", "no tenbin chunk at byte 160"),
+        (MAGIC + struct.pack("<q", -8) + b"\0" * 64, "cut short"),
+        (chunk(b"\0" * 20) + chunk(b""), "header at byte 0 has 20 bytes"),
+        (chunk(struct.pack("<8s8sq", b"c8", b"", 0)) + chunk(b"\0" * 8), "dtype 'c8'"),
+        (chunk(struct.pack("<8s8sqq", b"f4", b"", 2, 1)) + chunk(b"\0" * 4), "has 2 dimensions"),
+        (chunk(struct.pack("<8s8sqq", b"f4", b"", 1, -1)) + chunk(b""), r"sizes \[-1\]"),
+        (chunk(struct.pack("<8s8sqq", b"f4", b"", 1, 3)) + chunk(b"\0" * 4), r"shape \(3,\).*4 bytes of data"),
+    ],
+)
+def test_what_is_wrong_is_said(data: bytes, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        decode_tenbin(data)

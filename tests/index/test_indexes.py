@@ -1,0 +1,617 @@
+"""Indexes of shards in files: beside them, for many at once, from a server by ranges, and when they no longer hold."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import io
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any, BinaryIO
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes import (
+    ShardIndex,
+    ShardList,
+    TarWriter,
+    build_index,
+    build_indexes,
+    check_index,
+    index_url,
+    read_index,
+    write_index,
+)
+from wds_datapipes.errors import (
+    CorruptShard,
+    CorruptSidecar,
+    DuplicateField,
+    MissingSidecar,
+    PatternError,
+    ReadFailed,
+    ReturningKey,
+    ShardNotOpened,
+    StaleSidecar,
+    TruncatedShard,
+    UnsupportedSidecar,
+    WorkerDied,
+)
+from wds_datapipes.index.build_many import IndexResult
+from wds_datapipes.index.file_format import index_bytes
+from wds_datapipes.io import urls as schemes
+from wds_datapipes.io.local import open_path
+from wds_datapipes.io.openers import register_opener
+from wds_datapipes.io.remote.range_reader import FIRST_BYTES, RangeReader, open_ranges
+from wds_datapipes.io.remote.range_sources import open_remote_parts
+from wds_datapipes.samples.keys import last_dot
+from wds_datapipes.testing import build_shard
+
+MB = 1 << 20
+
+
+def shard(path: Path, count: int = 3, size: int = 5, **options: Any) -> str:
+    return build_shard(
+        path, [{"__key__": f"{number}", "bin": bytes(size), "cls": f"{number}"} for number in range(count)], **options
+    )
+
+
+# One index
+
+
+def test_an_index_tells_where_samples_are(tmp_path: Path) -> None:
+    url = shard(tmp_path / "x.tar")
+    index = build_index(url, digest=True)
+    content = Path(url).read_bytes()
+    assert repr(index) == f"<ShardIndex of 3 samples, 6 members, {len(content)} bytes>"
+    assert (len(index), index.members, index.fields, index.end) == (3, 6, ["bin", "cls"], 6144)
+    assert index[-1] == index[2] == list(index)[2]
+    assert index.names(1) == ["1.bin", "1.cls"]
+    assert index != build_index(url)
+    assert index.places_equal(build_index(url))
+    with pytest.raises(IndexError, match=r"x\.tar has 3 samples, and none of number 3"):
+        index[3]
+    with pytest.raises(KeyError, match=r"x\.tar has no sample 'y'"):
+        index.find("y")
+    index.check_random_access()
+
+
+def test_a_compressed_shard_cannot_be_read_in_any_order(tmp_path: Path) -> None:
+    index = build_index(shard(tmp_path / "x.tar.gz"))
+    assert index.keys == ["0", "1", "2"]
+    with pytest.raises(UnsupportedSidecar, match=r"x\.tar\.gz is of a shard that is compressed with gzip.*Unpack"):
+        index.check_random_access()
+
+
+def test_a_rule_of_ones_own(tmp_path: Path) -> None:
+    url = build_shard(tmp_path / "x.tar", [{"__key__": "a-b", "txt": "1"}, {"__key__": "a-c", "txt": "2"}])
+    index = build_index(url, key_rule=dash)
+    assert [sample.key for sample in index] == ["a"]
+    assert index.fields == ["b.txt", "c.txt"]
+    assert index.facts.key_rule.endswith(":dash")
+    assert index.names(0) is None
+    check_index(index, url, depth="headers", key_rule=dash)
+    with pytest.raises(ValueError, match=r"built with the rule .*:dash\. Pass it as key_rule"):
+        check_index(index, url, depth="headers")
+    assert build_index(url, key_rule=last_dot).facts.key_rule == "last_dot"
+
+
+def dash(name: str) -> tuple[str, str]:
+    key, _, field = name.partition("-")
+    return key, field
+
+
+def test_a_returning_key_is_told_or_an_error(tmp_path: Path) -> None:
+    url = build_shard(tmp_path / "x.tar", [{"__key__": key, "txt": "1"} for key in "aba"])
+    with pytest.warns(UserWarning, match=r"x\.tar holds the sample 'a' in parts: a file of it stands at byte 2048"):
+        index = build_index(url)
+    assert (index.keys, index.find("a")) == (["a", "b", "a"], 0)
+    with pytest.raises(ReturningKey, match="in parts"):
+        build_index(url, on_returning_key="raise")
+
+
+def test_archives_that_were_concatenated(tmp_path: Path) -> None:
+    one, two = shard(tmp_path / "1.tar", 2), shard(tmp_path / "2.tar", 1)
+    both = tmp_path / "both.tar"
+    both.write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
+    with pytest.raises(CorruptShard, match="ignore_zeros=True"):
+        build_index(both)
+    with pytest.warns(UserWarning, match="in parts"):
+        index = build_index(both, ignore_zeros=True)
+    assert index.keys == ["0", "1", "0"]
+    check_index(index, both, depth="headers")
+
+
+def test_an_index_of_what_can_only_be_read_once(tmp_path: Path) -> None:
+    url = shard(tmp_path / "x.tar")
+    piped = build_index(f"pipe:cat {url}", digest=True)
+    plain = build_index(url, digest=True)
+    assert piped.places_equal(plain)
+    assert (piped.facts.bytes, piped.facts.sha256) == (plain.facts.bytes, plain.facts.sha256)
+    assert (piped.facts.mtime_ns, piped.facts.etag) == (None, None)
+    with pytest.raises(ValueError, match=r"has no place for files beside it"):
+        index_url(f"pipe:cat {url}")
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_index_of_what_comes_out_of_a_named_pipe(tmp_path: Path) -> None:
+    url = shard(tmp_path / "x.tar")
+    os.mkfifo(tmp_path / "queue")
+    writing = threading.Thread(target=(tmp_path / "queue").write_bytes, args=(Path(url).read_bytes(),))
+    writing.start()
+    index = build_index(tmp_path / "queue")
+    writing.join()
+    assert index.places_equal(build_index(url))
+    assert (index.facts.bytes, index.facts.mtime_ns) == (os.path.getsize(url), None)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    url = shard(tmp_path / "x.tar")
+    os.truncate(url, 3000)
+    for digest in (False, True):
+        with pytest.raises(TruncatedShard):
+            build_index(url, digest=digest)
+    with pytest.raises(ShardNotOpened, match=r"There is no file"):
+        build_index(tmp_path / "none.tar")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
+def test_the_index_is_written_with_the_shard(tmp_path: Path, suffix: str) -> None:
+    url = f"{tmp_path}/x.tar{suffix}"
+    contents = []
+    for _ in range(2):
+        with TarWriter(url, index=True, digest=True, key_rule=last_dot) as writer:
+            for number in range(3):
+                writer.write({"__key__": f"{number}", "txt": "a" * number, "cls": number})
+        contents.append(Path(index_url(url)).read_bytes())
+    index = read_index(index_url(url))
+    found = build_index(url, digest=True, key_rule=last_dot)
+    assert index.places_equal(found)
+    assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None}
+    assert contents[0] == contents[1], "the same samples give the same index"
+    assert not build_indexes([url], key_rule=last_dot, digest=True)[0].is_new
+    check_index(index, url, depth="bytes")
+
+
+def test_no_index_without_a_whole_shard(tmp_path: Path) -> None:
+    with contextlib.suppress(RuntimeError), TarWriter(tmp_path / "x.tar", index=True) as writer:
+        writer.write({"__key__": "a", "txt": "1"})
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"index=True needs the name of a file, .* and a key_rule"):
+        TarWriter(io.BytesIO(), index=True)
+    with pytest.raises(ValueError, match=r"index=True needs the name of a file, .* and a key_rule"):
+        TarWriter(tmp_path / "x.tar", index=True, key_rule=None)
+    with pytest.raises(ValueError, match=r"has no place for files beside it"):
+        TarWriter("pipe:cat > x.tar", index=True)
+    with TarWriter("memory://indexed/x.tar", index=True) as writer:
+        writer.write({"__key__": "a", "txt": "1"})
+    try:
+        assert read_index("memory://indexed/x.tar.wdsidx").places_equal(build_index("memory://indexed/x.tar"))
+    finally:
+        fsspec.filesystem("memory").rm("/indexed", recursive=True)
+
+
+# Does it hold?
+
+
+def test_a_shard_that_has_changed_is_noticed(tmp_path: Path) -> None:
+    url = shard(tmp_path / "x.tar")
+    index = build_index(url, digest=True)
+    for depth in ("size", "headers", "bytes"):
+        check_index(index, url, depth=depth)
+    shard(tmp_path / "x.tar", 30)
+    with pytest.raises(StaleSidecar, match=r"x\.tar has changed since its index was built: it has \d+ bytes, and had"):
+        check_index(index, url)
+    shard(tmp_path / "x.tar", 3, 6)
+    check_index(index, url)
+    with pytest.raises(
+        StaleSidecar, match=r"x\.tar has changed .*: sample 0 \('0'\) is .*size=6.*, and was '0', .*size=5"
+    ):
+        check_index(index, url, depth="headers")
+    shard(tmp_path / "x.tar", 2)
+    with pytest.raises(StaleSidecar, match=r"it has 2 samples up to byte 4096, and had 3 up to byte 6144"):
+        check_index(index, url, depth="headers")
+    content = bytearray(Path(shard(tmp_path / "x.tar")).read_bytes())
+    content[512] = 1
+    Path(url).write_bytes(content)
+    check_index(index, url, depth="headers")
+    with pytest.raises(StaleSidecar, match=r"its SHA-256 is [0-9a-f]{64}, and was [0-9a-f]{64}"):
+        check_index(index, url, depth="bytes")
+    with pytest.raises(ValueError, match=r'depth is "size", "headers" or "bytes", not \'all\''):
+        check_index(index, url, depth="all")  # type: ignore[arg-type]  # that is what is tested
+
+
+def test_a_shard_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = shard(tmp_path / "x.tar", size=5000)
+
+    def open_and_touch(address: str, /, **options: Any) -> Any:
+        os.utime(url, ns=(1, 1))
+        return open_path(url)
+
+    monkeypatch.setitem(schemes._registered, "", open_and_touch)
+    with pytest.raises(StaleSidecar, match=r"x\.tar has changed while its headers were read"):
+        build_index(url, digest=True)
+
+
+def test_what_is_no_index(tmp_path: Path) -> None:
+    place = tmp_path / "x.wdsidx"
+    with pytest.raises(MissingSidecar, match=r"x\.wdsidx cannot be read: No such file"):
+        read_index(str(place))
+    for content in (b"", b"v1.2 3\n", b"\x80\x04pickle"):
+        place.write_bytes(content)
+        with pytest.raises(CorruptSidecar, match=r"x\.wdsidx is no index of a shard: it begins with"):
+            read_index(str(place))
+    with pytest.raises(MissingSidecar, match=r"x\.wdsidx cannot be written: "):
+        write_index(build_index(shard(tmp_path / "x.tar")), str(tmp_path / "none/x.wdsidx"))
+
+
+def write_on_a_full_disk(index: ShardIndex, place: Path) -> None:
+    """In a process of its own, of which a limit stands for the disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    with pytest.raises(MissingSidecar, match=r"x\.wdsidx cannot be written: OSError: File too large"):
+        write_index(index, str(place))
+
+
+def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path) -> None:
+    small, large = shard(tmp_path / "small.tar"), shard(tmp_path / "large.tar", 400)
+    place = tmp_path / "x.wdsidx"
+    write_index(build_index(small), str(place))
+    before = place.read_bytes()
+    writing = multiprocessing.get_context("fork").Process(target=write_on_a_full_disk, args=(build_index(large), place))
+    writing.start()
+    writing.join()
+    assert writing.exitcode == 0
+    assert place.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large.tar", "small.tar", "x.wdsidx"]
+
+
+def test_the_version_of_the_format_is_told(tmp_path: Path) -> None:
+    from zlib import crc32
+
+    content = index_bytes(build_index(shard(tmp_path / "x.tar"))).replace(b'"version": 1', b'"version": 2')
+    length = int.from_bytes(content[8:12], "little")
+    content = content[:12] + crc32(content[16 : 16 + length]).to_bytes(4, "little") + content[16:]
+    (tmp_path / "x.wdsidx").write_bytes(content)
+    with pytest.raises(
+        CorruptSidecar, match=r"it has version 2 of the format, and this version of wds-datapipes reads 1"
+    ):
+        read_index(str(tmp_path / "x.wdsidx"))
+
+
+# Many
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    return [shard(tmp_path / f"{name}.tar", count) for name, count in (("a", 3), ("b", 1), ("c", 7))]
+
+
+def test_indexes_are_built_where_they_are_missing_or_stale(shards: list[str], tmp_path: Path) -> None:
+    seen: list[IndexResult] = []
+    pattern = f"{tmp_path}/{{a..c}}.tar"
+    results = build_indexes(pattern, max_workers=2, on_result=seen.append)
+    assert [(result.url, result.index_url, result.samples, result.members) for result in results] == [
+        (url, f"{url}.wdsidx", count, 2 * count) for url, count in zip(shards, (3, 1, 7), strict=True)
+    ]
+    assert sorted(seen) == sorted(results)
+    assert all(result.is_new and result.sha256 is None for result in results)
+    assert [read_index(index_url(url)) for url in shards] == [build_index(url) for url in shards]
+
+    def built(**options: Any) -> str:
+        """The shards that got a new index."""
+        return "".join(Path(each.url).stem for each in build_indexes(ShardList(pattern), **options) if each.is_new)
+
+    assert built() == ""
+    assert built(rebuild=True) == "abc"
+    Path(index_url(shards[0])).unlink()
+    Path(index_url(shards[1])).write_bytes(b"WDSINDEX")
+    assert built() == "ab"
+    shard(tmp_path / "c.tar", 7, 6)  # of the same size, and later
+    assert built() == "c"
+    assert read_index(index_url(shards[2]))[0].entries[0].size == 6
+    assert built(key_rule=last_dot) == "abc"
+    assert built(lowercase=False) == "abc"
+    assert built() == "abc"
+    assert built(digest=True) == "abc"
+    assert built() == ""
+    assert built(on_duplicate="last") == "abc"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".tar"] * 3 + [".wdsidx"] * 3
+
+
+def test_an_index_without_a_time_holds_while_it_is_newer(tmp_path: Path) -> None:
+    """As who writes a shard makes it, so that the same data give the same bytes."""
+    url = shard(tmp_path / "x.tar")
+    index = build_index(url)
+    object.__setattr__(index.facts, "mtime_ns", None)
+    write_index(index, index_url(url))
+    assert not build_indexes([url])[0].is_new
+    later = os.stat(index_url(url)).st_mtime_ns + 1
+    os.utime(url, ns=(later, later))
+    assert build_indexes([url])[0].is_new
+
+
+def test_indexes_in_a_folder(shards: list[str], tmp_path: Path) -> None:
+    results = build_indexes(shards, folder=tmp_path / "indexes/of/it")
+    assert [result.index_url for result in results] == [f"{tmp_path}/indexes/of/it/{name}.tar.wdsidx" for name in "abc"]
+    (tmp_path / "more").mkdir()
+    with pytest.raises(ValueError, match=r"Several shards would have the index .*a\.tar\.wdsidx"):
+        build_indexes([shards[0], shard(tmp_path / "more/a.tar")], folder=tmp_path)
+
+
+def test_a_broken_shard_is_told_and_the_others_are_indexed(shards: list[str]) -> None:
+    os.truncate(shards[1], 515)
+    for workers in (1, 2):
+        with pytest.raises(TruncatedShard, match=r"b\.tar ends inside"):
+            build_indexes(shards, max_workers=workers)
+        results = build_indexes(shards, on_error="skip", max_workers=workers)
+        assert [result.url for result in results] == [shards[0], shards[2]]
+        with pytest.warns(UserWarning, match=r"build_indexes passed over an item: TruncatedShard: .*b\.tar"):
+            build_indexes(shards, on_error="warn", max_workers=workers)
+    assert not Path(index_url(shards[1])).exists()
+    with pytest.raises(ValueError, match="on_error is"):
+        build_indexes(shards, on_error="none")  # type: ignore[arg-type]  # that is what is tested
+
+
+def test_arguments_that_make_no_sense(shards: list[str]) -> None:
+    with pytest.raises(ValueError, match="max_workers is a number from 1, not 0"):
+        build_indexes(shards, max_workers=0)
+    with pytest.raises(PatternError, match=r"Only ShardList puts variables in\. Pass ShardList\('\$\{DATA\}/a\.tar'\)"):
+        build_indexes("${DATA}/a.tar")
+    assert build_indexes([]) == []
+
+
+def test_duplicates_are_as_asked(tmp_path: Path) -> None:
+    url = build_shard(tmp_path / "x.tar", [{"__key__": "a", "txt": "1", "TXT": "22"}])
+    with pytest.raises(DuplicateField, match=r"holds the field 'txt' of the sample 'a' twice, .* byte 1024"):
+        build_indexes([url])
+    assert build_indexes([url], on_duplicate="first")[0].members == 1
+    assert read_index(index_url(url))[0].entries[0].size == 1
+    assert build_indexes([url], on_duplicate="last")[0].members == 1
+    assert read_index(index_url(url))[0].entries[0].size == 2
+
+
+def test_any_executor_does_the_work(shards: list[str]) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        assert len(build_indexes(shards, executor=executor)) == 3
+        executor.submit(len, ())  # it is still there
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemes, "_registered", {})
+
+
+def deadly(url: str, /, **options: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("nothing_left", "registry")
+def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
+    register_opener("deadly", deadly)
+    with pytest.raises(
+        WorkerDied, match=r"A worker process has ended without a result, while deadly:[12] was worked on"
+    ):
+        build_indexes(["deadly:1", "deadly:2"], max_workers=2, folder=tmp_path)
+
+
+# From a server
+
+
+class Ranges(http.server.BaseHTTPRequestHandler):
+    """Serves files, and ranges of them, and counts the bytes."""
+
+    protocol_version = "HTTP/1.1"
+    files: dict[str, bytes]
+    has_ranges: bool
+    sent: list[tuple[int, int]]
+    etags: bool
+
+    def do_HEAD(self) -> None:
+        self.respond(body=False)
+
+    def do_GET(self) -> None:
+        self.respond(body=True)
+
+    def do_PUT(self) -> None:
+        self.files[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(201)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def respond(self, body: bool) -> None:
+        content = self.files.get(self.path)
+        if content is None:
+            self.send_error(404)
+            return
+        begin, end = 0, len(content)
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked and self.has_ranges:
+            begin, end = int(asked[1]), min(int(asked[2]) + 1, end)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
+        else:
+            self.send_response(200)
+        if self.has_ranges:
+            self.send_header("Accept-Ranges", "bytes")
+        if self.etags:
+            self.send_header("ETag", f'"{hash(content):x}"')
+        self.send_header("Content-Length", str(end - begin))
+        self.end_headers()
+        if body:
+            self.sent.append((begin, end))
+            self.wfile.write(content[begin:end])
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  named so by the class that it is of
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[Ranges]]]:
+    handler = type("Handler", (Ranges,), {"files": {}, "sent": [], "has_ranges": True, "etags": True})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_address[1]}", handler
+        running.shutdown()
+        thread.join()
+
+
+def test_of_a_remote_shard_only_the_headers_are_fetched(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+    address, handler = server
+    local = shard(tmp_path / "x.tar", 6, 4 * MB)
+    handler.files["/x.tar"] = Path(local).read_bytes()
+    index = build_index(f"{address}/x.tar")
+    assert index.places_equal(build_index(local))
+    assert index.facts.bytes == len(handler.files["/x.tar"]) > 24 * MB
+    assert index.facts.etag == f"{hash(handler.files['/x.tar']):x}"
+    fetched = sum(end - begin for begin, end in handler.sent)
+    assert fetched <= 9 * FIRST_BYTES, f"{fetched} bytes were fetched in {handler.sent}"
+    handler.sent.clear()
+    assert build_index(f"{address}/x.tar", digest=True).facts.sha256 == build_index(local, digest=True).facts.sha256
+    assert sum(end - begin for begin, end in handler.sent) == len(handler.files["/x.tar"])
+
+
+def test_many_remote_shards_are_indexed_in_processes(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+    address, handler = server
+    locals_ = [shard(tmp_path / f"{name}.tar", 3, 300_000) for name in "abc"]
+    for local in locals_:
+        handler.files[f"/{Path(local).name}"] = Path(local).read_bytes()
+    urls = [f"{address}/{Path(local).name}" for local in locals_]
+    build_index(urls[0])  # so that this process has a thread for HTTP, which those that it forks have not
+    results = build_indexes(urls, folder=tmp_path / "indexes", max_workers=3)
+    for result, local in zip(results, locals_, strict=True):
+        assert read_index(result.index_url).places_equal(build_index(local))
+    assert [result.is_new for result in build_indexes(urls, folder=tmp_path / "indexes", max_workers=3)] == [False] * 3
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(0, 600_000)), max_size=8)
+
+
+@given(places=RANGES, jumps=st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_ranges_are_those_of_the_file(places: list[tuple[int, int]], jumps: bool) -> None:
+    content = Random(0).randbytes(2_500_000)
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/ranges/x", content)
+    plain = io.BytesIO(content)
+    stream = open_ranges("memory://ranges/x")
+    assert stream is not None
+    for place, count in places:
+        for each in (plain, stream):
+            each.seek(place if jumps else place % 300_000, io.SEEK_SET if jumps else io.SEEK_CUR)
+        assert stream.tell() == plain.tell()
+        assert _exactly(stream, count) == plain.read(count)
+    assert stream.seek(0, io.SEEK_END) == len(content)
+    assert stream.read(1) == b""
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytes:
+    """Read so much, unless the file ends before: a stream may give less at once than it was asked for."""
+    data = b""
+    while len(data) < count and (more := stream.read(count - len(data))):
+        data += more
+    return data
+
+
+def test_small_members_are_fetched_in_few_requests(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+    address, handler = server
+    local = shard(tmp_path / "x.tar", 500, 2000)
+    handler.files["/x.tar"] = Path(local).read_bytes()
+    assert build_index(f"{address}/x.tar").places_equal(build_index(local))
+    assert len(handler.sent) <= 9
+    assert sum(end - begin for begin, end in handler.sent) <= len(handler.files["/x.tar"]) + 512, (
+        "nothing is fetched twice"
+    )
+
+
+def test_a_server_without_ranges_is_read_through(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+    address, handler = server
+    handler.has_ranges = handler.etags = False
+    local = shard(tmp_path / "x.tar", 3, MB)
+    handler.files["/x.tar"] = Path(local).read_bytes()
+    index = build_index(f"{address}/x.tar")
+    assert index.places_equal(build_index(local))
+    assert (index.facts.bytes, index.facts.etag) == (len(handler.files["/x.tar"]), None)
+    assert len(handler.sent) == 2, "one request that asks for a part, to see that there are none"
+
+
+def test_a_remote_shard_that_has_changed_is_noticed(tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+    address, handler = server
+    handler.files["/x.tar"] = Path(shard(tmp_path / "x.tar")).read_bytes()
+    index = build_index(f"{address}/x.tar")
+    check_index(index, f"{address}/x.tar")
+    handler.files["/x.tar"] = Path(shard(tmp_path / "x.tar", 3, 6)).read_bytes()
+    with pytest.raises(StaleSidecar, match=r"x\.tar has changed .*: its store calls it '-?[0-9a-f]+', and called it"):
+        check_index(index, f"{address}/x.tar")
+    with pytest.raises(ShardNotOpened, match="HTTP status 404"):
+        build_index(f"{address}/none.tar")
+
+
+def test_a_remote_shard_that_changes_while_it_is_indexed(
+    tmp_path: Path, server: tuple[str, type[Ranges]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, handler = server
+    handler.files["/x.tar"] = Path(shard(tmp_path / "x.tar", 6, 4 * MB)).read_bytes()
+    send = handler.respond
+
+    def send_another_later(request: Ranges, body: bool) -> None:
+        if len(handler.sent) == 4:
+            handler.files["/x.tar"] = bytes(len(handler.files["/x.tar"]))
+        send(request, body)
+
+    monkeypatch.setattr(handler, "respond", send_another_later)
+    with pytest.raises(StaleSidecar, match=r"x\.tar has changed while its headers were read"):
+        build_index(f"{address}/x.tar")
+
+
+def test_a_range_that_is_cut_is_an_error() -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/ranges/x.tar", bytes(1000))
+    parts = open_remote_parts("memory://ranges/x.tar")
+    assert parts is not None
+    reader = RangeReader(parts, "memory://ranges/x.tar", 2000)
+    with pytest.raises(ReadFailed, match=r"x\.tar was asked for its bytes 0 to 2000, and gave 1000 bytes"):
+        reader.read(10)
+    reader.close()
+
+
+@pytest.mark.usefixtures("registry")
+def test_indexes_of_a_scheme_of_ones_own(tmp_path: Path) -> None:
+    url = shard(tmp_path / "x.tar")
+    register_opener("mine", lambda url, /, **options: open_path(str(tmp_path / url.removeprefix("mine:"))))
+    with pytest.raises(MissingSidecar, match=r"mine:x\.tar\.wdsidx cannot be written: its opener only reads"):
+        build_indexes(["mine:x.tar"])
+    write_index(build_index(url), index_url(url))
+    assert read_index("mine:x.tar.wdsidx") == build_index(url)
+    assert build_indexes(["mine:x.tar"], folder=tmp_path / "indexes")[0].samples == 3
+    with pytest.raises(MissingSidecar, match=r"There is no file '.*none'"):
+        read_index("mine:none")
+
+
+def test_indexes_in_a_remote_store(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    local = shard(tmp_path / "x.tar", 4, 300_000)
+    store.pipe_file("/indexed/x.tar", Path(local).read_bytes())
+    url = "memory://indexed/x.tar"
+    try:
+        result = build_indexes([url])[0]
+        assert (result.index_url, result.samples, result.is_new) == ("memory://indexed/x.tar.wdsidx", 4, True)
+        index = read_index(index_url(url))
+        assert index.places_equal(build_index(local))
+        assert index == build_index(url)
+        with pytest.raises(MissingSidecar, match=r"memory://indexed/none cannot be read: there is no such file"):
+            read_index("memory://indexed/none")
+    finally:
+        store.rm("/indexed", recursive=True)

@@ -1,0 +1,211 @@
+"""The manifest of a dataset: written, read, moved, damaged, and checked against its shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes import Manifest, TarWriter, build_indexes, check_manifest, read_manifest, write_manifest
+from wds_datapipes.errors import CorruptSidecar, MissingSidecar, StaleSidecar
+from wds_datapipes.index.manifest import ManifestEntry
+from wds_datapipes.testing import build_shard
+
+
+def shard(path: Path, count: int, value: str = "1") -> str:
+    return build_shard(path, [{"__key__": f"{number}", "cls": value} for number in range(count)])
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    (tmp_path / "data").mkdir()
+    for name, count in (("a", 3), ("b", 30), ("c", 7)):
+        shard(tmp_path / f"data/{name}.tar", count)
+    return Manifest(build_indexes(f"{tmp_path}/data/{{a..c}}.tar", digest=True))
+
+
+def test_a_manifest_has_counts_sizes_and_digests(manifest: Manifest, tmp_path: Path) -> None:
+    assert (len(manifest), manifest.samples) == (3, 40)
+    assert manifest.urls == [f"{tmp_path}/data/{name}.tar" for name in "abc"]
+    assert manifest.bytes == sum(os.path.getsize(url) for url in manifest.urls)
+    assert repr(manifest) == f"<Manifest of 3 shards, 40 samples, {manifest.bytes} bytes>"
+    assert all(entry.sha256 is not None and len(entry.sha256) == 64 for entry in manifest.entries)
+    assert manifest != Manifest(manifest.entries[:2])
+    assert manifest != "manifest"
+    assert {manifest, Manifest(manifest.entries)} == {manifest}
+    with pytest.raises(TypeError, match=r"got the name 'a\.tar'\. Pass what build_indexes returns"):
+        Manifest(["a.tar"])  # type: ignore[list-item]  # that is what is tested
+
+
+def test_a_manifest_of_what_was_written(tmp_path: Path) -> None:
+    written = []
+    for name in "ab":
+        with TarWriter(tmp_path / f"{name}.tar", digest=name == "b") as writer:
+            writer.write({"__key__": name, "cls": 1})
+        assert writer.info is not None
+        written.append(writer.info)
+    manifest = Manifest(written)
+    assert [(entry.samples, entry.sha256 is None) for entry in manifest.entries] == [(1, True), (1, False)]
+    check_manifest(manifest, depth="bytes", max_workers=1)
+
+
+@pytest.mark.parametrize("place", ["data/manifest.json", "manifest.json", "elsewhere/manifest.json"])
+def test_a_manifest_that_was_written_is_read(manifest: Manifest, tmp_path: Path, place: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    write_manifest(manifest, tmp_path / place)
+    assert read_manifest(tmp_path / place) == manifest
+    names = [each["url"] for each in json.loads((tmp_path / place).read_text())["shards"]]
+    expected = {"data/manifest.json": "", "manifest.json": "data/", "elsewhere/manifest.json": f"{tmp_path}/data/"}
+    assert names == [f"{expected[place]}{name}.tar" for name in "abc"]
+
+
+def test_a_dataset_moves_with_its_manifest(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_manifest(manifest, tmp_path / "data/manifest.json")
+    shutil.move(tmp_path / "data", tmp_path / "moved")
+    moved = read_manifest(tmp_path / "moved/manifest.json")
+    assert moved.urls == [f"{tmp_path}/moved/{name}.tar" for name in "abc"]
+    assert moved.fingerprint == manifest.fingerprint
+    check_manifest(moved, depth="bytes", max_workers=1)
+    monkeypatch.chdir(tmp_path / "moved")
+    here = read_manifest("manifest.json")
+    assert here.urls == ["a.tar", "b.tar", "c.tar"]
+    write_manifest(here, tmp_path / "manifest.json")
+    write_manifest(moved, "again.json")
+    assert read_manifest(tmp_path / "manifest.json") == moved
+    assert read_manifest("again.json") == here
+
+
+def test_a_manifest_in_a_remote_store() -> None:
+    store = fsspec.filesystem("memory")
+    entries = [ManifestEntry("memory://set/a.tar", 1, 10240), ManifestEntry("s3://bucket/b.tar", 2, 10240)]
+    try:
+        write_manifest(Manifest(entries), "memory://set/manifest.json")
+        assert b'"url": "a.tar"' in store.cat_file("/set/manifest.json")
+        assert read_manifest("memory://set/manifest.json").entries == tuple(entries)
+    finally:
+        store.rm("/set", recursive=True)
+
+
+def test_the_fingerprint_changes_with_any_shard(manifest: Manifest) -> None:
+    first, *rest = manifest.entries
+    others = [
+        [*rest, first],
+        rest,
+        [ManifestEntry(first.url, first.samples + 1, first.bytes, first.sha256), *rest],
+        [ManifestEntry(first.url, first.samples, first.bytes + 1, first.sha256), *rest],
+        [ManifestEntry(first.url, first.samples, first.bytes), *rest],
+        [ManifestEntry(f"{first.url}x", first.samples, first.bytes, first.sha256), *rest],
+    ]
+    prints = {Manifest(entries).fingerprint for entries in [[first, *rest], *others]}
+    assert len(prints) == 7
+
+
+def test_shards_that_are_not_as_the_manifest_says(manifest: Manifest) -> None:
+    for depth in ("size", "headers", "bytes"):
+        check_manifest(manifest, depth=depth, max_workers=2)
+    shard(Path(manifest.urls[0]), 4)  # of the same size
+    check_manifest(manifest)
+    with pytest.raises(StaleSidecar, match=r"1 of 3 shards are not .*: \S*a\.tar has 4 samples, not 3\. Fetch"):
+        check_manifest(manifest, depth="headers")
+    shard(Path(manifest.urls[0]), 3, "2")
+    check_manifest(manifest, depth="headers")
+    with pytest.raises(StaleSidecar, match=r"a\.tar has the SHA-256 [0-9a-f]{64}, not [0-9a-f]{64}"):
+        check_manifest(manifest, depth="bytes")
+    os.truncate(manifest.urls[1], 5000)
+    os.unlink(manifest.urls[2])
+    twice = Manifest([*manifest.entries, ManifestEntry(manifest.urls[0], 9, 9)])
+    with pytest.raises(StaleSidecar, match="different things of one shard"):
+        check_manifest(twice)
+    for executor in (None, ThreadPoolExecutor(2)):
+        with pytest.raises(
+            StaleSidecar, match=r"2 of 3 shards .*b\.tar has 5000 bytes, not \d+; There is no file .*c\.tar"
+        ):
+            check_manifest(manifest, executor=executor)
+        if executor is not None:
+            executor.shutdown()
+    with pytest.raises(StaleSidecar, match=r"3 of 3 shards"):
+        check_manifest(manifest, depth="bytes")
+    with pytest.raises(ValueError, match=r'depth is "size", "headers" or "bytes"'):
+        check_manifest(manifest, depth="all")  # type: ignore[arg-type]  # that is what is tested
+
+
+def test_a_damaged_shard_of_the_right_size(manifest: Manifest) -> None:
+    with open(manifest.urls[0], "r+b") as file:
+        file.write(b"x")
+    with pytest.raises(StaleSidecar, match=r"1 of 3 shards .*a\.tar is no tar archive"):
+        check_manifest(manifest, depth="headers", max_workers=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda facts: facts.update(format="wids"), "it is JSON of something else"),
+        (lambda facts: facts.update(version=2), "it has version 2, and this version of wds-datapipes reads 1"),
+        (lambda facts: facts["shards"].pop(), "its sums or its fingerprint"),
+        (lambda facts: facts.update(samples=41), "its sums or its fingerprint"),
+        (lambda facts: facts.update(fingerprint="0" * 64), "its sums or its fingerprint"),
+        (lambda facts: facts["shards"][0].update(samples="3"), "is not that of a shard"),
+        (lambda facts: facts["shards"][0].update(bytes=-1), "is not that of a shard"),
+        (lambda facts: facts["shards"][0].update(sha256=7), "is not that of a shard"),
+        (lambda facts: facts["shards"][0].update(url=None), "is not that of a shard"),
+        (lambda facts: facts["shards"][0].update(more=1), "more"),
+        (lambda facts: facts["shards"].append(None), "None"),
+        (lambda facts: facts.pop("shards"), "shards"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense(manifest: Manifest, tmp_path: Path, change: Any, found: str) -> None:
+    place = tmp_path / "manifest.json"
+    write_manifest(manifest, place)
+    facts = json.loads(place.read_text())
+    change(facts)
+    place.write_text(json.dumps(facts))
+    with pytest.raises(CorruptSidecar, match=rf"manifest\.json is no manifest, or is damaged: .*{found}"):
+        read_manifest(place)
+
+
+def test_a_file_that_is_no_manifest(tmp_path: Path) -> None:
+    place = tmp_path / "manifest.json"
+    with pytest.raises(MissingSidecar, match=r"manifest\.json cannot be read: there is no such file"):
+        read_manifest(place)
+    for content in (b"", b"[]", b"{", b"\xff", b"[" * 100_000):
+        place.write_bytes(content)
+        with pytest.raises(CorruptSidecar, match=r"manifest\.json is no manifest, or is damaged"):
+            read_manifest(place)
+    with pytest.raises(MissingSidecar, match=r"manifest\.json cannot be written: there is no such folder"):
+        write_manifest(Manifest([]), tmp_path / "none/manifest.json")
+
+
+@given(
+    entries=st.lists(
+        st.builds(
+            ManifestEntry,
+            st.one_of(
+                st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1).map(
+                    "/data/{}.tar".format
+                ),
+                st.sampled_from(["s3://b/x.tar", "x.tar"]),
+            ),
+            st.integers(0, 2**40),
+            st.integers(0, 2**60),
+            st.one_of(st.none(), st.text("0123456789abcdef", min_size=64, max_size=64)),
+        )
+    )
+)
+def test_any_manifest_is_read_as_it_was_written(entries: list[ManifestEntry]) -> None:
+    store = fsspec.filesystem("memory")
+    try:
+        write_manifest(Manifest(entries), "memory://any/manifest.json")
+        found = read_manifest("memory://any/manifest.json")
+    finally:
+        store.rm("/any", recursive=True)
+    names = [entry.url if entry.url != "x.tar" else os.path.abspath("x.tar") for entry in entries]
+    assert found.urls == names
+    assert found.fingerprint == Manifest(entries).fingerprint

@@ -1,0 +1,261 @@
+"""``pipe:``: what comes out, how the end is judged, and that nothing is left of a command."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import psutil
+import pytest
+
+from wds_datapipes.errors import CommandFailed, ShardNotOpened
+from wds_datapipes.io import shell_process as shellprocess
+from wds_datapipes.io.openers import open_url
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every test here leaves no process and no descriptor."""
+    before = set(os.listdir("/proc/self/fd"))
+    others = psutil.Process().children()
+    yield
+    gc.collect()
+    assert psutil.Process().children() == others
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def read(url: str) -> bytes:
+    with open_url(url) as stream:
+        return stream.read()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Wait until all of them have ended; one whose parent has died may wait for init as a zombie."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if not any(map(runs, processes)):
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def test_the_output_of_a_command() -> None:
+    assert read("pipe:echo a; echo b | tr b c") == b"a\nc\n"
+    assert read("PIPE:printf x") == b"x"
+    assert read("pipe:true") == b""
+    assert len(read("pipe:head -c 5000000 /dev/zero")) == 5000000
+
+
+def test_a_command_gets_no_standard_input() -> None:
+    assert read("pipe:cat") == b""
+
+
+@pytest.mark.parametrize(
+    ("shell", "message"),
+    [
+        ("echo hi; exit 3", r"'echo hi; exit 3' ended with status 3 after 3 bytes. It said nothing on its"),
+        ("false | echo hi", r"ended with status 1 after 3 bytes"),
+        ("echo oh no >&2; exit 1", r"ended with status 1 after 0 bytes. It said last: oh no\Z"),
+        ("no-such-command", r"ended with status 127 \(command not found\).*It said last: .*no-such-command"),
+        ("/dev/null", r"ended with status 126 \(command not executable\)"),
+        ("yes | head -n 1", r"ended with status 141 \(SIGPIPE: a later command of the pipeline stopped reading"),
+        ("echo hi; kill -KILL $$", r"ended with status 137 \(SIGKILL\) after 3 bytes"),
+        ("sh -c 'kill -TERM $$' | cat", r"ended with status 143 \(SIGTERM\)"),
+        ("exit 255", r"ended with status 255 \(signal 127\)"),
+        ("echo hi; exec >&-; sleep 0.2; exit 7", r"ended with status 7 after 3 bytes"),
+        ("echo hi; exec >&- 2>&-; sleep 0.2; exit 7", r"ended with status 7 after 3 bytes"),
+    ],
+)
+def test_a_command_that_fails_is_an_error_at_its_end(shell: str, message: str) -> None:
+    with pytest.raises(CommandFailed, match=message):
+        read(f"pipe:{shell}")
+
+
+def test_the_error_comes_with_every_read_of_the_end() -> None:
+    with open_url("pipe:printf abc; exit 1") as stream:
+        assert stream.read(3) == b"abc"
+        for _ in range(2):
+            with pytest.raises(CommandFailed):
+                stream.read(1)
+
+
+def test_what_a_command_says_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    assert read("pipe:echo note >&2; echo data") == b"data\n"
+    assert capfd.readouterr().err == "note\n"
+
+
+def test_a_command_that_says_much_does_not_hang(capfd: pytest.CaptureFixture[str]) -> None:
+    talk = "head -c 1000000 /dev/zero | tr '\\0' x >&2"
+    with pytest.raises(CommandFailed, match=r"after 4 bytes. It said last: x{1996}end\Z"):
+        read(f"pipe:{talk}; printf data; exec >&-; {talk}; echo end >&2; exit 1")
+    assert len(capfd.readouterr().err) == 2000004
+
+
+def test_a_process_that_is_left_behind_is_ended_too() -> None:
+    with open_url("pipe:sleep 600 >&2 & echo $!") as stream:
+        left = psutil.Process(int(stream.read(16)))
+        assert stream.read() == b""
+    assert gone([left])
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "yes",
+        "yes | cat | cat",
+        "echo; sleep 600 & sleep 600 & wait",
+        "trap '' TERM; yes",
+        "echo; exec >&-; sleep 600",
+    ],
+)
+def test_a_command_that_is_given_up_is_ended_with_all_its_children(shell: str) -> None:
+    others = psutil.Process().children(recursive=True)  # such as multiprocessing's resource tracker
+    stream = open_url(f"pipe:{shell}")
+    assert stream.read(1)
+    processes = [process for process in psutil.Process().children(recursive=True) if process not in others]
+    assert processes
+    stream.close()
+    stream.close()
+    assert stream.closed
+    assert gone(processes)
+
+
+def test_a_stream_that_is_forgotten_ends_its_command() -> None:
+    others = psutil.Process().children(recursive=True)
+    stream = io.BufferedReader(cast(io.RawIOBase, open_url("pipe:yes")))
+    assert stream.read(1) == b"y"
+    processes = [process for process in psutil.Process().children(recursive=True) if process not in others]
+    assert processes
+    del stream
+    gc.collect()
+    assert gone(processes)
+
+
+def test_the_copy_in_a_forked_process_leaves_the_command_alone() -> None:
+    code = (
+        "import os\n"
+        "from wds_datapipes.io.openers import open_url\n"
+        "stream = open_url('pipe:echo a; sleep 0.5; echo b')\n"
+        "print(stream.read(2))\n"
+        "if not os.fork():\n"
+        "    stream.close()\n"
+        "    del stream\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "print(stream.read())\n"
+        "stream.close()\n"
+    )
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.stdout, run.stderr) == ("b'a\\n'\nb'b\\n'\n", "")
+
+
+def commands_of_killed(run: Callable[[], object]) -> list[psutil.Process]:
+    """Call a function in a forked process, kill that by SIGKILL, and return all processes that it had started."""
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            kept = run()
+            os.write(tell, b"x")
+            time.sleep(1000)
+            del kept
+        finally:
+            os._exit(1)
+    os.close(tell)
+    with open(ready, "rb") as said:
+        assert said.read(1) == b"x"
+        processes: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert processes
+    return processes
+
+
+def begin(shell: str) -> BinaryIO:
+    stream = open_url(f"pipe:{shell}")
+    assert stream.read(1)
+    return stream
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "echo; sleep 1000 | cat",
+        "yes",
+        "trap '' TERM HUP; echo; exec >&- 2>&-; sleep 1000 & sleep 1000",
+        "bash -c 'echo; sleep 1000 & sleep 1000'",
+    ],
+)
+def test_a_command_ends_when_its_process_is_killed(shell: str) -> None:
+    assert gone(commands_of_killed(lambda: begin(shell)))
+
+
+def test_a_command_ends_when_its_process_is_killed_and_a_fork_of_it_lives_on(tmp_path: Path) -> None:
+    def begin_and_fork() -> BinaryIO:
+        stream = begin("echo; sleep 1000 | cat")
+        if not (fork := os.fork()):
+            time.sleep(1000)
+        (tmp_path / "fork").write_text(str(fork))
+        return stream
+
+    processes = commands_of_killed(begin_and_fork)
+    fork = psutil.Process(int((tmp_path / "fork").read_text()))
+    processes.remove(fork)
+    try:
+        assert gone(processes)
+        assert fork.is_running()
+    finally:
+        fork.kill()
+    assert gone([fork])
+
+
+@pytest.mark.parametrize("url", ["pipe:", "pipe: \n"])
+def test_no_command(url: str) -> None:
+    with pytest.raises(ShardNotOpened, match=r"holds no command. Write it behind the colon"):
+        open_url(url)
+
+
+@pytest.mark.parametrize("shell", ["echo " + "x" * 200_000, "echo a\0b"])
+def test_a_command_that_cannot_be_started(shell: str) -> None:
+    with pytest.raises(ShardNotOpened, match="cannot be started"):
+        open_url(f"pipe:{shell}")
+
+
+@pytest.fixture
+def other_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory that is all there is in the PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    shellprocess.shell.cache_clear()
+    yield tmp_path
+    shellprocess.shell.cache_clear()
+
+
+def test_another_shell_with_pipefail_will_do(other_shell: Path) -> None:
+    (other_shell / "sh").symlink_to("/bin/bash")
+    assert read("pipe:echo $0") == f"{other_shell}/sh\n".encode()
+    with pytest.raises(CommandFailed):
+        read("pipe:false | echo")
+
+
+@pytest.mark.parametrize("shell", [None, "#!/bin/bash\nexit 2\n"])
+def test_a_shell_without_pipefail_will_not_do(other_shell: Path, shell: Any) -> None:
+    if shell:
+        (other_shell / "sh").write_text(shell)
+        (other_shell / "sh").chmod(0o755)
+    with pytest.raises(ShardNotOpened, match=r"needs a shell that has the option pipefail.*Install bash"):
+        open_url("pipe:echo")

@@ -1,0 +1,233 @@
+"""Compression by content: every kind, cut and damaged anywhere, over sources that return little at a time."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import importlib
+import io
+import lzma
+import random
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import CommandFailed, CorruptShard, MissingDependency, TruncatedShard
+from wds_datapipes.io.compression.decompress import BUFFER_BYTES, decompressed
+from wds_datapipes.io.openers import open_url
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Compress = Callable[[bytes], bytes]
+
+KINDS: dict[str, Compress] = {
+    "gzip": lambda data: gzip.compress(data, 1),
+    "bz2": bz2.compress,
+    "xz": lambda data: lzma.compress(data, preset=0),
+    "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+#: Something in it repeats, something does not, and it is longer than all buffers.
+DATA = random.Random(0).randbytes(3 * BUFFER_BYTES // 2) + b"again and " * 50_000
+SMALL = random.Random(1).randbytes(100) + b"again and " * 20
+
+
+class Slow(io.RawIOBase):
+    """A source that cannot seek, and returns at most so many bytes at a time."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        self._source = io.BytesIO(data)
+        self._step = step
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        return self._source.readinto(view[: self._step])
+
+
+def expand(data: bytes, step: int = 1 << 30) -> bytes:
+    with decompressed(cast(BinaryIO, Slow(data, step)), url="s3://b/x.tar") as stream:
+        return stream.read()
+
+
+def drain(stream: BinaryIO, into: bytearray) -> None:
+    """Read to the end, byte by byte, and keep what came before an error."""
+    with stream:
+        while byte := stream.read(1):
+            into += byte
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def compress(kind: str) -> Compress:
+    return KINDS[kind]
+
+
+@pytest.mark.parametrize("data", [DATA, SMALL, b"x", b""], ids=["data", "small", "one", "empty"])
+def test_compressed_data_come_back(compress: Compress, data: bytes) -> None:
+    assert expand(compress(data)) == data
+
+
+@pytest.mark.parametrize("step", [1, 2, 7])
+def test_a_source_may_return_little_at_a_time(compress: Compress, step: int) -> None:
+    two = compress(SMALL) + compress(SMALL)
+    assert expand(two, step) == SMALL + SMALL
+    assert expand(two + bytes(12), step) == SMALL + SMALL
+    assert expand(SMALL, step) == SMALL
+
+
+@given(
+    parts=st.lists(st.binary(max_size=60), min_size=1, max_size=5),
+    kind=st.sampled_from(sorted(KINDS)),
+    step=st.integers(1, 99),
+)
+def test_many_parts_are_one_stream(parts: list[bytes], kind: str, step: int) -> None:
+    assert expand(b"".join(KINDS[kind](part) for part in parts), step) == b"".join(parts)
+
+
+@given(data=st.text(max_size=40).map(str.encode), step=st.integers(1, 50))
+def test_what_is_not_compressed_comes_as_it_is(data: bytes, step: int) -> None:
+    assert expand(data, step) == data
+
+
+@pytest.mark.parametrize(
+    "head", [b"BZh9.txt" + bytes(20), b"BZhx1AY&SY", b"\x1f\x8b.jpg" + bytes(20), b"\xfd7zX" + bytes(9)]
+)
+def test_a_name_that_looks_like_a_mark_is_no_compression(head: bytes) -> None:
+    assert expand(head) == head
+
+
+def test_any_size_of_read_gives_the_same(compress: Compress) -> None:
+    for size in (1000, BUFFER_BYTES - 1, 3 * BUFFER_BYTES):
+        pieces = []
+        with decompressed(io.BytesIO(compress(DATA)), url="x.tar") as stream:
+            while piece := stream.read(size):
+                pieces.append(piece)
+        assert {len(piece) for piece in pieces[:-1]} <= {size}
+        assert b"".join(pieces) == DATA
+
+
+def test_a_cut_anywhere_is_noticed(kind: str, compress: Compress) -> None:
+    whole = compress(SMALL)
+    for size in range(10, len(whole)):
+        with pytest.raises(TruncatedShard, match=rf"The {kind} data of s3://b/x.tar \(after \d+ unc.* end too early"):
+            expand(whole[:size])
+    for size in range(1, len(whole)):
+        with pytest.raises(
+            (TruncatedShard, CorruptShard), match=rf"The {kind} data of s3://b/x.tar \(after [3-6]\d\d unc"
+        ):
+            expand(whole + whole[:size])
+
+
+def test_a_cut_in_long_data_tells_how_much_was_whole(kind: str, compress: Compress) -> None:
+    whole = compress(DATA)
+    stream = decompressed(io.BytesIO(whole[: len(whole) * 2 // 3]), url="https://h/x.tar?sig=hunter2")
+    got = bytearray()
+    with pytest.raises(TruncatedShard, match=rf"{kind} data of https://h/x.tar\?sig=\*\*\* \(") as caught:
+        drain(stream, got)
+    assert DATA.startswith(got)
+    assert f"(after {len(got)} uncompressed bytes)" in str(caught.value)
+
+
+def test_a_flipped_bit_is_noticed(compress: Compress) -> None:
+    whole = compress(SMALL)
+    for position in range(10, len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x10
+        with contextlib.suppress(CorruptShard, TruncatedShard):
+            assert expand(bytes(damaged)) == SMALL  # such as a bit that gzip's header does not use
+
+
+def test_damage_says_what_is_wrong(kind: str, compress: Compress) -> None:
+    whole = bytearray(compress(DATA))
+    whole[len(whole) // 2 : len(whole) // 2 + 100] = bytes(100)
+    with pytest.raises(
+        CorruptShard, match=rf"The {kind} data of s3://b/x.tar \(after \d+ uncompressed bytes\) are damaged: ."
+    ):
+        expand(bytes(whole))
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", b"g", bytes(5) + b"garbage garbage"])
+def test_something_else_behind_the_data(kind: str, compress: Compress, garbage: bytes) -> None:
+    with pytest.raises(CorruptShard, match=rf"The {kind} data.*after 300 unc.*followed by something else.*b'g"):
+        expand(compress(SMALL) + garbage)
+
+
+def test_zstd_frames_to_skip_are_skipped() -> None:
+    skip = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
+    frame = KINDS["zstd"](SMALL)
+    assert expand(skip + frame + skip + frame + skip) == SMALL * 2
+
+
+def test_zstd_of_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    zstd = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    monkeypatch.setitem(sys.modules, "compression", types.ModuleType("compression"))
+    monkeypatch.setitem(sys.modules, "compression.zstd", zstd)
+    frame = KINDS["zstd"](DATA)
+    assert expand(frame * 2) == DATA * 2
+    with pytest.raises(TruncatedShard, match="The zstd data"):
+        expand(frame[:-1])
+    with pytest.raises(CorruptShard, match="The zstd data"):
+        expand(frame[:9] + frame[10:])
+
+
+def test_zstd_without_a_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    source = io.BytesIO(KINDS["zstd"](SMALL))
+    with pytest.raises(MissingDependency, match=r"wds-datapipes\[zst\]"):
+        decompressed(source, url="x.tar")
+    assert source.closed
+
+
+def test_a_plain_stream_seeks_if_its_source_does(tmp_path: Path) -> None:
+    for data in (SMALL, b"tiny", b""):
+        (tmp_path / "x.tar").write_bytes(data)
+        with decompressed(open_url(str(tmp_path / "x.tar")), url="x.tar") as stream:
+            assert stream.seekable()
+            assert stream.tell() == 0
+            assert stream.read() == data
+            stream.seek(2)
+            assert stream.read() == data[2:]
+    with decompressed(cast(BinaryIO, Slow(SMALL, 3)), url="x.tar") as stream:
+        assert not stream.seekable()
+
+
+def test_a_plain_file_comes_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(SMALL)
+    with decompressed(open_url(str(tmp_path / "x.tar")), url="x.tar") as stream:
+        assert type(stream) is io.FileIO
+        assert stream.tell() == 0
+
+
+@pytest.mark.parametrize("step", [3, 1 << 30])
+@pytest.mark.parametrize("compressed", [None, *KINDS])
+def test_closing_closes_the_source(compressed: str | None, step: int) -> None:
+    source = Slow(KINDS[compressed](SMALL) if compressed else SMALL, step)
+    stream = decompressed(cast(BinaryIO, source), url="x.tar")
+    assert stream.read(1) == SMALL[:1]
+    assert not source.closed
+    stream.close()
+    stream.close()
+    assert source.closed
+
+
+def test_the_error_of_a_command_comes_through(tmp_path: Path, compress: Compress) -> None:
+    (tmp_path / "x").write_bytes(compress(DATA))
+    for command in (f"cat {tmp_path}/x; exit 3", f"head -c 10000 {tmp_path}/x; exit 3", "printf ab; exit 3", "exit 3"):
+        with pytest.raises(CommandFailed, match="status 3"):
+            drain(decompressed(open_url(f"pipe:{command}"), url="pipe:"), bytearray())

@@ -1,0 +1,270 @@
+"""No message tells a credential, wherever it is given and whatever a library says when it fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from urllib.parse import quote, quote_plus
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from fsspec.registry import _registry  # type: ignore[import-untyped]  # the same
+from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # the same
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch.utils.data.graph import traverse_dps
+
+from wds_datapipes import ErrorBudget, ShardList, TarWriter, build_index, read_index, read_quarantine
+from wds_datapipes.counters import LEDGER
+from wds_datapipes.errors import WdsError
+from wds_datapipes.io.openers import open_parts, open_url
+from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.io.remote.retry import Patience
+
+#: Begins with what no message has.
+SECRETS = st.text("abcXYZ0189-._~+/=!$%&'\" \\", min_size=6).map(lambda word: f"Zq7{word}7qZ")
+
+
+class BasicAuth(NamedTuple):
+    """As aiohttp's."""
+
+    login: str
+    password: str
+
+
+class Slotted:
+    __slots__ = ("key",)
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"Slotted({self.key})"
+
+
+class Leaky(AbstractFileSystem):  # type: ignore[misc]  # it carries no types
+    """A library that tells all it knows, in each of its errors."""
+
+    protocol = "leaky"
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(path)
+
+    def _fail(self, path: str, *_: Any, **__: Any) -> Any:
+        found = io.StringIO()
+        for value in self.storage_options.values():
+            print(value, repr(value), file=found)
+            print(*map(str, getattr(value, "values", list)()), file=found)
+        try:
+            raise ValueError(f"{path} {found.getvalue()}")
+        except ValueError as error:
+            # Passing, so that it is tried again, which is logged.
+            raise ConnectionError(f"{path} with {self.storage_options!r}: {found.getvalue()}") from error
+
+    open = info = ls = glob = find = exists = mkdirs = makedirs = _open = _fail
+
+
+class Half(Leaky):
+    """The same, once a part of a file was read."""
+
+    protocol = "halfleaky"
+
+    def open(self, path: str, *_: Any, **__: Any) -> Any:
+        fail = self._fail
+
+        class File(io.BytesIO):
+            def read(self, size: int | None = -1, /) -> bytes:
+                return super().read(min(size or 0, 512)) if self.tell() < 512 else bytes(fail(path))
+
+        return File(bytes(1024))
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "size": 1024, "type": "file"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def leaky() -> Iterator[None]:
+    for kind in (Leaky, Half):
+        fsspec.register_implementation(kind.protocol, kind, clobber=True)
+    yield
+    for kind in (Leaky, Half):
+        del _registry[kind.protocol]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Patience, "rest", lambda *_: None)
+
+
+#: Where the secret of a URL is.
+PLACES: dict[str, Callable[[str], str]] = {
+    "user": lambda secret: f"me:{quote(secret, safe='')}@host/d/a.tar",
+    "AWS": lambda secret: f"host/a.tar?X-Amz-Credential=k&X-Amz-Signature={quote_plus(secret)}&x=1",
+    "AWS, for a while": lambda secret: f"host/a.tar?X-Amz-Security-Token={quote(secret)}",
+    "Google": lambda secret: f"host/a.tar?X-Goog-Credential=k&X-Goog-Signature={quote(secret, safe='')}",
+    "Azure": lambda secret: f"host/a.tar?sv=2026-01-01&se=2027&sig={quote(secret, safe='')}",
+    "others": lambda secret: f"host/a.tar?access_token={quote(secret, safe='')}#x",
+    "another URL in it": lambda secret: (
+        f"host/a.tar?from={quote(f'https://h/b.tar?sig={quote_plus(secret)}', safe='')}"
+    ),
+}
+
+#: How options hold it.
+OPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "text": lambda secret: {"token": secret},
+    "nested": lambda secret: {"client_kwargs": {"headers": {"X-Api": secret}}},
+    "bytes": lambda secret: {"pkey": secret.encode()},
+    "list": lambda secret: {"keys": [["a", secret]]},
+    "tuple": lambda secret: {"auth": BasicAuth("me", secret)},
+    "object": lambda secret: {"credential": SimpleNamespace(inner=SimpleNamespace(password=secret))},
+    "slots": lambda secret: {"credential": Slotted(secret)},
+    "connection": lambda secret: {"connection_string": f"AccountName=me;AccountKey={secret};End=x"},
+    "short": lambda _: {"pin": "Zq7"},
+    "number": lambda _: {"pin": 77_7777_7777},
+}
+
+
+def told(secret: str) -> tuple[str, ...]:
+    """The secret, and what may stand for it."""
+    return (secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1], "Zq7", "7qZ", "7777777777")
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and all that it was raised from or because of, told or not."""
+    if error is not None:
+        yield error
+        yield from chain(error.__cause__)
+        yield from chain(error.__context__)
+
+
+def words_of(error: BaseException) -> str:
+    each = [f"{found} {found!r} {found.args} {vars(found)} {getattr(found, '__notes__', '')}" for found in chain(error)]
+    return "\n".join([*each, *traceback.format_exception(error)])
+
+
+def uses(url: str, options: dict[str, Any], folder: str) -> list[Callable[[], Any]]:
+    """All that is done with a URL."""
+    asked: dict[str, Any] = {"storage_options": options}
+
+    def decoded() -> Any:
+        return list(ShardList([url]).load_wds_shards(**asked, retries=1).group_samples().wds_decode())
+
+    def ahead() -> Any:
+        return list(ShardList([url, url]).load_wds_shards(**asked, retries=1, on_error="skip"))
+
+    def cached() -> Any:
+        shards = ShardList([url]).cache_wds_shards(f"{folder}/cache")
+        return list(shards.load_wds_shards(**asked, retries=1))
+
+    def ranges() -> Any:
+        parts = open_parts(url, retries=1, **asked)
+        assert parts is not None
+        return parts.part(512, 1024).read()
+
+    return [
+        decoded,
+        ahead,
+        cached,
+        ranges,
+        lambda: open_url(url, retries=1, **asked).read(),
+        lambda: ShardList(url.partition("?")[0].replace("a.tar", "*.tar"), **asked),
+        lambda: ShardList(url.partition("?")[0].replace("a.tar", ""), **asked),
+        lambda: file_facts(url, retries=1, **asked),
+        lambda: build_index(url, **asked),
+        lambda: read_index(url, **asked),
+        lambda: TarWriter(url, **asked).close(),
+    ]
+
+
+def told_by(use: Callable[[], Any]) -> str:
+    try:
+        use()
+    except WdsError as error:
+        return words_of(error)
+    return ""
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(SECRETS, st.sampled_from(["leaky", "halfleaky"]), st.sampled_from([*PLACES]), st.sampled_from([*OPTIONS]))
+@example("Zq7a'\"b\\ c7qZ", "leaky", "user", "object")
+@example("Zq7a/b%+=c7qZ", "halfleaky", "Azure", "connection")
+def test_nothing_that_is_told_has_a_secret(
+    caplog: pytest.LogCaptureFixture, secret: str, scheme: str, place: str, kind: str
+) -> None:
+    url, options = f"{scheme}://{PLACES[place](secret)}", OPTIONS[kind](secret)
+    LEDGER.clear()
+    caplog.clear()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        caplog.at_level(logging.DEBUG, "wds_datapipes"),
+        warnings.catch_warnings(record=True) as warned,
+    ):
+        warnings.simplefilter("always")
+        budget = ErrorBudget(quarantine=f"{folder}/passed-over", warn=True)
+        pipe = ShardList([url]).load_wds_shards(storage_options=options, retries=1, on_error=budget).group_samples()
+        assert list(pipe) == []
+        words = [f"{pipe} {pipe!r} {traverse_dps(pipe)}"]
+        failures = [told_by(use) for use in uses(url, options, folder)]
+        assert len([*filter(None, failures)]) >= 7
+        words.extend(failures)
+        assert len(read_quarantine(f"{folder}/passed-over")) == 1
+        words.append(Path(f"{folder}/passed-over").read_text())
+        words.extend(str(path) for path in Path(folder).rglob("*"))
+    assert LEDGER.skipped().total >= 2
+    words.extend([str(LEDGER.skipped()), LEDGER.shard, *caplog.messages, *(str(each.message) for each in warned)])
+    assert caplog.messages
+    for line in words:
+        assert not [form for form in told(secret) if form in line], line
+
+
+def test_an_error_of_a_worker_tells_no_secret() -> None:
+    from torchdata.dataloader2 import DataLoader2
+
+    from wds_datapipes import ShardReadingService
+
+    secret = "Zq7x/y&z7qZ"
+    url = f"leaky://{PLACES['user'](secret)}?sig={quote(secret)}"
+    pipe = ShardList([url]).sharding_filter().load_wds_shards(storage_options=OPTIONS["object"](secret), retries=0)
+    with DataLoader2(pipe.group_samples(), reading_service=ShardReadingService(num_workers=1)) as loader:
+        with pytest.raises(WdsError, match=r"leaky://\*\*\*@host/d/a\.tar\?sig=\*\*\* cannot be opened") as caught:
+            list(loader)
+        report = loader.reading_service.report()
+        assert len(report.workers) == 1
+        words = [words_of(caught.value), str(report), repr(report)]
+    for line in words:
+        assert not [form for form in told(secret) if form in line], line
+
+
+def test_what_the_environment_holds_is_not_told(s3_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "access")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "Zq7/environment7qZ")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "Zq7session7qZ")
+    options = {"endpoint_url": s3_store.options()["endpoint_url"], "skip_instance_cache": True}
+    with pytest.raises(WdsError, match="permission denied") as caught:
+        open_url("s3://bucket/a.tar", storage_options=options)
+    assert "Zq7" not in words_of(caught.value)
+
+
+def test_options_of_commands_can_be_given_without_their_being_seen(tmp_path: Path, program: Any) -> None:
+    options = tmp_path / "options.json"
+    options.write_text(json.dumps({"token": "Zq7x7qZ"}))
+    done = program("ls", "leaky://host/a.tar", "--storage-options", f"@{options}")
+    assert done.code == 2
+    assert done.err.startswith("Error: leaky://host/a.tar cannot be opened: ConnectionError")
+    assert "Zq7" not in done.err + done.out
+    for text in ('["Zq7"]', '"Zq7"', '{"Zq7"'):
+        done = program("ls", "leaky://host/a.tar", "--storage-options", text)
+        assert done.code == 2
+        assert "Zq7" not in done.err
+    done = program("ls", "leaky://host/a.tar", "--storage-options", "@none.json")
+    assert "--storage-options cannot be read from none.json: No such file" in done.err

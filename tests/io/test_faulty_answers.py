@@ -1,0 +1,286 @@
+"""Answers of web servers that are not what was asked for, or never end: an error that says what came, and no sample."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import random
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Fault, FaultProxy, fault_proxy
+from nginx_server import Nginx
+
+from wds_datapipes import ShardList
+from wds_datapipes.errors import MissingSidecar, PatternError, ReadFailed, ShardError, ShardNotOpened, SidecarError
+from wds_datapipes.index.build import build_index
+from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.io.small_files import read_sidecar
+from wds_datapipes.testing import build_shard
+
+pytestmark = pytest.mark.usefixtures("pauses", "nothing_left")
+
+SAMPLES: list[dict[str, Any]] = [
+    {"__key__": f"{number}", "bin": random.Random(number).randbytes(3000)} for number in range(6)
+]
+WANT = [sample["__key__"] for sample in SAMPLES]
+#: Where the third sample begins.
+PLACE = 2 * 3584
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for nothing."""
+    monkeypatch.setattr(Patience, "rest", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def shard(nginx: Nginx) -> bytes:
+    if not nginx.is_running:
+        nginx.start()
+    folder = nginx.files / "answers"
+    folder.mkdir()
+    return Path(build_shard(folder / "a.tar", SAMPLES)).read_bytes()
+
+
+@pytest.fixture
+def proxy(nginx: Nginx, shard: bytes) -> Iterator[FaultProxy]:
+    with fault_proxy(("127.0.0.1", nginx.http)) as made:
+        yield made
+
+
+def address(proxy: FaultProxy) -> str:
+    return f"http://127.0.0.1:{proxy.port}/answers/a.tar"
+
+
+def keys(url: str, folder: Path | None = None, **options: Any) -> list[str]:
+    pipe: Any = ShardList(url)
+    if folder is not None:
+        pipe = pipe.cache_wds_shards(folder)
+    return [sample["__key__"] for sample in pipe.load_wds_shards(**options).group_samples()]
+
+
+def outcome(ask: Callable[[str], object], url: str) -> object:
+    """Return what a reader returns, or the error that it raises."""
+    try:
+        return ask(url)
+    except (ShardError, SidecarError, PatternError) as error:
+        return error
+
+
+# 206
+
+
+def parts(shard: bytes) -> dict[str, Fault]:
+    """Answers with status 206, of which none is the whole file; the body begins at a sample, as one that is lost."""
+    size, rest = len(shard), shard[PLACE:]
+
+    def fault(told: str | None, body: bytes = rest, **headers: str) -> Fault:
+        return Fault(sent_status=206, headers={"Content-Range": told, **headers}, body=body)
+
+    boundary = b"--x\r\nContent-Range: bytes 0-9/10\r\n\r\n0123456789\r\n--x--\r\n"
+    return {
+        "another begin": fault(f"bytes {PLACE}-{size - 1}/{size}"),
+        "none": fault(None),
+        "not understood": fault("bytes 0-"),
+        "another unit": fault(f"blocks 0-{size - 1}/{size}"),
+        "no part": fault(f"bytes */{size}"),
+        "of unknown size": fault(f"bytes {PLACE}-{size - 1}/*"),
+        "of unknown size from 0": fault(f"bytes 0-{PLACE - 1}/*", shard[:PLACE]),
+        "multipart": fault(None, boundary, **{"Content-Type": "multipart/byteranges; boundary=x"}),
+        "multipart with a range": fault("bytes 0-9/10", boundary, **{"Content-Type": "multipart/byteranges"}),
+        "of another length": fault(f"bytes 0-{size - 1}/{size}"),
+        "compressed": fault(f"bytes 0-{size - 1}/{size}", gzip.compress(shard), **{"Content-Encoding": "gzip"}),
+        "of more digits than numbers have": fault(f"bytes 0-{'9' * 30}/{'9' * 30}"),
+        "all of it": fault(f"bytes 0-{size - 1}/{size}", shard),
+    }
+
+
+NAMES = list(parts(bytes(PLACE + 1)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_part_is_never_taken_for_the_file(proxy: FaultProxy, shard: bytes, name: str, tmp_path: Path) -> None:
+    fault = parts(shard)[name]
+    for on_error in ("raise", "skip"):
+        proxy.faults[:] = [fault] * 20
+        told = r"the server answers with a part \(status 206, (Content-Range: '|no Content-Range)"
+        if on_error == "skip":
+            assert keys(address(proxy), on_error=on_error) == []
+            continue
+        with pytest.raises(ShardNotOpened, match=rf"/answers/a\.tar cannot be opened: .*{told}"):
+            keys(address(proxy))
+        with pytest.raises(ShardError, match=rf"/answers/a\.tar .*{told}"):
+            keys(address(proxy), tmp_path / "copies")
+        with pytest.raises(MissingSidecar, match=rf"/answers/a\.tar cannot be read: .*{told}"):
+            read_sidecar(address(proxy))
+        with pytest.raises(PatternError, match=rf"cannot be listed: .*{told}"):
+            list(ShardList(f"http://127.0.0.1:{proxy.port}/answers/*.tar"))
+    assert list(tmp_path.rglob("*.tar")) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_part_than_the_next_is_never_read_on(proxy: FaultProxy, shard: bytes, name: str) -> None:
+    proxy.faults[:] = [Fault(at=PLACE + 700, how="reset"), *[parts(shard)[name]] * 20]
+    if name in ("all of it", "another begin"):  # which is before the next byte, and skipped up to there
+        assert keys(address(proxy)) == WANT
+        return
+    with pytest.raises(ShardError, match=rf"/answers/a\.tar .*(after {PLACE + 700}|after \d+) bytes") as found:
+        keys(address(proxy))
+    assert "a.tar" in str(found.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_headers_are_not_those_of_another_part(proxy: FaultProxy, shard: bytes, name: str) -> None:
+    good = build_index(address(proxy))
+    for before in range(3):
+        proxy.faults[:] = [*[None] * before, *[parts(shard)[name]] * 30]
+        found = outcome(build_index, address(proxy))
+        assert found.places_equal(good) if isinstance(found, ShardIndex) else "/answers/a.tar" in str(found)
+
+
+def test_a_part_whose_end_is_not_the_end_is_read_on(proxy: FaultProxy, shard: bytes) -> None:
+    size = len(shard)
+    for cut in (1, 511, 3000):
+        at = 700
+        headers: dict[str, str | None] = {"Content-Range": f"bytes {at}-{at + cut - 1}/{size}"}
+        proxy.faults[:] = [Fault(at=at, how="reset"), Fault(headers=headers, body=shard[at : at + cut])]
+        assert keys(address(proxy)) == WANT
+
+
+@pytest.mark.parametrize("status", [201, 202, 204, 205, 207, 226, 299, 300, 304])
+def test_a_status_without_the_file_is_no_empty_file(proxy: FaultProxy, status: int) -> None:
+    proxy.faults[:] = [Fault(status=status)] * 9
+    with pytest.raises(ShardNotOpened, match=rf"a\.tar cannot be opened: HTTP status {status}"):
+        keys(address(proxy))
+
+
+# Compressed for the way
+
+
+def deflated(data: bytes) -> bytes:
+    return zlib.compress(data)
+
+
+def test_what_was_compressed_for_the_way_is_read(proxy: FaultProxy, shard: bytes) -> None:
+    for name in ("gzip", "x-gzip", "GZIP"):
+        half = len(shard) // 2
+        for body in (gzip.compress(shard), gzip.compress(shard[:half]) + gzip.compress(shard[half:])):
+            proxy.faults[:] = [Fault(body=body, headers={"Content-Encoding": name})]
+            assert keys(address(proxy)) == WANT
+
+
+@pytest.mark.parametrize("name", ["br", "zstd", "deflate", "gzip, gzip", "nonsense"])
+def test_what_nobody_can_undo_is_an_error(proxy: FaultProxy, shard: bytes, name: str) -> None:
+    proxy.faults[:] = [Fault(body=deflated(shard), headers={"Content-Encoding": name})] * 9
+    with pytest.raises(ShardNotOpened, match=f"has compressed the file for the way, unasked, as '{name}'"):
+        keys(address(proxy))
+
+
+def test_compressed_data_that_end_too_early_are_an_error(proxy: FaultProxy, shard: bytes) -> None:
+    body = gzip.compress(shard)
+    for cut in (0, 1, 10, len(body) // 2, len(body) - 9, len(body) - 1):
+        proxy.faults[:] = [Fault(body=body[:cut], headers={"Content-Encoding": "gzip"})] * 9
+        with pytest.raises(ReadFailed, match=r"a\.tar failed after \d+ bytes: EOFError: the data that were compressed"):
+            keys(address(proxy), retries=1)
+    proxy.faults[:] = [Fault(body=body[:50] + b"xx" + body[52:], headers={"Content-Encoding": "gzip"})] * 9
+    with pytest.raises(ReadFailed, match=r"a\.tar failed after \d+ bytes: error: Error -3"):
+        keys(address(proxy), retries=1)
+
+
+# What never ends
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def forever(begin: bytes, *pieces: bytes) -> Callable[[], Iterable[bytes]]:
+    return lambda: itertools.chain([begin], itertools.cycle(pieces))
+
+
+ENDLESS: dict[str, tuple[Callable[[], Iterable[bytes]], float]] = {
+    "nothing at all": (forever(b"", b""), 0.01),
+    "a status line in drips": (forever(b"HTTP/1.1 200 ", b"O"), 0.01),
+    "a header in drips": (forever(OK + b"X-A: ", b"a"), 0.01),
+    "headers in drips": (forever(OK, b"X", b": ", b"a", b"\r\n"), 0.05),
+    "status lines without end": (forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), 0.0),
+    "early hints in drips": (forever(b"", b"HTTP/1.1 100 Continue\r\n", b"X: a\r\n", b"\r\n"), 0.05),
+    "a header without end": (forever(OK + b"X-A: ", b"a" * 4096), 0.0),
+    "headers without end": (forever(OK, b"X-A: a\r\n"), 0.0),
+    "the size of a chunk in drips": (forever(CHUNKED, b"0"), 0.01),
+    "a chunk's extension in drips": (forever(CHUNKED + b"5;a=", b"a"), 0.01),
+    "a body in drips": (forever(CHUNKED, b"1\r\na\r\n"), 0.01),
+    "trailers in drips": (forever(CHUNKED + b"0\r\n", b"X: a\r\n"), 0.01),
+    "trailers without end": (forever(CHUNKED + b"0\r\n", b"X: a\r\n"), 0.0),
+    "redirects in drips": (forever(b"HTTP/1.1 302 Found\r\nLocation: /b\r\n", b"X", b": a\r\n"), 0.05),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_answer_that_never_ends_is_left(proxy: FaultProxy, name: str, tmp_path: Path) -> None:
+    pieces, pause_s = ENDLESS[name]
+    asks: list[Callable[[str], object]] = [
+        lambda url: keys(url, retries=1, timeout_s=0.3),
+        lambda url: keys(url, tmp_path / "copies", retries=0, timeout_s=0.3),
+        lambda url: file_facts(url, retries=0, timeout_s=0.3),
+        lambda url: read_sidecar(url, {"retries": 0, "timeout_s": 0.3}),
+        lambda url: list(ShardList(f"{url}/*.tar", storage_options={"retries": 0, "timeout_s": 0.3})),
+    ]
+    for ask in asks:
+        proxy.faults[:] = [Fault(wire=pieces, pause_s=pause_s)] * 9
+        found = outcome(ask, address(proxy))
+        # The size is asked for by HEAD, whose answers are in order here, and a body may be empty.
+        assert not isinstance(found, Exception) or "/answers/a.tar" in str(found)
+    if "body" not in name and "trailers" not in name:  # nothing was read, and the next answer is in order
+        proxy.faults[:] = [Fault(wire=pieces, pause_s=pause_s)]
+        assert keys(address(proxy), timeout_s=0.3) == WANT
+
+
+# Without any extra
+
+
+WITHOUT = """
+import sys
+for name in ("aiohttp", "requests", "urllib3", "s3fs"):
+    sys.modules[name] = None
+from wds_datapipes import ShardList
+from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.build import build_index
+site = sys.argv[1]
+for pattern in ("a.tar", "*.tar", ""):
+    print([sample["__key__"] for sample in ShardList(site + pattern).load_wds_shards().group_samples()])
+print(len(build_index(site + "a.tar")))
+print([len(list(ShardList(site + "a.tar").cache_wds_shards(sys.argv[2]).load_wds_shards())) for _ in range(2)])
+"""
+
+
+def test_http_needs_no_package(proxy: FaultProxy, tmp_path: Path) -> None:
+    page = b'<html><a href="../">up</a><a href="a.tar">a</a> <a href="b.txt">b</a></html>'
+    listing = Fault(sent_status=200, body=page, headers={"Content-Type": "text/html"})
+    site = address(proxy).removesuffix("a.tar")
+    proxy.faults[:] = [None, listing, None, listing]
+    command = [sys.executable, "-c", WITHOUT, site, str(tmp_path / "copies")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [str(WANT)] * 3 + ["6", "[6, 6]"], done.stderr
+
+
+def test_unreachable_is_an_error_that_says_how_often_it_was_tried(unused_port: int) -> None:
+    with pytest.raises(ShardNotOpened, match=r"cannot be opened: ConnectionRefusedError: .*It was tried 3 times"):
+        open_url(f"http://127.0.0.1:{unused_port}/a.tar", retries=2)
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port

@@ -1,0 +1,330 @@
+"""Every fault of a web server in every region of a shard: the same samples, or an error that names shard and place."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from faults import Fault, FaultProxy, fault_proxy
+from nginx_server import Nginx
+
+from wds_datapipes import ShardList
+from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError, TruncatedShard
+from wds_datapipes.io.remote.resuming_stream import SteadyStream
+from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
+from wds_datapipes.testing import build_shard
+
+pytestmark = pytest.mark.usefixtures("pauses")
+leaves_nothing = pytest.mark.usefixtures("nothing_left")
+
+SAMPLES: list[dict[str, Any]] = [
+    {"__key__": f"{number}", "bin": random.Random(number).randbytes(400 * number + 100), "cls": f"{number}"}
+    for number in range(6)
+]
+WANT = [(sample["__key__"], sample["bin"], sample["cls"].encode()) for sample in SAMPLES]
+
+
+def whole_shard() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return Path(build_shard(f"{folder}/a.tar", SAMPLES)).read_bytes()
+
+
+def regions_of(shard: bytes) -> dict[str, int]:
+    """Where a shard may be cut, by what is there."""
+    with tarfile.open(fileobj=io.BytesIO(shard)) as archive:
+        member = [found for found in archive if found.name.endswith(".bin")][3]
+        last = archive.getmembers()[-1]
+    end = member.offset_data + member.size
+    marker = last.offset_data + 512
+    return {
+        "before the first byte": 0,
+        "behind the first byte": 1,
+        "in the first header": 100,
+        "behind the first header": 512,
+        "at a header": member.offset,
+        "in a header": member.offset + 257,
+        "before the last byte of a header": member.offset + 511,
+        "at data": member.offset_data,
+        "in data": member.offset_data + member.size // 2,
+        "before the last byte of data": end - 1,
+        "at padding": end,
+        "in padding": end + 7,
+        "behind padding": end + -end % 512,
+        "at the last header": last.offset,
+        "at the end marker": marker,
+        "in the end marker": marker + 300,
+        "between the blocks of the end marker": marker + 512,
+        "behind the end marker": marker + 1024,
+        "before the last byte": len(shard) - 1,
+        "behind the last byte": len(shard),
+    }
+
+
+SHARD = whole_shard()
+SIZE = len(SHARD)
+REGIONS = regions_of(SHARD)
+
+
+class Case(NamedTuple):
+    """What goes wrong, and what is to come of that.
+
+    Attributes:
+        faults: of the answers, one after the other, if the first one breaks at a byte.
+        error: what is raised if it breaks there; None if nothing is.
+        match: what the error says.
+    """
+
+    faults: Callable[[int], list[Fault | None]]
+    error: Callable[[int], type[ShardError] | None] = lambda at: None
+    match: str = ""
+
+
+def held(*then: Fault | None) -> Callable[[int], list[Fault | None]]:
+    """The connection is reset once all that came was read, and these are the answers to what is asked for then."""
+    return lambda at: [Fault(at=at, how="held"), *then]
+
+
+def once_read(error: type[ShardError]) -> Callable[[int], type[ShardError] | None]:
+    """An error, if something was read, and something is left."""
+    return lambda at: error if 0 < at < SIZE else None
+
+
+def if_left(at: int) -> type[ShardError] | None:
+    """An error, if there is anything left to read."""
+    return ReadFailed if at < SIZE else None
+
+
+def if_short(at: int) -> type[ShardError] | None:
+    """An error, if something is missing: the store itself says that there is no more."""
+    return TruncatedShard if at < REGIONS["behind the end marker"] else None
+
+
+REPLACED = r"/fault/a\.tar was replaced while it was read: after {at} bytes"
+FAILED = r"Reading http://\S+/fault/a\.tar failed after {at} bytes: "
+CASES = {
+    "reset": Case(lambda at: [Fault(at=at, how="reset")]),
+    "close": Case(lambda at: [Fault(at=at, how="close")]),
+    "reset once all was read": Case(held()),
+    "again at the next byte": Case(held(Fault(at=1, how="close"), Fault(at=0, how="reset"))),
+    "500": Case(held(Fault(status=500))),
+    "503 with Retry-After": Case(held(Fault(status=503, headers={"Retry-After": "2"}))),
+    "429 with a date": Case(held(Fault(status=429, headers={"Retry-After": "Sun, 06 Nov 1994 08:49:37 GMT"}))),
+    "503 at first": Case(lambda at: [Fault(status=503), Fault(at=at, how="reset"), Fault(status=503)]),
+    "no ranges by then": Case(held(Fault(no_range=True))),
+    "the range begins before": Case(held(Fault(body=SHARD, headers={"Content-Range": f"bytes 0-{SIZE - 1}/{SIZE}"}))),
+    "another ETag": Case(held(Fault(headers={"ETag": '"other"'})), once_read(ChangedShard), REPLACED),
+    "another date": Case(
+        held(Fault(headers={"Last-Modified": "Sun, 06 Nov 1994 08:49:37 GMT"})), once_read(ChangedShard), REPLACED
+    ),
+    "no ETag by then": Case(held(Fault(headers={"ETag": None})), once_read(ChangedShard), REPLACED),
+    "another size": Case(
+        held(Fault(headers={"Content-Range": f"bytes 0-{SIZE}/{SIZE + 1}"}, body=SHARD + b"\0")),
+        once_read(ChangedShard),
+        REPLACED,
+    ),
+    "no version": Case(
+        lambda at: [Fault(at=at, how="held", headers={"ETag": None, "Last-Modified": None})],
+        once_read(ReadFailed),
+        FAILED + ".*tells neither ETag nor date",
+    ),
+    "404": Case(held(Fault(status=404)), if_left, FAILED + "HTTP status 404"),
+    "403": Case(held(Fault(status=403)), if_left, FAILED + "HTTP status 403"),
+    "416": Case(held(Fault(status=416)), if_left, FAILED + "HTTP status 416"),
+    "503 for good": Case(held(*[Fault(status=503)] * 9), if_left, FAILED + "HTTP status 503"),
+    "too small a length": Case(lambda at: [Fault(body=SHARD[:at])], if_short, r"/fault/a\.tar"),
+    "no length": Case(
+        lambda at: [Fault(at=at, how="close", headers={"Content-Length": None, "Connection": "close"})],
+        if_short,
+        r"/fault/a\.tar",
+    ),
+}
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Keep a record of the pauses, and make none."""
+    found: list[float] = []
+    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: found.append(pause_s))
+    return found
+
+
+@pytest.fixture(scope="module")
+def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
+    if not nginx.is_running:
+        nginx.start()
+    (nginx.files / "fault").mkdir()
+    (nginx.files / "fault" / "a.tar").write_bytes(SHARD)
+    with fault_proxy(("127.0.0.1", nginx.http)) as made:
+        yield made
+
+
+@pytest.fixture
+def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Return what lets the proxy reset a connection that is held, once so many bytes of the shard were read."""
+    places = [0]
+    read_once = SteadyStream.read_once
+
+    def noted(stream: SteadyStream, size: int) -> bytes:
+        data = read_once(stream, size)
+        if stream._at >= places[0]:
+            proxy.released.set()
+        return data
+
+    def hold(at: int) -> None:
+        places[0] = at
+        proxy.released.clear()
+        if not at:
+            proxy.released.set()
+
+    monkeypatch.setattr(SteadyStream, "read_once", noted)
+    proxy.faults.clear()
+    yield hold
+    proxy.released.set()
+
+
+def read(proxy: FaultProxy, *stages: Path, **options: Any) -> list[tuple[str, bytes, bytes]]:
+    shards: Any = ShardList(f"http://127.0.0.1:{proxy.port}/fault/a.tar")
+    for stage in stages:
+        shards = shards.cache_wds_shards(stage)
+    samples = shards.load_wds_shards(retries=4, **options).group_samples()
+    return [(sample["__key__"], sample["bin"], sample["cls"]) for sample in samples]
+
+
+@leaves_nothing
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_changes_no_sample_or_is_told(proxy: FaultProxy, reached: Callable[[int], None], name: str) -> None:
+    case = CASES[name]
+    for region, at in REGIONS.items():
+        proxy.faults[:] = case.faults(at)
+        reached(at)
+        error = case.error(at)
+        if error is None:
+            assert read(proxy) == WANT, region
+            continue
+        with pytest.raises(ShardError) as found:
+            read(proxy)
+        assert type(found.value) is error, f"{region}: {found.value}"
+        assert re.search(case.match.format(at=at), str(found.value)), f"{region}: {found.value}"
+
+
+@leaves_nothing
+@pytest.mark.parametrize("region", ["in the first header", "in data", "at padding", "in the end marker"])
+def test_a_server_that_stalls_anywhere_is_left(proxy: FaultProxy, reached: Callable[[int], None], region: str) -> None:
+    proxy.stalled.clear()
+    proxy.faults[:] = [Fault(at=REGIONS[region], how="stall")]
+    assert read(proxy, timeout_s=0.3) == WANT
+    assert proxy.asked[-1] == ("/fault/a.tar", f"bytes={REGIONS[region]}-")
+    proxy.stalled.set()
+
+
+@leaves_nothing
+def test_a_range_that_begins_behind_the_next_byte_is_no_splice(
+    proxy: FaultProxy, reached: Callable[[int], None]
+) -> None:
+    for region, at in REGIONS.items():
+        later = min(at + 512, SIZE - 1)
+        if not 0 < at < later:
+            continue
+        headers: dict[str, str | None] = {"Content-Range": f"bytes {later}-{SIZE - 1}/{SIZE}"}
+        proxy.faults[:] = [Fault(at=at, how="held"), *[Fault(headers=headers, body=SHARD[later:])] * 9]
+        reached(at)
+        with pytest.raises(ShardError, match=rf"/fault/a\.tar .*after {at} bytes"):
+            read(proxy)
+        assert region
+
+
+@leaves_nothing
+def test_more_bytes_than_the_server_has_are_waited_for_in_vain(
+    proxy: FaultProxy, reached: Callable[[int], None]
+) -> None:
+    proxy.faults[:] = [Fault(at=SIZE, how="close", headers={"Content-Length": str(SIZE + 512)})]
+    with pytest.raises(ShardError, match=rf"/fault/a\.tar (was replaced|failed).* after {SIZE} bytes"):
+        read(proxy)
+
+
+RESTORED = [
+    "reset",
+    "close",
+    "reset once all was read",
+    "again at the next byte",
+    "503 with Retry-After",
+    "503 at first",
+]
+
+
+@leaves_nothing
+@pytest.mark.parametrize("name", RESTORED)
+def test_a_pass_that_is_resumed_reads_on_through_faults(
+    proxy: FaultProxy, reached: Callable[[int], None], name: str
+) -> None:
+    def pipeline() -> Any:
+        url = f"http://127.0.0.1:{proxy.port}/fault/a.tar"
+        pipe = ShardList(url).load_wds_shards(retries=9).group_samples().shuffle_samples(3)
+        pipe.set_seed(5)
+        return pipe
+
+    reached(0)
+    whole = [sample["__key__"] for sample in pipeline()]
+    for cut in (1, 3):
+        items = iter(broken_off := pipeline())
+        for _ in range(cut):
+            next(items)
+        state = json.loads(json.dumps(save_state(broken_off)))
+        items.close()
+        for at in REGIONS.values():
+            # The head of the shard is asked for first, and then each part by itself.
+            proxy.faults[:] = [*CASES[name].faults(min(at, 512)), *CASES[name].faults(at), *CASES[name].faults(at)]
+            reached(0)
+            load_state(resumed := pipeline(), state)
+            assert [sample["__key__"] for sample in resumed] == whole[cut:]
+
+
+@leaves_nothing
+def test_a_part_of_another_file_is_no_splice(proxy: FaultProxy, reached: Callable[[int], None]) -> None:
+    def pipeline(on_error: str) -> Any:
+        url = f"http://127.0.0.1:{proxy.port}/fault/a.tar"
+        pipe = ShardList(url).load_wds_shards(on_error=on_error).group_samples().shuffle_samples(3)
+        pipe.set_seed(5)
+        return pipe
+
+    for on_error in ("raise", "skip"):
+        reached(0)
+        items = iter(broken_off := pipeline(on_error))
+        next(items)
+        state = json.loads(json.dumps(save_state(broken_off)))
+        items.close()
+        for after in range(3):
+            for headers in ({"ETag": '"other"'}, {"Content-Range": "bytes 0-9/10"}, {"Content-Range": None}):
+                proxy.faults[:] = [*[None] * after, *[Fault(headers=dict(headers))] * 3]
+                if not after and "ETag" not in headers:
+                    continue  # a server that knows no ranges: all is read again
+                load_state(resumed := pipeline(on_error), state)
+                with pytest.raises(ChangedShard, match=r"/fault/a\.tar was replaced while parts of it were read"):
+                    list(resumed)
+
+
+@pytest.mark.parametrize("name", [*RESTORED, "no ranges by then", "another ETag", "503 for good", "too small a length"])
+def test_a_copy_is_whole_or_none(proxy: FaultProxy, reached: Callable[[int], None], name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    for region, at in REGIONS.items():
+        folder = tmp_path / str(at)
+        # What is shorter than the server says when it is asked for the size is fetched once more.
+        proxy.faults[:] = case.faults(at) * (1 + (name == "too small a length"))
+        reached(at)
+        is_short = name == "too small a length" and at < SIZE
+        if case.error(at) is None and not is_short:
+            assert read(proxy, folder) == WANT, region
+            assert b"".join(path.read_bytes() for path in folder.rglob("*.tar")) in (b"", SHARD)
+        else:
+            with pytest.raises(ShardError, match=r"/fault/a\.tar"):
+                read(proxy, folder)
+        assert [path for path in folder.rglob("*") if "part" in path.suffix] == []

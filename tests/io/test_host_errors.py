@@ -1,0 +1,143 @@
+"""Errors of the host, which end a run whatever ``on_error`` is: else it would go on without its data."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import http.server
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from wds_datapipes import ErrorBudget, ShardList
+from wds_datapipes.errors import CorruptShard, DecodeError, MissingSidecar, ShardNotOpened, WdsError
+from wds_datapipes.io.host_errors import is_systemic
+from wds_datapipes.io.remote.retry import Patience, concerns_all, passes
+from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.testing import build_shard
+
+POLICIES: dict[str, Callable[[], OnError]] = {
+    "warn": lambda: "warn",
+    "skip": lambda: "skip",
+    "budget": lambda: ErrorBudget(max_errors=1000, warn=False),
+    "handler": lambda: lambda error: True,
+}
+
+
+@pytest.fixture(params=POLICIES)
+def on_error(request: pytest.FixtureRequest) -> OnError:
+    return POLICIES[request.param]()
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """Let this process open no file more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def ended_by(pipe: IterDataPipe[Any], kind: type[Exception], match: str) -> None:
+    with pytest.raises(kind, match=match):
+        list(pipe)
+
+
+def test_too_many_open_files_end_the_reading_of_files(tmp_path: Path, on_error: OnError) -> None:
+    shards = [build_shard(tmp_path / f"{n}.tar", [{"__key__": "a", "cls": "1"}]) for n in range(3)]
+    pipe = ShardList(shards).load_wds_shards(on_error=on_error)
+    with no_more_files():
+        ended_by(pipe, ShardNotOpened, "0.tar' cannot be opened: Too many open files")
+    assert len(list(pipe)) == 3
+
+
+def test_too_many_open_files_end_the_reading_of_stores(
+    tmp_path: Path, on_error: OnError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(Patience.__init__, "__defaults__", (pauses.append,))
+    build_shard(tmp_path / "a.tar", [{"__key__": "a", "cls": "1"}])
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/a.tar"
+        pipe = ShardList([url, url]).load_wds_shards(on_error=on_error, read_ahead=0)
+        assert len(list(pipe)) == 2
+        with no_more_files():
+            ended_by(pipe, ShardNotOpened, r"a\.tar cannot be opened: .*Too many open files")
+        server.shutdown()
+        thread.join()
+    assert pauses == []
+
+
+def fill_the_disk(_: bytes) -> None:
+    with open("/dev/full", "wb", buffering=0) as file:
+        file.write(b"x")
+
+
+def take_all_memory(_: bytes) -> None:
+    bytearray(1 << 62)
+
+
+def open_all_files(_: bytes) -> None:
+    with no_more_files(), open("/dev/null"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("decode", "text"),
+    [(fill_the_disk, "No space left"), (take_all_memory, "MemoryError"), (open_all_files, "Too many open files")],
+)
+def test_a_host_that_is_at_its_end_ends_decoding(decode: Callable[[bytes], None], text: str, on_error: OnError) -> None:
+    samples = [{"__key__": str(n), "x": b"1"} for n in range(3)]
+    ended_by(IterableWrapper(samples).wds_decode(x=decode, on_error=on_error), DecodeError, text)
+
+
+def test_a_list_that_cannot_be_written_ends_what_would_be_passed_over() -> None:
+    budget = ErrorBudget(quarantine="/dev/full", warn=False)
+    samples = [{"__key__": str(n), "cls": b"x"} for n in range(3)]
+    ended_by(IterableWrapper(samples).wds_decode(on_error=budget), MissingSidecar, "No space left")
+
+
+def raised(error: Exception, cause: BaseException | None) -> Exception:
+    try:
+        raise error from cause
+    except Exception as found:
+        return found
+
+
+def test_what_is_an_error_of_the_host() -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        error = OSError(number, os.strerror(number))
+        outer = raised(DecodeError("x"), raised(ValueError("y"), error))
+        for each in (error, raised(ShardNotOpened("x"), error), outer):
+            assert is_systemic(each)
+            assert concerns_all(each)
+            assert not passes(each)
+    for number in (errno.ENOENT, errno.EIO, errno.ECONNRESET, errno.EPIPE):
+        assert not is_systemic(raised(WdsError("x"), OSError(number, "")))
+    assert is_systemic(MemoryError())
+    # What a damaged header asks for is no fault of the host.
+    assert not is_systemic(raised(CorruptShard("x"), MemoryError()))
+    # An error that holds itself, and one without an end.
+    circle = ValueError("x")
+    circle.__context__ = circle
+    assert not is_systemic(circle)

@@ -1,0 +1,283 @@
+"""nginx: ranges and none, compressed on the way, passwords, TLS, another host, and a server that is started again."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Fault, fault_proxy
+from nginx_server import PASSWORD, USER, Nginx
+
+from wds_datapipes import ShardList
+from wds_datapipes.errors import ChangedShard, ReadFailed, ShardNotOpened
+from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
+from wds_datapipes.testing import build_shard
+
+SAMPLES: list[dict[str, Any]] = [
+    {"__key__": f"{number}", "bin": random.Random(number).randbytes(2_000 * number + 100), "cls": f"{number}"}
+    for number in range(9)
+]
+WANT = [(sample["__key__"], sample["bin"]) for sample in SAMPLES]
+HEADER = {"Authorization": f"Basic {base64.b64encode(f'{USER}:{PASSWORD}'.encode()).decode()}"}
+#: The locations that send what is in the files, and whether they know ranges.
+LOCATIONS = {"": True, "whole/": False, "gzip/": True, "gzip-for-all/": False, "elsewhere/": True}
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Keep a record of the pauses, and make none."""
+    found: list[float] = []
+    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: found.append(pause_s))
+    return found
+
+
+@pytest.fixture
+def server(nginx: Nginx) -> Nginx:
+    """Serve a.tar as it should be, and forget what was asked for."""
+    if not nginx.is_running:
+        nginx.start()
+    build_shard(nginx.files / "a.tar", SAMPLES)
+    nginx.asked()
+    return nginx
+
+
+def pipeline(url: str, **options: Any) -> Any:
+    pipe = ShardList(url).load_wds_shards(**options).group_samples().shuffle_samples(3)
+    pipe.set_seed(5)
+    return pipe
+
+
+def read(url: str, **options: Any) -> list[tuple[str, bytes]]:
+    samples = ShardList(url).load_wds_shards(**options).group_samples()
+    return [(sample["__key__"], sample["bin"]) for sample in samples]
+
+
+def asked(server: Nginx) -> list[tuple[int, str, str]]:
+    """What was asked for: the status, the location and the range."""
+    found = [re.fullmatch(r"\d+ (\d+) GET (\S+)a\.tar \[(.*)\] \[.*\]", line) for line in server.asked()]
+    return [(int(match[1]), match[2].removeprefix("/"), match[3]) for match in found if match is not None]
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("cut", [1, 4, 7])
+def test_the_rest_of_a_pass_is_read_by_ranges_where_the_server_knows_them(
+    server: Nginx, location: str, cut: int
+) -> None:
+    url = f"http://127.0.0.1:{server.http}/{location}a.tar"
+    assert read(url) == WANT
+    whole = [sample["__key__"] for sample in pipeline(url)]
+    items = iter(broken_off := pipeline(url))
+    for _ in range(cut):
+        next(items)
+    state = json.loads(json.dumps(save_state(broken_off)))
+    items.close()
+    load_state(resumed := pipeline(url), state)
+    server.asked()
+    assert [sample["__key__"] for sample in resumed] == whole[cut:]
+    found = [(status, part) for status, place, part in asked(server) if place == location and status != 302]
+    if location == "elsewhere/":
+        found = [(status, part) for status, place, part in asked(server) if not place]
+    if LOCATIONS[location]:
+        assert {status for status, _ in found} <= {206}
+        assert "bytes=0-" not in [part for _, part in found]
+    else:
+        assert found == [(200, "bytes=0-511"), (200, "-")]
+
+
+def test_the_password_opens_what_is_closed(server: Nginx) -> None:
+    assert read(f"http://{USER}:{PASSWORD}@127.0.0.1:{server.http}/closed/a.tar") == WANT
+    url = f"http://127.0.0.1:{server.http}/closed/a.tar"
+    assert read(url, storage_options={"headers": HEADER}) == WANT
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_wrong_password_names_the_shard_and_stops_whatever_the_policy_is(
+    server: Nginx, pauses: list[float], on_error: str
+) -> None:
+    url = f"http://{USER}:wrong-and-secret@127.0.0.1:{server.http}/closed/a.tar"
+    with pytest.raises(
+        ShardNotOpened,
+        match=rf"http://\*\*\*@127\.0\.0\.1:{server.http}/closed/a\.tar cannot be opened: HTTP status 401",
+    ) as found:
+        read(url, on_error=on_error)
+    assert found.value.concerns_all
+    assert "secret" not in f"{found.value!r} {found.value.args} {vars(found.value)}"
+    with pytest.raises(ShardNotOpened, match="HTTP status 403"):
+        read(f"http://127.0.0.1:{server.http}/forbidden/a.tar", on_error=on_error)
+    assert pauses == []
+
+
+@pytest.mark.parametrize("how", ["in the URL", "as a header"])
+def test_another_host_is_not_told_the_password(server: Nginx, how: str) -> None:
+    place = f"127.0.0.1:{server.http}/elsewhere/a.tar"
+    options: dict[str, Any] = {}
+    url = f"http://{place}"
+    if how == "in the URL":
+        url = f"http://{USER}:{PASSWORD}@{place}"
+    else:
+        options = {"headers": HEADER}
+    assert read(url, storage_options=options) == WANT
+    first, second = server.asked()
+    assert re.fullmatch(rf"{server.http} 302 GET /elsewhere/a\.tar \[-\] \[Basic \S+\]", first)
+    assert second == f"{server.other} 200 GET /a.tar [-] [-]"
+
+
+def test_an_unknown_authority_is_an_error_that_says_what_to_do(server: Nginx, pauses: list[float]) -> None:
+    url = f"https://127.0.0.1:{server.https}/a.tar"
+    for on_error in ("raise", "skip"):
+        with pytest.raises(
+            ShardNotOpened,
+            match=r"a\.tar cannot be opened: no authority that is trusted here vouches for its certificate .*"
+            r'storage_options=\{"ca_file": "authority\.pem"\}',
+        ) as found:
+            read(url, on_error=on_error)
+        assert found.value.concerns_all
+    assert pauses == []
+
+
+def test_an_authority_of_ones_own_is_named_by_its_file(server: Nginx, tmp_path: Path) -> None:
+    url = f"https://127.0.0.1:{server.https}/a.tar"
+    options = {"storage_options": {"ca_file": str(server.authority)}}
+    assert read(url, **options) == WANT
+    # What is loaded in a worker, or from a state of DataLoader2, was pickled.
+    again = pickle.loads(pickle.dumps(pipeline(url, **options)))
+    assert len(list(again)) == len(WANT)
+    cached = ShardList(url).cache_wds_shards(tmp_path / "copies").load_wds_shards(**options).group_samples()
+    assert len(list(cached)) == len(WANT)
+    # It vouches for no other name.
+    with pytest.raises(ShardNotOpened, match="no authority that is trusted here vouches for its certificate"):
+        read(f"https://localhost:{server.https}/a.tar", **options)
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_file_without_certificates_is_an_error(server: Nginx, tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "authority.pem"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ShardNotOpened, match=r"storage_options\['ca_file'\] has to be a file with certificates"):
+        read(f"https://127.0.0.1:{server.https}/a.tar", storage_options={"ca_file": str(path)})
+
+
+def test_a_server_that_is_ended_and_started_again_is_read_on(server: Nginx, pauses: list[float]) -> None:
+    # The first connection is slow, so that most of the body was not sent when it breaks.
+    with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar") as stream:
+        data = stream.read(10_000)
+        server.stop()
+        server.start()
+        data += b"".join(iter(lambda: stream.read(10_000), b""))
+    assert data == (server.files / "a.tar").read_bytes()
+    assert len(pauses) == 1
+    (begin,) = [part for status, _, part in asked(server) if status == 206]
+    assert 10_000 <= int(begin.removeprefix("bytes=").removesuffix("-")) < len(data)
+
+
+def test_a_server_is_waited_for_until_it_is_up(server: Nginx, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 4:
+            server.start()
+
+    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: wait(pause_s))
+    with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar") as stream:
+        data = stream.read(10_000)
+        server.stop()
+        data += b"".join(iter(lambda: stream.read(10_000), b""))
+    assert data == (server.files / "a.tar").read_bytes()
+    assert len(waited) == 4
+
+
+def test_a_server_that_stays_away_is_an_error_with_the_place(server: Nginx, pauses: list[float]) -> None:
+    with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar", retries=3) as stream:
+        pieces = [stream.read(10_000)]
+        server.stop()
+        with pytest.raises(ReadFailed, match=r"/slow/a\.tar failed after (\d+) bytes: .*It was tried 4 times") as found:
+            pieces.extend(iter(lambda: stream.read(10_000), b""))
+    assert f"after {sum(map(len, pieces))} bytes" in str(found.value)
+    with pytest.raises(ShardNotOpened, match=r"a\.tar cannot be opened: .*It was tried 3 times"):
+        open_url(f"http://127.0.0.1:{server.http}/a.tar", retries=2)
+
+
+@pytest.mark.parametrize("location", ["", "whole/"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_shard_that_is_replaced_in_the_middle_is_no_splice(
+    server: Nginx, pauses: list[float], location: str, on_error: str
+) -> None:
+    with fault_proxy(("127.0.0.1", server.http)) as proxy:
+        proxy.faults[:] = [Fault(at=30_000, how="stall")]
+        url = f"http://127.0.0.1:{proxy.port}/{location}a.tar"
+        members = iter(ShardList(url).load_wds_shards(on_error=on_error, timeout_s=0.2))
+        assert next(members)[1] == "0.bin"
+        replace(server, "a.tar", SAMPLES[::-1])
+        with pytest.raises(ChangedShard, match=r"a\.tar was replaced while it was read: after 30000 bytes"):
+            list(members)
+
+
+def test_what_is_compressed_on_the_way_is_not_read_on(server: Nginx, pauses: list[float]) -> None:
+    with fault_proxy(("127.0.0.1", server.http)) as proxy:
+        url = f"http://127.0.0.1:{proxy.port}/gzip-for-all/a.tar"
+        proxy.faults[:] = [Fault(at=0, how="reset"), Fault(status=503)]
+        assert read(url) == WANT
+        proxy.faults[:] = [Fault(at=30_000, how="stall")]
+        with pytest.raises(ReadFailed, match=r"/gzip-for-all/a\.tar failed after \d+ bytes: .*neither ETag nor date"):
+            read(url, timeout_s=0.2)
+
+
+def replace(server: Nginx, name: str, samples: list[dict[str, Any]]) -> None:
+    """Put another file in the place of one, with a date of its own: nginx tells seconds alone."""
+    other = server.files / f"{name}.new"
+    build_shard(other, samples)
+    os.utime(other, (1, 1))
+    other.replace(server.files / name)
+
+
+def test_copies_are_made_of_what_the_server_has(server: Nginx, pauses: list[float], tmp_path: Path) -> None:
+    with fault_proxy(("127.0.0.1", server.http)) as proxy:
+        url = f"http://127.0.0.1:{proxy.port}/a.tar"
+
+        def copied() -> list[tuple[str, bytes]]:
+            pipe = ShardList(url).cache_wds_shards(tmp_path / "copies").load_wds_shards().group_samples()
+            return [(sample["__key__"], sample["bin"]) for sample in pipe]
+
+        proxy.faults[:] = [Fault(status=503), Fault(at=700, how="reset"), Fault(at=5_000, how="close")]
+        assert copied() == WANT
+        replace(server, "a.tar", SAMPLES[::-1])
+        server.stop()
+        assert copied() == WANT  # of the copy
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_no_copy_is_made_where_the_password_is_wrong(
+    server: Nginx, pauses: list[float], tmp_path: Path, on_error: str
+) -> None:
+    url = f"http://127.0.0.1:{server.http}/closed/a.tar"
+    with pytest.raises(ShardNotOpened, match=r"/closed/a\.tar cannot be opened: HTTP status 401"):
+        list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards(on_error=on_error))
+    url = f"https://127.0.0.1:{server.https}/a.tar"
+    with pytest.raises(ShardNotOpened, match="no authority"):
+        list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards(on_error=on_error))
+    assert pauses == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 1000] == []
+
+
+def test_a_copy_waits_for_a_server_until_it_is_up(
+    server: Nginx, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def wait(_: float) -> None:
+        if not server.is_running:
+            server.start()
+
+    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: wait(pause_s))
+    server.stop()
+    url = f"http://127.0.0.1:{server.http}/a.tar"
+    assert len(list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards().group_samples())) == len(WANT)

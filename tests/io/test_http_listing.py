@@ -1,0 +1,83 @@
+"""Shards that are listed by the pages of web servers."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nginx_server import Nginx
+
+from wds_datapipes import ShardList
+from wds_datapipes.errors import PatternError
+from wds_datapipes.io.remote.http_listing import entries_of
+
+FILES = ["a-0.tar", "a-1.tar", "b 0.tar", "ü.tar.gz", "notes.txt", "d/0/x.tar", "d/1/x.tar", "d/1/y.tar", "d/e/f/z.tar"]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(params=["nginx", "python"])
+def site(request: pytest.FixtureRequest, nginx: Nginx) -> Iterator[str]:
+    if not nginx.is_running:
+        nginx.start()
+    root = nginx.files / "listing"
+    for name in FILES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    if request.param == "nginx":
+        yield f"http://127.0.0.1:{nginx.http}/listed/listing"
+        return
+    handler = functools.partial(Quiet, directory=str(root))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("/", ["a-0.tar", "a-1.tar", "b%200.tar", "%C3%BC.tar.gz"]),
+        ("/*.tar", ["a-0.tar", "a-1.tar", "b%200.tar"]),
+        ("/a-*.tar", ["a-0.tar", "a-1.tar"]),
+        ("/b 0*", ["b%200.tar"]),
+        ("/*.tar?sign=1", ["a-0.tar?sign=1", "a-1.tar?sign=1", "b%200.tar?sign=1"]),
+        ("/d/*/x.tar", ["d/0/x.tar", "d/1/x.tar"]),
+        ("/d/*/*.tar", ["d/0/x.tar", "d/1/x.tar", "d/1/y.tar"]),
+        ("/d/**/*.tar", ["d/0/x.tar", "d/1/x.tar", "d/1/y.tar", "d/e/f/z.tar"]),
+        ("/*/e/f/*", ["d/e/f/z.tar"]),
+    ],
+)
+def test_shards_are_what_the_pages_link_to(site: str, pattern: str, expected: list[str]) -> None:
+    assert list(ShardList(site + pattern)) == sorted(f"{site}/{name}" for name in expected)
+
+
+def test_what_cannot_be_listed_is_an_error(site: str) -> None:
+    with pytest.raises(PatternError, match=r"missing/ cannot be listed: HTTP status 404, not found"):
+        list(ShardList(f"{site}/missing/"))
+    with pytest.raises(PatternError, match="No file matches"):
+        list(ShardList(f"{site}/c*.tar"))
+    with pytest.raises(PatternError, match=r"d/0/.* no file ends in|No file matches"):
+        list(ShardList(f"{site}/d/0/*.zip"))
+
+
+def test_only_what_is_right_below_a_folder_on_its_host_counts() -> None:
+    page = b"""<a href="x.tar">1</a><A HREF='/d/y.tar'>2</A><a class="z" href="http://h/d/z.tar">3</a><a href="e/">4</a>
+    <a href="../up.tar"><a href="/other/a.tar"><a href="http://else/d/b.tar"><a href="?C=N;O=D"><a href="e/deep.tar">
+    <a href="#top"><a href="x.tar"><a href="http://[broken/"><a><a href="javascript:a()"><a href="file:///d/q.tar">"""
+    found = entries_of(page, "http://me:secret@h/d/?sort=1")
+    names = [(entry["name"].removeprefix("http://me:secret@h/d/"), entry["type"]) for entry in found]
+    assert names == [("x.tar", "file"), ("y.tar", "file"), ("z.tar", "file"), ("e/", "directory")]
+
+
+def test_bytes_that_are_no_page_link_to_nothing() -> None:
+    assert entries_of(Path(__file__).read_bytes()[:0] + bytes(range(256)) * 10, "http://h/d/") == []

@@ -1,0 +1,258 @@
+"""Plain requests to web servers: where they go, what they carry along, and that they can be broken off."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import select
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, ClassVar
+
+import pytest
+from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
+from nginx_server import Nginx
+
+from wds_datapipes.errors import ShardError, ShardNotOpened
+from wds_datapipes.io.openers import open_url
+
+LIMIT_S = 30.0
+
+
+class Site(http.server.ThreadingHTTPServer):
+    """Answers each path with what `answers` says: a status and a place to go to, or "stall"; all else with its name.
+
+    Attributes:
+        asked: the paths and headers of all requests.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers: dict[str, tuple[int, str]] = {}
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.stalled, self.left = threading.Event(), threading.Event()
+
+    def url(self, path: str, user: str = "") -> str:
+        return f"http://{user}127.0.0.1:{self.server_port}{path}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Site
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, dict(self.headers)))
+        status, place = self.server.answers.get(self.path, (200, ""))
+        self.send_response(status)
+        if status != 200:
+            self.send_header("Location", place)
+        body = self.path.encode()
+        self.send_header("Content-Length", str(len(body) + 100 * (place == "stall")))
+        self.end_headers()
+        self.wfile.write(body)
+        if place == "stall":
+            self.wfile.flush()
+            self.server.stalled.set()
+            self.server.left.wait(LIMIT_S)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.left.set()
+        server.shutdown()
+        thread.join()
+
+
+def read(url: str, **options: Any) -> bytes:
+    with open_url(url, **options) as stream:
+        return b"".join(iter(lambda: stream.read(1000), b""))
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_place_that_a_server_names_is_gone_to(site: Site, status: int) -> None:
+    site.answers = {"/a/b.tar": (status, "../c.tar?x=1"), "/c.tar?x=1": (status, site.url("/d.tar"))}
+    assert read(site.url("/a/b.tar")) == b"/d.tar"
+
+
+def test_a_circle_ends(site: Site) -> None:
+    site.answers = {"/a.tar": (302, "/b.tar"), "/b.tar": (302, "/a.tar")}
+    with pytest.raises(
+        ShardNotOpened, match=r"/a\.tar cannot be opened: HTTP status 302, it leads to another place 10"
+    ):
+        read(site.url("/a.tar"))
+
+
+@pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://host/a.tar", "pipe:echo a"])
+def test_no_server_leads_to_a_file_or_a_command(site: Site, place: str) -> None:
+    site.answers = {"/a.tar": (302, place)}
+    with pytest.raises(
+        ShardNotOpened, match=f"of the scheme '{place.partition(':')[0]}', which is no place on the web"
+    ):
+        read(site.url("/a.tar"))
+
+
+def test_names_are_quoted_once(site: Site) -> None:
+    assert read(site.url("/a b/ü%20.tar?sign=a%2Fb&x=1 2#part")) == b"/a%20b/%C3%BC%20.tar?sign=a%2Fb&x=1%202"
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer one"}])
+def test_a_password_in_the_url_is_sent_unless_another_is_given(site: Site, headers: dict[str, str]) -> None:
+    read(site.url("/a.tar", "me:p%40ss@"), storage_options={"headers": headers})
+    (_, found) = site.asked[0]
+    want = headers.get("authorization", f"Basic {base64.b64encode(b'me:p@ss').decode()}")
+    assert {name.lower(): value for name, value in found.items()}["authorization"] == want
+
+
+def test_a_secret_stays_on_its_host(site: Site) -> None:
+    with Site() as other:
+        thread = threading.Thread(target=other.serve_forever, args=(0.01,))
+        thread.start()
+        site.answers = {"/a.tar": (302, "/b.tar"), "/b.tar": (302, other.url("/c.tar"))}
+        headers = {"Authorization": "secret", "cookie": "secret", "X-Mine": "plain"}
+        read(site.url("/a.tar"), storage_options={"headers": headers})
+        other.shutdown()
+        thread.join()
+    assert [found["Authorization"] for _, found in site.asked] == ["secret"] * 2
+    (_, found) = other.asked[0]
+    assert found["X-Mine"] == "plain"
+    assert "secret" not in found.values()
+
+
+def test_headers_are_those_of_the_options_or_of_the_configuration_of_fsspec(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read(site.url("/a.tar"))
+    read(site.url("/a.tar"), storage_options={"headers": {"X-Mine": "1"}})
+    monkeypatch.setitem(conf, "http", {"headers": {"X-Mine": "2"}})
+    read(site.url("/a.tar"))
+    read(site.url("/a.tar"), storage_options={"headers": {"X-Mine": "3"}})
+    assert [found.get("X-Mine") for _, found in site.asked] == [None, "1", "2", "3"]
+
+
+def test_unknown_storage_options_are_an_error(site: Site) -> None:
+    with pytest.raises(
+        ShardNotOpened, match="web servers have the storage options headers and ca_file, and not client_kwargs, trust"
+    ):
+        read(site.url("/a.tar"), storage_options={"trust": 1, "client_kwargs": {"headers": {}}})
+    assert site.asked == []
+
+
+class Tunnel(socketserver.StreamRequestHandler):
+    """A proxy for TLS: passes on what it gets to where it is asked to, or refuses."""
+
+    asked: ClassVar[list[str]] = []
+    answer: ClassVar[bytes] = b"HTTP/1.1 200 OK\r\n\r\n"
+
+    def handle(self) -> None:
+        lines = [*iter(lambda: self.rfile.readline().decode().strip(), "")]
+        self.asked.extend(line for line in lines if line.startswith(("CONNECT", "Proxy-Authorization")))
+        self.wfile.write(self.answer)
+        if b" 200 " not in self.answer:
+            return
+        host, _, port = lines[0].split()[1].rpartition(":")
+        with socket.create_connection((host, int(port))) as there:
+            others = {self.connection: there, there: self.connection}
+            while True:
+                for source in select.select([*others], [], [])[0]:
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    others[source].sendall(data)
+
+
+@pytest.fixture
+def tunnel(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a proxy for TLS, and return its address."""
+    monkeypatch.setattr(Tunnel, "asked", [])
+    for name in ("no_proxy", "NO_PROXY", "HTTPS_PROXY", "http_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_requests_go_through_the_proxy_of_the_environment(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tunnel: str
+) -> None:
+    monkeypatch.setenv("http_proxy", site.url("", "me:p%40ss@"))
+    assert read("http://me:too@far.invalid:81/a b.tar?x=1") == b"http://far.invalid:81/a%20b.tar?x=1"
+    (_, found) = site.asked[0]
+    assert found["Proxy-Authorization"] == f"Basic {base64.b64encode(b'me:p@ss').decode()}"
+    assert found["Authorization"] == f"Basic {base64.b64encode(b'me:too').decode()}"
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert read(site.url("/a.tar")) == b"/a.tar"
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
+    with pytest.raises(ShardNotOpened, match=r"http_proxy.* names a proxy of the scheme 'socks5'"):
+        read("http://far.invalid/a.tar")
+
+
+def test_tls_goes_through_a_tunnel(nginx: Nginx, tunnel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not nginx.is_running:
+        nginx.start()
+    (nginx.files / "proxied.tar").write_bytes(b"whole")
+    monkeypatch.setenv("https_proxy", f"http://me:pass@{tunnel}")
+    url = f"https://127.0.0.1:{nginx.https}/proxied.tar"
+    options = {"ca_file": str(nginx.authority), "headers": {"Authorization": "secret"}}
+    assert read(url, storage_options=options) == b"whole"
+    words = base64.b64encode(b"me:pass").decode()
+    assert Tunnel.asked == [f"CONNECT 127.0.0.1:{nginx.https} HTTP/1.0", f"Proxy-Authorization: Basic {words}"] or (
+        Tunnel.asked == [f"CONNECT 127.0.0.1:{nginx.https} HTTP/1.1", f"Proxy-Authorization: Basic {words}"]
+    )
+
+
+@pytest.mark.parametrize("status", [403, 407])
+def test_a_proxy_that_refuses_is_told(tunnel: str, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    monkeypatch.setattr(Tunnel, "answer", f"HTTP/1.1 {status} Not you\r\n\r\n".encode())
+    monkeypatch.setenv("https_proxy", tunnel)
+    with pytest.raises(
+        ShardNotOpened, match=rf"far\.invalid/a\.tar cannot be opened: HTTP status {status}, Not you \(of the proxy"
+    ) as found:
+        read("https://far.invalid/a.tar")
+    assert found.value.concerns_all
+
+
+def test_a_proxy_that_never_ends_its_headers_is_left(tunnel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tunnel, "answer", b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100)
+    monkeypatch.setenv("https_proxy", tunnel)
+    monkeypatch.setattr(Tunnel, "handle", lambda self: self.wfile.write(self.answer) and self.rfile.read())
+    with pytest.raises(ShardNotOpened, match=r"far\.invalid/a\.tar cannot be opened: (TimeoutError|OSError)"):
+        read("https://far.invalid/a.tar", timeout_s=0.3, retries=0)
+
+
+def test_what_a_thread_waits_for_can_be_broken_off(site: Site) -> None:
+    site.answers = {"/a.tar": (200, "stall")}
+    stream = open_url(site.url("/a.tar"), retries=0, timeout_s=LIMIT_S)
+    errors = []
+
+    def read_on() -> None:
+        try:
+            while stream.read(1000):
+                pass
+        except ShardError as error:
+            errors.append(error)
+
+    with closing(stream):
+        thread = threading.Thread(target=read_on)
+        thread.start()
+        assert site.stalled.wait(LIMIT_S)
+        abandon: Callable[[], None] = stream.abandon  # type: ignore[attr-defined]  # it is that of a store
+        abandon()
+        thread.join(LIMIT_S / 2)
+        assert not thread.is_alive()
+    assert "failed after 6 bytes" in str(errors[0])
+    assert not site.left.is_set()

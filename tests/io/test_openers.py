@@ -1,0 +1,480 @@
+"""Openers other than commands: each kind, its errors, and that nothing stays open and no secret is told."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import http.server
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes import TarWriter, build_index, build_indexes, check_index, read_index, write_index
+from wds_datapipes.errors import (
+    MissingDependency,
+    MissingSidecar,
+    PatternError,
+    ShardError,
+    ShardNotOpened,
+    StaleSidecar,
+    UnknownScheme,
+)
+from wds_datapipes.io.openers import (
+    known_schemes,
+    local_path,
+    open_url,
+    redact,
+    register_opener,
+    schemes,
+    split_scheme,
+)
+from wds_datapipes.io.remote.range_reader import open_ranges
+from wds_datapipes.shards.patterns import expand_urls
+
+BODY = bytes(range(256)) * 4096
+SECRET = "hunter2hunter2"
+
+
+def read(url: str, **options: Any) -> bytes:
+    with open_url(url, **options) as stream:
+        return stream.read()
+
+
+def descriptors() -> set[str]:
+    gc.collect()
+    return set(os.listdir("/proc/self/fd"))
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Wait for what another thread does soon."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+# Schemes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "rest"),
+    [
+        ("a.tar", "", "a.tar"),
+        ("a:b.tar", "", "a:b.tar"),
+        ("run:7.tar", "", "run:7.tar"),
+        ("C:/data/a.tar", "", "C:/data/a.tar"),
+        ("C:\\data\\a.tar", "", "C:\\data\\a.tar"),
+        ("c://a.tar", "", "c://a.tar"),
+        ("dir/s3://a.tar", "", "dir/s3://a.tar"),
+        ("-", "-", ""),
+        ("file:a.tar", "file", "a.tar"),
+        ("FILE:///a.tar", "file", "///a.tar"),
+        ("pipe:cat a://b", "pipe", "cat a://b"),
+        ("S3://bucket/a.tar", "s3", "//bucket/a.tar"),
+        ("a+b.c-d://x", "a+b.c-d", "//x"),
+    ],
+)
+def test_what_is_a_scheme(url: str, scheme: str, rest: str) -> None:
+    assert split_scheme(url) == (scheme, rest)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemes, "_registered", {})
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_registered_scheme_is_opened_in_any_case_and_gets_the_options() -> None:
+    seen = []
+
+    def opener(url: str, /, **options: Any) -> io.BytesIO:
+        seen.append((url, options))
+        return io.BytesIO(b"data")
+
+    register_opener("Mine", opener)
+    assert read("mine:a") == read("MINE://b", timeout_s=3) == b"data"
+    assert seen == [("mine:a", {}), ("MINE://b", {"timeout_s": 3})]
+    assert "mine" in known_schemes()
+
+
+@pytest.mark.usefixtures("registry")
+def test_an_opener_is_replaced_only_on_request() -> None:
+    def first(url: str, /, **options: Any) -> io.BytesIO:
+        return io.BytesIO(b"first")
+
+    def second(url: str, /, **options: Any) -> io.BytesIO:
+        return io.BytesIO(b"second")
+
+    register_opener("mine", first)
+    register_opener("mine", first)  # as when its module is imported again
+    with pytest.raises(ValueError, match=r"'mine' have an opener already. Pass replace=True"):
+        register_opener("MINE", second)
+    register_opener("mine", second, replace=True)
+    assert read("mine:") == b"second"
+    with pytest.raises(ValueError, match="'pipe' have an opener already"):
+        register_opener("pipe", first)
+    register_opener("pipe", first, replace=True)
+    assert read("pipe:echo") == b"first"
+
+
+@pytest.mark.parametrize("scheme", ["", "-", "s", "3s", "s3:", "s3://", "a b", "a_b"])
+def test_what_cannot_be_a_scheme_is_refused(scheme: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the scheme of a URL"):
+        register_opener(scheme, lambda url, /, **options: io.BytesIO())
+
+
+@pytest.mark.usefixtures("registry")
+def test_an_opener_may_return_anything_that_reads() -> None:
+    class Body:
+        closed = False
+
+        def __init__(self) -> None:
+            self.pieces = [b"ab", b"c", b""]
+
+        def read(self, size: int) -> bytes:
+            return self.pieces.pop(0)
+
+        def close(self) -> None:
+            self.closed = True
+
+    body = Body()
+    register_opener("body", lambda url, /, **options: cast(BinaryIO, body))
+    assert read("body:x") == b"abc"
+    assert body.closed
+
+
+def test_an_unknown_scheme_says_what_is_known() -> None:
+    with pytest.raises(UnknownScheme, match=r"'nope' of nope://x.*file, .*pipe.*memory.*register_opener\('nope'"):
+        open_url("nope://x")
+
+
+# Local files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["a.tar", "a#b?c;d.tar", "%41.tar", "a b.tar", "a:b.tar", "run:1.tar", "ü\n.tar", "*.tar"]
+)
+def test_a_local_name_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / name).write_bytes(BODY)
+    monkeypatch.chdir(tmp_path)
+    assert read(name) == read(str(tmp_path / name)) == BODY
+    assert local_path(name) == name
+    with open_url(name) as stream:
+        assert stream.seekable()
+        assert stream.seek(0, io.SEEK_END) == len(BODY)
+
+
+def test_a_file_url_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a b%.tar").write_bytes(BODY)
+    monkeypatch.chdir(tmp_path)
+    urls = ["file:a%20b%25.tar", f"file:{tmp_path}/a%20b%25.tar", f"FILE://{tmp_path}/a b%25.tar"]
+    for url in [*urls, f"file://localhost{tmp_path}/a%20b%25.tar"]:
+        assert read(url) == BODY
+        assert Path(local_path(url) or "").resolve() == (tmp_path / "a b%.tar").resolve()
+
+
+def test_what_is_not_local_has_no_local_path() -> None:
+    assert [local_path(url) for url in ("-", "pipe:cat x", "s3://b/x")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("no/such.tar", r"There is no file 'no/such.tar'. Relative paths begin in /"),
+        ("/no/such.tar", r"There is no file '/no/such.tar'. Check the name"),
+        ("file:/no/such.tar", r"There is no file 'file:/no/such.tar'"),
+        ("/", r"'/' is a directory, not a shard. ShardList takes"),
+        ("a\0b", r"cannot be opened: embedded null byte"),
+        ("x" * 300, r"cannot be opened: File name too long"),
+        ("/dev/null/x.tar", r"cannot be opened: Not a directory"),
+        ("file://other/x.tar", r"on the host 'other', and only files of this one"),
+    ],
+)
+def test_a_local_file_that_cannot_be_opened(url: str, message: str) -> None:
+    with pytest.raises(ShardNotOpened, match=message):
+        open_url(url)
+
+
+# Standard input ---------------------------------------------------------------------------------------------------
+
+
+def python(code: str, standard_input: bytes) -> str:
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], input=standard_input, capture_output=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    return run.stdout.decode()
+
+
+def test_standard_input_is_read_and_stays_open() -> None:
+    code = (
+        "import sys\n"
+        "from wds_datapipes.io.openers import open_url\n"
+        "with open_url('-') as stream: data = stream.read()\n"
+        "print(data == bytes(range(256)) * 4096, sys.stdin.buffer.closed, sys.stdin.buffer.read())\n"
+    )
+    assert python(code, BODY) == "True False b''\n"
+
+
+def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"data")))
+    assert read("-") == b"data"
+    with pytest.raises(ShardNotOpened, match="was opened before and cannot be read twice"):
+        open_url("-")
+
+
+def test_no_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ShardNotOpened, match="standard input, and this process has none"):
+        open_url("-")
+
+
+def test_a_worker_process_has_no_standard_input() -> None:
+    code = (
+        "import multiprocessing\n"
+        "from wds_datapipes.io.openers import open_url\n"
+        "def worker():\n"
+        "    try: open_url('-')\n"
+        "    except Exception as error: print(type(error).__name__, error)\n"
+        "process = multiprocessing.get_context('fork').Process(target=worker)\n"
+        "process.start(); process.join()\n"
+    )
+    assert re.match(r"ShardNotOpened .*a worker process has none. Read it with num_workers=0", python(code, b"data"))
+
+
+# File systems of fsspec -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+def test_a_file_system_of_fsspec(memory: Any) -> None:
+    memory.pipe("/d/a b#?.tar", BODY)
+    assert read("memory://d/a b#?.tar") == read("MEMORY://d/a b#?.tar", storage_options={}) == BODY
+    with pytest.raises(ShardNotOpened, match=r"memory://d/no.tar cannot be opened: there is no such file"):
+        open_url("memory://d/no.tar")
+
+
+def test_an_error_while_reading_names_the_shard_and_no_secret(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell():
+                raise ConnectionResetError(f"reset by memory://me:{SECRET}@host/x, token {SECRET}")
+            return super().read(size)
+
+    monkeypatch.setattr(type(memory), "open", lambda *args, **options: Broken(BODY))
+    message = r"memory://d/x.tar failed after \d{3,} bytes: ConnectionResetError: reset by memory://\*\*\*@host"
+    with (
+        open_url("memory://d/x.tar", storage_options={"nested": {"token": SECRET}}) as stream,
+        pytest.raises(ShardError, match=message) as caught,
+    ):
+        stream.read()
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("smb://me:hunter2@h/x.tar", r"smb://\*\*\*@h/x.tar cannot be read: .*smbprotocol"),
+        ("gs://b/x.tar", r"'gcsfs' is needed to read gs: URLs.*wds-datapipes\[gs\]"),
+        ("s3://b/x.tar", r"'s3fs' is needed to read s3: URLs.*wds-datapipes\[s3\]"),
+    ],
+)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, url: str, message: str) -> None:
+    for package in ("gcsfs", "s3fs", "smbprotocol"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependency, match=message):
+        open_url(url)
+
+
+# HTTP -------------------------------------------------------------------------------------------------------------
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        name = self.path.partition("?")[0]
+        if name == "/404":
+            self.send_error(404)
+        elif name == "/403":
+            self.send_error(403)
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(BODY)))
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(BODY[:100] if name in ("/short", "/stalls") else BODY)
+                self.wfile.flush()
+                if name == "/stalls":
+                    self.connection.recv(1)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_http_is_read_to_its_end(web: str) -> None:
+    assert read(f"{web}/a.tar?X-Amz-Signature={SECRET}") == BODY
+    with open_url(f"{web}/a.tar") as stream:
+        assert not stream.seekable()
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("/404", {}, r"/404\?sig=\*\*\* cannot be opened: HTTP status 404, not found"),
+        ("/403", {}, r"/403\?sig=\*\*\* cannot be opened: HTTP status 403, Forbidden"),
+        ("/short", {}, r"/short\?sig=\*\*\* failed after 100 bytes: EOFError: 100 of 1048576 bytes came"),
+        ("/stalls", {"timeout_s": 0.2}, r"/stalls\?sig=\*\*\* failed after 100 bytes: \w*Timeout"),
+    ],
+)
+def test_what_goes_wrong_with_http_is_told_without_secrets(
+    web: str, path: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ShardError, match=message) as caught:
+        read(f"{web}{path}?sig={SECRET}", **options)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_host_that_does_not_answer(web: str) -> None:
+    with pytest.raises(
+        ShardNotOpened, match=r"http://\*\*\*@127.0.0.1:1/x cannot be opened: ConnectionRefused"
+    ) as caught:
+        open_url(f"http://me:{SECRET}@127.0.0.1:1/x", retries=1)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_shard_over_http_that_is_given_up_leaves_nothing_open(web: str) -> None:
+    read(f"{web}/warm")  # fsspec keeps one event loop
+    before = descriptors()
+    for _ in range(5):
+        with open_url(f"{web}/a.tar") as stream:
+            assert stream.read(10) == BODY[:10]
+    assert until(lambda: descriptors() <= before)
+
+
+# S3 ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def s3(s3_store: Any) -> dict[str, Any]:
+    """The storage options of an S3 server with one shard."""
+    options: dict[str, Any] = s3_store.options()
+    assert options["secret"] == SECRET
+    fsspec.filesystem("s3", **options).pipe_file("bucket/d/a.tar", BODY)
+    return options
+
+
+def test_s3_is_read_and_its_errors_tell_no_secret(s3: dict[str, Any]) -> None:
+    assert read("s3://bucket/d/a.tar", storage_options=s3) == BODY
+    with pytest.raises(ShardNotOpened, match=r"s3://bucket/d/no.tar cannot be opened: there is no such file"):
+        open_url("s3://bucket/d/no.tar", storage_options=s3)
+    other = {**s3, "secret": f"wrong{SECRET}"}
+    with pytest.raises(ShardNotOpened, match=r"s3://bucket/d/a.tar cannot be opened: permission denied") as caught:
+        open_url("s3://bucket/d/a.tar", storage_options=other)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_s3_is_listed(s3: dict[str, Any]) -> None:
+    for pattern in ("s3://bucket/d/*.tar", "s3://bucket/d/", "s3://bucket/d/**/a.tar"):
+        assert expand_urls(pattern, variables={}, storage_options=s3) == ["s3://bucket/d/a.tar"]
+    with pytest.raises(PatternError, match=r"No file matches s3://bucket/d/\*.tgz"):
+        expand_urls("s3://bucket/d/*.tgz", variables={}, storage_options=s3)
+
+
+def test_shards_on_s3_are_indexed_there(s3: dict[str, Any]) -> None:
+    # rclone sends the checksum of a whole object with parts of it too, which S3 does not.
+    s3 = {**s3, "config_kwargs": {"response_checksum_validation": "when_required"}}
+    url = "s3://bucket/i/x.tar"
+    with TarWriter(url, storage_options=s3) as shard:
+        for number in range(5):
+            shard.write({"__key__": str(number), "bin": bytes(5 << 20)})
+    results = build_indexes([url], storage_options=s3)
+    assert [(result.index_url, result.samples, result.is_new) for result in results] == [(f"{url}.wdsidx", 5, True)]
+    assert [result.is_new for result in build_indexes([url], storage_options=s3)] == [False]
+    index = read_index(f"{url}.wdsidx", storage_options=s3)
+    assert index.facts.etag
+    check_index(index, url, depth="headers", storage_options=s3)
+    stream = open_ranges(url, storage_options=s3)
+    assert stream is not None
+    stream.seek(index[3].offset)
+    assert stream.read(5) == b"3.bin"
+    with TarWriter(url, storage_options=s3) as shard:
+        shard.write({"__key__": "a", "txt": "another"})
+    with pytest.raises(StaleSidecar, match=r"s3://bucket/i/x\.tar has changed since its index was built"):
+        check_index(index, url, storage_options=s3)
+    assert build_indexes([url], storage_options=s3)[0].is_new
+    other = {**s3, "secret": f"wrong{SECRET}"}
+    with pytest.raises(ShardNotOpened, match=r"x\.tar cannot be opened: permission denied") as caught:
+        build_index(url, storage_options=other)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    for use in (read_index, lambda place, **options: write_index(index, place, **options)):
+        with pytest.raises(MissingSidecar, match=r"x\.tar\.wdsidx cannot be (read|written)") as refused:
+            use(f"{url}.wdsidx", storage_options=other)
+        assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+# Redaction --------------------------------------------------------------------------------------------------------
+
+WORDS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%+=!$", min_size=8)
+
+
+@given(WORDS)
+def test_no_secret_survives(word: str) -> None:
+    secret = f"<{word}>"
+    for text in (
+        f"https://{secret}@host/a.tar",
+        f"s3://me:{secret}@bucket/a.tar",
+        f"https://me:p@{secret}@host/a.tar",
+        f"https://host/a.tar?a=1&X-Amz-Signature={secret}&b=2",
+        f"https://host/a.tar?X-Amz-Credential={secret}&X-Amz-Security-Token={secret}",
+        f"https://host/a.tar?AWSAccessKeyId={secret}&Signature={secret}&Key-Pair-Id={secret}&Policy={secret}",
+        f"https://host/a.tar?sv=1&SIG={secret}",
+        f"pipe:curl 'https://host/a.tar?api_key={secret}' | cat",
+        f"pipe:curl -H 'Authorization: Bearer {secret}' https://host/a.tar",
+        f"pipe:curl -H 'authorization:Basic {secret}' https://host/a.tar",
+        f'pipe:curl -H "X-Auth-Token: {secret}" https://host/a.tar',
+    ):
+        assert secret not in redact(text)
+        assert redact(text).startswith(text[:5])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "a@b.tar",
+        "/data/me:you@here/a.tar",
+        "s3://bucket/a@b.tar",
+        "http://host:8080/a@b.tar?part=1",
+        "sftp://me@host/a.tar",
+        "abfs://container@account.dfs.core.windows.net/a.tar",
+    ],
+)
+def test_what_is_no_secret_stays(url: str) -> None:
+    assert redact(url) == url

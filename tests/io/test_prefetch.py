@@ -1,0 +1,254 @@
+"""Shards that are read ahead: what comes, and where errors come, is as if nothing was; and it is bounded, and ends."""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from wds_datapipes.errors import ShardNotOpened, TruncatedShard
+from wds_datapipes.io import prefetch as readahead
+from wds_datapipes.io.prefetch import ReadAhead
+from wds_datapipes.io.remote import fsspec_file as blocks
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.testing import build_shard
+
+LIMIT_S = 30.0
+KIB = 1 << 10
+#: How many samples of one KiB a shard has.
+SIZES = {"a": 40, "b": 1, "c": 300, "d": 0, "e": 120}
+
+
+class Watched(fsspec.AbstractFileSystem):  # type: ignore[misc]  # it carries no types
+    """A store in memory that tells what is read of it."""
+
+    protocol = "watched"
+    #: What it has.
+    files: dict[str, bytes] = {}  # noqa: RUF012  all instances are one store
+    #: How many bytes were read of each file.
+    read: dict[str, int] = {}  # noqa: RUF012  the same
+    #: Files of which nothing is read before their event is set.
+    gates: dict[str, threading.Event] = {}  # noqa: RUF012  the same
+
+    def _open(self, path: str, *_args: Any, **_options: Any) -> WatchedFile:
+        return WatchedFile(path)
+
+
+class WatchedFile(io.BytesIO):
+    def __init__(self, name: str) -> None:
+        if name not in Watched.files:
+            raise FileNotFoundError(name)
+        super().__init__(Watched.files[name])
+        self._name = name
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._name in Watched.gates:
+            Watched.gates[self._name].wait(LIMIT_S)
+        data = super().read(size)
+        Watched.read[self._name] = Watched.read.get(self._name, 0) + len(data)
+        return data
+
+    def close(self) -> None:
+        if self._name in Watched.gates:
+            Watched.gates[self._name].set()
+        super().close()
+
+
+fsspec.register_implementation("watched", Watched, clobber=True)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Make shards in the store and on the disk, and return their URLs; "x" is cut, and "y" is not there."""
+    folder = tmp_path_factory.mktemp("shards")
+    urls = {"y": "watched://y.tar"}
+    for name, count in SIZES.items():
+        path = build_shard(folder / f"{name}.tar", [{"__key__": f"{name}{n}", "bin": bytes(KIB)} for n in range(count)])
+        Watched.files[f"{name}.tar"] = Path(path).read_bytes()
+        urls[name], urls[name.upper()] = f"watched://{name}.tar", str(path)
+    Watched.files["x.tar"] = Watched.files["e.tar"][:100_000]
+    return {**urls, "x": "watched://x.tar"}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    Watched.read.clear()
+    Watched.gates.clear()
+    yield
+    until(lambda: not threads())
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "wds-read-ahead"]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def told(urls: list[str], read_ahead: int, **options: Any) -> list[str]:
+    """Return the names of the files, and the error that ended it."""
+    names = []
+    try:
+        for _, name, data, _ in load_wds_shards(urls, read_ahead=read_ahead, **options):
+            names.append(f"{name} {len(data)}")
+    except Exception as error:
+        names.append(f"{type(error).__name__}: {error}")
+    return names
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    names=st.lists(st.sampled_from("abcdexyABCDE"), max_size=8),
+    read_ahead=st.sampled_from([1, 150_000, 400_000, 1 << 20, 32 << 20]),
+    on_error=st.sampled_from(["raise", "skip"]),
+)
+def test_what_comes_is_the_same(shards: dict[str, str], names: list[str], read_ahead: int, on_error: str) -> None:
+    urls = [shards[name] for name in names]
+    assert told(urls, read_ahead, on_error=on_error) == told(urls, 0, on_error=on_error)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    names=st.lists(st.sampled_from("abceB"), min_size=1, max_size=6),
+    read_ahead=st.sampled_from([1, 300_000, 1 << 20]),
+    count=st.integers(0, 400),
+)
+def test_nobody_goes_on_after_a_break(shards: dict[str, str], names: list[str], read_ahead: int, count: int) -> None:
+    members = load_wds_shards([shards[name] for name in names], read_ahead=read_ahead)
+    for _ in zip(range(count), members, strict=False):
+        pass
+    members.close()  # type: ignore[attr-defined]  # it is a generator
+    assert not threads()
+
+
+def test_the_next_shard_is_read_while_one_is_used(shards: dict[str, str]) -> None:
+    members = load_wds_shards([shards[name] for name in "acebB"], read_ahead=4 << 20)
+    for name, following in itertools.pairwise("aceb"):
+        assert next(members)[1][0] == name
+        until(lambda awaited=f"{following}.tar": awaited in Watched.read)  # type: ignore[misc]  # it has a default
+        for _ in range(SIZES[name] - 1):
+            next(members)
+    assert [member[1] for member in members] == ["b0.bin"] * 2
+
+
+def test_no_more_is_held_than_was_asked_for(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    block = 1 << 14
+    monkeypatch.setattr(readahead, "BLOCK_BYTES", block)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
+    limit = 200_000
+    taken = most = 0
+    ahead = ReadAhead([shards[name] for name in "cecb"], limit, {}, lambda _: True)
+    for url in ahead:
+        with ahead.open(url) as stream:
+            while data := stream.read(7 * KIB):
+                taken += len(data)
+                if taken % 5 == 0:
+                    time.sleep(0.01)
+                most = max(most, sum(Watched.read.values()) - taken)
+    assert taken == sum(Watched.read.values())
+    # Beside what is held, each of two shards has two blocks on their way, and the reader has one.
+    assert limit / 2 <= most <= limit + 5 * block
+
+
+def test_a_source_of_local_files_is_asked_when_it_is_time(shards: dict[str, str]) -> None:
+    asked = []
+
+    def source() -> Iterator[str]:
+        for name in "ABaCe":
+            asked.append(name)
+            yield shards[name]
+            asked.append(name.lower())
+
+    found = [(name[0], "".join(asked)) for _, name, _, _ in load_wds_shards(source(), read_ahead=32 << 20)]
+    assert dict(reversed(found)) == {
+        "a": "A",
+        "b": "AaB",
+        "c": "AaBbaaC",
+        "e": "AaBbaaCcee",
+    }
+    assert [seen for letter, seen in found if letter == "a"][-1] == "AaBbaaC"
+
+
+def test_an_error_of_the_source_comes_after_the_shards_before_it(shards: dict[str, str]) -> None:
+    def source() -> Iterator[str]:
+        yield shards["a"]
+        yield shards["b"]
+        raise LookupError("the list ends here")
+
+    members = load_wds_shards(source(), read_ahead=32 << 20)
+    assert [next(members)[1][0] for _ in range(SIZES["a"] + SIZES["b"])] == ["a"] * SIZES["a"] + ["b"] * SIZES["b"]
+    with pytest.raises(LookupError, match="the list ends here"):
+        next(members)
+
+
+def test_errors_come_in_their_place(shards: dict[str, str]) -> None:
+    members = load_wds_shards([shards["a"], shards["y"]], read_ahead=32 << 20)
+    assert len([next(members) for _ in range(SIZES["a"])]) == SIZES["a"]
+    with pytest.raises(ShardNotOpened, match=r"watched://y\.tar cannot be opened: there is no such file"):
+        next(members)
+    members = load_wds_shards([shards["x"]], read_ahead=32 << 20)
+    with pytest.raises(TruncatedShard, match=r"watched://x\.tar"):
+        list(members)
+
+
+def test_an_endless_source_is_read_as_far_as_anybody_wants(shards: dict[str, str]) -> None:
+    def source() -> Iterator[str]:
+        while True:
+            yield shards["b"]
+
+    members = load_wds_shards(source(), read_ahead=1 << 20)
+    assert [name for _, (_, name, _, _) in zip(range(50), members, strict=False)] == ["b0.bin"] * 50
+    members.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def test_a_store_that_gives_nothing_holds_nobody_up_at_the_end(shards: dict[str, str]) -> None:
+    Watched.gates["c.tar"] = threading.Event()
+    members = load_wds_shards([shards["a"], shards["c"]], read_ahead=1 << 20)
+    next(members)
+    until(lambda: len(threads()) == 1)  # that of the first has ended
+    begun = time.monotonic()
+    members.close()  # type: ignore[attr-defined]  # it is a generator
+    assert time.monotonic() - begun < LIMIT_S / 2
+    assert not threads()
+
+
+def test_a_fork_leaves_the_threads_to_the_parent(shards: dict[str, str]) -> None:
+    members = load_wds_shards([shards["c"], shards["e"]], read_ahead=100_000)
+    next(members)
+    child = os.fork()
+    if not child:
+        members.close()  # type: ignore[attr-defined]  # it is a generator
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(members)) == SIZES["c"] + SIZES["e"] - 1
+
+
+def test_the_stage_reads_ahead_unless_it_is_told_not_to(shards: dict[str, str]) -> None:
+    urls = [shards["a"], shards["c"]]
+    for read_ahead, is_read in ((32 << 20, True), (0, False)):
+        Watched.read.clear()
+        stage = iter(IterableWrapper(urls).load_wds_shards(read_ahead=read_ahead))
+        next(stage)
+        if is_read:
+            until(lambda: "c.tar" in Watched.read)
+        assert ("c.tar" in Watched.read) == is_read
+        del stage
+    with pytest.raises(ValueError, match="read_ahead is a number of bytes from 0, not -1"):
+        IterableWrapper(urls).load_wds_shards(read_ahead=-1)

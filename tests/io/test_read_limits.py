@@ -1,0 +1,456 @@
+"""ReadLimits: what a shard may ask for. More is refused, and before it is read."""
+
+from __future__ import annotations
+
+import bz2
+import dataclasses
+import gzip
+import io
+import lzma
+import re
+import tarfile
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from pathlib import Path
+from random import Random
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from wds_datapipes import ErrorBudget, ReadLimits, ShardList
+from wds_datapipes.codecs.gzip_fields import gunzip, to_gzip
+from wds_datapipes.errors import CorruptShard, DecodeError, ErrorBudgetExceeded, LimitExceeded
+from wds_datapipes.io import read_limits as limits_module
+from wds_datapipes.io.compression.decompress import decompressed
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS
+from wds_datapipes.tar.reader import read_members
+from wds_datapipes.tar.scanner import scan_shard
+from wds_datapipes.testing import build_shard
+
+END = bytes(1024)
+MIB = 1 << 20
+NONE = ReadLimits(**dict.fromkeys(field.name for field in dataclasses.fields(ReadLimits)))
+
+
+def header(name: str = "a.bin", size: int = 0, kind: bytes = b"0") -> bytes:
+    """One header, with any size: one from 8 GiB on is written in base 256."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.type = size, kind
+    return entry.tobuf(tarfile.GNU_FORMAT)[-512:]
+
+
+def with_data(kind: bytes, data: bytes, name: str = "././@LongLink") -> bytes:
+    return header(name, len(data), kind) + data + bytes(-len(data) % 512)
+
+
+#: PAX records that say nothing of how to read a member, and those that stand for all members behind them.
+PAX, GLOBAL_PAX = with_data(b"x", b"13 mtime=1.5\n"), with_data(b"g", b"15 comment=one\n")
+
+
+class Planned(NamedTuple):
+    """A member of an archive that a test makes."""
+
+    name: str
+    size: int
+    #: How many PAX headers stand before it.
+    before: int
+    is_file: bool
+
+    def written(self) -> bytes:
+        archive = PAX * self.before
+        if len(self.name) > 100:
+            archive += with_data(b"L", self.name.encode() + b"\0")
+        if not self.is_file:
+            return archive + header(self.name[:100], 0, b"5")
+        return archive + with_data(b"0", b"x" * self.size, self.name[:100])
+
+    @property
+    def headers(self) -> int:
+        return self.before + (len(self.name) > 100)
+
+
+def read(archive: bytes, given: ReadLimits = DEFAULT_LIMITS, **options: Any) -> tuple[list[str], str]:
+    """The names of what is read, and the limit that ended it, if one did."""
+    names: list[str] = []
+    try:
+        for _, name, _, _ in read_members(io.BytesIO(archive), url="x.tar", limits=given, **options):
+            names.append(name)
+    except LimitExceeded as error:
+        return names, limit_in(error)
+    return names, ""
+
+
+def limit_in(error: Exception) -> str:
+    """The limit that a message names, each time the same."""
+    found = re.search(r"and the limit is (\w+)=\S+\. .* pass limits=ReadLimits\((\w+)=\.\.\.\)", str(error))
+    assert found is not None, str(error)
+    assert found[1] == found[2]
+    return found[1]
+
+
+def scanned(path: Path, archive: bytes, given: ReadLimits) -> tuple[list[str], str]:
+    """What `read` tells, of what reads the headers alone."""
+    path.write_bytes(archive)
+    names: list[str] = []
+    try:
+        scan_shard(str(path), lambda name, *_: names.append(name), limits=given)
+    except LimitExceeded as error:
+        return names, limit_in(error)
+    return names, ""
+
+
+def expected(plan: list[Planned], given: ReadLimits) -> tuple[list[str], str]:
+    names: list[str] = []
+    for member in plan:
+        if given.headers is not None and member.headers > given.headers:
+            return names, "headers"
+        if given.name_bytes is not None and len(member.name) > given.name_bytes:
+            return names, "name_bytes"
+        if not member.is_file:
+            continue
+        if given.member_bytes is not None and member.size > given.member_bytes:
+            return names, "member_bytes"
+        names.append(member.name)
+    return names, ""
+
+
+MEMBERS = st.builds(
+    Planned,
+    name=st.integers(1, 150).map(lambda length: "n" * length),
+    size=st.sampled_from([0, 1, 511, 512, 513, 5000, 20_000]),
+    before=st.integers(0, 3),
+    is_file=st.booleans() | st.just(True),
+)
+LIMITS = st.builds(
+    ReadLimits,
+    member_bytes=st.none() | st.sampled_from([0, 1, 512, 5000, 19_999, 20_000, 100_000]),
+    name_bytes=st.none() | st.sampled_from([1, 50, 99, 100, 149]),
+    headers=st.none() | st.integers(0, 4),
+)
+
+
+@given(plan=st.lists(MEMBERS, max_size=40), given_limits=LIMITS)
+@example([Planned("a", 1, 0, True)] * 30 + [Planned("b", 20_000, 0, True)], ReadLimits(member_bytes=19_999))
+@example([Planned("a", 1, 3, True)] * 30, ReadLimits(headers=2))
+def test_reading_ends_at_the_first_that_is_beyond_a_limit(
+    tmp_path_factory: pytest.TempPathFactory, plan: list[Planned], given_limits: ReadLimits
+) -> None:
+    archive = b"".join(member.written() for member in plan) + END
+    assert read(archive, given_limits) == expected(plan, given_limits)
+    place = tmp_path_factory.getbasetemp() / "planned.tar"
+    assert scanned(place, archive, given_limits) == expected(plan, given_limits)
+
+
+class Guarded(io.RawIOBase):
+    """A stream that goes on for ever, of which only so many bytes may be read."""
+
+    def __init__(self, pieces: Iterator[bytes], most: int) -> None:
+        self._pieces, self._most, self._rest = pieces, most, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        self._rest = self._rest or next(self._pieces)
+        size = min(len(view), len(self._rest))
+        view[:size], self._rest = self._rest[:size], self._rest[size:]
+        self._most -= size
+        assert self._most >= 0, "it reads on and on"
+        return size
+
+
+def endless(*pieces: bytes, most: int) -> BinaryIO:
+    def each() -> Iterator[bytes]:
+        yield from pieces[:-1]
+        yield from repeat(pieces[-1])
+
+    return cast(BinaryIO, Guarded(each(), most))
+
+
+@pytest.mark.parametrize("size", [(8 << 30) + 1, 1 << 40, 1 << 62])
+def test_a_member_that_is_too_large_is_told_before_its_data_are_read(size: int) -> None:
+    stream = endless(header("a.bin", size), bytes(MIB), most=4 * MIB)
+    tracemalloc.start()
+    with pytest.raises(LimitExceeded) as caught:
+        list(read_members(stream, url="https://host/x.tar"))
+    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    tracemalloc.stop()
+    assert str(caught.value) == (
+        f"https://host/x.tar has the member 'a.bin' (header at byte 0) of {size} bytes, and the limit is "
+        f"member_bytes=8589934592. If this is as it should be, pass limits=ReadLimits(member_bytes=...) with more, or "
+        f"with None for no limit"
+    )
+
+
+def test_without_a_limit_what_memory_cannot_hold_is_damage() -> None:
+    with pytest.raises(CorruptShard, match="more than memory holds"):
+        read(header("a.bin", 1 << 80), NONE)
+
+
+def test_what_is_not_selected_may_be_large() -> None:
+    archive = with_data(b"0", b"x" * 5000, "a.big") + with_data(b"0", b"1", "a.cls") + END
+    given = ReadLimits(member_bytes=10)
+    assert read(archive, given) == ([], "member_bytes")
+    assert read(archive, given, select_files=lambda name: name == "a.cls") == (["a.cls"], "")
+
+
+def test_names_as_long_as_a_path_of_linux_are_read_by_default() -> None:
+    assert read(Planned("n" * 4096, 1, 0, True).written() + END) == (["n" * 4096], "")
+    assert read(Planned("n" * 4097, 1, 0, True).written() + END) == ([], "name_bytes")
+    record = f"path={'é' * 2049}\n"
+    size = len(record.encode()) + 5
+    assert read(with_data(b"x", f"{size} {record}".encode()) + with_data(b"0", b"1", "a") + END) == ([], "name_bytes")
+
+
+def test_the_name_of_the_header_and_its_prefix_count_together() -> None:
+    entry = tarfile.TarInfo(f"{'d' * 120}/{'n' * 60}")
+    archive = entry.tobuf(tarfile.USTAR_FORMAT) + END
+    assert read(archive, ReadLimits(name_bytes=181)) == ([entry.name], "")
+    assert read(archive, ReadLimits(name_bytes=180)) == ([], "name_bytes")
+
+
+# What is no file
+
+
+def folder(name: str = "d") -> bytes:
+    return header(name, 0, b"5")
+
+
+@given(gaps=st.lists(st.integers(0, 12), min_size=1, max_size=8), most=st.integers(0, 12))
+def test_the_gap_is_that_between_two_files(gaps: list[int], most: int) -> None:
+    archive = b"".join(with_data(b"0", b"x", "a") + folder() * gap for gap in gaps) + END
+    found, limit = read(archive, ReadLimits(gap_bytes=most * 512), end_marker="optional")
+    enough = next((number for number, gap in enumerate(gaps) if gap > most), None)
+    # The end marker is a gap as well, together with what is before it.
+    is_last = enough is None and gaps[-1] + 1 > most
+    assert (len(found), limit) == (
+        (len(gaps), "gap_bytes" if is_last else "") if enough is None else (enough + 1, "gap_bytes")
+    )
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [folder() * 100],
+        [header("link", 0, b"2") * 100],
+        [with_data(b"L", b"n" * 200) + folder()],
+        [GLOBAL_PAX + folder()],
+        [END, bytes(64 << 10)],
+        [header("unknown", 1 << 60, b"Z"), bytes(64 << 10)],
+    ],
+    ids=["folders", "links", "long names of folders", "headers for all", "zeros", "data of an unknown kind"],
+)
+@pytest.mark.parametrize("ignore_zeros", [False, True])
+def test_what_never_comes_to_a_file_ends(pieces: list[bytes], ignore_zeros: bool) -> None:
+    stream = endless(with_data(b"0", b"1", "a"), *pieces, most=3 * MIB)
+    limits = ReadLimits(gap_bytes=MIB, tail_bytes=None)
+    members = read_members(stream, url="x.tar", ignore_zeros=ignore_zeros, limits=limits)
+    assert next(members)[1] == "a"
+    with pytest.raises(
+        LimitExceeded, match=r"x\.tar has no file from byte 1024 to byte \d+, and the limit is gap_bytes"
+    ):
+        next(members)
+
+
+@pytest.mark.parametrize("piece", [PAX, GLOBAL_PAX, with_data(b"L", b"n" * 90), with_data(b"K", b"n" * 90)])
+def test_headers_that_never_come_to_a_member_end(piece: bytes) -> None:
+    with pytest.raises(LimitExceeded, match="has 257 headers for one member, of which the last is at byte 262144, and"):
+        list(read_members(endless(piece, most=3 * MIB), url="x.tar"))
+
+
+# Compressed shards
+
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": to_gzip,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+}
+
+
+def shard_of(*members: bytes) -> bytes:
+    return b"".join(with_data(b"0", data, f"{number}.bin") for number, data in enumerate(members)) + END
+
+
+def read_compressed(data: bytes, given: ReadLimits = DEFAULT_LIMITS) -> tuple[int, str]:
+    """How many members are read, and the limit that ended it."""
+    count = 0
+    with decompressed(cast(BinaryIO, io.BytesIO(data)), url="x.tar", limits=given) as stream:
+        try:
+            for _ in read_members(stream, url="x.tar", limits=given):
+                count += 1
+        except LimitExceeded as error:
+            return count, limit_in(error)
+    return count, ""
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_a_bomb_is_told_where_it_has_expanded_too_far(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(limits_module, "EXPANSION_FROM_BYTES", MIB)
+    bomb = COMPRESSED[kind](shard_of(*[bytes(MIB // 2)] * 10))
+    most = 5 * MIB / len(bomb) / 2
+    count, limit = read_compressed(bomb, ReadLimits(expansion=most))
+    assert (limit, count < 10) == ("expansion", True)
+    assert read_compressed(bomb, ReadLimits(expansion=most * 2.5)) == (10, "")
+    assert read_compressed(bomb, ReadLimits(expansion=None)) == (10, "")
+
+
+def test_the_message_of_a_bomb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(limits_module, "EXPANSION_FROM_BYTES", MIB)
+    (tmp_path / "x.tar").write_bytes(to_gzip(shard_of(bytes(4 * MIB))))
+    pipe = ShardList(tmp_path / "x.tar").load_wds_shards(limits=ReadLimits(expansion=100))
+    with pytest.raises(
+        LimitExceeded, match=r"The gzip data of .*x\.tar \(after \d{7} uncompressed bytes\) expand 1\d+ ti"
+    ):
+        list(pipe)
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_small_bombs_and_large_noise_are_none(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    assert read_compressed(COMPRESSED[kind](shard_of(bytes(4 * MIB)))) == (1, "")
+    monkeypatch.setattr(limits_module, "EXPANSION_FROM_BYTES", 0)
+    noise = Random(0).randbytes(MIB // 4)
+    assert read_compressed(COMPRESSED[kind](shard_of(noise)), ReadLimits(expansion=1.5)) == (1, "")
+
+
+def test_zstd_expands_in_bounded_steps() -> None:
+    bomb = COMPRESSED["zstd"](shard_of(bytes(256 * MIB)))
+    tracemalloc.start()
+    with decompressed(cast(BinaryIO, io.BytesIO(bomb)), url="x.tar") as stream:
+        assert stream.read(512) == header("0.bin", 256 * MIB)
+    assert tracemalloc.get_traced_memory()[1] < 200 * MIB
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [b"\x50\x2a\x4d\x18" + (MIB - 8).to_bytes(4, "little") + bytes(MIB - 8), bytes(MIB)],
+    ids=["frames to be skipped", "zeros behind the end"],
+)
+def test_compressed_data_that_come_to_nothing_end(nothing: bytes) -> None:
+    begin = COMPRESSED["zstd"](shard_of(b"1"))
+    given = ReadLimits(gap_bytes=5 * MIB)
+    with decompressed(endless(begin, nothing, most=8 * MIB), url="x.tar", limits=given) as stream:
+        members = read_members(stream, url="x.tar", limits=given)
+        assert next(members)[1] == "0.bin"
+        with pytest.raises(
+            LimitExceeded, match=r"The zstd data of x\.tar \(after 2048 .* have 5\d{6} bytes of which nothing"
+        ):
+            next(members)
+
+
+# Compressed fields
+
+
+@given(
+    parts=st.lists(st.binary(max_size=300) | st.just(bytes(5000)), min_size=1, max_size=3), most=st.integers(0, 6000)
+)
+def test_a_field_expands_as_far_as_its_limit(parts: list[bytes], most: int) -> None:
+    data, packed = b"".join(parts), b"".join(map(to_gzip, parts)) + b"\0\0"
+    if len(data) <= most:
+        assert gunzip(packed, limits=ReadLimits(member_bytes=most)) == data
+    else:
+        with pytest.raises(LimitExceeded, match=rf"^{len(packed)} bytes of gzip data expand to \d+ bytes") as caught:
+            gunzip(packed, limits=ReadLimits(member_bytes=most))
+        assert limit_in(caught.value) == "member_bytes"
+
+
+@given(
+    data=st.binary(max_size=200),
+    cut=st.integers(0, 40),
+    change=st.none() | st.tuples(st.integers(0, 60), st.integers(1, 255)),
+)
+def test_with_a_limit_damage_is_damage_as_well(data: bytes, cut: int, change: tuple[int, int] | None) -> None:
+    packed = bytearray(to_gzip(data))
+    if change is not None:
+        packed[change[0] % len(packed)] ^= change[1]
+    damaged = bytes(packed[: len(packed) - cut]) or b"\x1f"
+    try:
+        found = gunzip(damaged, limits=ReadLimits(member_bytes=1000))
+    except (LimitExceeded, ValueError, OSError, EOFError, zlib.error):
+        return
+    assert found == gzip.decompress(damaged)
+
+
+def test_a_field_that_is_a_bomb_takes_no_more_memory_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = to_gzip(bytes(64 * MIB))
+    tracemalloc.start()
+    with pytest.raises(LimitExceeded):
+        gunzip(bomb, limits=ReadLimits(member_bytes=2 * MIB))
+    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    tracemalloc.stop()
+    monkeypatch.setattr(limits_module, "EXPANSION_FROM_BYTES", MIB)
+    with pytest.raises(LimitExceeded, match=r"expand to \d+ bytes or more, and the limit is expansion=100\. "):
+        gunzip(bomb, limits=ReadLimits(expansion=100))
+
+
+def packed_arrays(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("field", "data", "what"),
+    [
+        ("json.gz", to_gzip(b" " * 100_000 + b"1"), "gzip"),
+        ("json.gz.gz", to_gzip(to_gzip(b" " * 100_000 + b"1")), "gzip"),
+        ("npz", packed_arrays(a=np.zeros(100_000, np.uint8)), "npz"),
+        ("npz.gz", to_gzip(packed_arrays(a=np.zeros(100_000, np.uint8))), "npz"),
+    ],
+)
+def test_decoding_is_bounded(field: str, data: bytes, what: str) -> None:
+    samples = IterableWrapper([{"__key__": "a", "__url__": "x.tar", field: data}])
+    given = ReadLimits(member_bytes=90_000)
+    with pytest.raises(
+        DecodeError, match=rf"field '{field}' .* decoded by .*: LimitExceeded: \d+ bytes of {what} data"
+    ) as caught:
+        list(samples.wds_decode(limits=given))
+    assert limit_in(caught.value) == "member_bytes"
+    assert list(samples.wds_decode(limits=given, on_error="skip")) == []
+    assert len(list(samples.wds_decode())) == 1
+
+
+# The stage
+
+
+def test_shards_beyond_their_limits_are_passed_over_like_bad_ones(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.tar", tmp_path / "bad.tar"
+    build_shard(good, [{"__key__": "g", "txt": "1"}])
+    build_shard(bad, [{"__key__": "a", "txt": "1"}, {"__key__": "b", "txt": "1", "video": "x" * 2000}])
+    pipe = IterableWrapper([str(bad), str(good)])
+    given = ReadLimits(member_bytes=1000)
+    with pytest.raises(
+        LimitExceeded, match=r"bad\.tar has the member 'b\.video' \(header at byte 2048\) of 2000 bytes"
+    ):
+        list(pipe.load_wds_shards(limits=given))
+    samples = list(pipe.load_wds_shards(limits=given, on_error="skip").group_samples())
+    assert [sample["__key__"] for sample in samples] == ["a", "g"]  # b may lack a field, and is never handed on
+    with pytest.raises(ErrorBudgetExceeded, match="1 x LimitExceeded"):
+        list(pipe.load_wds_shards(limits=given, on_error=ErrorBudget(max_errors=0, warn=False)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("member_bytes", -1),
+        ("name_bytes", 1.5),
+        ("headers", "3"),
+        ("gap_bytes", -1),
+        ("expansion", 0.5),
+        ("expansion", "2"),
+    ],
+)
+def test_limits_that_make_no_sense(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is a (whole )?number from \d, or None, not "):
+        ReadLimits(**{name: value})
+    with pytest.raises(TypeError, match="limits are ReadLimits, such as"):
+        IterableWrapper(["x.tar"]).load_wds_shards(limits=value)

@@ -1,0 +1,323 @@
+"""Shards on an SFTP server: resumed, read on when connections break anywhere, and who is trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import json
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import paramiko  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from paramiko.sftp import CMD_DATA  # type: ignore[import-untyped]  # the same
+from sftp_server import PASSWORD, USER, SftpServer
+from wires import Cut, Wire, wire
+
+from wds_datapipes import ShardList
+from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError, ShardNotOpened
+from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.io.remote.sftp import _ChannelFile, _file_system
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
+from wds_datapipes.testing import build_shard
+
+SAMPLES: list[dict[str, Any]] = [
+    {"__key__": f"{number}", "bin": random.Random(number).randbytes(9_000 * number + 100), "cls": f"{number}"}
+    for number in range(9)
+]
+WANT = [(sample["__key__"], sample["bin"]) for sample in SAMPLES]
+URL = "sftp://127.0.0.1/a.tar"
+
+
+@pytest.fixture(autouse=True)
+def no_connection_left(sftp_server: SftpServer) -> Iterator[None]:
+    """Forget file systems, whose connections stay for the next shard: as if this was the first one."""
+    forget()
+    threads = {*threading.enumerate()}
+    yield
+    forget()
+    # The timers are paramiko's, which ends none where a handshake breaks; each ends by itself after some seconds.
+    mine = {sftp_server.reader, *(thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))}
+    left = {*threading.enumerate()} - threads - mine
+    for thread in left:
+        thread.join(5)
+    assert [thread for thread in left if thread.is_alive()] == []
+
+
+def forget() -> None:
+    _file_system().clear_instance_cache()
+    gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Keep a record of the pauses, and make none."""
+    found: list[float] = []
+    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: found.append(pause_s))
+    return found
+
+
+@pytest.fixture
+def server(sftp_server: SftpServer) -> SftpServer:
+    """Serve a.tar as it should be."""
+    if not sftp_server.is_running:
+        sftp_server.start()
+    build_shard(sftp_server.files / "a.tar", SAMPLES)
+    return sftp_server
+
+
+@pytest.fixture
+def line(server: SftpServer) -> Iterator[Wire]:
+    with wire(server.port) as made:
+        yield made
+
+
+def read(options: dict[str, Any], **others: Any) -> list[tuple[str, bytes]]:
+    samples = ShardList(URL).load_wds_shards(storage_options=options, **others).group_samples()
+    return [(sample["__key__"], sample["bin"]) for sample in samples]
+
+
+def pipeline(options: dict[str, Any], **others: Any) -> Any:
+    pipe = ShardList(URL).load_wds_shards(storage_options=options, **others).group_samples().shuffle_samples(3)
+    pipe.set_seed(5)
+    return pipe
+
+
+def keys(items: Any) -> list[str]:
+    return [item["__key__"] for item in items]
+
+
+def state_at(pipe: Any, cut: int) -> Any:
+    items = iter(pipe)
+    for _ in range(cut):
+        next(items)
+    state = json.loads(json.dumps(save_state(pipe)))
+    items.close()
+    return state
+
+
+def test_a_shard_is_read_whole_and_listed(server: SftpServer) -> None:
+    assert read(server.options()) == WANT
+    url = f"sftp://{USER}:{PASSWORD}@127.0.0.1:{server.port}/a.tar"
+    found = ShardList(url).load_wds_shards().group_samples()
+    assert keys(found) == [key for key, _ in WANT]
+    listed = ShardList("sftp://127.0.0.1/*.tar", storage_options=server.options())
+    assert [url.rpartition("/")[2] for url in listed] == ["a.tar"]
+
+
+@pytest.mark.parametrize("cut", [1, 4, 7])
+def test_the_rest_of_a_pass_is_read_by_seeking(server: SftpServer, line: Wire, cut: int) -> None:
+    options = server.options(line.port)
+    whole = keys(pipeline(options))
+    state = state_at(pipeline(options), cut)
+    load_state(resumed := pipeline(options), state)
+    forget()
+    before = len(line.sent)  # connections: what those still have on their way does not count
+    assert keys(resumed) == whole[cut:]
+    size = (server.files / "a.tar").stat().st_size
+    waiting = sum((size if end < 0 else end) - start for _, start, end in state[1]["waiting"])
+    # Some thousand bytes are those of the connection itself.
+    assert sum(line.sent[before:]) < waiting + size - int(state[0]["next"][1]) + 60_000
+
+
+def test_a_resumed_pass_reads_on_where_the_connection_breaks(server: SftpServer, line: Wire) -> None:
+    options = server.options(line.port)
+    whole = keys(pipeline(options))
+    state = state_at(pipeline(options), 2)
+    for at, how in ((1_000, "reset"), (90_000, "close"), (150_000, "stall")):
+        forget()
+        line.cuts[:] = [Cut(at, how)]
+        load_state(resumed := pipeline(options, timeout_s=0.5), state)
+        assert keys(resumed) == whole[2:]
+        assert not line.cuts
+
+
+#: Where a connection breaks, among all that it would carry: in the handshake, in the answers to opening, in the body.
+PLACES = [0, 20, 500, 1_800, 2_200, 2_600, 3_000, 10_000, 250_000]
+
+
+def test_a_connection_that_breaks_anywhere_changes_nothing(server: SftpServer, line: Wire) -> None:
+    assert read(server.options(line.port)) == WANT
+    (whole,) = line.sent
+    places = [*PLACES, whole - 200, whole - 1]
+    for at, how in zip(places, itertools.cycle(["reset", "close"]), strict=False):
+        forget()
+        line.cuts[:] = [Cut(at, how)]
+        assert read(server.options(line.port)) == WANT
+        assert not line.cuts
+
+
+@pytest.mark.parametrize("at", [20, 2_200, 250_000])
+def test_a_server_that_stalls_is_left_and_asked_again(server: SftpServer, line: Wire, at: int) -> None:
+    line.cuts[:] = [Cut(at, "stall")]
+    assert read(server.options(line.port), timeout_s=0.5) == WANT
+    assert len(line.sent) > 1
+
+
+def test_breaking_again_and_again_is_an_error_with_the_place(server: SftpServer, line: Wire) -> None:
+    line.cuts[:] = [Cut(100_000, "stall")] + [Cut(20, "close")] * 9
+    with pytest.raises(
+        ReadFailed, match=r"Reading sftp://127\.0\.0\.1/a\.tar failed after \d{5} bytes: .*It was tried 4 times"
+    ):
+        read(server.options(line.port), retries=3, timeout_s=0.5)
+    forget()
+    line.cuts[:] = [Cut(20, "close")] * 9
+    with pytest.raises(ShardNotOpened, match=r"sftp://127\.0\.0\.1/a\.tar cannot be opened: .*It was tried 4 times"):
+        read(server.options(line.port), retries=3)
+
+
+def test_a_server_that_is_ended_in_the_middle_is_waited_for(
+    server: SftpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            server.start()
+
+    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: wait(pause_s))
+    large = server.files / "large.bin"  # more than is asked for at a time
+    large.write_bytes(random.Random(1).randbytes(4_000_000))
+    with open_url("sftp://127.0.0.1/large.bin", storage_options=server.options()) as stream:
+        data = stream.read(10_000)
+        server.stop()
+        data += b"".join(iter(lambda: stream.read(100_000), b""))
+    assert data == large.read_bytes()
+    assert len(waited) == 3
+    # What stays of it is a connection that is broken, in a file system that fsspec keeps.
+    server.stop()
+    server.start()
+    assert read(server.options()) == WANT
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_shard_that_is_replaced_in_the_middle_is_no_splice(server: SftpServer, line: Wire, on_error: str) -> None:
+    options = server.options(line.port)
+    state = state_at(pipeline(options), 2)
+    forget()
+    line.cuts[:] = [Cut(100_000, "stall")]
+    members = iter(ShardList(URL).load_wds_shards(storage_options=options, on_error=on_error, timeout_s=0.5))
+    assert next(members)[1] == "0.bin"
+    other = server.files / "other"
+    build_shard(other, SAMPLES[::-1])
+    os.utime(other, (1, 1))
+    other.replace(server.files / "a.tar")
+    with pytest.raises(ChangedShard, match=r"a\.tar was replaced while it was read: after \d+ bytes"):
+        list(members)
+    load_state(resumed := pipeline(options, on_error=on_error), state)
+    with pytest.raises(ChangedShard, match=r"a\.tar"):
+        list(resumed)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_wrong_password_stops_whatever_the_policy_is(server: SftpServer, pauses: list[float], on_error: str) -> None:
+    with pytest.raises(ShardNotOpened, match=r"a\.tar cannot be opened: permission denied") as found:
+        read(server.options(password="wrong-and-secret"), on_error=on_error)
+    assert found.value.concerns_all
+    assert "secret" not in f"{found.value!r} {found.value.args} {vars(found.value)}"
+    assert pauses == []
+    with pytest.raises(ShardNotOpened, match="there is no such file"):
+        list(ShardList("sftp://127.0.0.1/b.tar").load_wds_shards(storage_options=server.options()))
+
+
+def test_only_servers_whose_keys_are_known_are_trusted_if_a_file_has_them(
+    server: SftpServer, pauses: list[float], tmp_path: Path
+) -> None:
+    keys = server.files.parent / "cache" / "serve-sftp"
+    place = f"[127.0.0.1]:{server.port}"
+    for kind in ("rsa", "ed25519"):
+        public = " ".join((keys / f"id_{kind}.pub").read_text().split()[:2])
+        (tmp_path / kind).write_text(f"{place} {public}\n")
+        assert read(server.options(known_hosts=str(tmp_path / kind))) == WANT
+    (tmp_path / "elsewhere").write_text(f"elsewhere.example {public}\n")
+    other = paramiko.ECDSAKey.generate()
+    (tmp_path / "other key").write_text(f"{place} {other.get_name()} {other.get_base64()}\n")
+    for name in ("elsewhere", "other key"):
+        with pytest.raises(ShardNotOpened, match="it is not the server whose key is known") as found:
+            read(server.options(known_hosts=str(tmp_path / name)), on_error="skip")
+        assert found.value.concerns_all
+    with pytest.raises(ShardNotOpened, match=r"storage_options\['known_hosts'\] has to be a file with keys"):
+        read(server.options(known_hosts=str(tmp_path / "none")))
+    assert pauses == []
+
+
+def test_two_shards_are_read_at_a_time_by_two_threads(server: SftpServer) -> None:
+    """paramiko's channels mix up answers if two threads wait for some."""
+    streams = [open_url(URL, storage_options=server.options()) for _ in range(2)]
+    found: list[bytes] = []
+
+    def drain(stream: Any) -> None:
+        found.append(b"".join(iter(lambda: stream.read(4096), b"")))
+
+    with contextlib.ExitStack() as opened:
+        threads = [threading.Thread(target=drain, args=[opened.enter_context(stream)]) for stream in streams]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert found == [(server.files / "a.tar").read_bytes()] * 2
+
+
+class AnyOrder:
+    """Answers requests in any order, and with a part of what was asked for, as a server may."""
+
+    def __init__(self, data: bytes, seed: int) -> None:
+        self._data, self._drawn = data, random.Random(seed)
+        self._waiting: list[tuple[int, int, int]] = []
+        self._count = 0
+        self.file: Any = None
+
+    def _async_request(self, file: Any, _kind: int, _handle: bytes, place: int, length: int) -> int:
+        self.file = file
+        self._count += 1
+        self._waiting.append((self._count, int(place), length))
+        return self._count
+
+    def _read_response(self) -> None:
+        number, place, length = self._waiting.pop(self._drawn.randrange(len(self._waiting)))
+        answer = paramiko.Message()
+        answer.add_string(self._data[place : place + self._drawn.randint(1, length)])
+        answer.rewind()
+        self.file._async_response(CMD_DATA, answer, number)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_answers_may_come_in_any_order_and_be_short(seed: int) -> None:
+    data = random.Random(seed).randbytes(500_000)
+    start, end = sorted(random.Random(seed).sample(range(len(data)), 2))
+    channel = AnyOrder(data, seed)
+    file = _ChannelFile(SimpleNamespace(handle=b""), channel, None, lambda: None, start, end)
+    assert b"".join(iter(lambda: file.read(10_000), b"")) == data[start:end]
+
+
+def test_a_copy_is_made(server: SftpServer, line: Wire, tmp_path: Path) -> None:
+    line.cuts[:] = [Cut(20, "reset"), Cut(100_000, "reset")]
+    pipe = ShardList(URL).cache_wds_shards(tmp_path).load_wds_shards(storage_options=server.options(line.port))
+    assert keys(pipe.group_samples()) == [key for key, _ in WANT]
+    server.stop()
+    assert keys(pipe.group_samples()) == [key for key, _ in WANT]
+    server.start()
+
+
+def test_nothing_is_left_of_streams_that_broke(server: SftpServer, line: Wire) -> None:
+    assert read(server.options(line.port)) == WANT
+    forget()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        line.cuts[:] = [Cut(100_000, "reset"), *[Cut(20, "close")] * 3]
+        with contextlib.suppress(ShardError):
+            read(server.options(line.port), retries=2)
+    forget()
+    for _ in range(200):  # the other end of the line may take a moment
+        if len(os.listdir("/proc/self/fd")) <= before:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("there are more open files than before")

@@ -1,0 +1,301 @@
+"""Stores that are slow: who is slow is told, and who gives next to nothing is left and asked again."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from fsspec.registry import _registry  # type: ignore[import-untyped]  # the same
+
+from wds_datapipes import ShardList
+from wds_datapipes.counters import LEDGER, Ledger
+from wds_datapipes.errors import ChangedShard, ReadFailed
+from wds_datapipes.io.openers import open_url
+from wds_datapipes.io.remote import throughput as pace
+from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, PATIENCE, UNGUARDED
+from wds_datapipes.io.remote.retry import Patience, passes
+from wds_datapipes.io.remote.throughput import Attempt, Pace, TooSlow
+from wds_datapipes.testing import build_shard
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Patience.__init__, "__defaults__", (lambda _: None,))
+
+
+@pytest.fixture
+def nobody_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The log of slow stores, as it is in a new process."""
+    monkeypatch.setattr(pace, "_told_at", -pace.QUIET_S)
+    LEDGER.clear()
+    yield
+    LEDGER.clear()
+
+
+class Drips(http.server.BaseHTTPRequestHandler):
+    """Gives some bytes of a file, and then one each time that a moment has passed."""
+
+    protocol_version = "HTTP/1.1"
+    body = b""
+    #: How many of the next answers drip, and behind how many bytes.
+    dripping, good = 0, 0
+    begins: list[int] = []  # noqa: RUF012  of the server, which is one in a test
+    stop = threading.Event()
+
+    def do_GET(self) -> None:
+        kind = type(self)
+        begin = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        kind.begins.append(begin)
+        body = kind.body[begin:]
+        self.send_response(206 if begin else 200)
+        if begin:
+            self.send_header("Content-Range", f"bytes {begin}-{len(kind.body) - 1}/{len(kind.body)}")
+        self.send_header("ETag", '"one"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            if kind.dripping:
+                kind.dripping -= 1
+                self.wfile.write(body[: kind.good])
+                body = body[kind.good :]
+                while body and not kind.stop.wait(0.02):
+                    self.wfile.write(body[:1])
+                    body = body[1:]
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def drips(tmp_path: Path) -> Iterator[str]:
+    build_shard(tmp_path / "a.tar", [{"__key__": str(n), "bin": bytes([n]) * 30_000} for n in range(3)])
+    Drips.body, Drips.begins, Drips.dripping = (tmp_path / "a.tar").read_bytes(), [], 0
+    Drips.stop.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Drips) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/a.tar"
+        Drips.stop.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_that_drips_is_left_and_another_connection_goes_on(drips: str) -> None:
+    # Each byte comes well within the time in which one has to.
+    Drips.dripping, Drips.good = 2, 20_000
+    samples = list(ShardList([drips]).load_wds_shards(timeout_s=1, read_ahead=0).group_samples())
+    assert [(sample["__key__"], sample["bin"][:1]) for sample in samples] == [(str(n), bytes([n])) for n in range(3)]
+    assert len(Drips.begins) == 3
+    assert 20_000 < Drips.begins[1] < 21_000
+    assert 40_000 < Drips.begins[2] < 42_000
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1 << 20])
+def test_a_server_that_only_drips_ends_in_an_error(drips: str, read_ahead: int) -> None:
+    Drips.dripping, Drips.good = 99, 1000
+    with pytest.raises(ReadFailed, match=r"a\.tar failed after \d+ bytes: TooSlow: only \d+ bytes came in .* 3 times"):
+        list(ShardList([drips]).load_wds_shards(timeout_s=0.8, retries=2, read_ahead=read_ahead))
+    assert len(Drips.begins) == 3
+
+
+# Pace, by a clock of its own --------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.usefixtures("nobody_told")
+def test_a_slow_store_is_told_once_for_a_shard_and_not_of_each(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    shards = [Pace(f"s3://bucket/{n}.tar", 60, clock) for n in range(3)]
+    with caplog.at_level(logging.WARNING, "wds_datapipes"):
+        for _ in range(40):
+            for shard in shards:
+                shard.note(50_000, 1.0)
+            clock.now += 1
+        assert caplog.messages == ["Reading s3://bucket/0.tar is slow: 500000 bytes came in 10 s"]
+        later = Pace("s3://bucket/9.tar", 60, clock)
+        clock.now += 60
+        later.note(100_000, 11.0)
+    assert caplog.messages[1:] == ["Reading s3://bucket/9.tar is slow: 100000 bytes came in 11 s"]
+
+
+@pytest.mark.usefixtures("nobody_told")
+def test_a_store_that_is_far_slower_than_before_is_slow(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "wds_datapipes"):
+        fast, clock = Pace("fast", 60), Clock()
+        for _ in range(100):
+            fast.note(100_000_000, 1.0)
+        Pace("half as fast", 60, clock).note(600_000_000, 12.0)
+        assert caplog.messages == []
+        Pace("a fiftieth", 60, clock).note(24_000_000, 12.0)
+    assert caplog.messages == ["Reading a fiftieth is slow: 24000000 bytes came in 12 s"]
+
+
+@pytest.mark.usefixtures("nobody_told")
+def test_time_in_which_nobody_reads_does_not_count() -> None:
+    steady = Pace("x", 60)
+    for _ in range(100_000):
+        steady.note(1 << 20, 0.0005)
+    for _ in range(20):
+        steady.note(10 << 10, 10.0)  # 1 KB/s: slow, and not next to nothing
+    steady.note(0, 100.0)  # the end may take its time
+    for _ in range(5):
+        steady.note(1, 10.0)
+    with pytest.raises(TooSlow):
+        steady.note(1, 10.0)
+    assert passes(TooSlow())
+
+
+def test_what_came_from_stores_is_counted(drips: str) -> None:
+    book = Ledger()
+
+    def count() -> None:
+        for _ in range(2000):
+            book.fetched(3, 0.5)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (book.fetched_bytes, book.fetching_s) == (24_000, 4000.0)
+    before = LEDGER.fetched_bytes
+    with open_url(drips) as stream:
+        assert stream.read() == Drips.body
+    assert LEDGER.fetched_bytes - before == len(Drips.body)
+
+
+def test_a_report_tells_who_waited_for_stores(drips: str) -> None:
+    from torchdata.dataloader2 import DataLoader2
+
+    from wds_datapipes import ShardReadingService
+
+    Drips.dripping, Drips.good = 1, 50_000
+    pipe = ShardList([drips, f"{drips}?b"]).sharding_filter().load_wds_shards(timeout_s=1).group_samples()
+    with DataLoader2(pipe, reading_service=ShardReadingService(num_workers=2)) as loader:
+        assert len(list(loader)) == 6
+        report = loader.reading_service.report()
+    size = len(Drips.body)
+    assert len(report.workers) == 2
+    assert all(size <= worker.fetched_bytes <= size + 2000 for worker in report.workers)
+    assert max(worker.fetching_s for worker in report.workers) >= 1
+    assert " came from stores, in " in str(report)
+
+
+# Stores that are read by blocks -----------------------------------------------------------------------------------
+
+
+class Blocks(fsspec.AbstractFileSystem):  # type: ignore[misc]  # it carries no types
+    """A library that has no time-outs, and asks for what it reads by name alone."""
+
+    protocol = "blocks"
+    body = bytes(range(256)) * (3 * BLOCK_BYTES // 256)
+    version = 1
+    #: Is called with the number of each block that is read.
+    on_block: Callable[[int], object]
+    closed = 0
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(self.body), "type": "file", "etag": str(type(self).version)}
+
+    def open(self, path: str, *_: Any, **__: Any) -> Any:
+        return BlocksFile(self.info(path))
+
+
+class BlocksFile:
+    def __init__(self, details: dict[str, Any]) -> None:
+        self.details, self._at = details, 0
+
+    def seek(self, at: int) -> None:
+        self._at = at
+
+    def read(self, size: int) -> bytes:
+        Blocks.on_block(self._at // BLOCK_BYTES)
+        data = Blocks.body[self._at : self._at + size]
+        self._at += len(data)
+        return data
+
+    def close(self) -> None:
+        Blocks.closed += 1
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Blocks]]:
+    fsspec.register_implementation("blocks", Blocks, clobber=True)
+    Blocks.version, Blocks.closed, Blocks.on_block = 1, 0, lambda _: None
+    yield Blocks
+    del _registry["blocks"]
+
+
+def test_a_library_without_time_outs_is_left_behind(blocks: type[Blocks]) -> None:
+    hangs, asked = threading.Event(), []
+
+    def hang_once(block: int) -> None:
+        asked.append(block)
+        if asked == [0, 1]:
+            hangs.wait(60)
+
+    blocks.on_block = hang_once
+    with open_url("blocks://a", timeout_s=0.1) as stream:
+        assert b"".join(iter(lambda: stream.read(1 << 20), b"")) == blocks.body
+    assert asked == [0, 1, 1, 2, 3]
+    assert blocks.closed == 1
+    hangs.set()  # the thread that was left closes what it has
+    for _ in range(1000):
+        if blocks.closed == 2:
+            break
+        time.sleep(0.005)
+    assert blocks.closed == 2
+
+
+def test_a_library_that_never_answers_is_an_error(blocks: type[Blocks]) -> None:
+    hangs = threading.Event()
+    blocks.on_block = lambda _: hangs.wait(60)
+    seconds = rf"{0.02 * PATIENCE:g} s"
+    with (
+        pytest.raises(ReadFailed, match=rf"blocks://a failed after 0 bytes: TooSlow: .* within {seconds}.* 3 times"),
+        open_url("blocks://a", timeout_s=0.02, retries=2) as stream,
+    ):
+        stream.read(1)
+    hangs.set()
+
+
+def test_blocks_are_all_of_one_version(blocks: type[Blocks], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wds_datapipes.io.remote.fsspec_file.UNGUARDED", UNGUARDED | {"blocks"})
+
+    def replace(block: int) -> None:
+        blocks.version = 1 if block < 2 else 2
+
+    blocks.on_block = replace
+    with open_url("blocks://a") as stream:
+        received = [stream.read(1 << 20) for _ in range(2 * BLOCK_BYTES >> 20)]
+        assert b"".join(received) == blocks.body[: 2 * BLOCK_BYTES]
+        with pytest.raises(ChangedShard, match="blocks://a was replaced while it was read"):
+            stream.read(1)
+    assert {"gs", "az", "abfs", "hf"} <= UNGUARDED
+
+
+def test_an_attempt_that_is_abandoned_is_waited_for_no_longer() -> None:
+    hangs = threading.Event()
+    attempt = Attempt(lambda: hangs.wait(60))
+    threading.Timer(0.05, attempt.abandon).start()
+    with pytest.raises(TooSlow):
+        attempt.result(60)
+    hangs.set()
+    with pytest.raises(ValueError, match="its own"):
+        Attempt(lambda: int("its own")).result(60)

@@ -1,0 +1,401 @@
+"""``safe=True`` and ``allow_commands``: what is opened of URLs that somebody else has given."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from fsspec.registry import known_implementations  # type: ignore[import-untyped]  # the same
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from wds_datapipes import (
+    DatasetSpec,
+    DirectoryShards,
+    ErrorBudget,
+    Manifest,
+    ShardList,
+    build_indexes,
+    read_energon_dataset,
+    read_manifest,
+    read_wids_index,
+    register_opener,
+    write_manifest,
+)
+from wds_datapipes.errors import CorruptSidecar, RefusedURL, ShardNotOpened
+from wds_datapipes.io import urls as schemes_module
+from wds_datapipes.io.openers import open_parts, open_url
+from wds_datapipes.io.remote.range_reader import FileFacts
+from wds_datapipes.io.url_safety import NETWORK_SCHEMES, refuse_unsafe
+from wds_datapipes.shard_cache import download as filling
+from wds_datapipes.shards.patterns import expand_urls
+from wds_datapipes.testing import build_shard
+
+FOLDER = "memory://test-safe-urls"
+
+
+@pytest.fixture
+def touched(tmp_path: Path) -> Iterator[Callable[[], bool]]:
+    """A file that a command makes: `COMMAND` in the texts of these tests."""
+    place = tmp_path / "touched"
+    yield place.exists
+    assert not place.exists(), "a command was run"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A web server that sends a shard, lists two names with one that leads to a file, and sends away to a file."""
+    shard = Path(build_shard(tmp_path / "served.tar", [{"__key__": "a", "txt": "1"}])).read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/away.tar":
+                self.send_response(302)
+                self.send_header("Location", f"file://{tmp_path}/served.tar")
+                self.end_headers()
+                return
+            pages = {"/a.tar": shard, "/b.tar": shard, **{path: body.encode() for path, body in PAGES.items()}}
+            body = pages.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{httpd.server_port}"
+        finally:
+            PAGES.clear()
+            httpd.shutdown()
+            thread.join()
+
+
+#: What the server sends beside its shards, by its paths.
+PAGES: dict[str, str] = {}
+
+
+def opened_zeros(url: str, /, **_options: object) -> BinaryIO:
+    raise AssertionError(f"{url} was opened")
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemes_module, "_registered", dict(schemes_module._registered))
+    register_opener("mine", opened_zeros)
+    register_opener("s3", opened_zeros)
+
+
+#: What ``safe`` refuses, and what the message says of it.
+REFUSED = {
+    "/etc/hostname": "a path of this host",
+    "a.tar": "a path of this host",
+    "../a.tar": "a path of this host",
+    "": "a path of this host",
+    " https://host/a.tar": "a path of this host",
+    "https:/host/a.tar": "a path of this host",
+    "run:a.tar": "a path of this host",
+    "C:/a.tar": "a path of this host",
+    "-": "standard input",
+    "pipe:touch COMMAND": "a command",
+    "PIPE:touch COMMAND": "a command",
+    "pipe://touch COMMAND": "a command",
+    "file:/etc/hostname": "of the scheme 'file'",
+    "FILE:///etc/hostname": "of the scheme 'file'",
+    "file://elsewhere/etc/hostname": "of the scheme 'file'",
+    "local:///etc/hostname": "of the scheme 'local'",
+    "memory://a.tar": "of the scheme 'memory'",
+    "data://text/plain,a": "of the scheme 'data'",
+    "zip://a.tar": "of the scheme 'zip'",
+    "reference://a.tar": "of the scheme 'reference'",
+    "github://owner:repository@main/a.tar": "of the scheme 'github'",
+    "nowhere://a.tar": "of the scheme 'nowhere'",
+    "simplecache::https://host/a.tar": "a path of this host",
+    "https://host/a.tar::file:///etc/hostname": "a chain of file systems",
+    "https://[::file:///etc/hostname]/": "a chain of file systems",
+    "mine:a.tar": "of the scheme 'mine'",
+    "mine://a.tar": "of the scheme 'mine'",
+    "s3://bucket/a.tar": "of the scheme 's3', for which an opener was registered",
+}
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("url", REFUSED)
+def test_what_is_refused_wherever_it_comes_from(url: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
+    told = f"was refused: it is {REFUSED[url]}"
+    url = url.replace("COMMAND", str(tmp_path / "touched"))
+    ways: list[Callable[[], object]] = [
+        lambda: refuse_unsafe(url),
+        lambda: open_url(url, safe=True),
+        lambda: open_parts(url, safe=True),
+        lambda: list(IterableWrapper([url]).load_wds_shards(safe=True)),
+        lambda: list(IterableWrapper([url]).load_wds_shards(safe=True, on_error="skip")),
+        lambda: list(IterableWrapper([url]).load_wds_shards(safe=True, on_error=ErrorBudget(max_errors=9))),
+        lambda: list(IterableWrapper([url]).cache_wds_shards(tmp_path / "copies").load_wds_shards(safe=True)),
+    ]
+    for way in ways:
+        with pytest.raises(RefusedURL, match=f"{re.escape(told)}\\W"):
+            way()
+    copies = tmp_path / "copies"
+    assert not copies.exists() or not [place for place in copies.iterdir() if place.stat().st_size]
+    assert not touched()
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("url", [url for url in REFUSED if url])
+def test_what_is_refused_in_lists_of_shards(url: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
+    url = url.replace("COMMAND", str(tmp_path / "touched"))
+    ways: list[Callable[[], object]] = [
+        lambda: ShardList(url, safe=True),
+        lambda: ShardList([url], safe=True),
+        lambda: ShardList(["https://host/a.tar", url], safe=True),
+        lambda: ShardList("https://host/a.tar", rewrite=[("https://.*", url.replace("\\", ""))], safe=True),
+        lambda: DatasetSpec({"datasets": [{"shards": url}]}, safe=True),
+    ]
+    for way in ways:
+        with pytest.raises(RefusedURL, match="was refused"):
+            way()
+    assert not touched()
+
+
+@given(
+    scheme=st.sampled_from(sorted({*known_implementations, *map(str.upper, known_implementations), "pipe", "-", "x"})),
+    rest=st.text(max_size=20),
+)
+def test_only_the_schemes_of_networks_pass(scheme: str, rest: str) -> None:
+    url = f"{scheme}://{rest}"
+    if scheme.lower() in NETWORK_SCHEMES and "::" not in url:
+        refuse_unsafe(url)
+    else:
+        with pytest.raises(RefusedURL):
+            refuse_unsafe(url)
+
+
+@given(st.text(max_size=30))
+def test_a_text_without_the_mark_of_a_network_is_refused(text: str) -> None:
+    if not re.match(rf"(?i)({'|'.join(NETWORK_SCHEMES)})://", text):
+        with pytest.raises(RefusedURL):
+            refuse_unsafe(text)
+
+
+def test_schemes_of_networks_do_not_read_this_host() -> None:
+    """fsspec's own classes for them: none of these is one of those that wrap another, or the host's files."""
+    for scheme in NETWORK_SCHEMES & known_implementations.keys():
+        name = known_implementations[scheme]["class"]
+        assert not re.search(r"\.implementations\.(?!http|sftp|ftp)", name), name
+
+
+# Variables, rules, globs
+
+
+@pytest.mark.parametrize("pattern", ["https://host/${NAME}.tar", "${NAME}", "https://host/{a,${NAME}}.tar"])
+def test_variables_of_the_environment_are_not_put_in(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_NAME", "https://host/secret.tar")
+    with pytest.raises(RefusedURL, match=r"no variable of the environment is put in, as \$\{NAME\} would be"):
+        ShardList(pattern, safe=True)
+    with pytest.raises(RefusedURL):
+        DatasetSpec({"datasets": [{"shards": pattern}]}, safe=True)
+
+
+def test_what_is_refused_is_not_looked_for(tmp_path: Path) -> None:
+    """Whether a file is there would be told by the kind of error."""
+    (tmp_path / "there.tar").touch()
+    for name in ("there.tar", "absent.tar", "*.tar", "none-*.tar", "", "absent/"):
+        with pytest.raises(RefusedURL):
+            ShardList(f"{tmp_path}/{name}", safe=True)
+    with pytest.raises(RefusedURL):
+        ShardList(tmp_path, safe=True)
+    with pytest.raises(RefusedURL):
+        next(iter(DirectoryShards(tmp_path, timeout_s=0).load_wds_shards(safe=True)))
+
+
+def test_what_a_rule_makes_of_a_url_counts() -> None:
+    rules = [("mirror:", "https://mirror/"), ("https://host/", "/data/"), ("https://pipe/", "pipe:cat ")]
+    assert list(ShardList("mirror:{a,b}.tar", rewrite=rules, safe=True)) == [
+        "https://mirror/a.tar",
+        "https://mirror/b.tar",
+    ]
+    for url in ("https://host/a.tar", "https://pipe/a.tar; touch x"):
+        with pytest.raises(RefusedURL):
+            ShardList(url, rewrite=rules, safe=True)
+
+
+def test_what_a_listing_tells_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "wds_datapipes.shards.patterns.listed", lambda _url, _options: ["https://host/a.tar", "/etc/hostname"]
+    )
+    with pytest.raises(RefusedURL, match="'/etc/hostname' was refused"):
+        ShardList("https://host/*.tar", safe=True)
+
+
+def test_what_passes_is_read(server: str, tmp_path: Path) -> None:
+    pipe = ShardList(f"{server}/{{a,a}}.tar", safe=True)
+    assert [sample["txt"] for sample in pipe.load_wds_shards(safe=True).group_samples()] == [b"1", b"1"]
+    copied = pipe.cache_wds_shards(tmp_path / "copies").load_wds_shards(safe=True)
+    assert len(list(copied)) == 2
+
+
+def test_the_next_shard_is_not_fetched_before_it_was_looked_at(
+    server: str, tmp_path: Path, touched: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies are fetched while the shard before them is read."""
+    asked: list[str] = []
+
+    def asked_for(url: str, **_: object) -> FileFacts:
+        asked.append(url)
+        return FileFacts()
+
+    monkeypatch.setattr(filling, "file_facts", asked_for)
+    command, path = f"pipe:touch {tmp_path}/touched", str(tmp_path / "served.tar")
+    source = IterableWrapper([f"{server}/a.tar", command, path, f"{server}/b.tar"])
+    members = iter(source.cache_wds_shards(tmp_path / "copies", prefetch=3).load_wds_shards(safe=True))
+    assert next(members).name == "a.txt"
+    while f"{server}/b.tar" not in asked:  # the last one of those that are fetched meanwhile
+        time.sleep(0.01)
+    with pytest.raises(RefusedURL, match="it is a command"):
+        next(members)
+    assert asked == [f"{server}/a.tar", f"{server}/b.tar"]
+    assert not touched()
+
+
+def test_a_server_cannot_send_to_a_file_of_this_host(server: str) -> None:
+    with pytest.raises(ShardNotOpened):
+        list(ShardList(f"{server}/away.tar", safe=True).load_wds_shards(safe=True, retries=0))
+
+
+def test_a_refusal_hides_credentials_and_is_short() -> None:
+    with pytest.raises(RefusedURL) as caught:
+        refuse_unsafe(f"nowhere://me:secret@host/{'x' * 5000}?token=secret")
+    assert "secret" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+# Files that came over a network
+
+
+def manifest_of(tmp_path: Path, place: str, *urls: str) -> str:
+    """A manifest at ``place`` that names these shards."""
+    shard = build_shard(tmp_path / "x.tar", [{"__key__": "a", "txt": "1"}])
+    (entry,) = build_indexes(shard)
+    write_manifest(Manifest([entry._replace(url=url) for url in urls]), place)
+    return place
+
+
+COMMANDS = ["pipe:touch COMMAND", "PIPE:touch COMMAND", "-"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_in_a_manifest_from_a_network(command: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
+    remote = manifest_of(tmp_path, f"{FOLDER}/manifest.json", f"{FOLDER}/a.tar", command)
+    with pytest.raises(
+        RefusedURL, match=r"stands in memory://test-safe-urls/manifest\.json, which is no file of this host"
+    ):
+        read_manifest(remote)
+    assert read_manifest(remote, allow_commands=True).urls == [f"{FOLDER}/a.tar", command]
+    with pytest.raises(RefusedURL, match="With safe=True"):
+        read_manifest(remote, allow_commands=True, safe=True)
+    local = manifest_of(tmp_path, str(tmp_path / "manifest.json"), "/a.tar", command)
+    assert read_manifest(local).urls == ["/a.tar", command]
+    with pytest.raises(RefusedURL, match=r"manifest\.json' was refused: it is a path of this host"):
+        read_manifest(local, safe=True)
+    assert not touched()
+
+
+def test_a_manifest_for_a_service_names_files_on_a_network_alone(server: str, tmp_path: Path) -> None:
+    def text(*urls: str) -> str:
+        place = manifest_of(tmp_path, str(tmp_path / "manifest.json"), "https://host/a.tar", *urls)
+        return Path(place).read_text()
+
+    PAGES["/manifest.json"] = text()
+    assert read_manifest(f"{server}/manifest.json", safe=True).urls == ["https://host/a.tar"]
+    for url in ("/etc/hostname", "file:///etc/hostname", "memory://a.tar"):
+        PAGES["/manifest.json"] = text(url)
+        with pytest.raises(RefusedURL, match=f"'{url}' was refused"):
+            read_manifest(f"{server}/manifest.json", safe=True)
+    PAGES["/manifest.json"] = "{}"
+    with pytest.raises(CorruptSidecar):
+        read_manifest(f"{server}/manifest.json", safe=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_in_an_index_of_wids_from_a_network(command: str, tmp_path: Path, touched: Callable[[], bool]) -> None:
+    command = command.replace("COMMAND", str(tmp_path / "touched"))
+    shards = [{"url": command, "nsamples": 1}]
+    for facts in ({"wids_version": 1, "shardlist": shards}, {"wids_version": 1, "datasets": [{"source_url": command}]}):
+        with fsspec.open(f"{FOLDER}/index.json", "w") as file:
+            file.write(json.dumps(facts))
+        with pytest.raises(RefusedURL, match=r"index\.json, which is no file of this host"):
+            read_wids_index(f"{FOLDER}/index.json")
+    assert not touched()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_in_a_dataset_of_energon_from_a_network(command: str) -> None:
+    facts = {".info.json": {"shard_counts": {command: 1}}, "split.yaml": {"split_parts": {"train": [command]}}}
+    for name, content in facts.items():
+        with fsspec.open(f"{FOLDER}/.nv-meta/{name}", "w") as file:
+            file.write(json.dumps(content))
+    with pytest.raises(RefusedURL, match=r"\.nv-meta/split\.yaml, which is no file of this host"):
+        read_energon_dataset(FOLDER)
+
+
+def spec_of(place: str, shards: Any, **more: Any) -> str:
+    with fsspec.open(place, "w") as file:
+        file.write(json.dumps({**more, "datasets": [{"shards": shards}]}))
+    return place
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"shards": "pipe:touch COMMAND"},
+        {"shards": ["a.tar", "-"]},
+        {"shards": "{pipe,file}:touch"},
+        {"shards": "touch COMMAND", "prefix": "pipe:"},
+        {"shards": "${RUN}"},
+        {"shards": "rewritten://x; touch COMMAND"},
+    ],
+    ids=["a command", "standard input", "braces", "the prefix", "a variable", "a rule"],
+)
+def test_commands_in_a_specification_from_a_network(
+    facts: dict[str, Any], tmp_path: Path, touched: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WDS_RUN", f"pipe:touch {tmp_path}/touched")
+    monkeypatch.setenv("WDS_REWRITE", "rewritten://=pipe:cat ")
+    facts = json.loads(json.dumps(facts).replace("COMMAND", str(tmp_path / "touched")))
+    with pytest.raises(RefusedURL, match=r"stands in memory://.*spec\.json, which is no file of this host"):
+        DatasetSpec(spec_of(f"{FOLDER}/spec.json", **facts))
+    assert len(DatasetSpec(f"{FOLDER}/spec.json", allow_commands=True)) >= 1
+    assert len(DatasetSpec(spec_of(str(tmp_path / "spec.json"), **facts))) >= 1
+    assert len(DatasetSpec({"prefix": facts.get("prefix", ""), "datasets": [{"shards": facts["shards"]}]})) >= 1
+    assert not touched()
+
+
+def test_a_specification_is_read_from_a_network(server: str) -> None:
+    PAGES["/train.yaml?version=2"] = "datasets:\n- shards: 'https://host/{a,b}.tar'\n"
+    urls = ["https://host/a.tar", "https://host/b.tar"]
+    assert list(DatasetSpec(f"{server}/train.yaml?version=2", safe=True)) == urls
+    assert list(DatasetSpec(f"{server}/train.yaml?version=2")) == urls
+    for place in ("/etc/hostname.yaml", "file:///etc/x.yaml", "pipe:echo x.yaml", "memory://x.yaml"):
+        with pytest.raises(RefusedURL):
+            DatasetSpec(place, safe=True)
+
+
+def test_patterns_are_expanded_as_without_safe() -> None:
+    pattern = "https://host/{00..12}-{a,b}.tar"
+    assert expand_urls(pattern, variables={}, safe=True) == expand_urls(pattern, variables={})

@@ -1,0 +1,459 @@
+"""Shards that are written to a real S3 server: what it shows of them when writing breaks off at any request."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import http.client
+import http.server
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+
+from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, check_index, convert_shards, read_index
+from wds_datapipes.errors import ConversionFailed, ShardNotOpened, ShardNotWritten
+from wds_datapipes.io.sinks import remote_sink as remote
+from wds_datapipes.io.sinks import size_of
+from wds_datapipes.testing import build_shard
+
+#: The smallest part that S3 takes; a larger shard is uploaded in several.
+PART = 5 << 20
+
+#: Is called with what is asked for, right before and right after the store does it, and may refuse it before.
+Act = Callable[[str, str], "bool | None"]
+
+
+class Gate(http.server.ThreadingHTTPServer):
+    """Stands before the store, and acts when it is asked to change something."""
+
+    daemon_threads = True
+
+    def __init__(self, store: int) -> None:
+        super().__init__(("127.0.0.1", 0), Passage)
+        self.store = store
+        self.act: Act = lambda kind, moment: None
+        #: What the store was asked to change, and has done; and how it was asked, for anything.
+        self.done: list[str] = []
+        self.methods: list[str] = []
+
+    def asked(self, kind: str) -> bool:
+        """Whether the store may do it."""
+        return not (kind and self.act(kind, "before"))
+
+    def answered(self, kind: str) -> None:
+        if kind:
+            self.done.append(kind)
+            self.act(kind, "after")
+
+
+class Passage(http.server.BaseHTTPRequestHandler):
+    """Hands a request on to the store, and its answer back."""
+
+    protocol_version = "HTTP/1.1"
+
+    def hand_on(self) -> None:
+        gate = cast(Gate, self.server)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        gate.methods.append(self.command)
+        kind = change(self.command, self.path)
+        if not gate.asked(kind):
+            self.answer(403, [("Content-Type", "application/xml")], b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")}
+        self.close_connection = True
+        # The store may not want all of a part whose upload was aborted.
+        with (
+            contextlib.closing(http.client.HTTPConnection("127.0.0.1", gate.store)) as store,
+            suppress(ConnectionError),
+        ):
+            store.request(self.command, self.path, body, headers)
+            answer = store.getresponse()
+            content = answer.read()
+            gate.answered(kind)
+            self.close_connection = False
+            self.answer(answer.status, answer.getheaders(), content)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = hand_on
+
+    def answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        sized = self.command == "HEAD"  # which tells the size of what it does not send
+        with suppress(ConnectionError):  # of a process that was killed
+            self.send_response(status)
+            for name, value in headers:
+                if name.lower() not in ("transfer-encoding", "connection", "" if sized else "content-length"):
+                    self.send_header(name, value)
+            if not sized:
+                self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        """Tell nobody."""
+
+
+def change(method: str, path: str) -> str:
+    """Tell what a request changes, if it does."""
+    words = parse_qs(urlsplit(path).query, keep_blank_values=True).keys()
+    for verb, word, kind in (
+        ("POST", "uploads", "create"),
+        ("PUT", "partNumber", "part"),
+        ("POST", "uploadId", "complete"),
+        ("DELETE", "uploadId", "abort"),
+        ("PUT", "", "put"),
+    ):
+        if verb == method and (word in words or not word):
+            return kind
+    return ""
+
+
+@pytest.fixture(scope="module")
+def opened_gate(s3_store: Any) -> Iterator[Gate]:
+    with Gate(s3_store.port) as gate:
+        thread = threading.Thread(target=gate.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield gate
+        gate.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def gate(opened_gate: Gate) -> Gate:
+    opened_gate.act = lambda kind, moment: None
+    opened_gate.done.clear()
+    opened_gate.methods.clear()
+    return opened_gate
+
+
+@pytest.fixture
+def options(s3_store: Any, gate: Gate) -> dict[str, Any]:
+    """The storage options of the store behind the gate."""
+    found: dict[str, Any] = s3_store.options(gate.server_port)
+    return found
+
+
+@pytest.fixture
+def bucket(s3_store: Any) -> Iterator[Any]:
+    """The file system of the store without the gate, with nothing in the bucket and no upload begun."""
+    filesystem = fsspec.filesystem("s3", **s3_store.options(), skip_instance_cache=True, use_listings_cache=False)
+    assert uploads(filesystem) == []
+    yield filesystem
+    if uploads(filesystem):
+        filesystem.clear_multipart_uploads("bucket")
+    with suppress(FileNotFoundError):
+        filesystem.rm("bucket/w", recursive=True)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(remote, "PART_BYTES", PART)
+    monkeypatch.chdir(tmp_path)
+
+
+def uploads(bucket: Any) -> list[str]:
+    """The uploads that were begun, and neither finished nor aborted."""
+    with suppress(FileNotFoundError):  # this server's answer before the first one
+        return sorted(upload["Key"] for upload in bucket.list_multipart_uploads("bucket"))
+    return []
+
+
+def shards(bucket: Any) -> dict[str, bytes]:
+    """All that the store shows."""
+    found = bucket.find("bucket/w")
+    return {name.removeprefix("bucket/w/"): bucket.cat_file(name) for name in found}
+
+
+def samples(megabytes: float, prefix: str = "") -> list[dict[str, Any]]:
+    """Samples of one megabyte each."""
+    rng = Random(megabytes)
+    count = max(1, int(megabytes))
+    return [{"__key__": f"{prefix}{n}", "bin": rng.randbytes(int(megabytes * 1e6 / count))} for n in range(count)]
+
+
+def write(url: str, options: dict[str, Any], megabytes: float, error: type[BaseException] | None = None) -> None:
+    with TarWriter(url, storage_options=options) as shard:
+        for sample in samples(megabytes):
+            shard.write(sample)
+        if error is not None:
+            raise error
+
+
+def forked(function: Callable[[], object], begun: Callable[[int], object] = bool) -> int | None:
+    """Run a function in a process that leads a group of its own, and return how it has ended."""
+    process = multiprocessing.get_context("fork").Process(target=led, args=(function,))
+    process.start()
+    begun(process.pid or 0)
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code
+
+
+def led(function: Callable[[], object]) -> None:
+    os.setpgid(0, 0)
+    function()
+
+
+# One shard
+
+
+@pytest.mark.parametrize(("megabytes", "requests"), [(0.1, ["put"]), (12, ["create", *["part"] * 3, "complete"])])
+def test_a_shard_appears_when_its_upload_is_finished(
+    bucket: Any, gate: Gate, options: dict[str, Any], megabytes: float, requests: list[str]
+) -> None:
+    seen = []
+    gate.act = lambda kind, moment: seen.append(shards(bucket).keys()) if moment == "before" else None
+    write("s3://bucket/w/a.tar", options, megabytes)
+    assert gate.done == requests
+    assert seen == [set()] * len(requests)
+    write("a.tar", {}, megabytes)
+    with open("a.tar", "rb") as file:
+        assert shards(bucket) == {"a.tar": file.read()}
+    members = ShardList("s3://bucket/w/*.tar", storage_options=options).load_wds_shards(storage_options=options)
+    assert [member.data for member in members] == [sample["bin"] for sample in samples(megabytes)]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("megabytes", [0.1, 12])
+def test_an_error_leaves_nothing_in_the_store(
+    bucket: Any, gate: Gate, options: dict[str, Any], megabytes: float, error: type[BaseException]
+) -> None:
+    write("s3://bucket/w/a.tar", options, 0.2)
+    before = shards(bucket)
+    gate.done.clear()
+    with pytest.raises(error):
+        write("s3://bucket/w/a.tar", options, megabytes, error)
+    assert gate.done == (["create", "part", "part", "abort"] if megabytes > 1 else [])
+    assert shards(bucket) == before
+    assert uploads(bucket) == []
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "refused", "number"),
+    [(0.1, "put", 1), (12, "create", 1), (12, "part", 2), (12, "part", 3), (12, "complete", 1)],
+)
+def test_what_the_store_refuses_leaves_nothing(
+    bucket: Any, gate: Gate, options: dict[str, Any], megabytes: float, refused: str, number: int
+) -> None:
+    gate.act = lambda kind, moment: moment == "before" and kind == refused and gate.done.count(kind) >= number - 1
+    with pytest.raises(ShardNotWritten, match=r"s3://bucket/w/a\.tar cannot be written: permission denied") as caught:
+        write("s3://bucket/w/a.tar", options, megabytes)
+    assert options["secret"] not in "".join(traceback.format_exception(caught.value))
+    assert gate.done.count("abort") == (refused in ("part", "complete"))
+    assert bucket.find("bucket/w") == []
+    assert uploads(bucket) == []
+
+
+def test_writing_with_wrong_credentials_tells_no_secret(bucket: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ShardNotWritten, match=r"s3://bucket/w/x\.tar cannot be written: permission denied") as caught:
+        write("s3://bucket/w/x.tar", {**options, "secret": f"wrong{options['secret']}"}, 0.1)
+    assert options["secret"] not in "".join(traceback.format_exception(caught.value))
+
+
+# Many shards
+
+
+def inputs() -> list[str]:
+    """Two shards, of which the first is uploaded in three parts, and the other in one piece."""
+    return [build_shard(f"{name}.tar", samples(size, name)) for name, size in (("a", 12), ("b", 0.2))]
+
+
+def turned(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "bin": sample["bin"][::-1]}
+
+
+def wanted() -> dict[str, bytes]:
+    """What an undisturbed conversion writes, to local files."""
+    infos = [result.info for result in convert_shards(turned, inputs(), "wanted/", max_workers=0)]
+    found = {}
+    for info in infos:
+        with open(info.url, "rb") as file:
+            found[os.path.basename(info.url)] = file.read()
+    return found
+
+
+def convert(options: dict[str, Any], **more: Any) -> list[ConvertedShard]:
+    return convert_shards(
+        turned, ["a.tar", "b.tar"], "s3://bucket/w/", journal="s.journal", output_options=options, **more
+    )
+
+
+def new(results: list[ConvertedShard]) -> list[str]:
+    return [result.source for result in results if result.is_new]
+
+
+def test_shards_are_converted_to_the_store(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
+    expected = wanted()
+    results = convert(options, index=True)
+    assert [result.info.url for result in results] == ["s3://bucket/w/a.tar", "s3://bucket/w/b.tar"]
+    found = shards(bucket)
+    assert {name: found[name] for name in expected} == expected
+    assert found.keys() == {*expected, "a.tar.wdsidx", "b.tar.wdsidx"}
+    for name in expected:
+        index = read_index(f"s3://bucket/w/{name}.wdsidx", storage_options=options)
+        check_index(index, f"s3://bucket/w/{name}", storage_options=options)
+    assert new(convert(options, index=True)) == []
+    bucket.rm("bucket/w/b.tar")
+    assert new(convert(options, index=True)) == ["b.tar"]
+    assert shards(bucket) == found
+    with pytest.raises(ShardNotOpened, match=r"s3://bucket/w/a\.tar cannot be opened: permission denied") as caught:
+        convert({**options, "secret": f"wrong{options['secret']}"})
+    assert options["secret"] not in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_the_store_refuses_is_tried_again_and_told(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
+    expected = wanted()
+    refused: list[str] = []
+
+    def refuse(kind: str, moment: str, times: int) -> bool:
+        if kind == "complete" and moment == "before":
+            refused.append(kind)
+            return len(refused) <= times
+        return False
+
+    gate.act = partial(refuse, times=2)
+    with pytest.raises(ConversionFailed, match=r"(?s)1 of 2 .*\na\.tar: ShardNotWritten: .* permission denied"):
+        convert(options, retries=1)
+    assert shards(bucket) == {"b.tar": expected["b.tar"]}
+    refused.clear()
+    gate.act = partial(refuse, times=1)
+    assert new(convert(options, retries=1)) == ["a.tar"]
+    assert shards(bucket) == expected
+    assert gate.done.count("abort") == 3
+    assert uploads(bucket) == []
+
+
+def at(number: int, moment: str, action: Callable[[], object]) -> Act:
+    """Do something when the store is asked for one of its changes, and do not let it do that before."""
+    count = {"before": 0, "after": 0}
+
+    def act(kind: str, now: str) -> bool:
+        count[now] += 1
+        if now != moment or count[now] != number:
+            return False
+        action()
+        return True
+
+    return act
+
+
+def broken_off(
+    gate: Gate,
+    number: int,
+    moment: str,
+    kind: signal.Signals,
+    function: Callable[[], object],
+    kill: Callable[[int, int], None] = os.killpg,
+) -> int:
+    """Run a function in processes that get a signal with a request, and return how the first of them has ended."""
+    leader: list[int] = []
+    is_known = threading.Event()
+
+    def begun(pid: int) -> None:
+        leader.append(pid)
+        is_known.set()
+
+    def strike() -> None:
+        assert is_known.wait(20)
+        kill(leader[0], kind)
+
+    gate.act = at(number, moment, strike)
+    return forked(function, begun) or 0
+
+
+def test_a_conversion_that_is_killed_with_any_request_goes_on(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
+    expected = wanted()
+    ends = []
+    for number, moment in [(1, "before"), *((number, "after") for number in range(1, 20))]:
+        with suppress(FileNotFoundError):
+            bucket.rm("bucket/w", recursive=True)
+        Path("s.journal").unlink(missing_ok=True)
+        ends.append(broken_off(gate, number, moment, signal.SIGKILL, partial(convert, options, max_workers=1)))
+        there = shards(bucket)
+        assert there == {name: expected[name] for name in there}  # each of them is whole
+        gate.act = lambda kind, moment: None
+        assert len(convert(options, max_workers=0)) == 2
+        assert shards(bucket) == expected
+        if ends[-1] == 0:
+            break
+    assert ends == [-signal.SIGKILL] * 7 + [0]  # create, three parts and complete, one put, and one before them
+
+
+def test_who_converts_aborts_its_upload_when_its_parent_is_killed(
+    bucket: Any, gate: Gate, options: dict[str, Any]
+) -> None:
+    inputs()
+    assert broken_off(gate, 2, "after", signal.SIGKILL, partial(convert, options, max_workers=1), os.kill) < 0
+    for _ in range(1000):
+        if not uploads(bucket):
+            break
+        time.sleep(0.02)
+    assert "abort" in gate.done
+    assert "complete" not in gate.done
+    assert bucket.find("bucket/w") == []
+
+
+def collect_and_write(options: dict[str, Any]) -> None:
+    async def collect() -> None:
+        gc.collect()
+
+    fsspec.asyn.sync(fsspec.asyn.get_loop(), collect)  # which closes there what was not held
+    write("s3://bucket/w/b.tar", options, 0.1)
+
+
+def test_a_process_that_is_forked_closes_no_connection_of_its_parent(
+    bucket: Any, gate: Gate, options: dict[str, Any]
+) -> None:
+    write("s3://bucket/w/a.tar", options, 0.1)
+    assert forked(partial(collect_and_write, options)) == 0
+    gate.methods.clear()
+    assert size_of("s3://bucket/w/a.tar", options) == size_of("s3://bucket/w/b.tar", options)
+    assert gate.methods == ["HEAD", "HEAD"]  # none of which was sent again, as its answer was not seen
+
+
+def write_many(options: dict[str, Any]) -> None:
+    with ShardWriter(
+        "s3://bucket/w/%d.tar", maxsize=6.5e6, resume=True, journal="w.journal", storage_options=options
+    ) as writer:
+        for sample in samples(7):
+            writer.write(sample)
+
+
+def interrupted(options: dict[str, Any]) -> None:
+    """Write shards, as a program that Ctrl-C ends by an exception."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        write_many(options)
+    except KeyboardInterrupt:
+        os._exit(7)
+
+
+def test_ctrl_c_with_any_request_leaves_whole_shards_alone(bucket: Any, gate: Gate, options: dict[str, Any]) -> None:
+    write_many(options)
+    expected = shards(bucket)
+    assert expected.keys() == {"0.tar", "1.tar"}
+    for number in range(1, 20):
+        bucket.rm("bucket/w", recursive=True)
+        os.unlink("w.journal")
+        ended = broken_off(gate, number, "before", signal.SIGINT, partial(interrupted, options))
+        assert ended == (7 if number <= 5 else 0)
+        there = shards(bucket)
+        assert there == {name: expected[name] for name in there}
+        assert uploads(bucket) == []
+        gate.act = lambda kind, moment: None
+        write_many(options)
+        assert shards(bucket) == expected
+        if ended == 0:
+            break

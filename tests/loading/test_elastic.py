@@ -1,0 +1,391 @@
+"""States that go on with another number of ranks or workers: every sample that is left comes exactly once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch.distributed import destroy_process_group, init_process_group
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph_settings import apply_sharding
+from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.utils import WorkerInfo
+
+from wds_datapipes import ShardList, ShardReadingService, merge_states
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.loading.checkpoint.item_positions import Trail
+from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
+from wds_datapipes.loading.checkpoint.resharding import placed
+from wds_datapipes.loading.checkpoint.shard_assignment import deal_anew
+from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.rank_and_worker import split_by_worker
+from wds_datapipes.loading.seeding import reset_pipeline
+from wds_datapipes.pipes.state.pipeline_state import record_state
+from wds_datapipes.pipes.state.recording import Recorder, pack_records
+from wds_datapipes.testing import build_shard
+
+SIZES = (7, 0, 13, 1, 9, 4, 11)
+KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard, size in enumerate(SIZES):
+        samples = [
+            {"__key__": f"{shard}-{number}", "cls": str(number), "txt": "x" * (137 * number % 1700)}
+            for number in range(size)
+        ]
+        build_shard(f"{shard}.tar", samples)
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def same(url: str) -> str:
+    return url
+
+
+def not_threefold(sample: dict[str, Any]) -> bool:
+    return int(sample["cls"]) % 3 != 0
+
+
+def pipeline(
+    buffer_size: int = 5, *, filtered: bool = False, twice: bool = False, mapped: bool = False
+) -> IterDataPipe[Any]:
+    urls = ShardList("{0..6}.tar").shuffle().sharding_filter()
+    urls = urls.map(same) if mapped else urls
+    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(buffer_size)
+    pipe = pipe.filter(not_threefold) if filtered else pipe
+    pipe = pipe.shuffle_samples(3) if twice else pipe
+    return pipe.map(key_of)
+
+
+def mixture() -> IterDataPipe[Any]:
+    first = ShardList("{0..2}.tar").shuffle().sharding_filter().load_wds_shards().group_samples().shuffle_samples(4)
+    second = ShardList("{3..6}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+    mixed = first.mix_samples(second, weights=[1, 2], stop="all").shuffle_samples(3)
+    keys: IterDataPipe[Any] = mixed.map(key_of)
+    return keys
+
+
+SEED = 17
+PIPELINES: dict[str, Callable[[], IterDataPipe[Any]]] = {
+    "in order": partial(pipeline, 1),
+    "a small buffer": pipeline,
+    "a buffer for more than all": partial(pipeline, 50),
+    "two buffers": partial(pipeline, twice=True, mapped=True),
+    "filtered between buffers": partial(pipeline, 4, filtered=True, twice=True),
+    "a mixture": mixture,
+}
+#: How many ranks a run has, and how many workers each of them.
+Topology = tuple[int, int]
+START = Resumed(None)
+
+
+def worker_of(pipe: Any, topology: Topology, number: int, resumed: Resumed) -> tuple[Any, Iterator[str]]:
+    """Do what a worker does when an epoch begins, or goes on: return its pipeline, and an iterator over the items."""
+    (ranks, workers), (rank, worker) = topology, divmod(number, topology[1])
+    pipe = apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+    info = WorkerInfo(workers, worker)
+    pipe = split_by_worker(pipe, info)
+    generator = SeedGenerator(SEED).spawn(rank, inplace=True).spawn(worker)
+    reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
+    resumed.load(pipe)
+    return pipe, iter(pipe)
+
+
+def checkpoint_of(topology: Topology, rank: int, parts: list[Resumed]) -> Checkpoint:
+    """Return what a rank saves, as it comes out of a file."""
+    ranks, workers = topology
+    saved = Checkpoint(
+        stages=["a pipeline"],
+        seed=SEED,
+        epoch=0,
+        first=SEED,
+        next=SEED + 1,
+        engines=None,
+        is_over=False,
+        rank=rank,
+        ranks=ranks,
+        distributed=True,
+        workers=workers,
+        turn=0,
+        parts=parts,
+    )
+    (found,) = checkpoints_in(state_of([saved]))
+    return found
+
+
+cuts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=12, max_size=12)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(sorted(PIPELINES)),
+    chain=st.lists(st.tuples(st.tuples(st.integers(1, 3), st.integers(1, 4)), cuts), min_size=1, max_size=4),
+    last=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+)
+@example("two buffers", [((1, 1), [(9, 3)] * 12), ((2, 2), [(3, 0)] * 12), ((2, 2), [(0, 0)] * 12)], (1, 3))
+@example("a mixture", [((2, 2), [(5, 2)] * 12), ((1, 3), [(2, 1)] * 12), ((3, 3), [(1, 0)] * 12)], (1, 2))
+@example("in order", [((3, 4), [(4, 1)] * 12), ((1, 1), [(9, 0)] * 12), ((1, 2), [(2, 0)] * 12)], (3, 1))
+def test_a_chain_of_runs_gets_each_sample_once_however_often_the_epoch_is_dealt_anew(
+    kind: str, chain: list[tuple[Topology, list[tuple[int, int]]]], last: Topology
+) -> None:
+    """Of each worker, some items were delivered, and it has made some more that were not."""
+    new = PIPELINES[kind]
+    whole = sorted(new())
+    came, saved = list[str](), list[Checkpoint]()
+    expected: list[list[str]] = []  # what each instance would have yielded behind the state
+    before: Topology | None = None
+    for topology, cuts in [*chain, (last, [(0, 0)] * 12)]:
+        ranks, workers = topology
+        places = [(rank, ranks, True, workers) for rank in range(ranks)]
+        found = [placed(saved, new(), place).parts if saved else [START] * workers for place in places]
+        pipes, rests, states = list[Any](), list[list[str]](), list[Resumed]()
+        for number, part in enumerate(itertools.chain(*found)):
+            pipe, items = worker_of(new(), topology, number, part)
+            delivered, ahead = cuts[number]
+            trail, recorder = Trail(), Recorder()
+            trail.begin(part)
+            made = []
+            for item in itertools.islice(items, delivered + ahead):
+                made.append(item)
+                record = record_state(pipe, recorder)
+                trail.add(pack_records([record]), 1)
+            for _ in made[:delivered]:
+                trail.deliver()
+            states.append(trail.state())
+            came += made[:delivered]
+            rests.append(made[delivered:] + list(items))
+            pipes.append(pipe)
+            if topology == before:
+                assert made[:delivered] + rests[-1] == expected[number]  # as many as before resume exactly
+        saved = [checkpoint_of(topology, rank, states[rank * workers : (rank + 1) * workers]) for rank in range(ranks)]
+        before, expected = topology, rests
+    assert sorted(came + list(itertools.chain(*expected))) == whole
+    # The epoch after it is split as ever.
+    following = [list(worker_of(pipe, last, number, START)[1]) for number, pipe in enumerate(pipes)]
+    assert following == [list(worker_of(new(), last, number, START)[1]) for number in range(len(pipes))]
+    assert sorted(itertools.chain(*following)) == whole
+
+
+def test_what_is_dealt_again_takes_no_more_place_with_each_time() -> None:
+    """A state that held the history of its epoch would grow."""
+    part: list[Any] = [[{"next": [5, 512]}], [{"next": [3, 0]}]]
+    sizes = []
+    for instances in [3, 2] * 20:
+        deals = deal_anew(part, instances)
+        part = [[{"next": [0, 0], "dealt": json.loads(json.dumps(deal.state_dict()))}] for deal in deals]
+        sizes.append(len(json.dumps(part)))
+    assert sizes[:2] * 20 == sizes
+
+
+def loader_of(pipe: IterDataPipe[Any], workers: int, *, distributed: bool = False) -> DataLoader2[Any]:
+    return DataLoader2(pipe, reading_service=ShardReadingService(workers, distributed=distributed, timeout_s=60))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cut"), [(2, 3, 17), (3, 0, 30), (0, 2, 11), (1, 0, 25), (2, 1, 0), (1, 2, 40)]
+)
+def test_workers_go_on_where_another_number_of_them_was(before: int, after: int, cut: int) -> None:
+    with loader_of(pipeline(), before) as loader:
+        loader.seed(5)
+        iterator = iter(loader)
+        came = list(itertools.islice(iterator, cut))
+        state = loader.state_dict()
+        next_epoch = (list(iterator), sorted(loader))[1]
+    with loader_of(pipeline(), after) as loader:
+        loader.load_state_dict(merge_states([state]))
+        iterator = iter(loader)
+        head = list(itertools.islice(iterator, 3))
+        state = loader.state_dict()
+        rest = list(iterator)
+        assert sorted(came + head + rest) == KEYS
+        assert sorted(loader) == next_epoch == KEYS
+    with loader_of(pipeline(), after) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+def test_what_is_dealt_in_the_main_process_draws_nothing_there() -> None:
+    with loader_of(pipeline(), 2) as loader:
+        loader.seed(5)
+        came = list(itertools.islice(loader, 20))
+        state = loader.state_dict()
+    with loader_of(pipeline(), 1) as loader:
+        before = torch.get_rng_state()
+        loader.load_state_dict(state)
+        assert sorted(came + list(loader)) == KEYS
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def read_as_rank(rank: int, folder: str, cut: int, saved: Sequence[dict[str, Any]], results: Any) -> None:
+    """Be one of two ranks with 2 workers: go on, take some, save, and take the rest."""
+    init_process_group("gloo", init_method=f"file://{folder}", rank=rank, world_size=2)
+    try:
+        with loader_of(pipeline(), 2, distributed=True) as loader:
+            loader.seed(5)
+            if saved:
+                loader.load_state_dict(merge_states(saved))
+            iterator = iter(loader)
+            came = list(itertools.islice(iterator, cut))
+            state = loader.state_dict()
+            results.put((rank, came, state, list(iterator), list(loader)))
+    finally:
+        destroy_process_group()
+
+
+def run_ranks(folder: Path, cut: int, saved: Sequence[dict[str, Any]] = ()) -> list[Any]:
+    """Run two ranks, and return what they found, in the order of their numbers."""
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    processes = [
+        context.Process(target=read_as_rank, args=(rank, str(folder), cut, saved, results)) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    found = sorted((results.get() for _ in processes), key=lambda result: result[0])
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+        process.close()
+    results.close()
+    return found
+
+
+def test_two_ranks_become_one_and_two_and_one_again_within_an_epoch(tmp_path: Path) -> None:
+    ranks = run_ranks(tmp_path / "first", 8)
+    came = [key for _, head, _, _, _ in ranks for key in head]
+    states = [state for _, _, state, _, _ in ranks]
+    # As many ranks and workers as before go on exactly.
+    same_again = run_ranks(tmp_path / "second", 0, states[::-1])
+    assert [result[3:] for result in same_again] == [result[3:] for result in ranks]
+    with loader_of(pipeline(), 3) as loader:
+        loader.load_state_dict(states[1])
+        with pytest.raises(StateError, match="merge_states"):
+            next(iter(loader))
+    with loader_of(pipeline(), 3) as loader:
+        loader.load_state_dict(merge_states(states))
+        iterator = iter(loader)
+        came += itertools.islice(iterator, 6)
+        state = loader.state_dict()
+        assert sorted(came + list(iterator)) == KEYS
+        assert sorted(loader) == KEYS
+    two = run_ranks(tmp_path / "third", 5, [state])
+    assert sorted(came + [key for _, head, _, rest, _ in two for key in head + rest]) == KEYS
+    came += [key for _, head, *_ in two for key in head]
+    with loader_of(pipeline(), 1) as loader:
+        loader.load_state_dict(merge_states([state for _, _, state, *_ in two]))
+        assert sorted(came + list(loader)) == KEYS
+        assert sorted(loader) == KEYS
+    assert sorted(key for *_, epoch in two for key in epoch) == KEYS
+
+
+def read_batches(rank: int, file: str, drop_last: bool, results: Any) -> None:
+    """Be one of two ranks without workers, and take some batches of 2."""
+    init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    try:
+        with loader_of(pipeline().batch(2, drop_last=drop_last), 0, distributed=True) as loader:
+            loader.seed(5)
+            came = list(itertools.islice(loader, 4))
+            results.put((came, loader.reading_service.state_dict()))
+    finally:
+        destroy_process_group()
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_may_be_larger_on_fewer_ranks(drop_last: bool, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    arguments = [(rank, str(tmp_path / "ranks"), drop_last, results) for rank in range(2)]
+    processes = [context.Process(target=read_batches, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+        process.close()
+    results.close()
+    state = merge_states([state for _, state in found])
+    with loader_of(pipeline().batch(4, drop_last=drop_last), 0) as loader:
+        loader.reading_service.load_state_dict(state)
+        rest = list(loader)
+    assert {*map(len, rest)} <= ({4} if drop_last else {1, 2, 3, 4})
+    came = [key for batches in [*(batches for batches, _ in found), rest] for batch in batches for key in batch]
+    assert len(came) == len(set(came)) == (len(KEYS) // 4 * 4 if drop_last else len(KEYS))
+    for size, drops, message in [
+        (3, drop_last, "batches of 2 on each of 2 ranks, and there are batches of 3 on each of 1 now"),
+        (4, not drop_last, "saved with another pipeline"),
+    ]:
+        loader = loader_of(pipeline().batch(size, drop_last=drops), 0)
+        loader.reading_service.load_state_dict(state)
+        with loader, pytest.raises(StateError, match=message):
+            next(iter(loader))
+
+
+def test_batches_stay_as_large_on_as_many_ranks() -> None:
+    with loader_of(pipeline().batch(2), 0) as loader:
+        next(iter(loader))
+        state = loader.reading_service.state_dict()
+    for workers in (0, 2):
+        loader = loader_of(pipeline().batch(4), workers)
+        loader.reading_service.load_state_dict(state)
+        with loader, pytest.raises(StateError, match="saved with another pipeline"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda states: states[:1], "one of each rank"),
+        (lambda states: states[:1] * 2, "one of each rank"),
+        (lambda states: [], "no states"),
+    ],
+)
+def test_what_is_not_the_state_of_all_ranks_is_refused(spoil: Any, text: str) -> None:
+    with loader_of(pipeline(), 0) as loader:
+        next(iter(loader))
+        (found,) = checkpoints_in(loader.state_dict())
+    states = [state_of([replace(found, ranks=2, rank=rank)]) for rank in range(2)]
+    assert merge_states(states)
+    with pytest.raises(StateError, match=text):
+        merge_states(spoil(states))
+    with pytest.raises(StateError, match="not of one epoch"):
+        merge_states([states[0], state_of([replace(found, ranks=2, rank=1, epoch=7)])])
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda urls: urls.load_wds_shards().group_samples(), "Put .sharding_filter"),
+        (lambda urls: urls.sharding_filter().filter(bool).load_wds_shards().group_samples(), "from Filter"),
+        (
+            lambda urls: urls.sharding_filter().load_wds_shards().group_samples().rsample(0.5),
+            "SampleThinner knows what each worker has read, or counts it",
+        ),
+    ],
+)
+def test_a_pipeline_that_cannot_be_dealt_anew_is_named(make: Any, text: str) -> None:
+    pipe = make(ShardList("{0..6}.tar"))
+    with loader_of(pipe, 0) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with loader_of(pipe, 2) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(StateError, match=text):
+            next(iter(loader))

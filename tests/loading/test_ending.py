@@ -1,0 +1,64 @@
+"""The end of processes, and what is given back then."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from wds_datapipes.loading.workers.shutdown import close_process, is_running
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def started(seconds: float = 0.0) -> multiprocessing.Process:
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(seconds,), daemon=True)
+    process.start()
+    return process  # type: ignore[return-value]  # it differs in how it is started only
+
+
+def test_a_process_that_has_ended_is_closed_and_may_be_closed_again() -> None:
+    process = started()
+    process.join()
+    for _ in range(2):
+        close_process(process)
+    with pytest.raises(ValueError, match="closed"):
+        _ = process.exitcode
+
+
+def test_a_process_is_closed_whose_exit_code_somebody_else_has_taken() -> None:
+    process = started()
+    assert process.pid is not None
+    os.waitpid(process.pid, 0)
+    with pytest.raises(ValueError, match="still running"):
+        process.close()  # so the test would notice if Python came to do this by itself
+    close_process(process)
+    assert process not in multiprocessing.process._children  # type: ignore[attr-defined]  # nothing else tells
+
+
+def test_a_process_is_closed_where_the_program_ignores_the_end_of_its_processes() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = started()
+        process.join(10)
+        while is_running(process):
+            time.sleep(0.001)
+        close_process(process)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_process_that_runs_is_left_as_it_is() -> None:
+    process = started(1000)
+    close_process(process)
+    assert process.is_alive()
+    process.kill()
+    process.join()
+    close_process(process)
+
+
+def test_a_process_that_was_never_started_is_closed() -> None:
+    close_process(multiprocessing.Process())

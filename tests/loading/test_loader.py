@@ -1,0 +1,253 @@
+"""What a loader lets its service know before and between epochs: the pipeline, and the number of the next epoch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.utils.data import IterDataPipe
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.dataloader2.random import SeedGenerator
+
+from wds_datapipes import ShardList, ShardReadingService, merge_states
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.seeding import EpochSeeds
+from wds_datapipes.testing import build_shard
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    for shard, size in enumerate((5, 0, 7, 1, 6)):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": str(number)} for number in range(size)])
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def pipeline(urls: str = "{0..4}.tar", buffer_size: int = 4) -> Any:
+    pipe = ShardList(urls).shuffle().sharding_filter().load_wds_shards().group_samples()
+    return pipe.shuffle_samples(buffer_size).to_tuple("__key__")
+
+
+def sequential(workers: int) -> SequentialReadingService:
+    return SequentialReadingService(DistributedReadingService(), ShardReadingService(workers))
+
+
+SERVICES: dict[str, Callable[[], Any]] = {
+    "no workers": ShardReadingService,
+    "2 workers": partial(ShardReadingService, 2),
+    "distributed": partial(ShardReadingService, 1, distributed=True),
+    "sequential, no workers": partial(sequential, 0),
+    "sequential, 2 workers": partial(sequential, 2),
+}
+every_service = pytest.mark.parametrize("new_service", SERVICES.values(), ids=SERVICES.keys())
+
+
+def loader_of(service: Any, seed: int = 3, pipe: IterDataPipe[Any] | None = None) -> Any:
+    loader: DataLoader2[Any] = DataLoader2(pipeline() if pipe is None else pipe, reading_service=service)
+    loader.seed(seed)
+    return loader
+
+
+def chosen(loader: Any, *numbers: int) -> list[list[Any]]:
+    found = []
+    for number in numbers:
+        loader.set_epoch(number)
+        found.append(list(loader))
+    return found
+
+
+# the number of the epoch
+
+
+@every_service
+def test_the_order_of_a_chosen_epoch_follows_from_seed_and_number_whatever_was_before(new_service: Any) -> None:
+    with loader_of(new_service()) as loader:
+        orders = chosen(loader, 0, 1, 5)
+    assert len(set(map(str, orders))) == 3
+    with loader_of(new_service()) as loader:  # later, and behind epochs that nobody chose
+        list(loader)
+        next(iter(loader))
+        assert chosen(loader, 5) == orders[2:]
+        list(loader)
+        assert chosen(loader, 1, 0) == orders[1::-1]
+        loader.seed(3)
+        assert chosen(loader, 1) == orders[1:2]
+        next(iter(loader))
+        state = loader.state_dict()
+    with loader_of(new_service()) as loader:
+        loader.load_state_dict(state)
+        list(loader)
+        assert chosen(loader, 5, 0) == [orders[2], orders[0]]
+        list(loader)
+        between = loader.state_dict()
+    with loader_of(new_service()) as loader:
+        loader.load_state_dict(between)
+        assert chosen(loader, 1) == orders[1:2]
+    with loader_of(new_service(), seed=4) as loader:
+        assert chosen(loader, 0, 1, 5) != orders
+
+
+def test_behind_a_service_that_spawns_for_ranks_a_chosen_epoch_is_one_of_ranks_too() -> None:
+    """What is drawn before the split is the same on all ranks, and what is drawn behind it is not."""
+    drawn = set()
+    for rank, before in itertools.product(range(2), range(3)):
+        seeds, generator = EpochSeeds(), SeedGenerator(9)
+        for number in range(before + 1):
+            generator.seed(generator.generate_shared_seed())  # as DistributedReadingService does
+            generator.spawn(rank, inplace=True)
+            if number == before:
+                seeds.set_epoch(6)
+            seeds.begin(generator, rank=rank)
+            found = rank, generator.generate_shared_seed(), generator.generate_seed()
+            again = SeedGenerator(1)
+            EpochSeeds().resume(again, seed=seeds.seed, epoch=6, first=seeds.first, engines=seeds.engines)
+            assert (rank, again.generate_shared_seed(), again.generate_seed()) == found
+            seeds.end(generator)
+        drawn.add(found)
+    assert len(drawn) == 2  # whatever was before
+    assert len({shared for _, shared, _ in drawn}) == 1
+    assert len({own for *_, own in drawn}) == 2
+
+
+def test_ranks_count_alike_where_the_first_alone_is_seeded_anew() -> None:
+    def run(rank: int) -> Iterator[tuple[int, int, int]]:
+        seeds, generator = EpochSeeds(), SeedGenerator(rank)
+        for number in range(4):
+            if number == 2 and rank == 0:
+                generator.seed(77)
+            if number == 3:
+                seeds.set_epoch(5)
+            seeds.begin(generator, lambda own: shared.setdefault(own, own) if rank == 0 else list(shared)[-1])
+            yield seeds.seed, seeds.first, seeds.epoch
+            seeds.end(generator)
+
+    shared: dict[int, int] = {}
+    told = list(zip(run(0), run(1), strict=True))
+    assert all(one == other for one, other in told)
+    assert [epoch for (_, _, epoch), _ in told] == [0, 1, 0, 5]
+
+
+@every_service
+def test_an_epoch_that_was_chosen_and_has_not_begun_is_in_the_state(new_service: Any) -> None:
+    with loader_of(new_service()) as loader:
+        (expected,) = chosen(loader, 8)
+    states = {}
+    with loader_of(new_service()) as loader:
+        loader.set_epoch(8)
+        states["before the first"] = loader.state_dict()
+        loader.set_epoch(2)
+        items = iter(loader)
+        next(items)
+        loader.set_epoch(8)
+        states["in an epoch"] = loader.state_dict()
+        rest = list(items)
+        states["between two"] = loader.state_dict()
+    for name, state in states.items():
+        with loader_of(new_service()) as loader:
+            loader.load_state_dict(state)
+            if name == "in an epoch":
+                loader.set_epoch(2)  # a trainer may say again where it is
+                assert list(loader) == rest
+            assert list(loader) == expected, name
+        with loader_of(new_service()) as loader:
+            loader.load_state_dict(state)
+            if name == "in an epoch":
+                assert list(loader) == rest
+            assert chosen(loader, 8) == [expected], name
+    with loader_of(new_service()) as loader:
+        loader.load_state_dict(states["in an epoch"])
+        loader.set_epoch(3)
+        with pytest.raises(StateError, match=r"set_epoch\(3\) was called, .* in the middle of epoch 2\. To go on"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("service", [None, InProcessReadingService(), MultiProcessingReadingService(1)])
+def test_a_loader_without_our_service_has_no_set_epoch(service: Any) -> None:
+    with loader_of(service) as loader:
+        assert not hasattr(loader, "set_epoch")
+
+
+# the pipeline
+
+
+@every_service
+@pytest.mark.parametrize("cut", [None, 0, 6])
+def test_a_state_is_refused_by_a_loader_with_another_pipeline(new_service: Any, cut: int | None) -> None:
+    """The state of a loader that has not begun (None) knows the pipeline, too."""
+    with loader_of(new_service()) as loader:
+        if cut is not None:
+            items = iter(loader)
+            list(itertools.islice(items, cut))
+        state = loader.state_dict()
+    with loader_of(new_service(), pipe=pipeline("{0..3}.tar")) as loader:
+        with pytest.raises(StateError, match=r"another pipeline.* was ShardList\(.*, and is ShardList\("):
+            loader.load_state_dict(state)
+        assert len(list(loader)) == 13  # its own pipeline is in its place
+    with (
+        loader_of(new_service(), pipe=pipeline(buffer_size=5)) as loader,
+        pytest.raises(StateError, match=r"stage 1 was SampleShuffler\(.*4.*, and is SampleShuffler\(.*5"),
+    ):
+        loader.load_state_dict(state)
+    with loader_of(new_service()) as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 19 - (cut or 0)
+    with (
+        DataLoader2(None, reading_service=new_service()) as loader,
+        pytest.raises(StateError, match=r"holds no pipeline.* DataLoader2\(pipe, reading_service="),
+    ):
+        loader.load_state_dict(state)
+    with pytest.raises(StateError, match="holds no pipeline"):
+        DataLoader2.from_state(state, new_service())
+
+
+def test_merged_states_are_compared_as_well() -> None:
+    with loader_of(ShardReadingService()) as loader:
+        next(iter(loader))
+        state = merge_states([loader.state_dict()])
+    with (
+        loader_of(ShardReadingService(), pipe=pipeline(buffer_size=5)) as loader,
+        pytest.raises(StateError, match="another pipeline"),
+    ):
+        loader.load_state_dict(state)
+
+
+# behind torchdata's service
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_warns_of_a_state_behind_torchdatas_distributed_service(workers: int) -> None:
+    with loader_of(sequential(workers)) as loader:
+        items = iter(loader)
+        next(items)
+        state = loader.state_dict()
+        rest = list(items)
+    with loader_of(sequential(workers)) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+def test_what_has_no_state_is_still_warned_of() -> None:
+    service = SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(1))
+    with loader_of(service) as loader:
+        next(iter(loader))
+        with (
+            pytest.warns(UserWarning, match=r"DistributedReadingService object .* doesn't support `checkpoint`"),
+            pytest.warns(UserWarning, match=r"MultiProcessingReadingService object .* doesn't support `checkpoint`"),
+            pytest.warns(UserWarning, match=r"does not say where in the epoch the loop is.* Use ShardReadingService"),
+        ):
+            loader.state_dict()

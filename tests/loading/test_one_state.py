@@ -1,0 +1,524 @@
+"""One state for three loaders: ``DataLoader2``, ``StatefulDataLoader``, and torch's ``DataLoader``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from torch.distributed import destroy_process_group, init_process_group
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
+from torch.utils.data._utils.pin_memory import pin_memory
+from torchdata.dataloader2 import DataLoader2
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
+from wds_datapipes.loading.stateful_dataset.tracking import Told
+from wds_datapipes.testing import build_shard
+
+pytestmark = [
+    # torchdata calls it whenever a StatefulDataLoader is made.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    # Three workers are more than a small machine has processors.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
+]
+
+SIZES = (7, 1, 13, 5, 9)
+KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
+WAYS = ("DataLoader2", "StatefulDataLoader", "DataLoader")
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard, size in enumerate(SIZES):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(size)])
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def pipeline(buffer_size: int = 6, pattern: str = "{0..4}.tar") -> IterDataPipe[Any]:
+    urls = ShardList(pattern).shuffle().sharding_filter()
+    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(buffer_size)
+    return pipe.map(key_of)
+
+
+class Run(NamedTuple):
+    """A loader: an epoch of it, its state, and the choice of the next epoch."""
+
+    epoch: Callable[[], Iterator[str]]
+    save: Callable[[], Any]
+    set_epoch: Callable[[int], None]
+
+
+@contextmanager
+def opened(way: str, workers: int, state: Any = None, *, seed: int = 3, distributed: bool = False) -> Iterator[Run]:
+    """Make a loader, and load a state of any loader in it."""
+    if way == "DataLoader2":
+        service = ShardReadingService(workers, distributed=distributed, timeout_s=60)
+        with DataLoader2(pipeline(), reading_service=service) as loader:
+            loader.seed(seed)
+            if state is not None:
+                loader.load_state_dict(state)
+            yield Run(lambda: iter(loader), loader.state_dict, loader.set_epoch)
+        return
+    data = StatefulShards(pipeline(), seed=seed)
+    if state is not None:
+        data.load_state_dict(state)
+    context = "fork" if workers else None
+    if way == "StatefulDataLoader":
+        stateful = StatefulDataLoader[Any](data, batch_size=None, num_workers=workers, multiprocessing_context=context)
+        yield Run(lambda: iter(stateful), stateful.state_dict, data.set_epoch)
+    else:
+        plain = DataLoader[Any](data, batch_size=None, num_workers=workers, multiprocessing_context=context)
+        yield Run(lambda: data.tracked(plain), data.state_dict, data.set_epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_the_orders_of_a_seed_are_the_same_in_each_loader(workers: int) -> None:
+    found = []
+    for way in WAYS:
+        with opened(way, workers) as run:
+            epochs = [list(run.epoch()) for _ in range(3)]
+            run.set_epoch(1)
+            found.append([*epochs, list(run.epoch()), list(run.epoch())])
+    assert found[0] == found[1] == found[2]
+    assert len({tuple(epoch) for epoch in found[0]}) == 5
+    assert all(sorted(epoch) == KEYS for epoch in found[0])
+
+
+@pytest.mark.parametrize(("workers", "cut"), [(0, 13), (2, 1), (2, 17), (3, 34), (2, 99)])
+@pytest.mark.parametrize("saving", WAYS)
+def test_each_loader_goes_on_from_the_state_of_each(saving: str, workers: int, cut: int) -> None:
+    with opened(saving, workers) as run:
+        list(run.epoch())
+        epoch = run.epoch()
+        head = list(itertools.islice(epoch, cut))
+        state = run.save()
+        rest = list(epoch)
+        following = [list(run.epoch()) for _ in range(2)]
+    assert sorted(head + rest) == KEYS
+    if saving != "DataLoader2":
+        state = json.loads(json.dumps(state))
+    for loading in WAYS:
+        with opened(loading, workers, state) as run:
+            found = [list(run.epoch()) for _ in range(2)]
+        assert found == ([rest, following[0]] if rest or cut <= len(KEYS) else following), loading
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_before_the_first_epoch_begins_it(way: str) -> None:
+    with opened(way, 2) as run:
+        wanted = list(run.epoch())
+    with opened("DataLoader", 2) as run:
+        state = run.save()
+    with opened(way, 2, state) as run:
+        assert list(run.epoch()) == wanted
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_service_that_is_kept_knows_the_epoch_that_has_ended(workers: int) -> None:
+    with opened("DataLoader2", workers) as run:
+        service = run.save.__self__.reading_service  # type: ignore[attr-defined]  # it is a method
+        list(run.epoch())
+        state, following = service.state_dict(), list(run.epoch())
+    with opened("DataLoader2", workers, state) as run:
+        assert list(run.epoch()) == following
+
+
+def test_a_loader_that_has_not_begun_saves_what_it_has_loaded() -> None:
+    with opened("DataLoader", 2) as run:
+        epoch = run.epoch()
+        next(epoch)
+        state = run.save()
+        epoch.close()  # type: ignore[attr-defined]  # it is a generator
+    for way in ("DataLoader2", "DataLoader"):
+        with opened(way, 2, state) as run:
+            again = run.save()
+        assert again == state
+
+
+@pytest.mark.parametrize("saving", WAYS)
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 0), (0, 2)])
+def test_another_number_of_workers_makes_all_that_is_left(saving: str, before: int, after: int) -> None:
+    with opened(saving, before) as run:
+        epoch = run.epoch()
+        came = list(itertools.islice(epoch, 13))
+        state = run.save()
+        list(epoch)
+        following = list(run.epoch())
+    for loading in WAYS:
+        with opened(loading, after, merge_states([state])) as run:
+            epoch = run.epoch()
+            head = list(itertools.islice(epoch, 4))
+            second = run.save()
+            rest = list(epoch)
+            assert sorted(came + head + rest) == KEYS, loading
+            assert sorted(run.epoch()) == KEYS
+        # The state of what was dealt anew is exact again, and also in another loader.
+        for other in WAYS:
+            if other != loading:
+                with opened(other, after, second) as run:
+                    assert list(run.epoch()) == rest
+                break
+    assert sorted(following) == KEYS
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [("DataLoader2", 2), ("DataLoader", 3), ("StatefulDataLoader", 1), ("DataLoader2", 0)],
+        [("StatefulDataLoader", 0), ("DataLoader2", 3), ("DataLoader", 2), ("StatefulDataLoader", 3)],
+        [("DataLoader", 3), ("StatefulDataLoader", 2), ("DataLoader2", 2), ("DataLoader", 1)],
+    ],
+)
+def test_an_epoch_is_dealt_anew_from_loader_to_loader(chain: list[tuple[str, int]]) -> None:
+    came, state, before, rest = list[str](), None, -1, list[str]()
+    for way, workers in chain:
+        with opened(way, workers, None if state is None else merge_states([state])) as run:
+            epoch = run.epoch()
+            head = list(itertools.islice(epoch, 5))
+            state = run.save()
+            came, rest, expected = came + head, list(epoch), rest
+            assert sorted(came + rest) == KEYS
+            if workers == before:
+                assert head + rest == expected
+            assert sorted(run.epoch()) == KEYS
+        before = workers
+
+
+def read_as_rank(rank: int, folder: str, results: Any) -> None:
+    """Be one of two ranks: read an epoch in each way, then a part of the next, and what is left of it in other ways."""
+    init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        epochs, states, heads, rests = [], [], [], []
+        for way in WAYS:
+            with opened(way, 2, distributed=True) as run:
+                epochs.append([list(run.epoch())])
+                epoch = run.epoch()
+                heads.append(list(itertools.islice(epoch, 5)))
+                states.append(run.save())
+                rests.append(list(epoch))
+                epochs[-1] += [heads[-1] + rests[-1], list(run.epoch())]
+                ended = run.save()
+        resumed = []
+        for way, state in zip(WAYS, [states[2], states[0], states[1]], strict=True):
+            with opened(way, 2, state, distributed=True) as run:
+                resumed.append([list(run.epoch()), list(run.epoch())])
+        results.put((rank, epochs, heads, rests, states, resumed, ended))
+    finally:
+        destroy_process_group()
+
+
+def test_ranks_have_the_same_orders_and_states_in_each_loader(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=read_as_rank, args=(rank, str(tmp_path), results)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    found = sorted((results.get() for _ in ranks), key=lambda result: result[0])
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0
+        rank.close()
+    results.close()
+    for _, epochs, _, rests, _, resumed, _ in found:
+        assert epochs[0] == epochs[1] == epochs[2]
+        assert resumed == [[rests[0], epochs[0][2]]] * 3
+    for number in range(3):
+        assert sorted(key for result in found for key in result[1][0][number]) == KEYS
+    # One rank begins the next epoch where two have ended one.
+    ended = merge_states([result[6] for result in found])
+    for way in WAYS:
+        for workers in (0, 2):
+            with opened(way, workers, ended) as run:
+                assert sorted(run.epoch()) == KEYS, way
+    # One rank goes on with what two had left, whatever they had saved it with.
+    for number, way in enumerate(WAYS):
+        merged = merge_states([result[4][number] for result in found])
+        with opened(WAYS[number - 1], 1, merged) as run:
+            rest = list(run.epoch())
+            assert sorted([*rest, *(key for result in found for key in result[2][number])]) == KEYS, way
+            assert sorted(run.epoch()) == KEYS
+
+
+def batches_of(data: StatefulShards, workers: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader[Any](
+        data, num_workers=workers, collate_fn=list, multiprocessing_context="fork" if workers else None, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        (0, {"batch_size": 4}),
+        (1, {"batch_size": 4, "prefetch_factor": 7}),
+        (2, {"batch_size": 3, "persistent_workers": True}),
+        (3, {"batch_size": 4, "drop_last": True}),
+    ],
+)
+def test_batches_that_the_loader_makes_go_on_at_each_cut(workers: int, options: dict[str, Any]) -> None:
+    data = StatefulShards(pipeline(), seed=3)
+    loader = batches_of(data, workers, **options)
+    first = list(data.tracked(loader))
+    assert all(isinstance(key, str) for batch in first for key in batch)
+    states = [data.state_dict()]
+    epoch = []
+    for batch in data.tracked(loader):
+        epoch.append(batch)
+        states.append(json.loads(json.dumps(data.state_dict())))
+    following = list(data.tracked(loader))
+    for cut in range(0, len(states), 3 if workers else 1):
+        data = StatefulShards(pipeline(), seed=3)
+        data.load_state_dict(states[cut])
+        loader = batches_of(data, workers, **options)
+        assert list(data.tracked(loader)) == epoch[cut:], cut
+        assert list(data.tracked(loader)) == following
+
+
+def test_an_epoch_that_is_broken_off_is_followed_by_the_next_one() -> None:
+    data = StatefulShards(pipeline())
+    loader = batches_of(data, 2, batch_size=2, persistent_workers=True)
+    epochs = []
+    for cut in (1, 3, 0, 99):
+        with closing(data.tracked(loader)) as batches:  # type: ignore[type-var]  # it is a generator
+            epochs.append(list(itertools.islice(batches, cut)))
+    other = StatefulShards(pipeline())
+    loader = batches_of(other, 2, batch_size=2)
+    wanted = [list(other.tracked(loader)) for _ in range(3)]
+    assert epochs == [wanted[0][:1], wanted[1][:3], [], wanted[2]]
+
+
+def test_what_workers_have_made_ahead_is_made_again() -> None:
+    data = StatefulShards(pipeline())
+    batches = data.tracked(batches_of(data, 2, batch_size=1))
+    came = [key for batch in itertools.islice(batches, 20) for key in batch]
+    state = data.state_dict()
+    rest = [key for batch in batches for key in batch]
+    for workers in (2, 1):
+        resumed = StatefulShards(pipeline())
+        resumed.load_state_dict(state)
+        found = [key for batch in batches_of(resumed, workers, batch_size=1) for key in batch]
+        assert found == rest if workers == 2 else sorted(came + found) == KEYS
+
+
+def test_an_epoch_without_a_batch_has_a_state() -> None:
+    build_shard("empty.tar", [])
+    data = StatefulShards(pipeline(pattern="empty.tar"))
+    loader = batches_of(data, 2, batch_size=None)
+    assert list(data.tracked(loader)) == list(data.tracked(loader)) == []
+    (found,) = checkpoints_in(data.state_dict())
+    assert (found.epoch, found.is_over) == (1, True)
+
+
+def test_a_loader_whose_workers_are_spawned_is_tracked() -> None:
+    pipe = ShardList("{0..4}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+    pipe = pipe.shuffle_samples(6).to_tuple("__key__")
+    data = StatefulShards(pipe)
+    batches = data.tracked(DataLoader[Any](data, batch_size=4, num_workers=1, multiprocessing_context="spawn"))
+    head = list(itertools.islice(batches, 3))
+    state, rest = data.state_dict(), list(batches)
+    assert sorted(key for (keys,) in head + rest for key in keys) == KEYS
+    data = StatefulShards(pipe)
+    data.load_state_dict(state)
+    loader = DataLoader[Any](data, batch_size=4, num_workers=1, multiprocessing_context="fork")
+    assert list(data.tracked(loader)) == rest
+
+
+def test_the_loop_is_not_changed_for_others() -> None:
+    data = StatefulShards(pipeline())
+    loader = batches_of(data, 2, batch_size=2, persistent_workers=True)
+    collate = loader.collate_fn
+    list(data.tracked(loader))
+    assert loader.collate_fn is collate
+    # Another loop over the same workers gets batches, and the data set knows that it has not seen it.
+    assert sorted(key for batch in loader for key in batch) == KEYS
+    with pytest.raises(StateError, match="places of worker processes"):
+        data.state_dict()
+
+
+def test_workers_that_no_tracked_loop_has_started_are_refused() -> None:
+    data = StatefulShards(pipeline())
+    loader = batches_of(data, 1, batch_size=2, persistent_workers=True)
+    list(loader)
+    with pytest.raises(StateError, match="from the first epoch on"):
+        next(data.tracked(loader))
+    with pytest.raises(ValueError, match="this very data set"):
+        next(StatefulShards(pipeline()).tracked(loader))
+
+
+def test_a_state_for_workers_that_run_already_is_refused() -> None:
+    data = StatefulShards(pipeline())
+    loader = batches_of(data, 1, batch_size=2, persistent_workers=True)
+    batches = data.tracked(loader)
+    next(batches)
+    state = data.state_dict()
+    list(batches)
+    data.load_state_dict(state)
+    with pytest.raises(StateError, match="started before the state was loaded"):
+        list(loader)
+    with opened("DataLoader2", 1) as run:
+        next(run.epoch())
+        with pytest.raises(StateError, match="before the first epoch begins"):
+            run.save.__self__.reading_service.load_state_dict(state)  # type: ignore[attr-defined]  # it is a method
+
+
+def test_an_epoch_that_is_chosen_is_the_one_that_the_state_is_in() -> None:
+    data = StatefulShards(pipeline())
+    data.set_epoch(4)
+    iterator = iter(data)
+    next(iterator)
+    state, rest = data.state_dict(), list(iterator)
+    data.load_state_dict(state)
+    data.set_epoch(4)
+    assert list(data) == rest
+    data.load_state_dict(state)
+    data.set_epoch(5)
+    with pytest.raises(
+        StateError, match=r"set_epoch\(5\) was called, and the state was saved in the middle of epoch 4"
+    ):
+        list(data)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_epoch_that_is_chosen_and_not_begun_is_in_the_state(way: str) -> None:
+    for saving in ("DataLoader2", "DataLoader"):  # the workers of a StatefulDataLoader have told their states before
+        with opened(saving, 2) as run:
+            epoch = run.epoch()
+            head = list(itertools.islice(epoch, 7))
+            run.set_epoch(6)
+            state = run.save()
+            rest, following = list(epoch), list(run.epoch())
+        with opened(way, 2, state) as run:
+            assert [list(run.epoch()), list(run.epoch())] == [rest, following]
+        assert sorted(head + rest) == sorted(following) == KEYS
+
+
+def start_late(worker: int) -> None:
+    time.sleep(worker / 2)
+
+
+def test_an_epoch_can_be_chosen_while_a_worker_has_not_yet_begun_the_last_one() -> None:
+    data = StatefulShards(pipeline())
+    loader = batches_of(data, 2, batch_size=1, persistent_workers=True, worker_init_fn=start_late)
+    assert len(next(iter(loader))) == 1
+    data.set_epoch(1)
+    first = list(loader)
+    assert sorted(key for batch in first for key in batch) == KEYS
+    other = StatefulShards(pipeline())
+    other.set_epoch(1)
+    assert list(batches_of(other, 2, batch_size=1)) == first
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_another_number_of_workers_in_another_epoch_is_refused(before: int, after: int) -> None:
+    data = StatefulShards(pipeline())
+    list(data.tracked(batches_of(data, before, batch_size=2)))
+    state = data.state_dict()
+    with pytest.raises(StateError, match=f"and there are {after} now"):
+        list(batches_of(data, after, batch_size=2))
+    other = StatefulShards(pipeline())
+    other.load_state_dict(state)
+    assert sorted(key for batch in batches_of(other, after, batch_size=2) for key in batch) == KEYS
+
+
+@dataclass
+class Pinned:
+    """What torch pins by its own method."""
+
+    keys: list[str]
+    is_pinned: bool = False
+
+    def pin_memory(self) -> Pinned:
+        return Pinned(self.keys, True)
+
+
+def test_torch_pins_the_batch_and_leaves_what_is_told_with_it() -> None:
+    # What the thread of a loader with pin_memory=True calls, which there is only beside an accelerator.
+    pin: Callable[[Any], Any] = pin_memory
+    assert pin(Told(Pinned(["a"]), 1, 0, b"[]", True)) == Told(Pinned(["a"], True), 1, 0, b"[]", True)
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": 3}
+
+
+def state_with(**options: Any) -> Any:
+    loader = StatefulDataLoader[Any](
+        StatefulShards(pipeline()), batch_size=2, collate_fn=list, multiprocessing_context="fork", **options
+    )
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    return loader.state_dict()
+
+
+def state_of_numbers() -> Any:
+    loader = StatefulDataLoader[Any](Numbers(), batch_size=2)
+    next(iter(loader))
+    return loader.state_dict()
+
+
+def own_state(**changes: Any) -> Any:
+    data = StatefulShards(pipeline())
+    next(iter(data))
+    return changed(data.state_dict(), **changes)
+
+
+def changed(state: dict[str, str], version: int = 5, **changes: Any) -> dict[str, str]:
+    (found,) = json.loads(state[STATE])["ranks"]
+    return {STATE: json.dumps({"version": version, "ranks": [{**found, **changes}]})}
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (lambda: own_state(first=8), "another seed: 8, and here it is 0"),
+        (lambda: own_state(version=9), "version 9, and this release of wds-datapipes reads version 5 alone"),
+        (lambda: {"format": "x"}, "no state of a loader, which has the key 'wds_datapipes': it has 'format'"),
+        (lambda: own_state(engines=[[1], [2]]), "behind another reading service"),
+        (lambda: own_state(stages=["x"]), "another pipeline. Counted from the end, stage 0 was x"),
+        (lambda: own_state(parts=[{"items": 1}]), "not whole"),
+        (lambda: state_with(num_workers=2, snapshot_every_n_steps=2), "1 steps before it was saved"),
+        (
+            lambda: state_with(num_workers=1)["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"],
+            "one worker",
+        ),
+        (state_of_numbers, "data set is no StatefulShards"),
+        (lambda: "{", "no JSON"),
+        (lambda: [3], "no state of a loader"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(state: Callable[[], Any], text: str) -> None:
+    found = state()
+    with pytest.raises(StateError, match=text):
+        StatefulShards(pipeline()).load_state_dict(found)
+    if "one worker" not in text and "another" not in text:
+        with pytest.raises(StateError, match=text):
+            ShardReadingService().load_state_dict(found)
+
+
+def test_the_state_of_another_seed_is_refused_by_the_data_set_and_followed_by_the_service() -> None:
+    with opened("DataLoader2", 0, seed=5) as run:
+        epoch = run.epoch()
+        next(epoch)
+        state, rest = run.save(), list(epoch)
+    with pytest.raises(StateError, match="another seed: 5, and here it is 3"):
+        StatefulShards(pipeline(), seed=3).load_state_dict(state)
+    with opened("DataLoader2", 0, state) as run:
+        assert list(run.epoch()) == rest

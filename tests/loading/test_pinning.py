@@ -1,0 +1,421 @@
+"""The thread that copies items into page-locked memory, one ahead of the loop."""
+
+from __future__ import annotations
+
+import gc
+import re
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterDataPipe
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+
+from wds_datapipes import ShardReadingService
+from wds_datapipes.loading.service.pinning import MemoryPinner, pinned
+
+#: How long anything may take before it counts as a hang, in seconds.
+LIMIT_S = 60
+
+NO_CUDA = "ignore:pin_memory=True has no effect"
+
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA here, and page-locked memory is to be had with it only"
+)
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "pin-memory"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    for thread in threads():
+        thread.join(LIMIT_S)
+    assert threads() == []
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+class Stepwise(IterDataPipe[int]):
+    """Yields numbers, each once it is let go; tells how many were begun."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.begun = 0
+        self.steps = threading.Semaphore(0)
+        self.asked = threading.Semaphore(0)
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.count):
+            self.begun += 1
+            self.asked.release()
+            assert self.steps.acquire(timeout=LIMIT_S)
+            yield number
+
+
+class Failing(IterDataPipe[int]):
+    """Raises after some numbers."""
+
+    def __init__(self, count: int, error: BaseException) -> None:
+        self.count, self.error = count, error
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.count)
+        raise self.error
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 1000])
+def test_items_come_in_order_and_once(count: int) -> None:
+    pipe = MemoryPinner(IterableWrapper(range(count)), str)
+    for _ in range(2):
+        assert list(pipe) == [str(number) for number in range(count)]
+
+
+def test_the_function_runs_in_one_thread_that_is_not_the_loop() -> None:
+    names = set(MemoryPinner(IterableWrapper(range(100)), lambda _: threading.get_ident()))
+    assert len(names) == 1
+    assert threading.get_ident() not in names
+
+
+def test_one_item_is_made_ahead() -> None:
+    source = Stepwise(5)
+    iterator = iter(MemoryPinner(source, same))
+    for number in range(5):
+        source.steps.release()
+        assert next(iterator) == number
+        if number < 4:
+            assert source.asked.acquire(timeout=LIMIT_S)  # of this one
+            assert source.asked.acquire(timeout=LIMIT_S)  # and of the next, while the loop works
+            source.asked.release()
+            assert source.begun == number + 2
+    assert next(iterator, None) is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("error", [LookupError("broken"), KeyboardInterrupt("broken"), SystemExit("broken")])
+def test_an_error_of_the_source_comes_at_its_place(count: int, error: BaseException) -> None:
+    iterator = iter(MemoryPinner(Failing(count, error), same))
+    assert [next(iterator) for _ in range(count)] == list(range(count))
+    with pytest.raises(type(error), match="broken") as caught:
+        next(iterator)
+    assert caught.value is error
+    assert next(iterator, None) is None
+
+
+@pytest.mark.parametrize("place", [0, 1, 4])
+def test_an_error_of_the_function_comes_at_its_place(place: int) -> None:
+    def fail(number: int) -> int:
+        return number if number != place else 1 // 0
+
+    iterator = iter(MemoryPinner(IterableWrapper(range(10)), fail))
+    assert [next(iterator) for _ in range(place)] == list(range(place))
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+
+
+def test_stop_iteration_from_the_function_is_an_error_and_not_the_end() -> None:
+    def stop(number: int) -> int:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(MemoryPinner(IterableWrapper(range(3)), stop))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_breaking_off_ends_the_thread_and_begins_anew(taken: int) -> None:
+    pipe = MemoryPinner(IterableWrapper(range(100)), same)
+    iterator = iter(pipe)
+    assert [next(iterator) for _ in range(taken)] == list(range(taken))
+    assert len(threads()) == (taken > 0)
+    del iterator
+    assert threads() == []
+    assert list(pipe) == list(range(100))
+
+
+def test_a_second_iterator_takes_the_place_of_the_first() -> None:
+    pipe = MemoryPinner(IterableWrapper(range(10)), same)
+    first = iter(pipe)
+    next(first)
+    second = iter(pipe)
+    assert list(second) == list(range(10))
+    with pytest.raises(RuntimeError, match="invalidated"):
+        next(first)
+
+
+class Big:
+    """Something that tells when it is gone."""
+
+
+def test_an_item_is_forgotten_once_it_was_taken_and_so_is_the_one_that_was_made_ahead() -> None:
+    pipe = MemoryPinner(IterableWrapper(range(5)), lambda _: Big())
+    iterator = iter(pipe)
+    gone = weakref.ref(next(iterator))
+    next(iterator)
+    assert gone() is None
+    assert pipe._coming is not None
+    ahead = weakref.ref(pipe._coming.result())
+    del iterator
+    assert ahead() is None
+
+
+def test_an_error_that_was_caught_keeps_nothing_even_before_garbage_is_collected() -> None:
+    def fail(item: Big) -> Big:
+        raise LookupError("broken")
+
+    def read(big: Big) -> None:
+        with pytest.raises(LookupError, match="broken"):
+            list(MemoryPinner(IterableWrapper([big], deepcopy=False), fail))
+
+    big = Big()
+    gone = weakref.ref(big)
+    gc.collect()
+    gc.disable()
+    try:
+        read(big)
+        del big
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+# pauses
+
+
+def test_a_pause_waits_for_the_item_that_is_made() -> None:
+    source = Stepwise(3)
+    pipe = MemoryPinner(source, same)
+    pipe.pause()  # before the beginning
+    iterator = iter(pipe)
+    source.steps.release()
+    assert next(iterator) == 0
+    assert source.asked.acquire(timeout=LIMIT_S)
+    assert source.asked.acquire(timeout=LIMIT_S)  # the second is being made
+    pause = threading.Thread(target=pipe.pause)
+    pause.start()
+    pause.join(0.1)
+    assert pause.is_alive()
+    source.steps.release()
+    pause.join(LIMIT_S)
+    assert not pause.is_alive()
+    assert source.begun == 2  # and no other is begun
+    source.steps.release()
+    assert list(iterator) == [1, 2]
+    pipe.pause()  # after the end
+
+
+def test_a_pause_leaves_an_error_where_it_is() -> None:
+    pipe = MemoryPinner(Failing(1, LookupError("broken")), same)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    pipe.pause()
+    with pytest.raises(LookupError, match="broken"):
+        next(iterator)
+
+
+# no polling
+
+
+def sleeps(thread: threading.Thread) -> int:
+    """Return how often a thread has gone to sleep."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.M)[0])
+
+
+def test_the_thread_sleeps_while_it_has_nothing_to_do() -> None:
+    source = Stepwise(3)
+    iterator = iter(MemoryPinner(source, same))
+    source.steps.release(2)
+    assert next(iterator) == 0
+    (thread,) = threads()
+    for _ in range(2):  # first the next item is there and nobody takes it, and then it waits for its source
+        time.sleep(0.1)
+        before = sleeps(thread)
+        time.sleep(0.4)
+        assert sleeps(thread) - before < 5
+        assert next(iterator) == 1 if source.begun == 2 else True
+    source.steps.release()
+    list(iterator)
+
+
+# with the service
+
+
+def tensors(number: int) -> dict[str, Any]:
+    return {"number": number, "tensor": torch.full((3, 100, 100), number), "array": np.full(9, number)}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what comes without CUDA cannot be seen with it")
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_without_cuda_it_warns_once_and_reads_all_the_same(workers: int) -> None:
+    service = ShardReadingService(workers, pin_memory=True)
+    with DataLoader2(IterableWrapper(range(30)).sharding_filter().map(tensors), reading_service=service) as loader:
+        with pytest.warns(UserWarning, match="pin_memory=True has no effect, since CUDA is not available") as caught:
+            first = list(loader)
+        second = list(loader)  # without a warning, which would be an error
+    assert len(caught) == 1
+    for epoch in (first, second):
+        assert [item["number"] for item in epoch] == list(range(30))
+        assert all((item["tensor"] == item["number"]).all() for item in epoch)
+    assert threads() == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what comes without CUDA cannot be seen with it")
+@pytest.mark.filterwarnings(NO_CUDA)
+def test_without_cuda_the_pipeline_stays_as_it_is() -> None:
+    pipe = IterableWrapper(range(3))
+    assert pinned(pipe) is pipe
+
+
+class Pair(NamedTuple):
+    """A sample as the loop wants it."""
+
+    image: torch.Tensor
+    names: list[str]
+
+
+class Custom:
+    """Knows how to pin itself."""
+
+    def __init__(self) -> None:
+        self.is_pinned = False
+
+    def pin_memory(self) -> Custom:
+        self.is_pinned = True
+        return self
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA, the test below pins real memory")
+def test_items_keep_their_kind_and_the_thread_keeps_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of torch that need CUDA are replaced: what is copied, and what stays as it is, is not up to them."""
+    devices, originals = set(), set()
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        originals.add(tensor.data_ptr())
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: devices.add((device, threading.current_thread().name)))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", copied)
+    tensor, array = torch.arange(5), np.arange(5)
+    item = {"pair": Pair(tensor, ["a"]), "list": [tensor, b"bytes"], "array": array, "own": Custom(), "none": None}
+    (got,) = pinned(IterableWrapper([item], deepcopy=False))
+    assert type(got["pair"]) is Pair
+    assert torch.equal(got["pair"].image, tensor)
+    assert (got["pair"].names, got["list"][1], got["none"]) == (["a"], b"bytes", None)
+    assert torch.equal(got["list"][0], tensor)
+    assert np.array_equal(got["array"], array)
+    assert got["own"].is_pinned
+    assert originals == {tensor.data_ptr()}
+    assert got["pair"].image.data_ptr() not in originals
+    assert devices == {(3, "pin-memory")}
+
+
+@needs_cuda
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_cuda_tensors_are_pinned(workers: int) -> None:
+    service = ShardReadingService(workers, pin_memory=True)
+    with DataLoader2(IterableWrapper(range(30)).sharding_filter().map(tensors), reading_service=service) as loader:
+        for _ in range(2):
+            items = list(loader)
+            assert [item["number"] for item in items] == list(range(30))
+            assert all(item["tensor"].is_pinned() for item in items)
+            assert all((item["tensor"].cuda() == item["number"]).all() for item in items)
+            assert all((item["array"] == item["number"]).all() for item in items)
+
+
+@pytest.fixture
+def pinning_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the thread run where there is no CUDA, too: it copies tensors into common memory then."""
+
+    def copied(item: dict[str, Any]) -> dict[str, Any]:
+        return {**item, "tensor": item["tensor"].clone()}
+
+    monkeypatch.setattr("wds_datapipes.loading.service.service.pinned", lambda source: MemoryPinner(source, copied))
+
+
+@pytest.mark.usefixtures("pinning_anyway", "nothing_left")
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_thread_reads_from_workers(workers: int) -> None:
+    service = ShardReadingService(workers, pin_memory=True)
+    with DataLoader2(IterableWrapper(range(300)).sharding_filter().map(tensors), reading_service=service) as loader:
+        for taken in (0, 1, 7, 300):
+            items = [item for item, _ in zip(loader, range(taken), strict=False)]
+            assert [item["number"] for item in items] == list(range(taken))
+            assert all((item["tensor"] == item["number"]).all() for item in items)
+        iterator = iter(loader)
+        begun = [next(iterator)["number"] for _ in range(5)]
+        loader._pause()
+        loader._resume()
+        assert begun + [item["number"] for item in iterator] == list(range(300))
+
+
+@pytest.mark.usefixtures("pinning_anyway", "nothing_left")
+@pytest.mark.parametrize("end", ["shutdown", "del", "another iterator"])
+def test_a_worker_that_never_answers_does_not_hold_the_end_up(end: str) -> None:
+    loader: Any = DataLoader2(
+        IterableWrapper(range(9)).map(stuck_after_one), reading_service=ShardReadingService(1, pin_memory=True)
+    )
+    iterator: Any = iter(loader)
+    assert next(iterator)["number"] == 0
+    if end == "another iterator":
+        iter(loader)
+    if end != "del":
+        loader.shutdown()
+    del iterator, loader
+    gc.collect()
+    assert threads() == []
+
+
+def stuck_after_one(number: int) -> dict[str, Any]:
+    if number:
+        time.sleep(1000)
+    return tensors(number)
+
+
+@pytest.mark.parametrize(
+    "end", ["", "raise SystemExit(3)", "1 / 0", "del iterator", "os.kill(os.getpid(), signal.SIGINT)"]
+)
+def test_a_worker_that_never_answers_does_not_hold_the_interpreter_up(end: str) -> None:
+    program = f"""if 1:
+        import os, signal, time, warnings
+        warnings.simplefilter("ignore")
+        from torchdata.dataloader2 import DataLoader2
+        from torchdata.datapipes.iter import IterableWrapper
+        from wds_datapipes import ShardReadingService
+        from wds_datapipes.loading.service import service
+        from wds_datapipes.loading.service.pinning import MemoryPinner
+
+        def stuck_after_one(number):
+            if number:
+                time.sleep(1000)
+            return number
+
+        service.pinned = lambda source: MemoryPinner(source, lambda item: item)
+        loader = DataLoader2(
+            IterableWrapper(range(9)).map(stuck_after_one), reading_service=ShardReadingService(1, pin_memory=True)
+        )
+        iterator = iter(loader)
+        print(next(iterator), flush=True)
+        {end}
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.stdout == "0\n"
+    codes = {"": 0, "raise SystemExit(3)": 3, "1 / 0": 1, "del iterator": 0}
+    assert done.returncode == codes.get(end, done.returncode)
+    assert "Exception ignored" not in done.stderr
+    assert "Fatal" not in done.stderr

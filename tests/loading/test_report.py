@@ -1,0 +1,472 @@
+"""What the workers say of themselves: numbers that are right, and a line that holds them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+
+from wds_datapipes import ShardReadingService
+from wds_datapipes.counters import LATEST, LEDGER, Skipped, SkippedItem
+from wds_datapipes.errors import WorkerDied
+from wds_datapipes.io import urls as schemes
+from wds_datapipes.loading.report import LoadingReport, WorkerReport
+from wds_datapipes.loading.workers import in_process as local
+from wds_datapipes.pipes.shard_list import ShardList
+from wds_datapipes.testing import build_shard
+
+pytestmark = pytest.mark.usefixtures("own_ledger", "nothing_left")
+
+WORKERS = [0, 1, 2]
+
+NAP_S = 0.3
+
+LAST = SkippedItem("wds_decode", "DecodeError", "a.tar", "1", "cls", "the last one")
+
+
+def load(pipe: IterDataPipe[Any], workers: int, **options: Any) -> DataLoader2[Any]:
+    return DataLoader2(pipe, reading_service=ShardReadingService(workers, **options))
+
+
+def report(loader: DataLoader2[Any]) -> LoadingReport:
+    found: LoadingReport = loader.reading_service.report()
+    return found
+
+
+def wide(number: int) -> Any:
+    return np.full(100_000, number, np.uint8)
+
+
+def slow(number: int) -> int:
+    time.sleep(NAP_S)
+    return number
+
+
+# the numbers
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_items_and_epochs_are_counted(workers: int) -> None:
+    with load(IterableWrapper(range(101)).sharding_filter(), workers) as loader:
+        assert (report(loader).epoch, report(loader).items) == (0, 0)
+        for epoch in (1, 2, 3):
+            assert len(list(loader)) == 101
+            assert (report(loader).epoch, report(loader).items) == (epoch, 101 * epoch)
+        each = [worker.items for worker in report(loader).workers]
+        assert each == {0: [303], 1: [303], 2: [153, 150]}[workers]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_each_process_is_named_with_its_number(workers: int) -> None:
+    with load(IterableWrapper(range(10)).sharding_filter(), workers) as loader:
+        list(loader)
+        found = [(worker.name, worker.pid) for worker in report(loader).workers]
+        if workers:
+            children = {child.pid for child in psutil.Process().children()}
+            assert [name for name, _ in found] == [f"Worker {number}" for number in range(workers)]
+            assert {pid for _, pid in found} <= children
+            assert len({pid for _, pid in found}) == workers
+        else:
+            assert found == [("The main process", os.getpid())]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bytes_are_those_that_were_sent(workers: int) -> None:
+    with load(IterableWrapper(range(50)).sharding_filter().map(wide), workers) as loader:
+        list(loader)
+        size = sum(worker.bytes for worker in report(loader).workers)
+        assert 50 * 100_000 < size < 50 * 101_000
+
+
+def test_in_the_main_process_nothing_is_sent() -> None:
+    with load(IterableWrapper(range(50)).map(wide), 0) as loader:
+        list(loader)
+        assert [worker.bytes for worker in report(loader).workers] == [0]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_time_goes_to_whom_it_was_spent_by(workers: int) -> None:
+    with load(IterableWrapper(range(2)).sharding_filter().map(slow), workers) as loader:
+        list(loader)
+        found = report(loader).workers
+        assert sum(worker.making_s for worker in found) >= 2 * NAP_S
+        assert sum(worker.waited_s for worker in found) > NAP_S / 3  # the loop begins to wait when they begin
+
+
+def test_a_worker_that_waits_for_the_loop_says_so() -> None:
+    pipe = IterableWrapper(range(10)).sharding_filter().map(wide)
+    with load(pipe, 1, worker_prefetch_cnt=0, main_prefetch_cnt=0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        time.sleep(NAP_S)
+        list(iterator)
+        (worker,) = report(loader).workers
+        assert worker.waiting_s > NAP_S / 3
+
+
+def test_items_that_are_dispatched_are_counted_where_they_go() -> None:
+    pipe = IterableWrapper(range(30)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    with load(pipe, 2) as loader:
+        assert len(list(loader)) == 30
+        found = report(loader)
+        assert [worker.items for worker in found.workers] == [15, 15]
+        assert found.items == 30
+        assert found.dispatcher is not None
+        assert found.dispatcher.name == "The dispatching process"
+        assert found.dispatcher.pid not in {worker.pid for worker in found.workers}
+
+
+def test_a_report_can_be_had_at_any_time() -> None:
+    with load(IterableWrapper(range(1000)).sharding_filter(), 2) as loader:
+        seen = [report(loader).items for _ in loader]
+        assert seen == sorted(seen)
+        assert seen[-1] == 1000
+        assert all(count >= taken for taken, count in enumerate(seen, 1))
+
+
+def test_a_report_stands_after_the_end() -> None:
+    loader = load(IterableWrapper(range(100)).sharding_filter(), 2)
+    list(loader)
+    before = report(loader)
+    loader.shutdown()
+    after = report(loader)
+    assert after == report(loader)
+    assert after.items == 100
+    # A worker may have waited on until it was shut down.
+    same = [[(each.name, each.pid, each.items, each.bytes) for each in told.workers] for told in (before, after)]
+    assert same[0] == same[1]
+
+
+def test_a_report_before_the_beginning() -> None:
+    assert ShardReadingService(2).report() == LoadingReport(0, [])
+    assert "0 items" in str(ShardReadingService(2).report())
+
+
+class Fatal(IterDataPipe[Any]):
+    """Passes items on, and is killed before one of them."""
+
+    def __init__(self, source: IterDataPipe[Any], last: int) -> None:
+        self.source, self.last = source, last
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self.source):
+            if number == self.last:
+                time.sleep(NAP_S)  # what was made is sent by then
+                psutil.Process().kill()
+            yield item
+
+
+def test_a_report_stands_when_a_worker_was_killed(tmp_path: Path) -> None:
+    names = [
+        build_shard(tmp_path / f"{name}.tar", [{"__key__": str(n), "txt": "x"} for n in range(5)]) for name in "ab"
+    ]
+    loader = load(Fatal(ShardList(names).load_wds_shards().group_samples(), 7), 1)
+    with pytest.raises(WorkerDied):
+        list(loader)
+    (worker,) = report(loader).workers
+    assert worker.shard == names[1]
+    assert worker.items == 7
+    loader.shutdown()
+    assert report(loader).workers == [worker]
+
+
+# shards
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_last_shard_is_told(workers: int, tmp_path: Path) -> None:
+    names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": "0", "txt": name}]) for name in "abcde"]
+    with load(ShardList(names).sharding_filter().load_wds_shards().group_samples(), workers) as loader:
+        assert len(list(loader)) == 5
+        shards = [worker.shard for worker in report(loader).workers]
+        assert shards == {0: [names[4]], 1: [names[4]], 2: [names[4], names[3]]}[workers]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_no_credentials_are_told(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_or_fail(url: str, /, **_: object) -> BinaryIO:
+        if "bad" in url:
+            raise OSError("refused")
+        return shard.open("rb")
+
+    shard = Path(build_shard(tmp_path / "a.tar", [{"__key__": "0", "txt": "a"}]))
+    monkeypatch.setitem(schemes._registered, "test", open_or_fail)
+    addresses = [f"test://ada:secret@host/{name}.tar?token=secret" for name in ("bad", "good")]
+    with load(IterableWrapper(addresses).load_wds_shards(on_error="skip").group_samples(), workers) as loader:
+        assert len(list(loader)) == max(workers, 1)
+        found = report(loader)
+        assert [worker.shard for worker in found.workers] == ["test://***@host/good.tar?token=***"] * max(workers, 1)
+        assert found.skipped.latest[0].url == "test://***@host/bad.tar?token=***"
+        assert found.skipped.latest[0].url in found.skipped.latest[0].reason
+        assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_very_long_address_is_told_as_far_as_there_is_room(workers: int, tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*["ü" * 100] * 10)
+    folder.mkdir(parents=True)
+    shard = build_shard(folder / "a.tar", [{"__key__": "0", "txt": "a"}])
+    with load(ShardList([shard]).load_wds_shards().group_samples(), workers) as loader:
+        assert len(list(loader)) == 1
+        assert shard.startswith(report(loader).workers[0].shard.rstrip("\ufffd"))
+
+
+# what is passed over
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    """Return four shards: the second and the fourth are cut off, and each of the others has a sample with no number."""
+    names = []
+    for name in "abcd":
+        samples = [{"__key__": f"{name}{n}", "cls": "x" if n == 2 else str(n)} for n in range(4)]
+        names.append(build_shard(tmp_path / f"{name}.tar", samples))
+    for name in names[1::2]:
+        os.truncate(name, 1024 + 256)
+    return names
+
+
+EXPECTED = {"load_wds_shards: TruncatedShard": 2, "wds_decode: DecodeError": 2}
+
+
+def go_on(error: Exception) -> bool:
+    return True
+
+
+@pytest.mark.filterwarnings("ignore:.*passed over")  # that is what "warn" does in the main process
+@pytest.mark.parametrize("on_error", ["skip", "warn", go_on])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_what_was_passed_over_is_counted(workers: int, on_error: Any, shards: list[str]) -> None:
+    pipe = ShardList(shards).sharding_filter().load_wds_shards(on_error=on_error).group_samples()
+    with load(pipe.wds_decode(on_error=on_error), workers) as loader:
+        for epoch in (1, 2):
+            assert len(list(loader)) == 6
+            found = report(loader).skipped
+            assert found.counts == {what: epoch * count for what, count in EXPECTED.items()}
+            assert found.total == epoch * 4
+            assert len(found.latest) == epoch * 4
+            assert sum(each.error == "TruncatedShard" for each in found.latest) == epoch * 2
+        if workers == 2:
+            each = [dict(worker.skipped.counts) for worker in report(loader).workers]
+            assert each == [{"wds_decode: DecodeError": 4}, {"load_wds_shards: TruncatedShard": 4}]
+    assert report(loader).skipped.total == 8
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_epoch_of_nothing_but_errors_is_counted(workers: int, shards: list[str]) -> None:
+    pipe = ShardList(shards[1::2] * 30).sharding_filter().load_wds_shards(on_error="skip").group_samples()
+    with load(pipe, workers) as loader:
+        assert list(loader) == []
+        found = report(loader).skipped
+        assert found.counts == {"load_wds_shards: TruncatedShard": 60}
+        assert len(found.latest) == LATEST * max(workers, 1)
+
+
+def test_what_was_passed_over_before_an_error_is_counted(shards: list[str]) -> None:
+    pipe = ShardList([shards[1], shards[0]]).load_wds_shards(on_error="skip").group_samples().wds_decode()
+    with load(pipe, 1) as loader:
+        with pytest.raises(Exception, match="x"):
+            list(loader)
+        assert report(loader).skipped.counts == {"load_wds_shards: TruncatedShard": 1}
+
+
+def test_what_the_dispatching_process_passes_over_is_counted(shards: list[str]) -> None:
+    pipe = ShardList(shards).load_wds_shards(on_error="skip").group_samples()
+    pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).wds_decode(on_error="skip")
+    with load(pipe, 2) as loader:
+        assert len(list(loader)) == 6
+        found = report(loader)
+        assert found.skipped.counts == EXPECTED
+        assert found.dispatcher is not None
+        assert found.dispatcher.skipped.counts == {"load_wds_shards: TruncatedShard": 2}
+        assert found.dispatcher.shard == shards[3]
+
+
+def test_a_new_process_begins_with_an_empty_book(shards: list[str]) -> None:
+    list(ShardList(shards).load_wds_shards(on_error="skip"))
+    assert LEDGER.skipped().total == 2
+    with load(IterableWrapper(range(4)), 1) as loader:
+        list(loader)
+        (worker,) = report(loader).workers
+        assert (worker.skipped, worker.shard) == (Skipped(), "")
+
+
+# a line for each epoch
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_one_line_tells_at_the_end_of_an_epoch_what_was_passed_over_in_it(
+    workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = ShardList([*shards, *shards, *shards]).sharding_filter().load_wds_shards(on_error="skip").group_samples()
+    with load(pipe.wds_decode(on_error="skip"), workers) as loader:
+        for epoch in (1, 2):
+            caplog.clear()
+            list(loader)
+            counts = {what: 3 * count for what, count in EXPECTED.items()}
+            told = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()))
+            assert caplog.messages == [f"epoch {epoch}: passed over 12 items: {told}"]
+            assert caplog.records[0].name == "wds_datapipes"
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_epoch_without_errors_says_nothing(
+    workers: int, shards: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with load(ShardList(shards[2]).sharding_filter().load_wds_shards(on_error="skip"), workers) as loader:
+        list(loader)
+    assert caplog.messages == []
+
+
+# a report for humans
+
+
+def worker_report(number: int = 0, **changes: Any) -> WorkerReport:
+    facts: dict[str, Any] = {
+        "name": f"Worker {number}",
+        "pid": 4000 + number,
+        "items": 12_345,
+        "bytes": 6_780_000,
+        "making_s": 1.25,
+        "waiting_s": 2.5,
+        "waited_s": 3.75,
+        "shard": f"s3://bucket/train-{number:03}.tar",
+        "skipped": Skipped({"wds_decode: DecodeError": 3, "group_samples: DuplicateField": 1}, (LAST,)),
+    }
+    return WorkerReport(**{**facts, **changes})
+
+
+def test_the_line_tells_the_facts() -> None:
+    found = LoadingReport(3, [worker_report(0), worker_report(1)])
+    assert str(found) == (
+        "3 epochs: 24,690 items, 13.6 MB, from 2 workers; the loop waited 7.5 s for them, and they waited 5.0 s for "
+        "the loop; passed over: 2 x group_samples: DuplicateField, 6 x wds_decode: DecodeError"
+    )
+    assert found.skipped.latest == (LAST, LAST)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_line_is_one(workers: int) -> None:
+    with load(IterableWrapper(range(10)).sharding_filter(), workers) as loader:
+        list(loader)
+        text = str(report(loader))
+        assert "\n" not in text
+        assert text.startswith("1 epoch: 10 items, ")
+        assert {0: "from the main process", 1: "from worker 0", 2: "from 2 workers"}[workers] in text
+        assert text.endswith("passed over: 0")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        *[(0, "0 B"), (1, "1 B"), (999, "999 B"), (1000, "1 KB"), (1234, "1.23 KB"), (999_499, "999 KB")],
+        *[(999_500, "1 MB"), (999_999, "1 MB"), (12_345_678, "12.3 MB"), (5 * 10**9, "5 GB")],
+        *[(999_999_999_999, "1 TB"), (5 * 10**13, "50 TB"), (1234 * 10**12, "1,234 TB")],
+    ],
+)
+def test_sizes_are_short(size: int, text: str) -> None:
+    assert f" items, {text}, from" in str(LoadingReport(1, [worker_report(bytes=size)]))
+
+
+def test_without_rich_the_line_is_there_and_the_table_says_what_is_missing() -> None:
+    program = """if 1:
+        import sys, warnings
+        sys.modules["rich"] = None
+        warnings.simplefilter("ignore")
+        from wds_datapipes import ShardReadingService
+        report = ShardReadingService(1).report()
+        print(report)
+        try:
+            report.__rich__()
+        except ImportError as error:
+            print(type(error).__name__, error)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.startswith("0 epochs: 0 items")
+    assert "MissingDependency" in done.stdout
+    assert "wds-datapipes[cli]" in done.stdout
+
+
+# a pipeline without workers
+
+
+def test_time_in_the_loop_is_not_that_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+
+    class TwoSecondsEach(IterDataPipe[int]):
+        def __iter__(self) -> Iterator[int]:
+            for number in range(5):
+                now[0] += 2
+                yield number
+
+    monkeypatch.setattr(local, "perf_counter", lambda: now[0])
+    items = local.LocalItems(TwoSecondsEach())
+    for _ in items:
+        now[0] += 50
+    found = items.report()
+    assert (found.making_s, found.waited_s, found.waiting_s) == (10, 10, 0)
+
+
+@pytest.mark.parametrize("stop", [0, 3])
+def test_items_are_counted_as_they_are_taken(stop: int) -> None:
+    items = local.LocalItems(IterableWrapper(range(5)))
+    iterator = iter(items)
+    for _ in range(stop):
+        next(iterator)
+    assert items.report().items == stop
+
+
+def test_functions_of_other_services_are_called_without_workers() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def reset_pipe(pipe: Any) -> Any:
+        calls.append(("iter_reset_fn",))
+        return pipe
+
+    def reset_worker(pipe: Any, info: Any, generator: Any) -> Any:
+        calls.append(("worker_reset_fn", info.num_workers, info.worker_id, generator))
+        return pipe.map(str)
+
+    items = local.LocalItems(IterableWrapper(range(2)))
+    items.reset_with(reset_pipe, reset_worker, "generator")
+    assert calls == [("iter_reset_fn",), ("worker_reset_fn", 1, 0, "generator")]
+    assert list(items) == ["0", "1"]
+
+
+# that it can be left on
+
+
+def test_a_report_waits_for_nobody() -> None:
+    """A worker that is stuck must not stop whoever asks what it is at."""
+    with load(IterableWrapper(range(3)).map(stuck_after_one), 1) as loader:
+        iterator = iter(loader)
+        assert next(iterator) == 0
+        assert report(loader).items == 1
+
+
+def stuck_after_one(number: int) -> int:
+    if number:
+        time.sleep(1000)
+    return number
+
+
+def test_tensors_of_a_report_are_plain_numbers() -> None:
+    with load(IterableWrapper([torch.zeros(3)] * 3), 1) as loader:
+        list(loader)
+        (worker,) = report(loader).workers
+        facts: list[Callable[[], Any]] = [lambda: worker.items, lambda: worker.bytes, lambda: worker.pid]
+        assert {type(fact()) for fact in facts} == {int}
+        assert {type(each) for each in (worker.making_s, worker.waiting_s, worker.waited_s)} == {float}

@@ -1,0 +1,115 @@
+"""Epochs of a `ShardReadingService` that are begun again and again, while a worker does not listen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.errors import WorkerDied, WorkerTimeout
+from wds_datapipes.loading.transport.protocol import Command, Kind, new_channel
+from wds_datapipes.loading.transport.receiver import Inlet
+from wds_datapipes.loading.transport.sender import Gone, Outlet
+from wds_datapipes.loading.workers.connection import Link
+from wds_datapipes.testing import build_shard
+
+from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the imports above
+
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("nothing_left")]
+
+#: More than a socket holds.
+RESTARTS = 300
+
+
+@contextmanager
+def loading(folder: Path, **options: Any) -> Iterator[Any]:
+    for name in "ab":
+        build_shard(folder / f"{name}.tar", [{"__key__": f"{name}{number}", "txt": b""} for number in range(3)])
+    pipe = ShardList(str(folder / "{a,b}.tar")).sharding_filter().load_wds_shards().group_samples().to_tuple("__key__")
+    with DataLoader2(pipe, reading_service=ShardReadingService(2, **options)) as loader:
+        assert [key for (key,) in loader] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+        yield loader
+
+
+def restart(loader: Any, begun: list[int]) -> None:
+    """Begin epochs, and take an item of the first worker in each."""
+    for number in range(RESTARTS):
+        assert next(iter(loader)) == ("a0",)
+        begun[:] = [number]
+
+
+def test_a_worker_that_does_not_listen_is_waited_for(tmp_path: Path) -> None:
+    with loading(tmp_path) as loader:
+        pid, begun = loader.reading_service.report().workers[1].pid, [0]
+        is_over = threading.Event()
+
+        def wake() -> None:
+            before = -1
+            while not is_over.is_set() and begun[0] != before:  # it waits, or is very slow
+                before = begun[0]
+                is_over.wait(0.5)
+            os.kill(pid, signal.SIGCONT)
+
+        os.kill(pid, signal.SIGSTOP)
+        waker = threading.Thread(target=wake)
+        waker.start()
+        try:
+            restart(loader, begun)
+        finally:
+            is_over.set()
+            waker.join()
+        assert [key for (key,) in loader] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_a_worker_that_does_not_listen_for_too_long_is_an_error(tmp_path: Path) -> None:
+    with loading(tmp_path, timeout_s=1) as loader:
+        os.kill(loader.reading_service.report().workers[1].pid, signal.SIGSTOP)
+        with pytest.raises(WorkerTimeout, match=r"Worker 1 \(pid \d+\) has sent nothing for timeout_s=1 s"):
+            restart(loader, [0])
+
+
+def test_a_worker_that_has_died_is_an_error(tmp_path: Path) -> None:
+    with loading(tmp_path) as loader:
+        os.kill(loader.reading_service.report().workers[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            restart(loader, [0])
+
+
+def test_a_worker_that_waits_until_it_can_send_is_listened_to() -> None:
+    near, far = new_channel()
+    link = Link("Worker 0", Inlet(near, window=9))
+    epochs = []
+
+    def work() -> None:
+        """Say more than the socket holds before each look at the orders."""
+        outlet = Outlet(far, window=9, together=1)
+        try:
+            while True:
+                for _ in range(300):
+                    outlet.say(Kind.LEDGER, b"\x80\x04N.")  # None
+                outlet.wait()
+                while outlet.orders:
+                    epochs.append(outlet.orders.popleft().epoch)
+        except Gone:
+            outlet.close()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    for epoch in range(1, 2 * RESTARTS):
+        link.begin(epoch, "x" * 1000)
+    link.tell(Command.PAUSE, None)
+    while len(epochs) < 2 * RESTARTS:
+        link.drain()
+        time.sleep(0.001)
+    assert epochs == [*range(1, 2 * RESTARTS), 2 * RESTARTS - 1]
+    link.cut()
+    worker.join()
+    link.close()

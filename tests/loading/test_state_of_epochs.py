@@ -1,0 +1,373 @@
+"""Streams that are cut into epochs go on where a state was saved, in an epoch and between two."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torch.utils.data.graph_settings import apply_random_seed
+from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.state.pipeline_state import load_state, renewed, save_state
+from wds_datapipes.testing import build_shard
+
+SIZES = (5, 3, 4, 1, 2, 6)
+Pipe = Any
+Stage = Callable[[Pipe], Pipe]
+
+
+def sample(shard: int, number: int) -> dict[str, Any]:
+    return {"__key__": f"{shard}-{number}", "cls": str(number), "txt": "x" * (number % 3 * 250)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("shards"))
+        for shard, size in enumerate(SIZES):
+            build_shard(f"{shard}.tar", [sample(shard, n) for n in range(size)])
+        yield
+
+
+def draw(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
+    return {**sample, "drawn": sample.get("drawn", 0) + rng.random()}
+
+
+def shuffled(buffer_size: int, pipe: Pipe) -> Pipe:
+    return pipe.shuffle_samples(buffer_size)
+
+
+def bounded(pipe: Pipe) -> Pipe:
+    return pipe.shuffle_samples(30, max_bytes=900)
+
+
+def drawing(pipe: Pipe) -> Pipe:
+    return pipe.map_samples_with_rng(draw)
+
+
+def thinned(pipe: Pipe) -> Pipe:
+    return pipe.rsample(0.7)
+
+
+def split() -> Pipe:
+    return ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+
+
+def drawn() -> Pipe:
+    return ShardList("{0..5}.tar").resample_wds_shards().load_wds_shards().group_samples()
+
+
+def mixed() -> Pipe:
+    return split().mix_samples(drawn(), stop="never")
+
+
+STAGES: list[Stage] = [drawing, thinned, partial(shuffled, 3), partial(shuffled, 30), bounded]
+
+
+def cut_stream(source: Callable[[], Pipe], before: list[Stage], batch: int, n: int, behind: list[Stage]) -> Pipe:
+    pipe = source()
+    for stage in before:
+        pipe = stage(pipe)
+    pipe = pipe.batch(batch) if batch else pipe
+    pipe = pipe.with_epoch(n)
+    for stage in () if batch else behind:
+        pipe = stage(pipe)
+    return pipe
+
+
+def epochs_of(pipe: Pipe, numbers: range) -> list[list[Any]]:
+    return [list(seeded(pipe, number)) for number in numbers]
+
+
+def seeded(pipe: Pipe, epoch: int) -> Pipe:
+    apply_random_seed(pipe, torch.Generator().manual_seed(epoch))
+    load_state(pipe, None)
+    return pipe
+
+
+def saved(pipe: Pipe) -> Any:
+    return json.loads(json.dumps(save_state(pipe)))
+
+
+def is_odd(sample: dict[str, Any]) -> bool:
+    return int(sample["cls"]) % 2 == 1
+
+
+@pytest.mark.parametrize("source", [drawn, mixed])
+def test_a_stream_resumes_behind_more_shards_than_may_yield_nothing(source: Callable[[], Pipe]) -> None:
+    """Shards that are skipped to get to the place are no shards that yield nothing."""
+    pipe = source().filter(is_odd).with_epoch(300)
+    epochs_of(pipe, range(2))
+    iterator = iter(seeded(pipe, 2))
+    assert len(list(itertools.islice(iterator, 10))) == 10
+    state, rest = saved(pipe), list(iterator)
+    resumed = source().filter(is_odd).with_epoch(300)
+    load_state(resumed, state)
+    assert list(resumed) == rest
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    source=st.sampled_from([split, drawn, mixed]),
+    before=st.lists(st.sampled_from(STAGES), max_size=2),
+    behind=st.lists(st.sampled_from(STAGES), max_size=2),
+    batch=st.sampled_from([0, 0, 2]),
+    n=st.sampled_from([1, 4, 9, 30]),
+    epoch=st.integers(0, 3),
+    cut=st.integers(0, 30),
+    again=st.integers(0, 3),
+)
+# The shuffle has all that it waits for, and the stream has not come to what is new, when the second state is saved.
+@example(split, [], [bounded], 0, 9, 0, 5, 1)
+def test_a_stream_goes_on_from_any_cut_in_any_epoch_and_so_do_the_next(
+    source: Callable[[], Pipe],
+    before: list[Stage],
+    behind: list[Stage],
+    batch: int,
+    n: int,
+    epoch: int,
+    cut: int,
+    again: int,
+) -> None:
+    new = partial(cut_stream, source, before, batch, n, behind)
+    whole = epochs_of(new(), range(6))
+    cut = min(cut, len(whole[epoch]))
+    pipe = new()
+    assert epochs_of(pipe, range(epoch)) == whole[:epoch]
+    iterator = iter(seeded(pipe, epoch))
+    assert list(itertools.islice(iterator, cut)) == whole[epoch][:cut]
+    state = saved(pipe) if cut else renewed(saved(pipe))
+    del iterator
+    resumed = seeded(new(), epoch)
+    load_state(resumed, state)
+    iterator = iter(resumed)
+    assert list(itertools.islice(iterator, again)) == whole[epoch][cut : cut + again]
+    state = saved(resumed)
+    del iterator
+    resumed = seeded(new(), epoch)
+    load_state(resumed, state)
+    assert list(resumed) == whole[epoch][cut + again :]
+    state = renewed(saved(resumed))
+    assert epochs_of(resumed, range(epoch + 1, 6)) == whole[epoch + 1 :]
+    following = seeded(new(), epoch + 1)
+    load_state(following, state)
+    assert [list(following), *epochs_of(following, range(epoch + 2, 6))] == whole[epoch + 1 :]
+
+
+def loader(pipe: Pipe, workers: int) -> DataLoader2[Any]:
+    made: DataLoader2[Any] = DataLoader2(pipe, reading_service=ShardReadingService(workers))
+    made.seed(8)
+    return made
+
+
+def natural(source: Callable[[], Pipe]) -> Pipe:
+    return drawing(source().shuffle_samples(4)).to_tuple("__key__", "drawn").batch(2).with_epoch(7)
+
+
+def with_shuffle_behind(source: Callable[[], Pipe]) -> Pipe:
+    return drawing(source()).with_epoch(13).shuffle_samples(5).to_tuple("__key__", "drawn")
+
+
+@pytest.mark.parametrize(
+    ("source", "build", "workers"),
+    [
+        (split, natural, 0),
+        (drawn, with_shuffle_behind, 0),
+        (drawn, natural, 1),
+        (split, with_shuffle_behind, 2),
+        (drawn, natural, 2),
+    ],
+)
+def test_epochs_of_workers_go_on_in_them_and_between_them(
+    source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe], workers: int
+) -> None:
+    with loader(build(source), workers) as one:
+        whole = [list(one) for _ in range(5)]
+    assert len({len(epoch) for epoch in whole}) == 1
+    for epoch, cut in ((1, 0), (2, 4), (1, len(whole[0]))):
+        with loader(build(source), workers) as first:
+            assert [list(first) for _ in range(epoch)] == whole[:epoch]
+            iterator = iter(first)
+            assert list(itertools.islice(iterator, cut)) == whole[epoch][:cut]
+            if cut == len(whole[0]):
+                assert list(iterator) == []
+            state = first.state_dict()
+        with loader(build(source), workers) as second:
+            second.load_state_dict(state)
+            if cut == len(whole[0]):
+                assert [list(second), list(second)] == whole[epoch + 1 : epoch + 3]
+            else:
+                assert [list(second), list(second)] == [whole[epoch][cut:], whole[epoch + 1]]
+            state = second.state_dict()
+            done = epoch + 2 + (cut == len(whole[0]))
+        with loader(build(source), workers) as third:
+            third.load_state_dict(state)
+            assert [list(third) for _ in range(done, 5)] == whole[done:]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_stream_resumes_from_a_state_behind_the_last_item_of_an_epoch(epochs: int) -> None:
+    """The record of the end follows those of the items, and does not stand for itself."""
+    with loader(natural(split), 2) as first:
+        for _ in range(epochs):
+            list(first)
+        state = first.state_dict()
+        following = list(first)
+    with loader(natural(split), 2) as second:
+        second.load_state_dict(state)
+        assert list(second) == following
+
+
+@pytest.mark.parametrize("cut", [3, 7])
+def test_a_stream_has_no_meaning_on_another_number_of_workers(cut: int) -> None:
+    with loader(natural(drawn), 2) as one:
+        iterator = iter(one)
+        assert len(list(itertools.islice(iterator, cut))) == cut
+        if cut == 7:
+            assert list(iterator) == []
+        state = one.state_dict()
+    with loader(natural(drawn), 1) as other:
+        other.load_state_dict(state)
+        with pytest.raises(StateError, match="means nothing where there is another number of them"):
+            next(iter(other))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_after_one_that_was_broken_off_goes_on_where_it_began(workers: int) -> None:
+    with loader(natural(split), workers) as first:
+        assert len(list(itertools.islice(first, 3))) == 3
+        iterator = iter(first)
+        state = first.state_dict()
+        rest = list(iterator)
+        following = list(first)
+    with loader(natural(split), workers) as second:
+        second.load_state_dict(state)
+        assert [list(second), list(second)] == [rest, following]
+
+
+def test_an_epoch_that_another_follows_before_its_first_item_has_taken_nothing_of_the_stream() -> None:
+    """DataLoader2 itself begins no epoch twice; other loaders and services may."""
+    with loader(natural(split), 0) as one:
+        stream = list(itertools.chain(*(one for _ in range(3))))
+    with loader(natural(split), 0) as first:
+        assert list(itertools.islice(first, 3)) == stream[:3]
+        state = first.state_dict()
+    service, generator = ShardReadingService(0), SeedGenerator(8)
+    pipe = service.restore(natural(split), state["wds_datapipes"].encode())
+    for _ in range(2):
+        service.initialize_iteration(generator)
+    assert list(pipe) == stream[3:10]
+    service.finalize_iteration()
+    service.initialize_iteration(generator)
+    assert list(pipe) == stream[10:17]
+    service.finalize()
+
+
+#: StatefulDataLoader calls what torch has deprecated.
+stateful = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+def itself(item: Any) -> Any:
+    return item
+
+
+def data_of(source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe]) -> StatefulShards:
+    return StatefulShards(build(source), seed=8)
+
+
+@stateful
+@pytest.mark.parametrize(("source", "build"), [(split, natural), (drawn, with_shuffle_behind)])
+def test_streams_go_on_from_one_loader_to_another_in_an_epoch_and_between_two(
+    source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe]
+) -> None:
+    """Four loaders in a row read one stream, which is that of DataLoader2."""
+
+    def by_torch(data: StatefulShards) -> Any:
+        return data.tracked(DataLoader(data, batch_size=None, collate_fn=itself))
+
+    with loader(build(source), 0) as one:
+        whole = [list(one) for _ in range(7)]
+    data = data_of(source, build)
+    assert [list(by_torch(data)) for _ in range(2)] == whole[:2]
+    state = json.loads(json.dumps(data.state_dict()))
+    data = data_of(source, build)
+    data.load_state_dict(state)
+    assert json.loads(json.dumps(data.state_dict())) == state
+    assert list(by_torch(data)) == whole[2]
+    iterator = by_torch(data)
+    assert list(itertools.islice(iterator, 4)) == whole[3][:4]
+    state = json.loads(json.dumps(data.state_dict()))
+    with loader(build(source), 0) as other:
+        other.reading_service.load_state_dict(state)
+        assert [list(other), list(other)] == [whole[3][4:], whole[4]]
+        state = other.state_dict()
+    data = data_of(source, build)
+    data.load_state_dict(state)
+    third: StatefulDataLoader[Any] = StatefulDataLoader(data, batch_size=None, collate_fn=itself)
+    assert list(itertools.islice(third, 2)) == whole[5][:2]
+    state = third.state_dict()
+    fourth: StatefulDataLoader[Any] = StatefulDataLoader(data_of(source, build), batch_size=None, collate_fn=itself)
+    fourth.load_state_dict(state)
+    assert list(fourth) == whole[5][2:]
+    state = fourth.state_dict()
+    fifth: StatefulDataLoader[Any] = StatefulDataLoader(data_of(source, build), batch_size=None, collate_fn=itself)
+    fifth.load_state_dict(state)
+    assert list(fifth) == whole[6]
+
+
+def test_an_epoch_of_torchs_loader_that_is_broken_off_is_followed_by_the_next_items() -> None:
+    with loader(natural(split), 0) as one:
+        stream = list(itertools.chain(*(one for _ in range(3))))
+    data = data_of(split, natural)
+    batches = DataLoader(data, batch_size=None, collate_fn=itself)
+    assert list(itertools.islice(data.tracked(batches), 3)) == stream[:3]
+    iter(batches)  # takes nothing
+    resumed = data_of(split, natural)
+    resumed.load_state_dict(data.state_dict())
+    assert list(resumed.tracked(DataLoader(resumed, batch_size=None, collate_fn=itself))) == stream[3:10]
+    iterator = data.tracked(batches)
+    assert list(itertools.islice(iterator, 1)) == stream[3:4]
+    resumed = data_of(split, natural)
+    resumed.load_state_dict(data.state_dict())
+    assert [*iterator, *data.tracked(batches)] == stream[4:17]
+    batches = DataLoader(resumed, batch_size=None, collate_fn=itself)
+    assert [*resumed.tracked(batches), *resumed.tracked(batches)] == stream[4:17]
+
+
+REFUSED: list[Any] = []
+
+
+def unless_refused(item: Any) -> Any:
+    if REFUSED:
+        raise ValueError(REFUSED.pop())
+    return item
+
+
+def test_a_stream_whose_first_item_of_an_epoch_is_refused_goes_on_behind_it() -> None:
+    def new() -> StatefulShards:
+        return StatefulShards(split().to_tuple("__key__").with_epoch(4).map(unless_refused))
+
+    data = new()
+    stream = list(itertools.chain(*(DataLoader(data, batch_size=None, collate_fn=itself) for _ in range(2))))
+    data = new()
+    batches = DataLoader(data, batch_size=None, collate_fn=itself)
+    assert list(batches) == stream[:4]
+    REFUSED.append("no such label")
+    with pytest.raises(ValueError, match="no such label"):
+        list(batches)
+    resumed = new()
+    resumed.load_state_dict(data.state_dict())
+    assert list(DataLoader(resumed, batch_size=None, collate_fn=itself)) == stream[5:8]

@@ -1,0 +1,303 @@
+"""Streams that `with_epoch` cuts, in the worker processes of torch's loaders, whose loop is tracked."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, get_worker_info
+from torchdata.dataloader2 import DataLoader2
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
+from wds_datapipes.testing import build_shard
+
+pytestmark = [
+    # torchdata calls it whenever a StatefulDataLoader is made.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    # Three workers are more than a small machine has processors.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
+]
+
+SIZES = (5, 3, 4, 1, 2, 6)
+Pipe = Any
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("shards"))
+        for shard, size in enumerate(SIZES):
+            build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(size)])
+        yield
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def split() -> Pipe:
+    return ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+
+
+def drawn() -> Pipe:
+    return ShardList("{0..5}.tar").resample_wds_shards().load_wds_shards().group_samples()
+
+
+def plain(n: int = 17) -> Pipe:
+    return split().shuffle_samples(4).map(key_of).with_epoch(n)
+
+
+def shuffled_behind() -> Pipe:
+    return drawn().with_epoch(19).shuffle_samples(5).map(key_of)
+
+
+def is_even(key: str) -> bool:
+    return int(key[-1]) % 2 == 0
+
+
+def filtered_behind() -> Pipe:
+    return drawn().shuffle_samples(3).map(key_of).with_epoch(23).filter(is_even)
+
+
+def batched() -> Pipe:
+    return split().shuffle_samples(4).map(key_of).batch(2).with_epoch(7)
+
+
+def itself(item: Any) -> Any:
+    return item
+
+
+class Run:
+    """A data set with a loader of it, whose loop is tracked."""
+
+    def __init__(
+        self,
+        build: Callable[[], Pipe],
+        workers: int,
+        state: Any = None,
+        *,
+        cls: Any = DataLoader,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.data = StatefulShards(build(), seed=8)
+        if state is not None:
+            self.data.load_state_dict(state)
+        options |= {"batch_size": batch_size, "num_workers": workers}
+        options["multiprocessing_context"] = "fork" if workers else None
+        self.loader = cls(self.data, collate_fn=itself if batch_size is None else list, **options)
+
+    def epoch(self) -> Any:
+        return self.data.tracked(self.loader)
+
+    def epochs(self, count: int) -> list[list[Any]]:
+        return [list(self.epoch()) for _ in range(count)]
+
+    def state(self) -> Any:
+        return json.loads(json.dumps(self.data.state_dict()))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("build", "workers"), [(batched, 2), (shuffled_behind, 1), (filtered_behind, 3)])
+def test_a_stream_is_that_of_the_other_loader(build: Callable[[], Pipe], workers: int, persistent: bool) -> None:
+    with DataLoader2(build(), reading_service=ShardReadingService(workers)) as other:
+        other.seed(8)
+        whole = [list(other) for _ in range(4)]
+    assert Run(build, workers, persistent_workers=persistent).epochs(4) == whole
+
+
+@pytest.mark.parametrize(
+    ("build", "workers", "options"),
+    [
+        (plain, 0, {"batch_size": 3, "drop_last": True}),
+        (plain, 1, {"batch_size": 4}),
+        (plain, 2, {"batch_size": 3, "drop_last": True}),
+        (plain, 2, {"batch_size": 3, "drop_last": True, "persistent_workers": True}),
+        (batched, 2, {"prefetch_factor": 5}),
+        (batched, 3, {"persistent_workers": True}),
+        (shuffled_behind, 2, {"batch_size": 2}),
+        (shuffled_behind, 3, {"batch_size": 2, "drop_last": True, "persistent_workers": True}),
+        (filtered_behind, 2, {"persistent_workers": True}),
+        (filtered_behind, 2, {"batch_size": 3, "cls": StatefulDataLoader}),
+        (plain, 2, {"batch_size": 3, "cls": StatefulDataLoader, "persistent_workers": True}),
+    ],
+)
+def test_what_comes_after_a_state_is_what_would_have_come(
+    build: Callable[[], Pipe], workers: int, options: dict[str, Any]
+) -> None:
+    run = Run(build, workers, **options)
+    states, whole, ends = [run.state()], list[Any](), [0]
+    for number in range(5):
+        for batch in run.epoch():
+            whole.append(batch)
+            if number < 3:
+                states.append(run.state())
+        if number < 3:  # the epoch is over, and at its last batch it was not
+            states[-1], at_the_last = run.state(), states[-1]
+        ends.append(len(whole))
+    resumed = Run(build, workers, at_the_last, **options)
+    assert resumed.epochs(2) == [[], whole[ends[3] : ends[4]]]
+    for turn, cut in enumerate(range(0, ends[2], ends[2] // 4 if workers else 1)):
+        epoch = next(number for number, end in enumerate(ends) if end > cut)
+        end, following = ends[epoch], ends[epoch + 1]
+        resumed = Run(build, workers, states[cut], **options)
+        batches = resumed.epoch()
+        first = list(itertools.islice(batches, turn % 3))
+        second = resumed.state() if first else states[cut]
+        assert first + list(batches) == whole[cut:end]
+        between = resumed.state()
+        batches = resumed.epoch()
+        head = list(itertools.islice(batches, 1 + turn % 2))
+        later = resumed.state()
+        assert head + list(batches) == whole[end:following]
+        # A state of the run that went on is as good, in any epoch of it.
+        place = ((second, cut + len(first)), (between, end), (later, end + len(head)))[turn // 2 % 3]
+        again = Run(build, workers, place[0], **options)
+        assert list(itertools.chain(*again.epochs(2))) in (whole[place[1] : e] for e in ends)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("build", "batch_size"), [(plain, 3), (shuffled_behind, None), (filtered_behind, 2)])
+def test_an_epoch_that_is_broken_off_is_followed_by_what_the_loop_has_not_got(
+    build: Callable[[], Pipe], batch_size: int | None, persistent: bool
+) -> None:
+    """What workers have made ahead is made again, and the state is known before they have made anything."""
+    options: dict[str, Any] = {"batch_size": batch_size, "persistent_workers": persistent}
+    run = Run(build, 2, **options)
+    broken, cuts = list[list[Any]](), (1, 0, 4)
+    for cut in cuts:
+        with closing(run.epoch()) as batches:
+            broken.append(list(itertools.islice(batches, cut)))
+    batches = run.epoch()
+    first = next(batches)  # the other worker has delivered nothing yet
+    state = run.state()
+    rest = [list(batches), *run.epochs(2)]
+    resumed = Run(build, 2, state, **options)
+    assert resumed.epochs(3) == rest
+    # Another run that is broken off in the same places reads the same, however far its workers were ahead.
+    other = Run(build, 2, prefetch_factor=1, **options)
+    for cut, wanted in zip(cuts, broken, strict=True):
+        with closing(other.epoch()) as batches:
+            assert list(itertools.islice(batches, cut)) == wanted
+    assert other.epochs(3) == [[first, *rest[0]], *rest[1:]]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_nothing_of_a_stream_is_lost_where_epochs_are_broken_off(persistent: bool) -> None:
+    whole = list(itertools.chain(*Run(batched, 1).epochs(3)))
+    run, found = Run(batched, 1, persistent_workers=persistent), list[Any]()
+    for cut in (2, 0, 5, 7, 1, 99):
+        with closing(run.epoch()) as batches:
+            found += itertools.islice(batches, cut)
+    assert len(found) == 22
+    assert found[:21] == whole
+
+
+def test_each_worker_has_its_own_stream_again_behind_an_epoch_that_went_on_with_another_one() -> None:
+    """The loader begins with its process 0, which had the part of worker 1 in that epoch."""
+    run = Run(batched, 2)
+    batches = run.epoch()
+    head = [next(batches)]
+    state = run.state()
+    wanted = [list(batches), *run.epochs(2)]
+    resumed = Run(batched, 2, state, persistent_workers=True)
+    assert len(head) + len(wanted[0]) == 7
+    assert resumed.epochs(3) == wanted
+
+
+def test_a_stream_that_the_service_has_saved_goes_on_in_worker_processes_of_torch_and_back() -> None:
+    with DataLoader2(batched(), reading_service=ShardReadingService(2)) as other:
+        other.seed(8)
+        whole = [list(other) for _ in range(5)]
+    with DataLoader2(batched(), reading_service=ShardReadingService(2)) as other:
+        other.seed(8)
+        assert [list(other)] == whole[:1]
+        assert list(itertools.islice(other, 3)) == whole[1][:3]
+        state = merge_states([other.reading_service.state_dict()])
+    run = Run(batched, 2, state)
+    assert run.epochs(2) == [whole[1][3:], whole[2]]
+    with DataLoader2(batched(), reading_service=ShardReadingService(2)) as other:
+        other.seed(8)
+        other.reading_service.load_state_dict(run.state())
+        assert [list(other), list(other)] == whole[3:]
+
+
+def refuse(key: str) -> str:
+    if get_worker_info() is not None and "5-" in key:
+        raise ValueError("no such label")
+    return key
+
+
+def test_what_an_error_has_ended_goes_on_where_the_loop_has_stopped() -> None:
+    run = Run(lambda: split().map(key_of).map(refuse).with_epoch(50), 1)
+    batches = run.epoch()
+    found: list[str] = []
+    with pytest.raises(ValueError, match="no such label"):
+        found.extend(batches)
+    assert 0 < len(found) == len(set(found))
+    # The sample is not lost.
+    resumed = Run(lambda: split().map(key_of).with_epoch(50), 1)
+    (own,), (saved,) = checkpoints_in(resumed.state()), checkpoints_in(run.state())
+    resumed.data.load_state_dict(state_of([replace(saved, stages=own.stages)]))
+    assert "5-" in next(resumed.epoch())
+
+
+def test_worker_processes_of_a_loop_that_is_not_tracked_refuse_a_stream() -> None:
+    run = Run(plain, 1)
+    with pytest.raises(StateError, match=r"Loop over data\.tracked\(loader\), and save data\.state_dict\(\)"):
+        next(iter(run.loader))
+    assert len(list(run.epoch())) == 17
+
+
+def test_the_state_of_a_stateful_loader_names_that_of_the_data_set() -> None:
+    run = Run(plain, 1, cls=StatefulDataLoader, batch_size=2)
+    batches = run.epoch()
+    next(batches)
+    state = run.loader.state_dict()
+    batches.close()
+    match = r"save and load the data set: data\.state_dict\(\)"
+    with pytest.raises(StateError, match=match):
+        run.data.load_state_dict(state)
+    with pytest.raises(StateError, match=match):
+        Run(plain, 1, cls=StatefulDataLoader, batch_size=2).loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("before", "after", "cut"), [(2, 1, 2), (0, 2, 99), (2, 0, 99)])
+def test_a_stream_on_another_number_of_workers_is_refused(before: int, after: int, cut: int) -> None:
+    run = Run(batched, before)
+    batches = run.epoch()
+    assert len(list(itertools.islice(batches, cut))) == min(cut, 7)
+    state = run.state()
+    with pytest.raises(StateError, match="means nothing where there is another number of them"):
+        next(Run(batched, after, state).epoch())
+    batches.close()
+    loader = DataLoader[Any](
+        run.data, batch_size=None, num_workers=after, multiprocessing_context="fork" if after else None
+    )
+    with pytest.raises(StateError, match=f"there are {after} workers now, where there were {before}"):
+        next(run.data.tracked(loader))
+
+
+def test_workers_that_are_spawned_go_on_with_their_streams() -> None:
+    def of(state: Any = None) -> tuple[StatefulShards, Any]:
+        pipe = ShardList("{0..5}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+        data = StatefulShards(pipe.to_tuple("__key__").with_epoch(8))
+        if state is not None:
+            data.load_state_dict(state)
+        return data, DataLoader[Any](data, batch_size=3, num_workers=1, multiprocessing_context="spawn")
+
+    data, loader = of()
+    first = list(data.tracked(loader))
+    state, second = data.state_dict(), list(data.tracked(loader))
+    keys = [key for ((*keys,),) in first + second for key in keys]
+    assert len(set(keys)) == len(keys) == 16
+    data, loader = of(state)
+    assert list(data.tracked(loader)) == second

@@ -1,0 +1,302 @@
+"""Stages of users: what may hold samples back, and has no state of them, is refused when a state is asked for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Batcher, Mapper, Shuffler
+from torch.utils.data.graph_settings import apply_random_seed
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.grouping import SampleShuffler
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
+from wds_datapipes.testing import build_shard
+
+Pipe = IterDataPipe[Any]
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard in range(3):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(20)])
+
+
+class Plain(IterDataPipe[Any]):
+    """Makes one item of one, and does not say so."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield key_of(item)
+
+
+class Known(Plain):
+    """Says so, of the loop that it inherits."""
+
+    holds_nothing = True
+
+
+class OtherLoop(Known):
+    """Inherits what was said of another loop."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from [*self.source]
+
+
+class Promise:
+    """Has no loop, so that it promises something of that of whatever class has it."""
+
+    holds_nothing = True
+
+
+class Mixed(Promise, IterDataPipe[Any]):
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+class OwnShuffler(Shuffler):  # type: ignore[type-arg]  # torch's types are of its own
+    """torch's, by another name."""
+
+
+class OwnMapper(Mapper):  # type: ignore[type-arg]  # torch's types are of its own
+    """torch's loop, which holds nothing, with another function."""
+
+    def _apply_fn(self, data: Any) -> Any:
+        return key_of(data)
+
+
+class Overlapping(Batcher):
+    """Another loop than torch's, which keeps an item of each batch for the next one."""
+
+    def __iter__(self) -> Iterator[Any]:
+        before = None
+        for item in self.datapipe:
+            yield [before, item]
+            before = item
+
+
+class OwnBuffer(SampleShuffler):
+    """Another loop than ours, which keeps more than our state says."""
+
+    def __iter__(self) -> Iterator[Any]:
+        items = [*itertools.islice(iter(self.source), 10)]
+        yield from items
+
+
+class Twice(IterDataPipe[Any]):
+    """Says what is not so: it yields two items for one."""
+
+    holds_nothing = True
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield item["__key__"], 0
+            yield item["__key__"], 1
+
+
+class Pairs(IterDataPipe[Any]):
+    """Yields each item with the two before it: has a state, as it is usual elsewhere."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+        self.waiting: list[str] = []
+        self.is_resumed = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.is_resumed:
+            self.waiting = []
+        self.is_resumed = False
+        for item in self.source:
+            self.waiting.append(item["__key__"])  # the very list that state_dict() has returned
+            del self.waiting[:-3]
+            yield tuple(self.waiting)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"waiting": self.waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.waiting, self.is_resumed = [*state["waiting"]], True
+
+
+class Strict(Pairs):
+    """Has a second argument of another meaning."""
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        assert strict is True
+        super().load_state_dict(state)
+
+
+class Coping(IterDataPipe[Any]):
+    """Counts its items, of which some come again."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.address = source.address
+        self.count = 0
+        self.again = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            self.again -= 1
+            self.count += self.again < 0
+            yield item["__key__"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any], again: Any = ()) -> None:
+        self.count, self.again = state["count"], len(again)
+
+
+class Unloadable(Plain):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class OfNothing(Unloadable):
+    def load_state_dict(self) -> None:
+        pass
+
+
+class OfSets(Pairs):
+    def state_dict(self) -> dict[str, Any]:
+        return {"waiting": {*self.waiting}}
+
+
+def key_of(sample: Any) -> str:
+    return str(sample["__key__"])
+
+
+def source() -> Any:
+    return ShardList("{0..2}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+
+
+def seeded(pipe: Pipe) -> Pipe:
+    apply_random_seed(pipe, torch.Generator().manual_seed(3))
+    return pipe
+
+
+ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "plain": (
+        Plain,
+        r"test_state_of_users_stages\.Plain may hold samples back, .*holds_nothing = True\. If it .* add state_dict",
+    ),
+    "another loop": (OtherLoop, "OtherLoop may hold samples back"),
+    "torch's shuffler": (
+        OwnShuffler,
+        r"OwnShuffler may hold samples back, .*What is known of .*Shuffler.* says nothing",
+    ),
+    "torch's batcher": (
+        lambda pipe: Overlapping(pipe, 2),
+        r"Overlapping may hold .* of BatcherIterDataPipe says nothing",
+    ),
+    "our shuffle": (lambda pipe: OwnBuffer(pipe, 4), "OwnBuffer may hold .* of SampleShuffler says nothing"),
+    "before a shuffle": (
+        lambda pipe: Pairs(pipe).shuffle_samples(4),
+        r"Pairs has a state of its own, and is before SampleShuffler\. .* Put Pairs behind SampleShuffler",
+    ),
+    "before a batch is taken apart": (
+        lambda pipe: Pairs(pipe).batch(2).unbatch_samples(collated=False),
+        "Pairs has a state of its own, and is before SampleUnbatcher",
+    ),
+    "in a stream before a shuffle": (
+        lambda pipe: Pairs(pipe).with_epoch(50).shuffle_samples(4),
+        "Pairs has a state of its own, and is before SampleShuffler",
+    ),
+    "not to be loaded": (Unloadable, r"Unloadable has state_dict\(\) and no load_state_dict\(\)"),
+    "loaded from nothing": (OfNothing, r"OfNothing\.load_state_dict\(\) .*cannot be called with the state"),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_may_hold_samples_back_is_refused_when_a_state_is_asked_for(case: str, workers: int) -> None:
+    build, message = ASKED[case]
+    with DataLoader2(build(source()), reading_service=ShardReadingService(workers)) as loader:
+        items = iter(loader)
+        next(items)
+        with pytest.raises(StateError, match=message):
+            loader.state_dict()
+        assert len(list(items)) > 8  # and works as ever
+    with pytest.raises(StateError, match=message):
+        StatefulShards(build(source()))
+
+
+def mapped(pipe: Any) -> Any:
+    return OwnMapper(pipe.shuffle_samples(5), key_of)
+
+
+@pytest.mark.parametrize("build", [Known, lambda pipe: Known(Mixed(pipe)), mapped, Pairs, Strict])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_says_what_it_holds_resumes_exactly(build: Callable[[Any], Pipe], workers: int) -> None:
+    def new() -> Any:
+        loader = DataLoader2(build(source().shuffle_samples(7)), reading_service=ShardReadingService(workers))
+        loader.seed(3)
+        return loader
+
+    with new() as loader:
+        items = iter(loader)
+        for _ in range(11):
+            next(items)
+        state = json.loads(json.dumps(loader.reading_service.state_dict()))
+        rest = list(items)
+    loader = new()
+    loader.reading_service.load_state_dict(state)
+    with loader:
+        assert list(loader) == rest
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_of_other_values_than_json_has_is_refused(workers: int) -> None:
+    pipe: Any = OfSets(source())
+    with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
+        next(iter(loader))
+        with pytest.raises((StateError, TypeError), match=r"OfSets has to consist of values that JSON has|not JSON"):
+            loader.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> None:
+    """Each of the two would be read again with the other."""
+    pipe: Any = Twice(source())
+    with DataLoader2(pipe.shuffle_samples(6), reading_service=ShardReadingService(workers)) as loader:
+        next(iter(loader))
+        with pytest.raises(StateError, match=re.escape("several items of one sample. Let that be .unbatch_samples()")):
+            loader.state_dict()
+
+
+def test_a_stage_that_resumes_from_addresses_may_be_before_a_shuffle() -> None:
+    """It takes the second argument, and tells where its items are."""
+
+    stage = Coping(source())
+    pipe = seeded(stage.shuffle_samples(5))
+    items = iter(pipe)
+    for _ in range(Random(3).randint(5, 20)):
+        next(items)
+    state, count = json.loads(json.dumps(save_state(pipe))), stage.count
+    rest = list(items)
+    again = Coping(source())
+    pipe = seeded(again.shuffle_samples(5))
+    load_state(pipe, state)
+    assert list(pipe) == rest
+    assert again.count == stage.count > count

@@ -1,0 +1,243 @@
+"""`StatefulShards` under torchdata's ``StatefulDataLoader``, and under torch's ``DataLoader``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import destroy_process_group, init_process_group
+from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.dataloader2 import DataLoader2
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
+from wds_datapipes.testing import build_shard
+
+# torchdata calls it whenever a StatefulDataLoader is made.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+SIZES = (7, 1, 13, 5, 9)
+KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard, size in enumerate(SIZES):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(size)])
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def pipeline(buffer_size: int = 6) -> IterDataPipe[Any]:
+    urls = ShardList("{0..4}.tar").shuffle().sharding_filter()
+    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(buffer_size)
+    return pipe.map(key_of)
+
+
+def loader_of(workers: int, *, seed: int = 3, every: int = 1, persistent: bool = False) -> StatefulDataLoader[Any]:
+    # A list of keys is not made a tensor.
+    return StatefulDataLoader(
+        StatefulShards(pipeline(), seed=seed),
+        batch_size=3,
+        num_workers=workers,
+        collate_fn=list,
+        snapshot_every_n_steps=every,
+        persistent_workers=persistent,
+        multiprocessing_context="fork" if workers else None,
+    )
+
+
+def keys_of(batches: list[list[str]]) -> list[str]:
+    return sorted(key for batch in batches for key in batch)
+
+
+@pytest.mark.parametrize(
+    ("workers", "every", "persistent"), [(0, 1, False), (0, 4, False), (1, 1, False), (2, 1, True), (2, 3, False)]
+)
+@pytest.mark.parametrize("cut", [0, 5, 10, 99])
+def test_what_comes_after_a_state_is_what_would_have_come(workers: int, every: int, persistent: bool, cut: int) -> None:
+    loader = loader_of(workers, every=every, persistent=persistent)
+    first = list(loader)
+    iterator = iter(loader)
+    head = list(itertools.islice(iterator, cut))
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    rest = list(iterator)
+    third, fourth = list(loader), list(loader)
+    assert keys_of(first) == keys_of(head + rest) == keys_of(third) == KEYS
+    assert len({json.dumps(epoch) for epoch in (first, head + rest, third, fourth)}) == 4
+    resumed = loader_of(workers, every=every, persistent=persistent)
+    resumed.load_state_dict(state)
+    assert list(resumed) == (rest or third)
+    assert list(resumed) == (third if rest else fourth)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_all_workers_begin_the_next_epoch_when_a_loop_is_broken_off(workers: int, persistent: bool) -> None:
+    loader = loader_of(workers, persistent=persistent and workers > 0)
+    for _ in range(3):
+        next(iter(loader))
+    assert keys_of(list(loader)) == KEYS
+
+
+def read_as_rank(rank: int, folder: str, results: Any) -> None:
+    """Be one of two ranks: take some batches, and the rest twice, with another loader the second time."""
+    init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        loader = loader_of(2)
+        iterator = iter(loader)
+        head = list(itertools.islice(iterator, 3))
+        state = loader.state_dict()
+        rest = list(iterator)
+        resumed = loader_of(2)
+        resumed.load_state_dict(state)
+        results.put((head, rest, list(resumed), list(loader), list(resumed)))
+    finally:
+        destroy_process_group()
+
+
+def test_ranks_share_each_epoch_and_go_on(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=read_as_rank, args=(rank, str(tmp_path), results)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    found = [results.get() for _ in ranks]
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0
+        rank.close()
+    results.close()
+    assert keys_of([batch for head, rest, *_ in found for batch in head + rest]) == KEYS
+    assert keys_of([batch for result in found for batch in result[3]]) == KEYS
+    for _, rest, resumed, following, resumed_following in found:
+        assert (resumed, resumed_following) == (rest, following)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_that_is_chosen_follows_from_its_number(persistent: bool) -> None:
+    loader = loader_of(2, persistent=persistent)
+    epochs = [list(loader) for _ in range(3)]
+    assert isinstance(loader.dataset, StatefulShards)
+    for _ in range(2):
+        loader.dataset.set_epoch(1)
+        epochs += [list(loader), list(loader)]
+    assert epochs[3:5] == epochs[5:]
+    assert len({json.dumps(epoch) for epoch in [*epochs, list(loader_of(2, seed=4))]}) == 6
+
+
+def test_torchs_loader_goes_on_without_workers() -> None:
+    generator = torch.get_rng_state()
+    shards = StatefulShards(pipeline())
+    iterator = iter(DataLoader(shards, batch_size=3, collate_fn=list))
+    head = list(itertools.islice(iterator, 4))
+    state = json.loads(json.dumps(shards.state_dict()))
+    rest = list(iterator)
+    following = shards.state_dict()
+    epoch = list(DataLoader(shards, batch_size=3, collate_fn=list))
+    assert keys_of(head + rest) == keys_of(epoch) == KEYS
+    for saved, wanted in ((state, rest), (following, epoch)):
+        resumed = StatefulShards(pipeline())
+        resumed.load_state_dict(saved)
+        assert checkpoints_in(resumed.state_dict()) == checkpoints_in(saved)
+        assert list(DataLoader(resumed, batch_size=3, collate_fn=list)) == wanted
+    # torch's loader draws one number of its own for each epoch, and the data set none.
+    torch.set_rng_state(generator)
+    before = torch.get_rng_state()
+    list(shards)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_places_of_workers_are_not_made_up() -> None:
+    shards = StatefulShards(pipeline())
+    found = list(DataLoader(shards, batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    assert sorted(found) == KEYS
+    with pytest.raises(StateError, match="places of worker processes"):
+        shards.state_dict()
+
+
+def test_a_state_of_another_pipeline_is_refused() -> None:
+    shards = StatefulShards(pipeline())
+    next(iter(shards))
+    with pytest.raises(StateError, match=r"another pipeline\. Counted from the end, stage 1 was SampleShuffler"):
+        StatefulShards(pipeline(7)).load_state_dict(shards.state_dict())
+
+
+def test_a_state_that_one_worker_of_a_loader_cannot_go_on_from_is_refused() -> None:
+    loader = loader_of(1)
+    next(iter(loader))
+    state = loader.state_dict()
+    worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]
+    (saved,) = checkpoints_in(worker["dataset_state"])
+    worker["dataset_state"] = state_of([replace(saved, distributed=True)])
+    loader = loader_of(1)
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match="only the same worker"):
+        list(loader)
+
+
+def test_a_pipeline_without_a_state_is_refused() -> None:
+    with pytest.raises(StateError, match="Shuffler may hold samples back"):
+        StatefulShards(pipeline().shuffle())
+    with pytest.raises(TypeError, match="takes a pipeline"):
+        StatefulShards([1, 2])  # type: ignore[arg-type]  # that is what is tested
+    with pytest.raises(TypeError, match="seed is a number"):
+        StatefulShards(pipeline(), seed="7")  # type: ignore[arg-type]  # that is what is tested
+    with pytest.raises(ValueError, match="at most 64 bits"):
+        StatefulShards(pipeline(), seed=-1)
+    with pytest.raises(ValueError, match="a number from 0, not -1"):
+        StatefulShards(pipeline()).set_epoch(-1)
+
+
+class FirstFour(IterDataPipe[Any]):
+    """A stage of a user, which does not begin its source where it needs nothing of it."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int], waiting: Any) -> None:
+        self.count = state["count"]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.count < 4:
+            for item in itertools.islice(self.source, 4 - self.count):
+                self.count += 1
+                yield item
+        self.count = 0
+
+
+def test_a_state_that_no_stage_has_used_is_forgotten_with_its_epoch() -> None:
+
+    def new() -> IterDataPipe[Any]:
+        gathered = ShardList("{0..4}.tar").sharding_filter().load_wds_shards().group_samples()
+        return FirstFour(gathered.map(key_of))
+
+    loader = StatefulDataLoader(StatefulShards(new()), batch_size=None)
+    whole = list(loader)
+    assert len(list(itertools.islice(loader, 4))) == 4
+    state = loader.state_dict()
+    loader = StatefulDataLoader(StatefulShards(new()), batch_size=None)
+    loader.load_state_dict(state)
+    assert [list(loader), list(loader)] == [[], whole]
+    other: DataLoader2[Any] = DataLoader2(new(), reading_service=ShardReadingService(0))
+    other.seed(0)
+    other.reading_service.load_state_dict(state)
+    with other:
+        assert [list(other), list(other)] == [[], whole]

@@ -1,0 +1,473 @@
+"""States that other programs save and load, at any moment, against a run that nothing has interrupted."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import json
+import multiprocessing
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import all_gather_object, destroy_process_group, init_process_group
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.dataloader2 import DataLoader2
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes.errors import RankLost, StateError
+from wds_datapipes.loading.checkpoint.loader_states import STATE
+from wds_datapipes.testing import build_shard
+
+pytestmark = [
+    # torchdata calls it whenever a StatefulDataLoader is made.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    # Three workers are more than a small machine has processors.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning"),
+    # A distributed checkpoint of one process says that there is one.
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"),
+]
+
+SIZES = (7, 1, 13, 5, 9)
+KEYS = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
+BATCH_SIZE = 3
+
+Epoch = list[list[str]]
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard, size in enumerate(SIZES):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{number}", "cls": "1"} for number in range(size)])
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def pipeline() -> IterDataPipe[Any]:
+    urls = ShardList("{0..4}.tar").shuffle().sharding_filter()
+    pipe: IterDataPipe[Any] = urls.load_wds_shards().group_samples().shuffle_samples(6)
+    return pipe.map(key_of)
+
+
+class Run:
+    """A data set and a loader over it: torch's, whose loop is tracked, or torchdata's."""
+
+    def __init__(self, workers: int, *, stateful: bool = False, pipe: IterDataPipe[Any] | None = None) -> None:
+        self.data = StatefulShards(pipeline() if pipe is None else pipe, seed=3)
+        self.loader: DataLoader[Any] = (StatefulDataLoader if stateful else DataLoader)(
+            self.data,
+            batch_size=BATCH_SIZE,
+            collate_fn=list,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
+        #: What has the state.
+        self.keeper: Any = self.loader if stateful else self.data
+        self.is_stateful = stateful
+
+    def epoch(self) -> Iterator[list[str]]:
+        return iter(self.loader) if self.is_stateful else self.data.tracked(self.loader)
+
+
+def keys_of(*epochs: Epoch) -> list[str]:
+    return sorted(key for epoch in epochs for batch in epoch for key in batch)
+
+
+def through_json(state: Any, _: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+def through_pickle(state: Any, _: Any) -> Any:
+    return pickle.loads(pickle.dumps(state))
+
+
+def through_torch(state: Any, _: Any) -> Any:
+    file = io.BytesIO()
+    torch.save({"data": state}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)["data"]
+
+
+def through_dcp(state: Any, new: Run) -> Any:
+    """Return what a distributed checkpoint fills the state of a new loader with."""
+    folder = tempfile.mkdtemp(dir=".")
+    save({"data": state}, checkpoint_id=folder)
+    found = {"data": new.keeper.state_dict()}
+    load(found, checkpoint_id=folder)
+    return found["data"]
+
+
+FORMATS = [through_json, through_pickle, through_torch, through_dcp]
+
+
+@pytest.mark.parametrize(
+    ("stateful", "workers"),
+    [(False, 0), (False, 1), (False, 2), (False, 3), (True, 0), (True, 1), (True, 2), (True, 3)],
+)
+def test_a_state_goes_on_through_every_format_at_every_moment(stateful: bool, workers: int) -> None:
+    run = Run(workers, stateful=stateful)
+    epochs: list[Epoch] = [[], [], []]
+    saved = [(run.keeper.state_dict(), 0, 0)]  # and in which epoch that was, behind how many batches
+    for number, epoch in enumerate(epochs):
+        for batch in run.epoch():
+            epoch.append(batch)
+            if number == 1 and len(epoch) in (1, 6):
+                saved.append((copy.deepcopy(run.keeper.state_dict()), 1, len(epoch)))
+        if number == 0:
+            saved.append((copy.deepcopy(run.keeper.state_dict()), 1, 0))
+    assert all(keys_of(epoch) == KEYS for epoch in epochs)
+    # Each number of workers has another format at each moment.
+    for (state, number, done), through in zip(saved, FORMATS[workers:] + FORMATS[:workers], strict=True):
+        following = [epochs[number][done:], epochs[number + 1]]
+        new = Run(workers, stateful=stateful)
+        found = through(state, new)
+        assert found == state
+        new.keeper.load_state_dict(found)
+        assert [list(new.epoch()) for _ in following] == following, (number, done, through)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_state_before_a_batch_begins_that_epoch_in_the_other_loader(stateful: bool, workers: int) -> None:
+    run = Run(workers)
+    epochs = [list(run.epoch()) for _ in range(3)]
+    for begun in range(2):
+        first = Run(workers, stateful=stateful)
+        for _ in range(begun):
+            list(first.epoch())
+        iterator = iter(first.loader)
+        state = first.keeper.state_dict() if workers == 0 or stateful else Run(workers).data.state_dict()
+        del iterator
+        number = begun if workers == 0 or stateful else 0
+        second = Run(workers, stateful=not stateful)
+        second.data.load_state_dict(state)
+        assert [list(second.epoch()) for _ in range(2)] == epochs[number : number + 2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("cut", [0, 4, 99])
+def test_an_epoch_is_chosen_after_a_state_was_loaded(stateful: bool, workers: int, cut: int) -> None:
+    """As trainers do, which call set_epoch() before each epoch, that of the state included."""
+
+    def choose(run: Run, epoch: int) -> Iterator[list[str]]:
+        run.data.set_epoch(epoch)
+        return run.epoch()
+
+    run = Run(workers, stateful=stateful)
+    list(choose(run, 4))
+    if cut:
+        epoch = choose(run, 5)
+        head = list(itertools.islice(epoch, cut))
+        state = copy.deepcopy(run.keeper.state_dict())
+        rest = list(epoch)
+        assert keys_of(head, rest) == KEYS
+    else:
+        state = copy.deepcopy(run.keeper.state_dict())
+        rest = list(choose(run, 5))
+    following = [list(choose(run, 6)), list(choose(run, 7))]
+    new = Run(workers, stateful=stateful)
+    new.keeper.load_state_dict(state)
+    if rest:
+        assert list(choose(new, 5)) == rest
+    assert [list(choose(new, 6)), list(choose(new, 7))] == following
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_epoch_than_that_of_the_state_is_refused(workers: int) -> None:
+    run = Run(workers, stateful=True)
+    epoch = run.epoch()
+    next(epoch)
+    state = copy.deepcopy(run.keeper.state_dict())
+    new = Run(workers, stateful=True)
+    new.keeper.load_state_dict(state)
+    new.data.set_epoch(5)
+    with pytest.raises(
+        StateError, match=r"set_epoch\(5\) was called, and the state was saved in the middle of epoch 0"
+    ):
+        list(new.epoch())
+
+
+@pytest.mark.parametrize("drop", ["worker_0", "worker_1"])
+def test_a_state_with_fewer_parts_than_workers_is_refused(drop: str) -> None:
+    run = Run(2, stateful=True)
+    next(run.epoch())
+    state = copy.deepcopy(run.keeper.state_dict())
+    del state["_snapshot"]["_worker_snapshots"][drop]
+    if drop == "worker_0":
+        state["_snapshot"]["_worker_snapshots"]["worker_0"] = state["_snapshot"]["_worker_snapshots"].pop("worker_1")
+    with pytest.raises(StateError, match="is of 2 workers, and holds those of"):
+        run.data.load_state_dict(state)
+    run = Run(2)
+    next(run.epoch())
+    inner = json.loads(run.data.state_dict()[STATE])
+    inner["ranks"][0]["parts"].pop()
+    with pytest.raises(StateError, match="it has 1 parts, and is that of 2 workers"):
+        Run(2).data.load_state_dict({STATE: json.dumps(inner)})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stateful", [False, True])
+def test_states_that_were_loaded_and_not_begun_merge(stateful: bool, workers: int) -> None:
+    run = Run(workers, stateful=stateful)
+    expected = list(run.epoch())
+    state = Run(workers, stateful=stateful).keeper.state_dict()
+    for _ in range(3):
+        state = merge_states([state])
+        data = Run(workers).data
+        data.load_state_dict(state)
+        state = data.state_dict()
+    run = Run(workers)
+    run.data.load_state_dict(merge_states([state, state]))
+    assert list(run.epoch()) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_length_is_that_of_the_pipeline(workers: int) -> None:
+    run = Run(workers, pipe=pipeline().with_length(len(KEYS)))
+    assert (len(run.data), len(run.loader)) == (35, 12)
+    assert keys_of(list(run.epoch())) == KEYS
+    run = Run(workers, pipe=pipeline().with_epoch(10))
+    assert (len(run.data), len(run.loader)) == (10, 4)
+    # torch warns where more comes than it was told.
+    assert [sum(map(len, run.epoch())) for _ in range(3)] == [10, 10, 10]
+    with pytest.raises(TypeError, match="len"):
+        len(Run(workers).data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_tells_how_many_batches_the_pipeline_makes(workers: int) -> None:
+    data = StatefulShards(pipeline().batch(BATCH_SIZE).with_epoch(5))
+    loader = DataLoader[Any](data, batch_size=None, num_workers=workers)
+    assert len(loader) == 5
+    assert [len(list(data.tracked(loader))) for _ in range(3)] == [5, 5, 5]
+
+
+class Last(IterDataPipe[Any]):
+    """A stage of a user's, which is not known to a loader."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_stateful_loader_over_a_pipeline_itself_warns_of_its_state(last: bool, workers: int) -> None:
+    def new() -> StatefulDataLoader[Any]:
+        pipe = Last(pipeline()) if last else pipeline()
+        return StatefulDataLoader[Any](pipe, batch_size=BATCH_SIZE, collate_fn=list, num_workers=workers)
+
+    loader = new()
+    first = copy.deepcopy(loader.state_dict())
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.warns(
+        UserWarning, match=r"does not tell where its pipeline is .* Give it StatefulShards\(pipe\)"
+    ) as found:
+        state = copy.deepcopy(loader.state_dict())
+    assert found[0].filename == __file__
+    loader = new()
+    with pytest.raises(StateError, match=r"behind the first batch, .* Give it StatefulShards\(pipe\)"):
+        loader.load_state_dict(state)
+    loader.load_state_dict(first)
+    assert keys_of(list(loader)) == KEYS
+
+
+def test_a_stateful_loader_over_anything_else_is_left_alone() -> None:
+    loader = StatefulDataLoader[Any](range(9), batch_size=2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = list(map(list, iterator))
+    loader = StatefulDataLoader[Any](range(9), batch_size=2)
+    loader.load_state_dict({})
+    loader.load_state_dict(state)
+    assert list(map(list, loader)) == rest
+
+
+def be_rank(rank: int, folder: Path, results: Any, program: Callable[[int, Path], Any]) -> None:
+    init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        results.put((rank, program(rank, folder)))
+    except BaseException as error:
+        results.put((rank, repr(error)))
+        raise
+    finally:
+        destroy_process_group()
+
+
+def on_ranks(folder: Path, program: Callable[[int, Path], Any]) -> list[Any]:
+    """Return what a program returns on each of two ranks."""
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=be_rank, args=(rank, folder, results, program)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    found = sorted(results.get() for _ in ranks)
+    for rank in ranks:
+        rank.join()
+        rank.close()
+    results.close()
+    return [result for _, result in found]
+
+
+def checkpoint_on_ranks(rank: int, folder: Path, *, workers: int, cut: int) -> Any:
+    """Save a state under one key, under keys of the ranks, and merged; and go on from each."""
+    run = Run(workers)
+    epoch = run.epoch()
+    head = list(itertools.islice(epoch, cut))
+    state = run.data.state_dict()
+    rest = list(epoch)
+    following = list(run.epoch())
+    states: list[Any] = [None, None]
+    all_gather_object(states, state)
+    save({"one": state, f"rank {rank}": state, "all": merge_states(states)}, checkpoint_id=folder / "checkpoint")
+    found = list[Any]()
+    for key in ("one", f"rank {rank}", "all"):
+        new = Run(workers)
+        template = {key: new.data.state_dict()}
+        load(template, checkpoint_id=folder / "checkpoint")
+        try:
+            new.data.load_state_dict(template[key])
+            found.append([list(new.epoch()), list(new.epoch())])
+        except StateError as error:
+            found.append(str(error))
+    return head, rest, following, found
+
+
+@pytest.mark.parametrize(("workers", "cut"), [(0, 0), (0, 3), (2, 3)])
+def test_ranks_go_on_from_distributed_checkpoints(tmp_path: Path, workers: int, cut: int) -> None:
+    ranks = on_ranks(tmp_path, partial(checkpoint_on_ranks, workers=workers, cut=cut))
+    assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
+    for rank, (_, rest, following, (one, own, merged)) in enumerate(ranks):
+        assert own == merged == [rest, following]
+        if rank == 0 or cut == 0:  # nothing has begun on any rank
+            assert one == own
+        else:
+            assert "the state of rank 0 of 2, and it was loaded on rank 1 of 2" in one
+            assert "merge_states" in one
+            assert "name of its own" in one
+
+
+def end_early(rank: int, _: Path, *, workers: int, stateful: bool) -> Any:
+    """Save when the epoch of rank 1, which has fewer samples, has ended."""
+    run = Run(workers, stateful=stateful)
+    epoch = run.epoch()
+    head = list(epoch if rank else itertools.islice(epoch, 5))
+    state = copy.deepcopy(run.keeper.state_dict())
+    rest = list(epoch)
+    following = list(run.epoch())
+    states: list[Any] = [None, None]
+    all_gather_object(states, state)
+    found = list[Any]()
+    for each, loads_itself in ((merge_states(states), False), (state, False), (state, stateful)):
+        new = Run(workers, stateful=stateful)
+        try:
+            (new.keeper if loads_itself else new.data).load_state_dict(each)
+            found.append([list(new.epoch()), list(new.epoch())])
+        except StateError as error:
+            found.append(str(error))
+    return head, rest, following, found
+
+
+@pytest.mark.parametrize(("workers", "stateful"), [(0, False), (2, False), (0, True), (2, True)])
+def test_a_rank_whose_epoch_has_ended_waits_for_the_others(tmp_path: Path, workers: int, stateful: bool) -> None:
+    ranks = on_ranks(tmp_path, partial(end_early, workers=workers, stateful=stateful))
+    assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
+    (_, rest, following, found), (_, none, following_of_1, found_of_1) = ranks
+    assert rest
+    assert none == []
+    assert found == [[rest, following]] * 3
+    merged, own, by_loader = found_of_1
+    assert merged == [[], following_of_1]
+    assert "The epoch of rank 1 had ended" in own
+    assert "merge_states" in own
+    assert by_loader == own
+
+
+def load_in_service(rank: int, _: Path, *, cut: int) -> Any:
+    """Save the state of a ``DataLoader2``, and go on from that of each rank, and from both."""
+
+    def opened(state: Any = None) -> DataLoader2[Any]:
+        service = ShardReadingService(2, distributed=True, timeout_s=60)
+        loader: DataLoader2[Any] = DataLoader2(pipeline().batch(BATCH_SIZE), reading_service=service)
+        loader.seed(3)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    with opened() as loader:
+        if cut:
+            epoch = iter(loader)
+            head = list(itertools.islice(epoch, cut))
+            state = loader.state_dict()
+            rest = list(epoch)
+        else:
+            state = loader.state_dict()
+            head, rest = [], list(loader)
+        following = list(loader)
+    states: list[Any] = [None, None]
+    all_gather_object(states, state)
+    found = list[Any]()
+    for each in (merge_states(states), states[0]):
+        with opened(each) as loader:
+            try:
+                found.append([list(loader), list(loader)])
+            except (StateError, RankLost) as error:
+                found.append(str(error))
+    return head, rest, following, found
+
+
+@pytest.mark.parametrize("cut", [0, 3, 99])
+def test_ranks_of_a_service_go_on_from_the_states_of_all(tmp_path: Path, cut: int) -> None:
+    ranks = on_ranks(tmp_path, partial(load_in_service, cut=cut))
+    assert keys_of(*(part for head, rest, *_ in ranks for part in (head, rest))) == KEYS
+    for _, rest, following, (merged, _) in ranks:
+        assert merged[0] == (rest or following)
+    if cut:
+        assert "state of rank 0 of 2" in ranks[1][3][1] or "one of each rank" in ranks[1][3][1]
+    else:  # nothing has begun on any rank
+        assert [result[3][1] for result in ranks] == [result[3][0] for result in ranks]
+
+
+def test_a_state_of_the_service_follows_one_of_the_loader() -> None:
+    def opened() -> DataLoader2[Any]:
+        loader: DataLoader2[Any] = DataLoader2(pipeline(), reading_service=ShardReadingService(2))
+        loader.seed(3)
+        return loader
+
+    with opened() as loader:
+        loader.state_dict()  # before the first epoch, as a distributed checkpoint asks for it
+        list(loader)
+        state = loader.reading_service.state_dict()
+        following = list(loader)
+    with opened() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == following
+
+
+def end_together(rank: int, _: Path) -> Any:
+    run = Run(0, pipe=pipeline().with_epoch(6))
+    list(run.epoch())
+    new = Run(0, pipe=pipeline().with_epoch(6))
+    new.data.load_state_dict(run.data.state_dict())
+    return list(new.epoch()) == list(run.epoch())
+
+
+def test_ranks_with_equal_epochs_go_on_from_their_own_states_between_two(tmp_path: Path) -> None:
+    assert on_ranks(tmp_path, end_together) == [True, True]

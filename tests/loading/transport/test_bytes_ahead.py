@@ -1,0 +1,88 @@
+"""How far ahead an `Outlet` goes with large messages, whose memory counts, and with small ones, whose number does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, new_channel
+from wds_datapipes.loading.transport.receiver import Inlet
+from wds_datapipes.loading.transport.sender import Outlet
+
+WINDOW = 12
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Inlet, Outlet]]:
+    near, far = new_channel()
+    with closing(near), closing(far):
+        outlet = Outlet(far, window=WINDOW, together=1)
+        inlet = Inlet(near, window=WINDOW)
+        assert inlet.receive() is None  # but its page
+        yield inlet, outlet
+
+
+def fill(outlet: Outlet, item: object) -> int:
+    """Put as many items as the outlet takes; return their number."""
+    count = 0
+    while not outlet.is_full:
+        assert outlet.put(item)
+        count += 1
+    return count
+
+
+def take(inlet: Inlet) -> Any:
+    message = inlet.receive()
+    assert message is not None
+    if message.header.arrays:
+        return inlet.item(message)
+    (item,) = inlet.items(message)
+    return item
+
+
+@pytest.mark.parametrize(
+    ("item", "ahead"),
+    [
+        (b"small", WINDOW),
+        (np.zeros(AHEAD_BYTES // (2 * WINDOW), np.uint8), WINDOW),
+        (np.zeros(AHEAD_BYTES // 3 + 1, np.uint8), 3),
+        (np.zeros(AHEAD_BYTES + 1, np.uint8), 2),
+        (bytes(AHEAD_BYTES // 3 + 1), 3),
+    ],
+    ids=["small", "moderate", "large", "one that is more than all may be", "large bytes"],
+)
+def test_so_many_messages_are_ahead(ends: tuple[Inlet, Outlet], item: Any, ahead: int) -> None:
+    inlet, outlet = ends
+    assert fill(outlet, item) == ahead
+    for _ in range(ahead):
+        take(inlet)
+    inlet.credit()
+    outlet.listen()
+    assert fill(outlet, item) == ahead  # as many again: nothing of what has been used still counts
+
+
+def test_a_large_message_makes_room_when_it_is_taken(ends: tuple[Inlet, Outlet]) -> None:
+    """The loop may work for long with what it has taken, and the next item has to be made meanwhile."""
+    inlet, outlet = ends
+    array = np.zeros(AHEAD_BYTES // 2, np.uint8)
+    fill(outlet, array)
+    kept = [take(inlet)]
+    outlet.listen()
+    assert fill(outlet, array) == 1
+    kept.append(take(inlet))
+    outlet.listen()
+    assert fill(outlet, array) == 1
+    assert all(np.array_equal(each, array) for each in kept)
+
+
+def test_a_new_epoch_begins_with_nothing_ahead(ends: tuple[Inlet, Outlet]) -> None:
+    inlet, outlet = ends
+    array = np.zeros(AHEAD_BYTES // 3 + 1, np.uint8)
+    assert fill(outlet, array) == 3
+    inlet.begin(1)
+    outlet.begin(1)
+    assert fill(outlet, array) == 3

@@ -1,0 +1,854 @@
+"""What one end of a channel sends and the other receives: each item once, in order, whole, and safe to keep."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import math
+import os
+import pickle
+import random
+import re
+import resource
+import select
+import socket
+import threading
+import time
+import tracemalloc
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from wds_datapipes.loading.transport import sender as outlet
+from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind, new_channel
+from wds_datapipes.loading.transport.receiver import MOST_LENT, Inlet, Message
+from wds_datapipes.loading.transport.sender import ALIGNMENT, TOGETHER_BYTES, Gone, Outlet
+from wds_datapipes.loading.transport.serialization import APART, Packer
+
+#: How long anything may take before it counts as a hang, in seconds.
+LIMIT_S = 60
+
+#: The machine may be busy with something else.
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+KB = 1024
+
+
+class Line:
+    """An outlet and an inlet with a socket between them, in one process."""
+
+    def __init__(self, window: int = 5, together: int = 256) -> None:
+        near, far = new_channel()
+        self.inlet = Inlet(near, window=window)
+        self.outlet = Outlet(far, window=window, together=together)
+
+    def arrivals(self) -> list[Message]:
+        """Return the messages that have arrived."""
+        found = []
+        while (message := self.inlet.receive()) is not None:
+            found.append(message)
+        return found
+
+    def items(self) -> list[Any]:
+        """Return the items that have arrived."""
+        return [item for message in self.arrivals() for item in taken(self.inlet, message)]
+
+    def carry(self, item: Any) -> Any:
+        """Send one item and take it."""
+        self.inlet.credit()
+        self.outlet.listen()
+        self.outlet.put(item)
+        (got,) = self.items()
+        return got
+
+    def close(self) -> None:
+        self.outlet.close()
+        self.inlet.close()
+
+
+@contextmanager
+def line(window: int = 5, together: int = 256) -> Iterator[Line]:
+    joined = Line(window, together)
+    try:
+        yield joined
+    finally:
+        joined.close()
+
+
+def taken(inlet: Inlet, message: Message) -> list[Any]:
+    """Take the items of a message, as `Link` does."""
+    assert message.header.kind == Kind.ITEMS
+    return [inlet.item(message)] if message.header.arrays else list(inlet.items(message))
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small items wait for others until there are enough of them, however long they take to be made."""
+    monkeypatch.setattr(outlet, "TOGETHER_S", math.inf)
+    monkeypatch.setattr(outlet, "SLOW_S", math.inf)
+
+
+# a sender like that of a worker, whose items say where they belong
+
+
+def made(epoch: int, number: int, size: int) -> dict[str, Any]:
+    """Return an item of about ``size`` bytes that can be checked."""
+    fill = (epoch * 31 + number) % 251
+    kinds: list[Callable[[], Any]] = [
+        lambda: bytes([fill]) * size,
+        lambda: np.full(size, fill, np.uint8),
+        lambda: torch.full((size,), fill, dtype=torch.uint8),
+        lambda: (np.full(size // 2, fill, np.uint8), chr(fill) * (size // 2)),
+    ]
+    return {"epoch": epoch, "number": number, "data": kinds[number % 4]()}
+
+
+def check(item: dict[str, Any], epoch: int, number: int, size: int) -> None:
+    assert (item["epoch"], item["number"]) == (epoch, number)
+    sent = made(epoch, number, size)["data"]
+    assert type(item["data"]) is type(sent)
+    assert raw(item["data"]) == raw(sent)
+
+
+def raw(value: Any) -> Any:
+    """Return all that a value holds as bytes."""
+    if isinstance(value, tuple):
+        return [raw(part) for part in value]
+    return value if isinstance(value, str) else np.asarray(value).tobytes()
+
+
+def send(channel: socket.socket, window: int, together: int) -> None:
+    """Send the items that a RESET asks for by their sizes, as a worker does."""
+    sender = Outlet(channel, window=window, together=together)
+    sizes: Iterator[tuple[int, int]] | None = None
+    with suppress(Gone):
+        while True:
+            if sender.orders:
+                order = sender.orders.popleft()
+                if order.command == Command.RESET:
+                    sender.begin(order.epoch)
+                    sizes = iter(enumerate(order.payload))
+                else:
+                    sizes = None if order.command == Command.PAUSE else sizes
+                    sender.say(Kind.DONE)
+            elif sizes is None or sender.is_full:
+                sender.wait()
+            elif (following := next(sizes, None)) is None:
+                sizes = None
+                sender.say(Kind.END)
+            elif sender.put(made(sender.epoch, *following)):
+                sender.listen()
+    sender.close()
+
+
+@contextmanager
+def in_a_process(run: Callable[..., object], *args: Any, window: int = 5) -> Iterator[tuple[Inlet, int]]:
+    """Run the sending end in a forked process; yield the receiving end and the process's number."""
+    near, far = new_channel()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            near.close()
+            torch.set_num_threads(1)  # as in a worker: a fork does not have the threads that this process may use
+            run(far, *args)
+            code = 0
+        finally:
+            os._exit(code)
+    far.close()
+    inlet = Inlet(near, window=window)
+    try:
+        yield inlet, pid
+    finally:
+        inlet.close()
+        with suppress(ChildProcessError):  # the test has waited for it
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                psutil.Process(pid).kill()
+                os.waitpid(pid, 0)
+
+
+@contextmanager
+def in_a_thread(run: Callable[..., object], *args: Any, window: int = 5) -> Iterator[tuple[Inlet, int]]:
+    """Run the sending end in a thread."""
+    near, far = new_channel()
+    thread = threading.Thread(target=run, args=(far, *args))
+    thread.start()
+    inlet = Inlet(near, window=window)
+    try:
+        yield inlet, os.getpid()
+    finally:
+        inlet.close()
+        thread.join()
+
+
+PLACES = {"process": in_a_process, "thread": in_a_thread}
+
+
+def following(inlet: Inlet) -> Message:
+    """Return the next message, with credit given before each wait."""
+    poll = select.poll()
+    poll.register(inlet, select.POLLIN)
+    while (message := inlet.receive()) is None:
+        inlet.credit()
+        assert poll.poll(1e3 * LIMIT_S), "nothing came"
+    return message
+
+
+def current(inlet: Inlet) -> Message:
+    """Return the next message of the epoch that was told last."""
+    while (message := following(inlet)).header.epoch != inlet.epoch:
+        inlet.drop(message)
+    return message
+
+
+def begin(inlet: Inlet, epoch: int, payload: object) -> None:
+    inlet.begin(epoch)
+    inlet.tell(inlet.order(Command.RESET, payload))
+
+
+# order, and each once
+
+Size = st.one_of(
+    st.integers(0, 300),
+    st.integers(0, 3 * TOGETHER_BYTES),
+    st.sampled_from([edge + more for edge in (APART, INLINE, TOGETHER_BYTES) for more in (-100, -1, 0, 1)]),
+)
+Epoch = st.tuples(
+    st.one_of(st.lists(st.integers(0, 300), max_size=400), st.lists(Size, max_size=30)),
+    st.one_of(st.none(), st.integers(0, 400)),  # after how many items it is broken off
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("together", [1, 256])
+@pytest.mark.parametrize("window", [1, 2, 7, 20])
+def test_each_item_comes_once_and_in_order_and_none_of_an_epoch_that_is_over(
+    window: int, together: int, place: str
+) -> None:
+    epochs = 0
+    with PLACES[place](send, window, together, window=window) as (inlet, _):
+
+        @given(st.lists(Epoch, max_size=4), st.integers(0, 80))
+        @settings(BUSY, max_examples=15)
+        def run(plans: list[tuple[list[int], int | None]], most_kept: int) -> None:
+            nonlocal epochs
+            for sizes, limit in plans:
+                epochs += 1
+                begin(inlet, epochs, sizes)
+                kept: deque[Any] = deque(maxlen=most_kept)
+                number = 0
+                while limit is None or number < limit:
+                    message = current(inlet)
+                    if message.header.kind == Kind.END:
+                        assert number == len(sizes)
+                        break
+                    for item in taken(inlet, message):
+                        check(item, epochs, number, sizes[number])
+                        kept.append((item, number))
+                        number += 1
+                for item, place_of_item in kept:
+                    check(item, epochs, place_of_item, sizes[place_of_item])
+
+        run()
+
+
+class Traffic(RuleBasedStateMachine):
+    """Both ends in one thread, in any interleaving that two processes may have."""
+
+    @initialize(window=st.integers(1, 20), together=st.sampled_from([1, 3, 256]))
+    def start(self, window: int, together: int) -> None:
+        self.window, self.together = window, together
+        self.line = Line(window, together)
+        self.epoch = self.begun = 0
+        self.sizes: list[int] = []
+        self.arrived: deque[Message] = deque()
+        self.number = 0
+        self.ended = self.told_end = False
+        self.kept: list[tuple[Any, int, int, int]] = []
+
+    def arrive(self) -> None:
+        self.arrived += self.line.arrivals()
+        waiting = sum(each.header.kind == Kind.ITEMS and each.header.epoch == self.begun for each in self.arrived)
+        # Small items that wait for others go out before a large one, and then that is one more.
+        assert waiting <= self.window + (self.together > 1)
+        if self.together == 1:
+            assert all(each.header.number == 1 for each in self.arrived if each.header.kind == Kind.ITEMS)
+
+    @rule(sizes=st.lists(Size, min_size=1, max_size=20))
+    def put(self, sizes: list[int]) -> None:
+        for size in sizes:
+            if self.line.outlet.is_full or self.told_end:
+                return
+            self.line.outlet.put(made(self.begun, len(self.sizes), size))
+            self.sizes.append(size)
+            self.arrive()
+
+    @rule()
+    def say_the_end(self) -> None:
+        if not self.told_end and not self.line.outlet.is_full:
+            self.told_end = True
+            self.line.outlet.say(Kind.END)
+            self.arrive()
+
+    @rule(count=st.integers(1, 10))
+    def take(self, count: int) -> None:
+        for _ in range(min(count, len(self.arrived))):
+            message = self.arrived.popleft()
+            if message.header.epoch != self.epoch:
+                assert message.header.epoch < self.epoch
+                self.line.inlet.drop(message)
+            elif message.header.kind == Kind.END:
+                assert self.number == len(self.sizes)
+            else:
+                for item in taken(self.line.inlet, message):
+                    check(item, self.epoch, self.number, self.sizes[self.number])
+                    self.kept.append((item, self.epoch, self.number, self.sizes[self.number]))
+                    self.number += 1
+
+    @rule(first=st.floats(0, 1), share=st.floats(0, 1))
+    def drop(self, first: float, share: float) -> None:
+        # Shares, for how many have come by now is a matter of time, on which nothing that is drawn may depend.
+        begin = round(first * len(self.kept))
+        del self.kept[begin : begin + round(share * (len(self.kept) - begin))]
+
+    @rule()
+    def credit(self) -> None:
+        self.line.inlet.credit()
+
+    @rule()
+    def listen(self) -> None:
+        self.line.outlet.listen()
+        while self.line.outlet.orders:
+            self.line.outlet.begin(self.line.outlet.orders.popleft().epoch)
+            self.begun += 1
+            self.sizes, self.told_end = [], False
+
+    @precondition(lambda self: self.begun == self.epoch)
+    @rule()
+    def begin_another_epoch(self) -> None:
+        self.epoch += 1
+        self.number = 0
+        begin(self.line.inlet, self.epoch, None)
+        self.check_what_is_kept()
+
+    @rule()
+    def check_what_is_kept(self) -> None:
+        for each in self.kept:
+            check(*each)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "line"):
+            return
+        try:
+            self.check_what_is_kept()
+            self.listen()
+            self.line.outlet.say(Kind.END)
+            self.arrive()
+            self.take(len(self.arrived))
+            if self.begun == self.epoch:
+                assert self.number == len(self.sizes)
+            self.kept.clear()
+            self.line.inlet.credit()
+            self.line.outlet.listen()
+            self.line.arrivals()  # what is given up
+            pool, lender = self.line.outlet._pool, self.line.inlet._lender
+            assert {segment.number for segment in pool._free} == set(pool._segments) == set(lender._memory)
+        finally:
+            self.line.close()
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(BUSY, max_examples=50, stateful_step_count=30)
+
+
+# the window
+
+
+@pytest.mark.parametrize("size", [10, 3 * APART])
+@pytest.mark.parametrize("together", [1, 256])
+@pytest.mark.parametrize("window", [1, 2, 5, 20])
+def test_a_sender_that_gets_no_credit_stops(window: int, together: int, size: int) -> None:
+    with in_a_process(send, window, together, window=window) as (inlet, _):
+        begin(inlet, 1, [size] * 3000)
+        found = [following(inlet) for _ in range(window)]
+        inlet.tell(inlet.order(Command.LIMIT))  # it has to listen in between, and says that it has
+        while found[-1].header.kind == Kind.ITEMS:
+            found.append(following(inlet))
+        assert window <= len(found) - 1 <= window + (together > 1)
+        assert found[-1].header.kind == Kind.DONE
+        if together == 1:
+            assert sum(each.header.number for each in found[:-1]) == window
+
+
+def test_small_items_share_messages_and_large_ones_do_not() -> None:
+    with in_a_process(send, 5, 256) as (inlet, _):
+        begin(inlet, 1, [10] * 2000)
+        counts = []
+        while (message := current(inlet)).header.kind != Kind.END:
+            counts.append(len(taken(inlet, message)))
+        assert sum(counts) == 2000
+        assert max(counts) > 10
+        begin(inlet, 2, [3 * APART] * 20)
+        while (message := current(inlet)).header.kind != Kind.END:
+            assert len(taken(inlet, message)) == 1
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_message_of_small_items_has_so_many_items_or_so_many_bytes() -> None:
+    with line(window=100, together=40) as joined:
+        assert joined.outlet.put("the first, which the other side waits for")
+        sent = [joined.outlet.put(bytes(KB)) for _ in range(40)]
+        assert sent == [False] * 39 + [True]
+    with line(window=100, together=10_000) as joined:
+        assert joined.outlet.put("the first")
+        sent = [joined.outlet.put(bytes(KB)) for _ in range(100)]
+        together = TOGETHER_BYTES // Packer().pack(bytes(KB)).size + 1
+        assert [number for number in range(100) if sent[number]] == [together - 1]
+        assert [message.header.number for message in joined.arrivals()] == [1, together]
+
+
+# the thread that flushes
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_waits_behind_a_pipeline_that_is_stuck_is_sent() -> None:
+    with line() as joined:
+        joined.outlet.put("first")
+        assert not joined.outlet.put("second")
+        assert not joined.outlet.put("third")
+        assert [taken(joined.inlet, following(joined.inlet)) for _ in range(2)] == [["first"], ["second", "third"]]
+        assert not joined.outlet.put("fourth")  # the thread has an eye on the next ones, too
+        assert taken(joined.inlet, following(joined.inlet)) == ["fourth"]
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_waits_goes_before_what_does_not() -> None:
+    with line() as joined:
+        joined.outlet.put("first")
+        joined.outlet.put("second")
+        assert joined.outlet.put(np.zeros(APART))
+        joined.outlet.put("fourth")
+        joined.outlet.say(Kind.END)
+        found = joined.arrivals()
+        assert [message.header.kind for message in found] == [Kind.ITEMS] * 4 + [Kind.END]
+        got = [item for message in found[:-1] for item in taken(joined.inlet, message)]
+        assert got[:2] == ["first", "second"]
+        assert got[3] == "fourth"
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_waits_while_there_is_no_credit_goes_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with line(window=2) as joined:
+        joined.outlet.put("first")
+        joined.outlet.put("second")
+        joined.outlet.put("third")
+        joined.outlet.put(np.zeros(APART))  # the small ones go first
+        assert joined.outlet.is_full
+        joined.outlet.put("fourth")
+        with monkeypatch.context() as patch:
+            patch.setattr(outlet, "TICK_S", 1e-4)
+            while joined.outlet._stirred.is_set():  # until the thread has seen that it has to wait
+                time.sleep(1e-3)
+        found = joined.arrivals()
+        assert len(found) == 3
+        for message in found:
+            taken(joined.inlet, message)
+        joined.inlet.credit()
+        joined.outlet.wait()
+        assert joined.items() == ["fourth"]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_flush_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter(range(3))
+    with line() as joined:
+        take = joined.outlet._pool.take
+
+        def take_or_fail(size: int) -> Any:
+            if next(failures, None) is not None:
+                raise OSError(errno.ENOMEM, "no memory")
+            return take(size)
+
+        monkeypatch.setattr(joined.outlet._pool, "take", take_or_fail)
+        joined.outlet.put("first")
+        for number in range(3):  # too much for the socket
+            joined.outlet.put(bytes([number]) * INLINE)
+        assert taken(joined.inlet, following(joined.inlet)) == ["first"]
+        assert taken(joined.inlet, following(joined.inlet)) == [bytes([number]) * INLINE for number in range(3)]
+        assert next(failures, None) is None
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_flush_that_keeps_failing_is_raised_where_items_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(size: int) -> Any:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with line() as joined:
+        monkeypatch.setattr(joined.outlet._pool, "take", fail)
+        joined.outlet.put("first")
+        joined.outlet.put(bytes(2 * INLINE))
+        with pytest.raises(OSError, match="no memory"):
+            joined.outlet.put(np.zeros(APART))
+        assert joined.items() == ["first"]
+
+
+def test_large_items_need_no_second_thread() -> None:
+    before = set(threading.enumerate())
+    with line(window=50) as joined:
+        for _ in range(20):
+            joined.outlet.put(np.zeros(APART))
+        assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_thread_ends_with_the_outlet() -> None:
+    before = set(threading.enumerate())
+    with line() as joined:
+        joined.outlet.put("first")
+        joined.outlet.put("second")
+        (thread,) = set(threading.enumerate()) - before
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+def switches(pid: int) -> int:
+    """Return how often the threads of a process have gone to sleep."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/status")
+    return sum(int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", task.read_text(), re.M)[0]) for task in tasks)
+
+
+def test_a_sender_without_work_or_without_credit_sleeps() -> None:
+    with in_a_process(send, 2, 256, window=2) as (inlet, pid):
+        for sizes in ([10] * 3000, [10] * 5):
+            begin(inlet, len(sizes), sizes)
+            inlet.tell(inlet.order(Command.LIMIT))
+            while (message := following(inlet)).header.kind != Kind.DONE:
+                inlet.drop(message)
+            time.sleep(0.1)
+            before = switches(pid)
+            time.sleep(0.5)
+            assert switches(pid) - before < 20  # polling would be hundreds
+
+
+# what a message may hold
+
+
+@pytest.mark.parametrize("size", [0, 1, INLINE - 1, INLINE, INLINE + 1, 5_000_000])
+def test_messages_without_items_of_any_size(size: int) -> None:
+    payload = Packer().pack(random.Random(size).randbytes(size)).parts
+    with line() as joined:
+        for _ in range(3):
+            joined.outlet.say(Kind.ERROR, b"".join(payload))
+            (message,) = joined.arrivals()
+            assert message.header.kind == Kind.ERROR
+            assert joined.inlet.body(message) == random.Random(size).randbytes(size)
+            joined.inlet.credit()
+            joined.outlet.listen()
+        assert len(joined.outlet._pool._segments) == (size > INLINE - 100)
+
+
+def test_commands_are_small() -> None:
+    with line() as joined:
+        size = 0
+        while len(b"".join(Packer().pack(bytes(size)).parts)) < COMMAND_BYTES - HEADER.size:
+            size = size + 1 if size > COMMAND_BYTES - 100 else COMMAND_BYTES - 99
+        joined.inlet.tell(joined.inlet.order(Command.RESET, bytes(size)))
+        joined.outlet.listen()
+        assert joined.outlet.orders.popleft().payload == bytes(size)
+        with pytest.raises(ValueError, match=r"a RESET with 65\d\d\d bytes is more than a worker can be told at once"):
+            joined.inlet.tell(joined.inlet.order(Command.RESET, bytes(size + 1)))
+        with pytest.raises((pickle.PicklingError, AttributeError)):
+            joined.inlet.tell(joined.inlet.order(Command.RESET, lambda: 0))
+        joined.outlet.listen()
+        assert not joined.outlet.orders
+
+
+def test_the_numbers_of_an_endless_epoch_fit() -> None:
+    header = Header(Command.TAKEN, 1 << 20, 1 << 40, 1 << 20, -1, 1 << 40)
+    assert Header(*HEADER.unpack(HEADER.pack(*header))) == header
+
+
+def test_arrays_begin_at_cache_lines() -> None:
+    with line() as joined:
+        sizes = [APART + 1, APART + 63, 2 * APART + 7]
+        got = joined.carry([np.zeros(size, np.uint8) for size in sizes] + [torch.zeros(APART + 5, dtype=torch.uint8)])
+        assert [array.ctypes.data % ALIGNMENT for array in got[:-1]] == [0, 0, 0]
+        assert got[-1].data_ptr() % ALIGNMENT == 0
+
+
+def test_an_item_of_many_arrays() -> None:
+    with line() as joined:
+        arrays = [np.full(APART + number, number % 256, np.uint8) for number in range(500)]
+        got = joined.carry(arrays)
+        assert all(map(np.array_equal, got, arrays))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [">i4", "M8[s]", "U7", [("a", "u1"), ("b", ">f8")]], ids=str)
+def test_strided_arrays_are_copied_once_into_place(dtype: Any, order: Any) -> None:
+    raw_bytes = np.zeros(60 * 70 * 3 * np.dtype(dtype).itemsize, np.uint8)
+    raw_bytes[::4] = np.arange(raw_bytes[::4].size) % 100
+    array = raw_bytes.view(dtype).reshape(60, 70, 3)[::2].copy(order)
+    with line() as joined:
+        for view in (array, array[:, ::-1], array.transpose(1, 2, 0), array[5:, 1::2, :2]):
+            got = joined.carry({"view": view})["view"]
+            assert got.dtype == view.dtype
+            assert np.array_equal(got, view)
+
+
+# what cannot be sent
+
+
+def test_what_cannot_be_sent_is_named_and_the_next_item_is_sent() -> None:
+    with line() as joined:
+        lock = threading.Lock()
+        with pytest.raises(
+            pickle.PicklingError, match=r"made a dict whose part 'b' is an object of type _thread\.lock"
+        ):
+            joined.outlet.put({"a": np.zeros(APART), "b": lock})
+        assert joined.items() == []
+        assert joined.carry("next") == "next"
+
+
+# what the pipeline does to an item after it was put
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(
+    "size", [10, APART - 1, APART, TOGETHER_BYTES - 200, TOGETHER_BYTES, TOGETHER_BYTES + 1, 10**6]
+)
+def test_an_item_can_be_changed_once_it_was_put(size: int) -> None:
+    with line(window=20) as joined:
+        joined.outlet.put("first")  # the next one may wait for others
+        array, tensor, data = (
+            np.full(size, 1, np.uint8),
+            torch.full((size,), 2, dtype=torch.uint8),
+            bytearray(bytes([3]) * size),
+        )
+        parts: list[Any] = [array, tensor, data]
+        for part in parts:
+            joined.outlet.put(part)
+        joined.outlet.put(parts)
+        array[:], data[:] = 9, bytes([9]) * size
+        tensor.fill_(9)
+        parts.clear()
+        joined.outlet.say(Kind.END)
+        found = [each for each in joined.arrivals() if each.header.kind == Kind.ITEMS]
+        got = [item for message in found for item in taken(joined.inlet, message)]
+        assert len(got) == 5
+        for one, again, value in zip(got[1:4], got[4], (1, 2, 3), strict=True):
+            assert raw(one) == raw(again) == bytes([value]) * size
+
+
+# somebody keeps items
+
+
+def memory_maps() -> int:
+    return len(re.findall(r"wds-datapipes", Path("/proc/self/maps").read_text()))
+
+
+def test_whoever_keeps_hundreds_of_items_gets_copies_and_each_its_own() -> None:
+    before, window = memory_maps(), 4
+    with in_a_process(send, window, 256, window=window) as (inlet, _):
+        for epoch in (1, 2):  # the second keeps as many as the first, which are still there
+            begin(inlet, epoch, [2 * APART] * 400)
+            kept = []
+            while (message := current(inlet)).header.kind != Kind.END:
+                kept += taken(inlet, message)
+                assert memory_maps() - before <= MOST_LENT + window + 5
+            for number in range(0, 400, 7):
+                data = kept[number]["data"]
+                array = data.numpy() if isinstance(data, torch.Tensor) else data
+                if isinstance(array, np.ndarray):
+                    array[:] = 250
+            for number, item in enumerate(kept):
+                if number % 7:
+                    check(item, epoch, number, 2 * APART)
+        del kept, item, data, array
+        assert memory_maps() - before <= MOST_LENT + window + 5
+        begin(inlet, 3, [2 * APART] * 50)
+        while (message := current(inlet)).header.kind != Kind.END:
+            taken(inlet, message)
+        inlet.tell(inlet.order(Command.LIMIT))
+        while current(inlet).header.kind != Kind.DONE:
+            pass
+        assert memory_maps() - before <= 2 * window + 10  # the others were given up
+
+
+def test_a_thousand_epochs_that_are_broken_off_need_no_more_memory_than_one() -> None:
+    before, window = memory_maps(), 3
+    with in_a_process(send, window, 256, window=window) as (inlet, pid):
+        for epoch in range(1, 300):
+            begin(inlet, epoch, [2 * APART] * 10)
+            for number in range(epoch % 4):
+                (item,) = taken(inlet, current(inlet))
+                check(item, epoch, number, 2 * APART)
+        assert memory_maps() - before <= 2 * window + 5
+        assert len(re.findall("wds-datapipes", Path(f"/proc/{pid}/maps").read_text())) <= before + 2 * window + 5
+
+
+def test_a_huge_item_leaves_no_memory_behind() -> None:
+    with line() as joined:
+        joined.outlet.put(np.zeros(APART))
+        joined.items()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            joined.outlet.put([np.zeros(APART), [[number] for number in range(200_000)]])
+            joined.items()
+            joined.outlet.put(np.zeros(APART))
+            joined.items()
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] - before < 2_000_000
+        finally:
+            tracemalloc.stop()
+
+
+def test_what_a_forked_process_may_see_is_not_filled_again() -> None:
+    with line(window=3) as joined:
+        kept = joined.carry(np.full(APART, 5, np.uint8))
+        before = memory_maps()
+        begin_at, go = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(go)
+            os.read(begin_at, 1)
+            os._exit(0 if set(kept.tolist()) == {5} else 1)
+        os.close(begin_at)
+        del kept
+        for number in range(10):
+            joined.carry(np.full(APART, number, np.uint8))
+        assert memory_maps() == before  # another segment has taken its place at both ends
+        os.close(go)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+# the end
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_sender_killed_at_any_moment_leaves_whole_messages_and_then_the_end() -> None:
+    rng = random.Random(0)
+    for _ in range(25):
+        sizes = [rng.choice([10, 100, INLINE, APART, 3 * APART, 500_000]) for _ in range(400)]
+        kept: list[Any] = []
+        with in_a_process(send, 20, 256, window=20) as (inlet, pid):
+            begin(inlet, 1, sizes)
+            with pytest.raises(EOFError):
+                read_and_kill(inlet, pid, rng.randrange(60), sizes, kept)
+            with pytest.raises(EOFError):
+                inlet.receive()
+            os.waitpid(pid, 0)
+        for number, item in enumerate(kept):  # after the end of both ends
+            check(item, 1, number, sizes[number])
+
+
+def read_and_kill(inlet: Inlet, pid: int, victim: int, sizes: list[int], kept: list[Any]) -> None:
+    """Read to the end, and kill the sender after some item."""
+    while (message := following(inlet)).header.kind != Kind.END:
+        for item in taken(inlet, message):
+            check(item, 1, len(kept), sizes[len(kept)])
+            kept.append(item)
+            if len(kept) == victim:
+                psutil.Process(pid).kill()
+
+
+def test_what_a_killed_process_has_sent_comes_although_it_did_not_listen() -> None:
+    def run(channel: socket.socket) -> None:
+        sender = Outlet(channel, window=20, together=1)
+        for number in range(5):
+            sender.put(made(0, number, 2 * APART))
+        time.sleep(LIMIT_S)
+
+    with in_a_process(run) as (inlet, pid):
+        inlet.tell(inlet.order(Command.PAUSE))  # which it never reads
+        check(taken(inlet, following(inlet))[0], 0, 0, 2 * APART)
+        inlet.credit()
+        poll = select.poll()
+        poll.register(inlet, select.POLLIN)
+        while inlet.page is None or inlet.page.read()[0] < 5:
+            time.sleep(1e-3)
+        time.sleep(0.05)
+        psutil.Process(pid).kill()
+        os.waitpid(pid, 0)
+        for number in range(1, 5):
+            check(taken(inlet, following(inlet))[0], 0, number, 2 * APART)
+        with pytest.raises(EOFError):
+            inlet.receive()
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("act", ["put", "say", "wait", "listen", "put an array"])
+def test_a_sender_learns_that_nobody_is_there(act: str) -> None:
+    with line() as joined:
+        joined.outlet.put("first")
+        joined.outlet.put("second")
+        joined.inlet.close()
+        acts: dict[str, Callable[[], object]] = {
+            "put": lambda: [joined.outlet.put(bytes(INLINE)) for _ in range(10)],
+            "say": lambda: joined.outlet.say(Kind.END),
+            "wait": lambda: joined.outlet.wait(),
+            "listen": lambda: joined.outlet.listen(),
+            "put an array": lambda: joined.outlet.put(np.zeros(APART)),
+        }
+        with pytest.raises(Gone):
+            acts[act]()
+
+
+def test_cutting_wakes_both_ends() -> None:
+    with in_a_process(send, 5, 256) as (inlet, pid):
+        begin(inlet, 1, [2 * APART] * 100)
+        check(taken(inlet, following(inlet))[0], 1, 0, 2 * APART)
+        inlet.cut()
+        with pytest.raises(EOFError):
+            read_and_kill(inlet, pid, -1, [2 * APART] * 100, [None])
+        assert os.waitpid(pid, 0)[1] == 0
+        inlet.cut()  # again, when nobody is there
+        inlet.tell(inlet.order(Command.PAUSE))
+        inlet.credit()
+
+
+def test_too_many_open_files_are_named_and_not_taken_for_the_end() -> None:
+    with line() as joined:
+        joined.outlet.put(np.zeros(APART))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            with pytest.raises(OSError, match=r"too many open files .*ulimit"):
+                joined.arrivals()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_both_ends_give_back_their_descriptors_while_items_are_kept() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with line(window=30) as joined:
+        for number in range(20):
+            joined.outlet.put(made(0, number, 2 * APART))
+        kept = joined.items()
+        assert len(os.listdir("/proc/self/fd")) == before + 2
+    for number, item in enumerate(kept):
+        check(item, 0, number, 2 * APART)
+
+
+def test_a_system_without_such_sockets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Any:
+        raise OSError(errno.EPROTONOSUPPORT, "Protocol not supported")
+
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    with pytest.raises(NotImplementedError, match="Unix sockets that keep messages apart"):
+        new_channel()

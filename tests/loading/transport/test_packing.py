@@ -1,0 +1,645 @@
+"""Packing keeps every value, whatever it is made of; the law is ``unpack(pack(item)) == item``."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import io
+import itertools
+import pickle
+import random
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from wds_datapipes.loading.transport.protocol import INLINE
+from wds_datapipes.loading.transport.sender import TOGETHER_BYTES
+from wds_datapipes.loading.transport.serialization import APART, Packer, describe, takes, unpack
+
+#: The machine may be busy with something else.
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+EDGES = sorted({edge + more for edge in (APART, INLINE, TOGETHER_BYTES) for more in (-200, -1, 0, 1)})
+
+Array = NDArray[Any]
+
+PACKER = Packer()
+
+
+def carried(item: Any, packer: Packer = PACKER) -> Any:
+    """Pack an item, copy its arrays as a segment would hold them, and unpack it."""
+    packed = packer.pack(item)
+    assert packed.size == sum(map(len, packed.parts))
+    return unpack(b"".join(packed.parts), [bytearray(array.tobytes("A")) for array in packed.arrays])
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass
+class Sample:
+    key: str
+    fields: dict[str, Any]
+    extra: Any = None
+
+
+def assert_same(got: Any, sent: Any) -> None:
+    """Compare two values by what they hold, with their types, in depth; NaN is the same as NaN."""
+    assert type(got) is type(sent)
+    if isinstance(sent, torch.Tensor):
+        assert_same_tensor(got, sent)
+    elif isinstance(sent, np.ndarray | np.generic):
+        assert_same_array(np.asarray(got), np.asarray(sent))
+    elif isinstance(sent, dict):
+        assert list(got) == list(sent)
+        for key in sent:
+            assert_same(got[key], sent[key])
+    elif isinstance(sent, list | tuple):
+        assert len(got) == len(sent)
+        for got_part, sent_part in zip(got, sent, strict=True):
+            assert_same(got_part, sent_part)
+    elif dataclasses.is_dataclass(sent):
+        assert_same(vars(got), vars(sent))
+    elif isinstance(sent, float):
+        assert got == sent or (got != got and sent != sent)
+    else:
+        assert got == sent
+
+
+def assert_same_array(got: Array, sent: Array) -> None:
+    assert got.dtype == sent.dtype
+    assert got.shape == sent.shape
+    if sent.dtype.names:
+        for name in sent.dtype.names:  # what lies between the fields is nobody's
+            assert_same_array(got[name], sent[name])
+    elif sent.dtype.hasobject:
+        assert got.tolist() == sent.tolist()
+    else:
+        assert got.tobytes() == sent.tobytes()
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """Return the elements as bytes: not all types can be compared, and NaN is not equal to itself."""
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+    data: bytes = tensor.detach().view(sizes[tensor.element_size()]).numpy().tobytes()
+    return data
+
+
+def assert_same_tensor(got: torch.Tensor, sent: torch.Tensor) -> None:
+    assert (got.dtype, got.shape, got.layout, got.requires_grad) == (
+        sent.dtype,
+        sent.shape,
+        sent.layout,
+        sent.requires_grad,
+    )
+    assert bits(got) == bits(sent)
+
+
+# plain values
+
+Leaf = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.sampled_from(EDGES).map(bytes),
+    st.sampled_from(EDGES).map(bytearray),
+    st.sampled_from(EDGES).map("ü".__mul__),
+    st.sampled_from(EDGES).map(lambda size: np.arange(size, dtype=np.uint8)),
+    st.sampled_from([np.float32(2.5), np.int64(-1), np.datetime64("2024-01-01"), np.str_("s"), np.bool_(True)]),
+    st.sampled_from([torch.float32, torch.Size([2, 3]), torch.device("cpu"), np.dtype(">i4"), Ellipsis, range(3)]),
+    st.sampled_from([datetime(2024, 1, 1, tzinfo=timezone.utc), Path("a/b.tar"), slice(1, 2), len, Pair, 1 << 5000]),
+)
+Hashable = st.one_of(st.none(), st.integers(), st.text(), st.binary(), st.tuples(st.integers(), st.text()))
+
+
+def containers(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        st.lists(part, max_size=4),
+        st.lists(part, max_size=4).map(tuple),
+        st.dictionaries(Hashable, part, max_size=4),
+        st.dictionaries(st.text(), part, max_size=4).map(collections.OrderedDict),
+        st.sets(Hashable, max_size=4),
+        st.frozensets(Hashable, max_size=4),
+        st.lists(part, max_size=4).map(collections.deque).map(list),
+        st.builds(Pair, part, part),
+        st.builds(Sample, st.text(), st.dictionaries(st.text(), part, max_size=3), part),
+    )
+
+
+Item = st.recursive(Leaf, containers, max_leaves=8)
+
+
+@given(Item)
+@settings(BUSY, max_examples=60)
+def test_plain_and_nested_values(item: Any) -> None:
+    assert_same(carried(item), item)
+
+
+@given(st.lists(Item, max_size=4))
+@settings(BUSY, max_examples=30)
+def test_one_packer_packs_items_one_by_one_and_renewed(items: list[Any]) -> None:
+    packer = Packer()
+    for item in items:
+        assert_same(carried(item, packer), item)
+    packer.renew()
+    for item in items:
+        assert_same(carried(item, packer), item)
+
+
+@pytest.mark.parametrize("size", [0, 1, *EDGES, 300_000])
+@pytest.mark.parametrize("kind", [bytes, bytearray, str, np.ndarray, torch.Tensor])
+def test_sizes_around_the_edges(kind: type, size: int) -> None:
+    make: dict[type, Callable[[bytes], Any]] = {
+        bytes: bytes,
+        bytearray: bytearray,
+        str: lambda data: data.decode("latin-1"),
+        np.ndarray: lambda data: np.frombuffer(bytearray(data), np.uint8),
+        torch.Tensor: lambda data: torch.frombuffer(bytearray(data or b"x"), dtype=torch.uint8)[: len(data)],
+    }
+    value = make[kind](random.Random(size).randbytes(size))
+    item = {"before": "x", "value": value, "after": [1]}
+    assert_same(carried(item), item)
+    assert len(PACKER.pack(item).arrays) == (kind in (np.ndarray, torch.Tensor) and size >= APART)
+
+
+def test_a_large_bytes_object_is_not_copied() -> None:
+    large = bytes(10 * TOGETHER_BYTES)
+    assert any(part is large for part in PACKER.pack({"large": large}).parts)
+
+
+# arrays
+
+DTYPES: list[Any] = [
+    *("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "g", "c8", "c16", "G"),
+    *(">i2", ">u8", ">f4", ">c16", "M8[ns]", "m8[D]", ">M8[s]", "U3", ">U2", "S5", "V7", "O"),
+    [("a", "i4"), ("b", "f8"), ("c", "S3")],
+    [("a", "i1"), ("nested", [("b", ">f4"), ("c", "u2", (3,))])],
+    {"names": ["x", "y"], "formats": ["u1", "f8"], "offsets": [3, 8], "itemsize": 24},
+    {"names": ["x", "y"], "formats": ["u4", "u1"], "offsets": [0, 2]},
+]
+
+
+def filled(dtype: np.dtype[Any], count: int) -> Array:
+    """Return an array of any type whose elements differ."""
+    if dtype.names:
+        whole = np.zeros(count, dtype)
+        for name in dtype.names:
+            field = whole[name]
+            field[...] = filled(field.dtype, field.size).reshape(field.shape)
+        return whole
+    if dtype.kind == "O":
+        objects = np.empty(count, object)
+        objects[:] = [(number, str(number)) if number % 3 else None for number in range(count)]
+        return objects
+    if dtype.kind in "bU" or dtype.char in "gG":
+        numbers: Array = (np.arange(count) % (2 if dtype.kind == "b" else 97)).astype(dtype)
+        return numbers
+    raw = random.Random(count).randbytes(count * dtype.itemsize)  # NaN and NaT, too
+    noise: Array = np.frombuffer(raw, dtype).copy()
+    return noise
+
+
+def shaped(dtype: np.dtype[Any], shape: tuple[int, ...], layout: str) -> Array:
+    """Return an array of a shape; the layout says how it lies in memory."""
+    if layout == "broadcast":
+        rows: Array = np.broadcast_to(shaped(dtype, shape[1:], "C"), shape)
+        return rows
+    steps = {"strided": 3, "negative": -1, "negative strided": -2}.get(layout, 1)
+    if shape and steps != 1:
+        wide = (shape[0] * abs(steps), *shape[1:])
+        return filled(dtype, int(np.prod(wide))).reshape(wide)[::steps]
+    array: Array = filled(dtype, int(np.prod(shape))).reshape(shape)
+    if layout == "F":
+        array = np.asfortranarray(array)
+    if layout == "reversed axes":
+        array = np.ascontiguousarray(array.T).T
+    if layout == "permuted":
+        array = np.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1) if len(shape) > 2 else array
+    return array
+
+
+LAYOUTS = ["C", "F", "strided", "negative", "negative strided", "reversed axes", "permuted", "broadcast"]
+SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (3, 4), (2, 3, 5), (1, 9, 1)]
+
+
+def at_size(dtype: np.dtype[Any], size: int) -> tuple[int, ...]:
+    """Return a shape of two dimensions with about ``size`` bytes."""
+    return (2, max(-(-size // (2 * dtype.itemsize)), 1))
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(each) for each in DTYPES], ids=str)
+def test_arrays_of_every_type_and_layout(dtype: np.dtype[Any]) -> None:
+    shapes = [*SHAPES, at_size(dtype, APART - 64), at_size(dtype, APART), at_size(dtype, 3 * APART)]
+    for layout, shape in itertools.product(LAYOUTS, shapes):
+        if layout == "broadcast" and not shape:
+            continue
+        array = shaped(dtype, shape, layout)
+        got = carried([array])[0]
+        assert_same(got, array)
+        assert len(PACKER.pack(array).arrays) == (array.nbytes >= APART and not dtype.hasobject)
+        fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+        assert got.flags.f_contiguous if fortran else got.flags.c_contiguous
+
+
+@pytest.mark.parametrize("dtype", ["u1", ">f4", "M8[ns]", [("a", "i4"), ("b", "f8")]], ids=str)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("size", [0, 8, 1000, APART - 200, APART, APART + 200, 200_000])
+def test_read_only_stays_read_only_and_writable_stays_writable(size: int, order: str, dtype: Any) -> None:
+    dtype = np.dtype(dtype)
+    shape = (2, size // 2 // dtype.itemsize)
+    for writeable in (True, False):
+        array = np.asarray(filled(dtype, shape[0] * shape[1]).reshape(shape), order=order)  # type: ignore[call-overload]  # no overload takes a str
+        array.flags.writeable = writeable
+        got = carried(array)
+        assert got.flags.writeable == writeable
+        assert_same(got, array)
+        if writeable:
+            got[...] = np.zeros((), dtype)
+
+
+def test_a_large_view_that_may_not_be_written_stays_so() -> None:
+    column = np.broadcast_to(np.arange(100.0), (100, 100))
+    assert not carried(column).flags.writeable
+    scattered = np.arange(2.0 * APART)[::2]
+    scattered.flags.writeable = False
+    assert not carried(scattered).flags.writeable
+    assert carried(np.arange(2.0 * APART)[::2]).flags.writeable
+
+
+@given(
+    st.sampled_from([np.dtype(each) for each in DTYPES]),
+    st.lists(st.integers(0, 12), max_size=4).map(tuple),
+    st.data(),
+)
+@settings(BUSY, max_examples=200)
+def test_arrays_seen_through_any_slices(dtype: np.dtype[Any], shape: tuple[int, ...], data: st.DataObject) -> None:
+    array = filled(dtype, int(np.prod(shape))).reshape(shape)
+    array = array.transpose(data.draw(st.permutations(range(len(shape)))))
+    places = tuple(data.draw(st.slices(size)) for size in array.shape)
+    array = array[places] if places else array
+    assert_same(carried((array, "end")), (array, "end"))
+
+
+@pytest.mark.parametrize("count", [3, 5_000])
+def test_subclasses_of_arrays(count: int, tmp_path: Path) -> None:
+    record = np.rec.fromarrays([np.arange(count), np.arange(count) / 2], dtype=[("a", "i8"), ("b", "f8")])
+    masked = np.ma.MaskedArray(np.arange(count), mask=np.arange(count) % 2 == 1)
+    np.arange(count).tofile(tmp_path / "numbers")
+    memory = np.memmap(tmp_path / "numbers", dtype=np.int64, mode="r")
+    for array in (record, masked, memory, record.view(np.ndarray)):
+        got = carried({"array": array})["array"]
+        assert type(got) is type(pickle.loads(pickle.dumps(array, protocol=5)))
+        assert got.dtype == array.dtype
+        assert got.tolist() == array.tolist()
+
+
+def test_text_of_any_length() -> None:
+    words = np.array(["a", "ü" * 50, ""], dtype=np.dtypes.StringDType())
+    assert carried(words).tolist() == words.tolist()
+    many = np.array(["word"] * 3000, dtype=np.dtypes.StringDType())
+    assert carried(many).tolist() == many.tolist()
+
+
+# tensors
+
+TENSOR_DTYPES = [
+    each
+    for name in sorted(dir(torch))
+    if isinstance(each := getattr(torch, name), torch.dtype) and str(each) == f"torch.{name}" and name[0] != "q"
+    if not name.startswith("quint")
+]
+
+
+def tensor_of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Return a tensor of any type, of random bits."""
+    count = int(np.prod(shape)) * dtype.itemsize
+    raw = np.frombuffer(random.Random(count).randbytes(count), np.uint8).copy()
+    if dtype == torch.bool:
+        raw %= 2
+    return torch.from_numpy(raw).view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+TENSOR_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda tensor: tensor,
+    "transposed": lambda tensor: tensor.transpose(0, -1),
+    "permuted": lambda tensor: tensor.permute(2, 0, 3, 1),
+    "sliced": lambda tensor: tensor[:, ::2, 1:],
+    "begun later": lambda tensor: tensor[1:],
+    "expanded": lambda tensor: tensor[:1].expand(3, -1, -1, -1),
+    "one element": lambda tensor: tensor[:1, 1:2, :1, ::2][..., :1],
+    "one of many": lambda tensor: tensor.reshape(-1)[::5][:1],
+    "no dimension": lambda tensor: tensor[0, 1, 0, 1],
+    "empty": lambda tensor: tensor[:, :0],
+    "unfolded": lambda tensor: tensor.unfold(3, 2, 1),
+}
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether some order of dimensions makes a tensor contiguous; those of one element have no say."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # torch, of complex32
+@pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
+def test_tensors_of_every_type_and_layout(dtype: torch.dtype) -> None:
+    # Some are kept apart, some are not.
+    for layout, width in itertools.product(TENSOR_LAYOUTS, (4, APART // dtype.itemsize // 20)):
+        tensor = TENSOR_LAYOUTS[layout](tensor_of(dtype, 3, 6, 5, width))
+        if layout == "empty" and dtype not in {torch.float32, torch.int64}:
+            continue  # torch pickles what has no elements, which it cannot do for all types
+        got = carried([tensor])[0]
+        assert_same(got, tensor)
+        if tensor.numel() and is_dense(tensor):
+            wide = [dim for dim, size in enumerate(tensor.shape) if size != 1]
+            assert [got.stride(dim) for dim in wide] == [tensor.stride(dim) for dim in wide]
+        if tensor.numel():
+            got.view(torch.uint8 if dtype.itemsize == 1 else dtype).flatten()[:1] = tensor.view(  # it can be written
+                torch.uint8 if dtype.itemsize == 1 else dtype
+            ).flatten()[:1]
+
+
+def test_all_types_of_this_torch_are_tried() -> None:
+    assert {torch.bfloat16, torch.complex32, torch.float8_e4m3fn, torch.uint16, torch.bool} <= set(TENSOR_DTYPES)
+
+
+@pytest.mark.parametrize("channels", [2, 3, 5])
+@pytest.mark.parametrize("side", [4, 80])
+def test_memory_formats_are_kept(side: int, channels: int) -> None:
+    for dims, memory_format in ((2, torch.channels_last), (3, torch.channels_last_3d)):
+        tensor = tensor_of(torch.float32, 2, channels, *[side if dims == 2 else side // 2] * dims)
+        tensor = tensor.contiguous(memory_format=memory_format)
+        got = carried(tensor)
+        assert got.stride() == tensor.stride()
+        assert got.is_contiguous(memory_format=memory_format)
+        assert_same(got, tensor)
+
+
+@given(st.sampled_from([1, 200]), st.permutations(range(4)), st.data())
+@settings(BUSY, max_examples=200)
+def test_tensors_seen_through_any_order_and_steps(side: int, order: list[int], data: st.DataObject) -> None:
+    tensor = torch.arange(2 * 3 * 4 * 5 * side, dtype=torch.int64).reshape(2, 3, 4, 5 * side).permute(order)
+    for dim in range(4):
+        first = data.draw(st.integers(0, tensor.shape[dim]))
+        tensor = tensor.narrow(dim, first, data.draw(st.integers(0, tensor.shape[dim] - first)))
+        step = data.draw(st.integers(1, 3))
+        tensor = tensor[(slice(None),) * dim + (slice(None, None, step),)]
+    got = carried(tensor)
+    assert_same(got, tensor)
+    if tensor.numel() and 1 not in tensor.shape and is_dense(tensor):
+        assert got.stride() == tensor.stride()
+
+
+@pytest.mark.parametrize("count", [5, 10_000])
+def test_tensors_that_torch_pickles_itself(count: int) -> None:
+    leaf = torch.arange(float(count), requires_grad=True)
+    parameter = torch.nn.Parameter(torch.arange(float(count)), requires_grad=False)
+    buffer = torch.nn.Buffer(torch.arange(float(count)))
+    with_attribute = torch.arange(count)
+    with_attribute.label = "seven"  # type: ignore[attr-defined]  # any attribute can be set
+    got = carried([leaf, leaf * 2, parameter, buffer, with_attribute])
+    assert_same(got[0], leaf)
+    assert got[0].is_leaf
+    assert torch.equal(got[1], leaf * 2)
+    assert type(got[2]) is torch.nn.Parameter
+    assert_same(got[2], parameter)
+    assert type(got[3]) is type(buffer)
+    assert got[4].label == "seven"
+    assert torch.equal(got[4], with_attribute)
+
+
+class Marked(torch.Tensor):
+    """A subclass, with the methods of a tensor."""
+
+
+@pytest.mark.parametrize("count", [5, 10_000])
+def test_subclasses_of_tensors(count: int) -> None:
+    marked = torch.arange(count).as_subclass(Marked)
+    got = carried(marked)
+    assert type(got) is Marked
+    assert torch.equal(got.as_subclass(torch.Tensor), marked.as_subclass(torch.Tensor))
+
+
+@pytest.mark.parametrize("count", [5, 10_000])
+def test_conjugate_and_negative_views(count: int) -> None:
+    numbers = tensor_of(torch.complex64, count).nan_to_num()
+    for view in (numbers.conj(), numbers.conj().imag):
+        got = carried(view)
+        assert torch.equal(got, view)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # torch
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch, in unpickling
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")  # torch
+@pytest.mark.parametrize("count", [5, 300])
+def test_sparse_and_nested_tensors(count: int) -> None:
+    dense = torch.eye(count)
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()):
+        got = carried(sparse)
+        assert got.layout is sparse.layout
+        assert torch.equal(got.to_dense(), dense)
+    parts = [torch.ones(2, count), torch.zeros(3, count)]
+    got = carried(torch.nested.nested_tensor(parts))
+    assert all(map(torch.equal, got.unbind(), parts))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_")  # torch: they will go in a future release
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch's own, in pickling
+@pytest.mark.parametrize("count", [5, 10_000])
+def test_quantised_tensors(count: int) -> None:
+    numbers = torch.arange(float(count)).reshape(1, -1).expand(2, -1).contiguous()
+    whole = torch.quantize_per_tensor(numbers, 0.5, 3, torch.qint8)
+    by_channel = torch.quantize_per_channel(
+        numbers, torch.tensor([0.5, 0.25]), torch.tensor([1, 2]), axis=0, dtype=torch.quint8
+    )
+    for quantised in (whole, by_channel):
+        got = carried(quantised)
+        assert got.qscheme() is quantised.qscheme()
+        assert torch.equal(got.int_repr(), quantised.int_repr())
+        assert torch.equal(got.dequantize(), quantised.dequantize())
+
+
+# images
+
+MODES = [
+    "1",
+    "L",
+    "P",
+    "RGB",
+    "RGBA",
+    "RGBX",
+    "RGBa",
+    "La",
+    "LA",
+    "PA",
+    "CMYK",
+    "YCbCr",
+    "LAB",
+    "HSV",
+    "I",
+    "F",
+    "I;16",
+]
+
+
+@pytest.mark.parametrize("size", [(0, 0), (1, 1), (33, 7), (200, 300)])
+@pytest.mark.parametrize("mode", MODES)
+def test_images(mode: str, size: tuple[int, int]) -> None:
+    count = len(Image.new(mode, size).tobytes())
+    image = Image.frombytes(mode, size, random.Random(count).randbytes(count)) if count else Image.new(mode, size)
+    if mode == "P":
+        image.putpalette(bytes(range(30)))
+    image.info["comment"] = "from a shard"
+    got = carried({"png": image})["png"]
+    assert (got.mode, got.size, got.info) == (image.mode, image.size, image.info)
+    assert got.tobytes() == image.tobytes()
+    assert got.getpalette() == image.getpalette()
+
+
+def test_an_image_from_a_file() -> None:
+    file = io.BytesIO()
+    Image.linear_gradient("L").save(file, "PNG")
+    image = Image.open(file)
+    assert carried(image).tobytes() == Image.linear_gradient("L").tobytes()
+
+
+# what is shared
+
+
+@pytest.mark.parametrize("size", [10, 3 * APART])
+def test_what_an_item_shares_with_itself_stays_shared(size: int) -> None:
+    array, tensor, text = np.arange(size), torch.arange(size), ["x" * size]
+    once = carried([array, tensor, text, {"again": (array, tensor, text)}])
+    assert once[3]["again"][0] is once[0]
+    assert once[3]["again"][1] is once[1]
+    assert once[3]["again"][2] is once[2]
+    assert len(PACKER.pack([array, array]).arrays) == (size > 10)
+
+
+def test_an_item_may_hold_itself() -> None:
+    item: list[Any] = [1]
+    item.append(item)
+    got = carried(item)
+    assert got[1] is got
+
+
+@pytest.mark.parametrize("size", [10, 3 * APART])
+def test_items_share_nothing(size: int) -> None:
+    shared = [np.arange(size), torch.arange(size), ["x"]]
+    first, second = carried(shared), carried(shared)
+    first[0][:], first[2][0] = 7, "y"
+    first[1].fill_(7)
+    assert_same(second, shared)
+
+
+# buffers of users' own
+
+
+class Owner:
+    """Hands out its buffer, as PEP 574 has it."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Owner, (pickle.PickleBuffer(self.buffer),)
+
+
+@pytest.mark.parametrize("size", EDGES)
+def test_buffers_of_other_classes_are_kept_apart(size: int) -> None:
+    buffers: list[Any] = [bytes(size), bytearray(size), np.arange(size, dtype=np.uint8)]
+    for buffer in buffers:
+        got = carried(Owner(buffer))
+        assert bytes(got.buffer) == bytes(buffer)
+        assert memoryview(got.buffer).readonly == memoryview(buffer).readonly
+        assert len(PACKER.pack(Owner(buffer)).arrays) == (size >= APART)
+
+
+# what cannot be packed
+
+
+def test_what_cannot_be_packed_is_named() -> None:
+    lock = threading.Lock()
+    named = {
+        "an object of type _thread.lock": lock,
+        "a dict whose part 'meta' is an object of type _thread.lock": {"a": 1, "meta": lock, "z": lock},
+        "a tuple whose part 1 is a list whose part 2 is a dict whose part 5 is an object of type _thread.lock": (
+            1,
+            [0, 1, {4: "x", 5: lock}],
+        ),
+        "a Pair whose part 1 is an object of type _thread.lock": Pair(1, lock),
+        "an object of type builtins.function": lambda: 0,
+        "an object of type builtins.generator": (number for number in "abc"),
+        "a list whose part 0 is an object of type builtins.set": [{lock}],
+    }
+    for text, item in named.items():
+        with pytest.raises((TypeError, pickle.PicklingError, AttributeError)):
+            PACKER.pack(item)
+        assert describe(item, PACKER.pack) == text
+
+
+def test_an_item_that_holds_itself_is_described() -> None:
+    item: list[Any] = []
+    item += [item, {"whole": item, "lock": threading.Lock()}]
+    assert (
+        describe(item, PACKER.pack)
+        == "a list whose part 1 is a dict whose part 'lock' is an object of type _thread.lock"
+    )
+
+
+def test_an_item_that_is_too_deep_is_described_in_few_words() -> None:
+    deep: list[Any] = []
+    for _ in range(20_000):
+        deep = [deep]
+    with pytest.raises(RecursionError):
+        PACKER.pack(deep)
+    assert len(describe(deep, PACKER.pack)) < 500
+
+
+class Refusing:
+    """Raises when it is pickled."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+@given(st.lists(st.tuples(st.booleans(), Item), max_size=6))
+@settings(BUSY, max_examples=30)
+def test_an_item_that_fails_does_not_disturb_the_next(items: list[tuple[bool, Any]]) -> None:
+    packer = Packer()
+    for fails, item in items:
+        if fails:
+            with pytest.raises(LookupError, match="not me"):
+                packer.pack([item, np.zeros(APART), Refusing(LookupError("not me")), item])
+        else:
+            assert_same(carried(item, packer), item)
+            assert len(packer.pack(7).arrays) == 0
+
+
+def test_takes_asks_the_one_who_packs() -> None:
+    assert takes(PACKER.pack, [1, "x"])
+    assert not takes(PACKER.pack, Refusing(LookupError("not me")))
+    assert not takes(pickle.dumps, threading.Lock())

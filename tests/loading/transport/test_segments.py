@@ -1,0 +1,440 @@
+"""Shared memory that is filled again, and views of it that are safe to keep."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from wds_datapipes.loading.transport import shared_memory as segments
+from wds_datapipes.loading.transport.shared_memory import (
+    SMALLEST,
+    Lender,
+    Segment,
+    SegmentPool,
+    mapped,
+    new_memory,
+    rounded,
+)
+
+#: The machine may be busy with something else.
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+MB = 1 << 20
+SPARE = 3
+
+
+class Pair:
+    """A pool and the lender of what it fills, as if two processes had them."""
+
+    def __init__(self, spare: int = SPARE) -> None:
+        self.pool = SegmentPool(spare)
+        self.lender = Lender()
+        self.filled = 0
+
+    def lend(self, size: int) -> tuple[memoryview, int]:
+        """Fill a segment, and return a view of it and the value of its bytes."""
+        segment = self.pool.take(size)
+        assert segment.memory.size >= size
+        self.filled = (self.filled + 1) % 256
+        segment.memory[:] = self.filled
+        if (descriptor := segment.pass_on()) is not None:
+            self.lender.add(segment.number, descriptor)
+        return self.lender.lend(segment.number)[:size], self.filled
+
+    def credit(self) -> int:
+        """Tell the pool what has come back."""
+        count = 0
+        while self.lender.returned:
+            number = self.lender.returned.popleft()
+            if number < 0:
+                self.pool.give_up(~number)
+            elif (given_up := self.pool.give_back(number)) is not None:
+                self.lender.drop(given_up)
+            count += 1
+        return count
+
+
+#: All the ways in which the part of an item may hold on to the memory that it came in.
+FORMS: dict[str, Callable[[memoryview], Any]] = {
+    "memoryview": lambda view: view,
+    "part of a memoryview": lambda view: view[10:20],
+    "cast": lambda view: view[:16].cast("Q").cast("B"),
+    "array": lambda view: np.ndarray(len(view), np.uint8, view),
+    "slice of an array": lambda view: np.ndarray(len(view), np.uint8, view)[5:50:3],
+    "transposed array": lambda view: np.ndarray((2, len(view) // 2), np.uint8, view, order="F").T[:, 0],
+    "array from a buffer": lambda view: np.frombuffer(view, np.uint8)[1:],
+    "asarray": lambda view: np.asarray(view)[3:],
+    "array of wide elements": lambda view: np.ndarray(4, "<u8", view).view(np.uint8),
+    "structured array": lambda view: np.ndarray(4, [("a", "u1"), ("b", "u2")], view)["a"],
+    "tensor": lambda view: torch.frombuffer(view, dtype=torch.uint8),
+    "view of a tensor": lambda view: torch.frombuffer(view, dtype=torch.uint8)[3:30].reshape(3, 9).t()[1],
+    "array of a tensor": lambda view: torch.frombuffer(view, dtype=torch.uint8).numpy()[1:9],
+    "tensor of an array": lambda view: torch.from_numpy(np.ndarray(len(view), np.uint8, view)).view(torch.int8)[:4],
+    "memoryview of a slice": lambda view: memoryview(np.ndarray(len(view), np.uint8, view)[7:]),
+    "iterator": lambda view: iter(np.ndarray(len(view), np.uint8, view)[:3]),
+}
+
+
+def values(form: Any) -> set[int]:
+    if hasattr(form, "__next__"):
+        form = form.__reduce__()[1][0]  # what it goes over
+    return {int(value) % 256 for value in form[:: len(form) // 50 + 1]} | {int(form[-1]) % 256}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_segment_is_lent_as_long_as_anything_refers_to_it(form: str) -> None:
+    pair = Pair()
+    view, value = pair.lend(100)
+    kept = FORMS[form](view)
+    del view
+    assert len(pair.lender) == 1
+    assert pair.credit() == 0
+    for _ in range(3):
+        pair.lend(100)
+        pair.credit()
+    assert values(kept) == {value}
+    del kept
+    assert len(pair.lender) == 0
+    assert pair.credit() == 1
+
+
+class Keeping(RuleBasedStateMachine):
+    """Anybody keeps anything for any time, and drops it in any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Pair()
+        self.kept: list[tuple[Any, int]] = []
+        self.lent = 0
+
+    @rule(
+        size=st.sampled_from([64, 1000, SMALLEST, SMALLEST + 1, 3 * SMALLEST]),
+        forms=st.lists(st.sampled_from(sorted(FORMS)), min_size=1, max_size=4),
+    )
+    def send(self, size: int, forms: list[str]) -> None:
+        view, value = self.pair.lend(size)
+        self.kept += [(FORMS[form](view), value) for form in forms]
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data(), elsewhere=st.booleans())
+    def drop(self, data: st.DataObject, elsewhere: bool) -> None:
+        place = data.draw(st.integers(0, len(self.kept) - 1))
+        if elsewhere:
+            gone = [self.kept.pop(place)]
+            thread = threading.Thread(target=gone.clear)
+            thread.start()
+            thread.join()
+        else:
+            del self.kept[place]
+
+    @rule()
+    def drop_all(self) -> None:
+        self.kept.clear()
+        assert len(self.pair.lender) == 0
+
+    @rule()
+    def credit(self) -> None:
+        self.pair.credit()
+        assert len(self.pair.pool._free) <= SPARE
+
+    @rule()
+    def fork(self) -> None:
+        self.pair.lender.fork()
+
+    @invariant()
+    def everybody_sees_what_they_got(self) -> None:
+        for form, value in self.kept:
+            assert values(form) == {value}
+        assert len(self.pair.lender) <= len(self.kept)
+
+    def teardown(self) -> None:
+        self.kept.clear()
+        assert len(self.pair.lender) == 0
+        self.pair.credit()
+        assert not self.pair.lender._forked
+        assert set(self.pair.pool._segments) == set(self.pair.lender._memory)
+
+
+TestKeeping = Keeping.TestCase
+TestKeeping.settings = settings(BUSY, max_examples=60, stateful_step_count=40)
+
+
+def test_views_end_in_many_threads_at_once() -> None:
+    pair = Pair(spare=100)
+    shares: list[list[memoryview]] = [[pair.lend(64)[0] for _ in range(10)] for _ in range(8)]
+    threads = [threading.Thread(target=share.clear) for share in shares]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(pair.lender.returned) == list(range(80))
+    assert len(pair.lender) == 0
+
+
+def test_a_cycle_keeps_its_segment_until_it_is_collected() -> None:
+    pair = Pair()
+    cycle: list[Any] = [np.frombuffer(pair.lend(100)[0], np.uint8)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert pair.credit() == 1
+
+
+def test_views_outlive_the_pool_and_the_lender() -> None:
+    pair = Pair()
+    view, value = pair.lend(MB)
+    array, tensor = np.frombuffer(view, np.uint8), torch.frombuffer(view, dtype=torch.uint8)
+    del pair, view
+    gc.collect()
+    assert values(array) == {value}
+    del array
+    gc.collect()
+    assert values(tensor) == {value}
+    tensor.fill_(7)
+
+
+# a forked process
+
+
+def in_a_fork(act: Callable[[], object]) -> tuple[int, int]:
+    """Run a function in a forked process once something is written to the pipe, and return its pid and the pipe."""
+    begin, go = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(go)
+            os.read(begin, 1)
+            code = 0 if act() else 2
+        finally:
+            os._exit(code)
+    os.close(begin)
+    return pid, go
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_forked_process_keeps_what_is_lent_when_it_is_forked() -> None:
+    pair = Pair()
+    lent = [pair.lend(1000) for _ in range(3)]
+    pid, go = in_a_fork(lambda: all(values(view) == {value} for view, value in lent))
+    lent.clear()
+    assert pair.credit() == 3
+    for _ in range(20):
+        pair.lend(1000)
+        pair.credit()
+    os.close(go)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(pair.pool._segments) <= SPARE
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_fork_costs_nothing_of_what_is_lent_later() -> None:
+    pair = Pair()
+    view = pair.lend(1000)[0]
+    pid, go = in_a_fork(lambda: True)
+    os.close(go)
+    assert os.waitpid(pid, 0)[1] == 0
+    del view
+    assert pair.credit() == 1  # given up
+    pair.lend(1000)
+    pair.credit()
+    mappings = memory_maps()
+    for _ in range(10):
+        pair.lend(1000)
+        assert pair.credit() == 1
+    assert memory_maps() == mappings
+
+
+# what the system sees
+
+
+def memory_maps() -> int:
+    """Return how many pieces of our shared memory this process has mapped."""
+    return len(re.findall(r"wds-datapipes", Path("/proc/self/maps").read_text()))
+
+
+def resident(kind: str) -> int:
+    """Return how much of this process's memory is shared memory ("Shmem") or files ("File"), in bytes."""
+    found = re.search(rf"Rss{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def without_os(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "MFD_CLOEXEC")
+
+
+def without_libc(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_os(monkeypatch)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())  # a C library that has no such function
+
+
+KINDS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "os": lambda _: None,
+    "libc": without_os,
+    "file": without_libc,
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Take memory as the system gives it, as its C library does, or from a file without a name."""
+    KINDS[request.param](monkeypatch)
+    name: str = request.param
+    return name
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("nothing_left")
+def test_memory_of_every_kind_is_shared_and_has_no_name(kind: str) -> None:
+    before = set(os.listdir("/dev/shm")), set(os.listdir("/tmp"))
+    descriptor = new_memory(3 * MB)
+    assert os.fstat(descriptor).st_size == 3 * MB
+    assert not os.get_inheritable(descriptor)
+    assert ("/memfd:" in os.readlink(f"/proc/self/fd/{descriptor}")) == (kind != "file")
+    here, there = mapped(descriptor, 3 * MB), mapped(descriptor, 3 * MB)
+    os.close(descriptor)
+    here[:] = 5
+    assert set(there[::1000].tolist()) == {5}
+    assert set(os.listdir("/dev/shm")) <= before[0]
+    assert not {name for name in set(os.listdir("/tmp")) - before[1] if name.startswith("wds-datapipes")}
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_no_descriptor_is_open_while_segments_are_lent(kind: str) -> None:
+    pair = Pair()
+    before = len(os.listdir("/proc/self/fd"))
+    lent = [pair.lend(1000) for _ in range(50)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert all(values(view) == {value} for view, value in lent)
+
+
+def test_what_is_not_spare_goes_back_to_the_system() -> None:
+    pair = Pair(spare=2)
+    gc.collect()
+    resident_before, maps_before = resident("Shmem"), memory_maps()
+    lent = [pair.lend(MB) for _ in range(30)]
+    assert all(view[-1] == value for view, value in lent)
+    assert resident("Shmem") - resident_before >= 30 * MB
+    assert memory_maps() - maps_before == 60  # here and there
+    lent.clear()
+    assert pair.credit() == 30
+    assert memory_maps() - maps_before == 4
+    assert resident("Shmem") - resident_before <= 5 * MB
+
+
+def test_a_process_that_takes_one_at_a_time_fills_one_segment() -> None:
+    pair = Pair()
+    before = memory_maps()
+    for _ in range(100):
+        pair.lend(MB)
+        pair.credit()
+    assert memory_maps() - before == 2
+
+
+def test_sizes_that_grow_do_not_leave_small_segments_behind() -> None:
+    pair = Pair(spare=50)
+    before = memory_maps()
+    for size in range(SMALLEST, 40 * SMALLEST, SMALLEST):
+        pair.lend(size)
+        pair.credit()
+    assert memory_maps() - before == 2
+
+
+def test_the_last_segment_that_fits_is_taken() -> None:
+    pool = SegmentPool(10)
+    small, large, larger = pool.take(SMALLEST), pool.take(3 * SMALLEST), pool.take(5 * SMALLEST)
+    for segment in (larger, large, small):
+        os.close(segment.pass_on() or 0)
+        pool.give_back(segment.number)
+    assert pool.take(2 * SMALLEST) is large
+    assert pool.take(10) is small
+    assert pool.take(10) is larger
+
+
+def test_sizes_are_rounded_little_and_are_few() -> None:
+    seen = set()
+    rng = random.Random(0)
+    for size in [1, SMALLEST - 1, SMALLEST, SMALLEST + 1, *(rng.randrange(1, 1 << 34) for _ in range(10_000)), 1 << 34]:
+        result = rounded(size)
+        assert result >= max(size, SMALLEST)
+        assert result % os.sysconf("SC_PAGE_SIZE") == 0
+        assert result <= size * 9 / 8 + SMALLEST
+        seen.add(result)
+    assert len(seen) <= 8 * 34
+
+
+# when memory runs out
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("failing", ["ftruncate", "from_file"])
+def test_memory_that_is_not_to_be_had_leaves_no_descriptor(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("none left")
+
+    monkeypatch.setattr(os if failing == "ftruncate" else torch, failing, fail)
+    with pytest.raises(OSError, match="none left"):
+        Segment(0, MB)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_full_disk_shows_when_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    without_libc(monkeypatch)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="no space left"):
+        new_memory(MB)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_error_of_the_c_library_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        @staticmethod
+        def memfd_create(name: bytes, flags: int) -> int:
+            assert (name, flags) == (b"wds-datapipes", segments.MFD_CLOEXEC)
+            ctypes.set_errno(24)
+            return -1
+
+    without_os(monkeypatch)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library)
+    with pytest.raises(OSError, match="Too many open files"):
+        new_memory(MB)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_memory_is_readable_after_the_process_that_filled_it_was_killed() -> None:
+    descriptor = new_memory(MB)
+    there = mapped(descriptor, MB)
+    filled, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        mapped(descriptor, MB)[:] = 9
+        os.write(tell, b"x")
+        signal.pause()
+    os.close(descriptor)
+    os.close(tell)
+    os.read(filled, 1)
+    os.close(filled)
+    psutil.Process(pid).kill()
+    os.waitpid(pid, 0)
+    assert values(there[::4096]) == {9}

@@ -1,0 +1,177 @@
+"""What a stage does with an error."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import (
+    DecodeError,
+    ErrorBudgetExceeded,
+    MissingDependency,
+    TruncatedShard,
+    UnknownScheme,
+    UnsafeCodec,
+)
+from wds_datapipes.on_error.policy import ErrorBudget, ErrorPolicy, OnError, check_on_error, note
+
+
+def handled(on_error: OnError, *errors: Exception) -> list[bool]:
+    policy = ErrorPolicy(on_error, "a_stage")
+    answers = [policy.goes_on(error) for error in errors]
+    policy.finish()
+    return answers
+
+
+def test_raise_and_skip() -> None:
+    error = TruncatedShard("x.tar ends")
+    with pytest.raises(TruncatedShard) as caught:
+        handled("raise", error)
+    assert caught.value is error
+    assert handled("skip", error, ValueError("bad")) == [True, True]
+
+
+def test_warn_tells_the_first_of_each_kind_and_the_counts_at_the_end() -> None:
+    errors = [TruncatedShard("1.tar ends"), ValueError("bad"), TruncatedShard("2.tar ends"), ValueError("worse")]
+    with pytest.warns(UserWarning, match="passed over") as caught:
+        assert handled("warn", *errors, TruncatedShard("3.tar ends")) == [True] * 5
+    assert [str(warning.message) for warning in caught] == [
+        "a_stage passed over an item: TruncatedShard: 1.tar ends",
+        "a_stage passed over an item: ValueError: bad",
+        "a_stage passed over 5 items: 3 x TruncatedShard, 2 x ValueError",
+    ]
+
+
+def test_warn_says_nothing_twice() -> None:
+    with pytest.warns(UserWarning, match="1.tar ends") as caught:
+        handled("warn", TruncatedShard("1.tar ends"))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        handled("warn")
+        handled("skip", ValueError("bad"))
+
+
+def test_a_handler_decides() -> None:
+    seen: list[Exception] = []
+
+    def handler(error: Exception) -> bool:
+        seen.append(error)
+        return isinstance(error, ValueError)
+
+    errors = [ValueError("bad"), TruncatedShard("x.tar ends")]
+    assert handled(handler, *errors) == [True, False]
+    assert seen == errors
+
+
+@pytest.mark.parametrize("kind", [MissingDependency, UnknownScheme, UnsafeCodec])
+@pytest.mark.parametrize("on_error", ["raise", "warn", "skip", lambda error: True])
+def test_what_is_wrong_with_the_pipeline_is_never_passed_over(kind: type[Exception], on_error: OnError) -> None:
+    with pytest.raises(kind, match="set it up"):
+        handled(on_error, kind("set it up"))
+
+
+def test_other_errors_of_the_same_families_are_passed_over() -> None:
+    assert handled("skip", DecodeError("a"), ImportError("b"), ValueError("c")) == [True] * 3
+
+
+@pytest.mark.parametrize("on_error", ["ignore", "", None, 3, True, ["skip"]])
+def test_what_is_no_policy_is_refused_at_once(on_error: object) -> None:
+    with pytest.raises(ValueError, match=r'on_error is "raise", "warn", "skip", an ErrorBudget or a function .*, not '):
+        check_on_error(on_error)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn", "skip", print, lambda error: True, ErrorBudget(3)])
+def test_what_is_a_policy(on_error: object) -> None:
+    check_on_error(on_error)
+
+
+def test_a_note_leaves_the_error_as_it_is() -> None:
+    error = ValueError("bad")
+    note(error, "in the field 'jpg'")
+    assert str(error) == "bad"
+    if sys.version_info >= (3, 11):
+        assert error.__notes__ == ["in the field 'jpg'"]
+
+
+# budgets
+
+
+def passed(budget: ErrorBudget, pattern: str) -> tuple[int, str]:
+    """Try items, "x" for one that fails; return how many were passed over, and the error that ended it."""
+    policy = ErrorPolicy(budget, "a_stage")
+    count = 0
+    for letter in policy.counted(pattern):
+        if letter == "x":
+            try:
+                assert policy.goes_on(ValueError(f"item {policy.tried}"))
+            except ErrorBudgetExceeded as error:
+                return count, f"{error} (from {error.__cause__!r})"
+            count += 1
+    return count, ""
+
+
+def test_a_budget_of_errors() -> None:
+    budget = ErrorBudget(max_errors=2, warn=False)
+    assert passed(budget, "xox") == (2, "")
+    text = (
+        "a_stage had to pass over 3 of 6 items (3 x ValueError), 1 of them in a row, which is more than max_errors=2 "
+        "allows. The last: ValueError: item 6 (from ValueError('item 6'))"
+    )
+    assert passed(budget, "xooxoxo") == (2, text)
+    assert passed(ErrorBudget(max_errors=0, warn=False), "oox")[0] == 0
+
+
+def test_a_budget_of_errors_in_a_row() -> None:
+    budget = ErrorBudget(max_consecutive=2, warn=False)
+    assert passed(budget, "xxoxxoxx") == (6, "")
+    count, text = passed(budget, "xxoxxxo")
+    assert count == 4
+    assert "pass over 5 of 6 items" in text
+    assert "3 of them in a row, which is more than max_consecutive=2 allows" in text
+
+
+@given(st.text("ox", max_size=60), st.sampled_from([0, 0.1, 0.5, 1]), st.integers(0, 20))
+def test_a_budget_of_a_share(pattern: str, rate: float, after: int) -> None:
+    expected = next(
+        (n for n in range(after + 1, len(pattern) + 1) if pattern[n - 1] == "x" and pattern[:n].count("x") > rate * n),
+        None,
+    )
+    count, text = passed(ErrorBudget(max_rate=rate, after=after, warn=False), pattern)
+    if expected is None:
+        assert (count, text) == (pattern.count("x"), "")
+    else:
+        assert count == pattern[:expected].count("x") - 1
+        assert f"pass over {count + 1} of {expected} items" in text
+
+
+def test_each_pass_has_the_whole_budget() -> None:
+    budget = ErrorBudget(max_errors=1, warn=False)
+    for _ in range(3):
+        assert passed(budget, "oxo") == (1, "")
+
+
+def test_a_budget_warns_as_the_word_does() -> None:
+    with pytest.warns(UserWarning, match="passed over") as caught:
+        passed(ErrorBudget(max_errors=9), "xoxox")
+    assert len(caught) == 1  # the rest is told at the end of the pass
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({}, "needs max_errors, max_rate, max_consecutive or quarantine"),
+        ({"max_errors": -1}, "max_errors is a number from 0, not -1"),
+        ({"max_consecutive": 1.5}, "max_consecutive is a number from 0, not 1.5"),
+        ({"max_rate": 1.5}, "max_rate is a share from 0 to 1, such as 0.01, not 1.5"),
+        ({"max_rate": 0.1, "after": -1}, "after is a number from 0"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused(limits: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ErrorBudget(**limits)

@@ -1,0 +1,75 @@
+"""The file that names all that was passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ErrorBudget, ShardList, ShardReadingService, read_quarantine
+from wds_datapipes.counters import SkippedItem
+from wds_datapipes.errors import CorruptSidecar, MissingSidecar
+from wds_datapipes.on_error.quarantine import write_quarantine
+from wds_datapipes.testing import build_shard
+
+ITEM = SkippedItem("wds_decode", "DecodeError", "a.tar", "k\u2028", "cls", "it is\nno number")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_all_processes_write_all_that_they_pass_over(workers: int) -> None:
+    for shard in range(4):
+        labels = [{"__key__": f"{shard}-{n}", "cls": "x" if n % 3 == 0 else "1"} for n in range(60)]
+        build_shard(f"{shard}.tar", labels)
+    Path("4.tar").write_bytes(b"no archive")
+    budget = ErrorBudget(quarantine=Path("bad.jsonl"), warn=False)
+    pipe = ShardList("{0..4}.tar").sharding_filter().load_wds_shards(on_error=budget).group_samples()
+    with DataLoader2(pipe.wds_decode(on_error=budget), reading_service=ShardReadingService(workers)) as loader:
+        assert len(list(loader)) == 160
+    found = read_quarantine("bad.jsonl")
+    assert len(found) == 81  # the ledger keeps the last twenty
+    want = {("wds_decode", f"{shard}.tar", f"{shard}-{n}", "cls") for shard in range(4) for n in range(0, 60, 3)}
+    assert {each[:1] + each[2:5] for each in found} == want | {("load_wds_shards", "4.tar", "", "")}
+
+
+def test_an_item_is_read_as_it_was_written() -> None:
+    for _ in range(2):
+        write_quarantine("bad.jsonl", ITEM)
+    assert read_quarantine("bad.jsonl") == [ITEM, ITEM]
+
+
+def test_a_file_that_cannot_be_written_is_told_with_the_item() -> None:
+    with pytest.raises(
+        MissingSidecar, match=r"cannot be written to nowhere/bad\.jsonl: No such .* The item is wds_decode"
+    ):
+        write_quarantine("nowhere/bad.jsonl", ITEM)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_quarantine("bad.jsonl", ITEM)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize("bad.jsonl") + 5, before[1]))
+    try:
+        with pytest.raises(MissingSidecar, match=r"the disk is full|File too large"):
+            write_quarantine("bad.jsonl", ITEM)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", json.dumps({**ITEM._asdict(), "more": 1}), json.dumps({"stage": "a"}), '{"stage": ', "\ud800"]
+)
+def test_another_file_is_refused(text: str) -> None:
+    Path("bad.jsonl").write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(CorruptSidecar, match=r"bad\.jsonl.* is no list of what was passed over"):
+        read_quarantine("bad.jsonl")
+
+
+def test_a_file_that_is_not_there_is_told() -> None:
+    with pytest.raises(MissingSidecar, match=r"bad\.jsonl, cannot be read: No such file"):
+        read_quarantine("bad.jsonl")

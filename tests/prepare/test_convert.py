@@ -1,0 +1,861 @@
+"""Many shards that are converted in parallel: what comes out, what fails, and what a second call does."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from PIL import Image
+
+import wds_datapipes
+from wds_datapipes import ConvertedShard, ShardList, check_index, convert_shards, read_index
+from wds_datapipes.errors import (
+    ConversionFailed,
+    EncodeError,
+    ShardNotWritten,
+    StateError,
+    UnwritableSample,
+    WorkerDied,
+)
+from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS
+from wds_datapipes.prepare.shard_converter import ShardConverter
+from wds_datapipes.samples.keys import first_dot
+from wds_datapipes.testing import build_shard
+
+Samples = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def shards() -> list[str]:
+    """Six shards of five samples."""
+    return [build(number) for number in range(6)]
+
+
+def build(number: int, samples: int = 5, size: int = 100) -> str:
+    rng = Random(number)
+    return build_shard(
+        f"{number}.tar",
+        [
+            {"__key__": f"{number}-{n}", "cls": str(n), "bin": rng.randbytes(rng.randrange(size))}
+            for n in range(samples)
+        ],
+    )
+
+
+def odd(sample: dict[str, Any]) -> dict[str, Any] | None:
+    return sample if int(sample["cls"]) % 2 else None
+
+
+def same(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+def keys(url: str) -> list[str]:
+    return [sample["__key__"] for sample in ShardList(url).load_wds_shards().group_samples()]
+
+
+def written(folder: str = "out") -> dict[str, str]:
+    """The digests of all shards in a folder, and of what may be left beside them."""
+    return {
+        name: hashlib.sha256(Path(folder, name).read_bytes()).hexdigest()
+        for name in sorted(os.listdir(folder))
+        if not name.endswith(".journal")
+    }
+
+
+def new(results: Iterable[ConvertedShard]) -> list[str]:
+    return [result.source for result in results if result.is_new]
+
+
+def noted(name: str) -> int:
+    """Take note of being here, and return how often that was done."""
+    with open(name, "a") as file:
+        file.write(".")
+    return os.path.getsize(name)
+
+
+# What comes out
+
+
+def test_a_function_returns_a_sample_or_none_or_several(shards: list[str]) -> None:
+    def convert(sample: dict[str, Any]) -> Any:
+        number = int(sample["cls"])
+        several = ({"__key__": f"{sample['__key__']}-{n}", "cls": n} for n in range(number))
+        return [None, sample, [sample], several, ()][number]
+
+    results = convert_shards(convert, shards, "out/")
+    for number, result in enumerate(results):
+        assert result.source == f"{number}.tar"
+        assert (result.info.url, result.info.samples, result.read, result.is_new) == (f"out/{number}.tar", 5, 5, True)
+        assert keys(result.info.url) == [f"{number}-{n}" for n in ("1", "2", "3-0", "3-1", "3-2")]
+        assert result.info.sha256 == written()[f"{number}.tar"]
+        assert result.info.bytes == os.path.getsize(result.info.url)
+
+
+def test_a_function_of_whole_shards_has_all_samples_of_one(shards: list[str]) -> None:
+    def last_first(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        found = list(samples)
+        yield {"__key__": f"all-{len(found)}", "txt": found[0]["__url__"]}
+        yield from reversed(found)
+
+    results = convert_shards(last_first, shards, "out/", whole_shards=True)
+    assert [result.read for result in results] == [5] * 6
+    assert keys("out/4.tar") == ["all-5", "4-4", "4-3", "4-2", "4-1", "4-0"]
+
+
+def test_bytes_are_the_same_where_the_function_changes_nothing(shards: list[str]) -> None:
+    convert_shards(same, shards, "out/")
+    for url in shards:
+        before, after = (list(ShardList(at).load_wds_shards()) for at in (url, f"out/{url}"))
+        assert [(member.name, member.data) for member in map(named, after)] == [
+            (member.name, member.data) for member in map(named, before)
+        ]
+
+
+def named(member: Any) -> Any:
+    return wds_datapipes.Member(*member)
+
+
+def test_fields_are_decoded_and_encoded_when_it_is_asked_for(shards: list[str]) -> None:
+    def add(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"__key__": sample["__key__"], "cls": sample["cls"] + 1, "png": Image.new("L", (2, 2), sample["cls"])}
+
+    def darker(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "png": sample["png"] // 2}
+
+    convert_shards(add, shards, "images/", decode=[], index=True)
+    assert len(read_index("images/0.tar.wdsidx")) == 5
+    convert_shards(darker, ["images/0.tar"], "dark/", decode=["l8"])
+    (sample, *_) = reversed(list(ShardList("dark/0.tar").load_wds_shards().group_samples().wds_decode("l8")))
+    assert sample["cls"] == 5
+    assert sample["png"].tolist() == [[2, 2], [2, 2]]
+
+
+def test_a_shard_without_samples_is_written_too(shards: list[str]) -> None:
+    results = convert_shards(lambda sample: sample if sample["__key__"][0] == "3" else None, shards, "out/")
+    assert [result.info.samples for result in results] == [0, 0, 0, 5, 0, 0]
+    assert len(written()) == 6
+    assert keys("out/") == [f"3-{n}" for n in range(5)]
+    assert new(convert_shards(lambda sample: sample if sample["__key__"][0] == "3" else None, shards, "out/")) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "names", "journal"),
+    [
+        ("out/", ["out/0.tar", "out/5.tar"], "out/shards.journal"),
+        (Path("there"), ["there/0.tar", "there/5.tar"], "there/shards.journal"),
+        ("new/odd-{name}.tgz", ["new/odd-0.tgz", "new/odd-5.tgz"], "new/odd-shards.tgz.journal"),
+        ("new/%03d.tar", ["new/000.tar", "new/001.tar"], "new/shards.tar.journal"),
+    ],
+)
+def test_the_output_names_the_shards(shards: list[str], output: Any, names: list[str], journal: str) -> None:
+    os.mkdir("there")
+    results = convert_shards(same, [shards[0], shards[-1]], output)
+    assert [result.info.url for result in results] == names
+    assert keys(names[1]) == [f"5-{n}" for n in range(5)]
+    assert os.path.exists(journal)
+    assert sorted(os.listdir(Path(names[0]).parent)) == sorted(os.path.basename(name) for name in (*names, journal))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "text"),
+    [
+        (["a/0.tar", "b/0.tar"], "out/", r"Several shards would become 'out/0\.tar'\. Number them"),
+        (["a/0.tar", "a/0.tar.gz"], "out/{name}.tar", r"Several shards would become 'out/0\.tar'"),
+        (["a/0.tar", "a/1.tar"], "a/", r"The shard 'a/0\.tar' would be written over"),
+        (["a/%06d.tar", "a/000001.tar"], "./b/../a/%06d.tar", r"The shard 'a/000001\.tar' would be written over"),
+        (["pipe:cat a/0.tar"], "out/", r"tells no name for its output\. Number them"),
+        (["a/0.tar"], "out.tar", r"A pattern for shards has one place for their numbers"),
+        (["a/0.tar"], "memory://out/", r"Name a local file for the journal"),
+    ],
+)
+def test_names_that_do_not_serve_are_refused(inputs: list[str], output: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        convert_shards(same, inputs, output)
+    assert os.listdir() == []
+
+
+def test_shards_go_to_a_store_with_a_journal_here(shards: list[str]) -> None:
+    # The memory of a process: so it has to be this one that works.
+    results = convert_shards(odd, shards, "memory://converted/", journal="here.journal", max_workers=0)
+    assert fsspec.filesystem("memory").size("/converted/3.tar") == results[3].info.bytes
+    fsspec.filesystem("memory").rm("/converted/3.tar")
+    again = convert_shards(odd, shards, "memory://converted/", journal="here.journal", max_workers=0)
+    assert new(again) == ["3.tar"]
+    fsspec.filesystem("memory").rm("/converted", recursive=True)
+
+
+def test_shards_come_from_a_store_too(shards: list[str]) -> None:
+    from_memory = [f"memory://given/{name}" for name in shards]
+    for name in shards:
+        fsspec.filesystem("memory").pipe_file(f"/given/{name}", Path(name).read_bytes())
+    assert [result.read for result in convert_shards(odd, from_memory, "out/", max_workers=0)] == [5] * 6
+    assert new(convert_shards(odd, from_memory, "out/", max_workers=0)) == []
+    fsspec.filesystem("memory").rm("/given", recursive=True)
+
+
+# A second call
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_second_call_does_only_what_is_missing(shards: list[str]) -> None:
+    told: list[ConvertedShard] = []
+    assert new(convert_shards(odd, shards[:4], "out/", on_result=told.append)) == shards[:4]
+    assert sorted(result.source for result in told) == shards[:4]
+    before = written()
+    os.unlink("out/1.tar")
+    os.truncate("out/2.tar", 100)
+    second = convert_shards(odd, shards, "out/", on_result=told.append)
+    assert new(second) == ["1.tar", "2.tar", "4.tar", "5.tar"]
+    assert [result.source for result in second] == shards
+    assert [result.info.samples for result in second] == [2] * 6
+    assert {name: written()[name] for name in before} == before
+    # Those that were finished before are told first, and each of them once.
+    assert [result.source for result in told[4:6]] == ["0.tar", "3.tar"]
+    assert len(told) == 4 + 6
+    assert new(convert_shards(odd, shards, os.path.abspath("out/"))) == []  # the same folder by another name
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_that_were_finished_without_an_index_get_one(shards: list[str], workers: int) -> None:
+    convert_shards(odd, shards[:3], "out/", max_workers=workers)
+    before = written()
+    convert_shards(odd, shards[:4], "out/", max_workers=workers, index=True)
+    os.unlink("out/1.tar.wdsidx")
+    times = {name: os.stat(f"out/{name}").st_mtime_ns for name in before}
+    assert new(convert_shards(odd, shards[:4], "out/", max_workers=workers, index=True)) == []
+    assert {name: os.stat(f"out/{name}").st_mtime_ns for name in before} == times
+    for url in shards[:4]:
+        check_index(read_index(f"out/{url}.wdsidx"), f"out/{url}", depth="bytes")
+
+
+def test_without_the_journal_all_is_done_again(shards: list[str]) -> None:
+    convert_shards(odd, shards, "out/")
+    os.unlink("out/shards.journal")
+    assert new(convert_shards(odd, shards, "out/")) == shards
+
+
+def changed_function(shards: list[str], if_changed: Any) -> list[ConvertedShard]:
+    return convert_shards(lambda sample: None if odd(sample) else sample, shards, "out/", if_changed=if_changed)
+
+
+def changed_options(shards: list[str], if_changed: Any) -> list[ConvertedShard]:
+    return convert_shards(odd, shards, "out/", mtime=7, if_changed=if_changed)
+
+
+def changed_input(shards: list[str], if_changed: Any) -> list[ConvertedShard]:
+    build(2, samples=9)
+    return convert_shards(odd, shards, "out/", if_changed=if_changed)
+
+
+@pytest.mark.parametrize(
+    ("call", "text", "redone"),
+    [
+        (changed_function, r"0\.tar \(another function\), 1\.tar .*if_changed=\"redo\"", [0, 1, 2, 3, 4, 5]),
+        (changed_options, r"0\.tar \(other options\)", [0, 1, 2, 3, 4, 5]),
+        (changed_input, r"made otherwise: 2\.tar \(the input has changed\)\. Pass", [2]),
+    ],
+)
+def test_what_was_made_otherwise_is_not_taken_for_done(
+    shards: list[str], call: Callable[..., list[ConvertedShard]], text: str, redone: list[int]
+) -> None:
+    convert_shards(odd, shards, "out/")
+    before = written()
+    with pytest.raises(StateError, match=text):
+        call(shards, "raise")
+    assert new(call(shards, "keep")) == []
+    assert written() == before
+    assert new(call(shards, "redo")) == [shards[number] for number in redone]
+    assert [name for name, digest in written().items() if digest != before[name]] == [shards[n] for n in redone]
+    if call is not changed_input:  # which changes it each time
+        assert new(call(shards, "raise")) == []
+
+
+def test_an_input_that_is_gone_is_reported_and_its_output_stays(shards: list[str]) -> None:
+    convert_shards(odd, shards, "out/")
+    before = written()
+    os.unlink("3.tar")
+    with pytest.raises(StateError, match=r"3\.tar \(the input has changed\)"):
+        convert_shards(odd, shards, "out/")
+    with pytest.raises(ConversionFailed, match=r"1 of 6 shards .*\n3\.tar: ShardNotOpened"):
+        convert_shards(odd, shards, "out/", if_changed="redo", retries=0)
+    assert written() == before
+    assert new(convert_shards(odd, shards, "out/", if_changed="keep")) == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_two_conversions_do_not_share_a_journal(shards: list[str]) -> None:
+    def conflict(_: ConvertedShard) -> None:
+        with pytest.raises(StateError, match="another process writes these shards now"):
+            convert_shards(odd, shards, "out/")
+
+    assert len(convert_shards(odd, shards, "out/", on_result=conflict)) == 6
+
+
+def test_a_journal_of_a_writer_is_not_taken_for_one_of_a_conversion(shards: list[str]) -> None:
+    with wds_datapipes.ShardWriter("s-%d.tar", resume=True) as writer:
+        writer.write({"__key__": "a", "cls": 1})
+    with pytest.raises(StateError, match="journal"):
+        convert_shards(odd, shards, "s-%d.tar")
+
+
+# What tells functions apart
+
+
+def scaled(factor: int, offset: int = 1) -> Callable[[int], int]:
+    return lambda number: number * factor + offset
+
+
+class Caller:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, number: int) -> int:
+        return number * self.factor
+
+    def method(self, number: int) -> int:
+        return number + self.factor
+
+
+class Unpicklable(Caller):
+    def __init__(self, factor: int) -> None:
+        super().__init__(factor)
+        self.lock = threading.Lock()
+
+
+def test_functions_that_do_other_things_have_other_fingerprints() -> None:
+    makers: list[Callable[[], Any]] = [
+        lambda: scaled(1),
+        lambda: scaled(2),
+        lambda: scaled(2, 0),
+        lambda: functools.partial(scaled, 1),
+        lambda: functools.partial(scaled, 2),
+        lambda: functools.partial(scaled, factor=2),
+        lambda: Caller(1),
+        lambda: Caller(2),
+        lambda: Caller(1).method,
+        lambda: Caller(2).method,
+        lambda: lambda number, by=2: number * by,
+        lambda: lambda number, by=3: number * by,
+        lambda: len,
+        lambda: Unpicklable(1),
+        lambda: lambda number: number in {1, 2},
+        lambda: lambda number: number in {1, 3},
+        lambda: lambda number: [(lambda n: n + 1)(number)],
+        lambda: lambda number: [(lambda n: n + 2)(number)],
+    ]
+    prints = [fingerprint(make()) for make in makers]
+    assert len(set(prints)) == len(makers)
+    assert [fingerprint(make()) for make in makers] == prints
+
+
+def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    source = str(Path(wds_datapipes.__file__).parent / "core/fingerprint.py")
+    for comment in ("", "# another line above\n"):
+        script.write_text(
+            f"import runpy, sys\n{comment}fingerprint = runpy.run_path({source!r})['fingerprint']\n"
+            "def keep(sample, words={'a', 'b', 'c'}):\n"
+            f"    {comment or 'pass'}\n"
+            "    return sample['txt'] in {'x', 'y', 'z'} | words or 'é' in sample\n"
+            "print(fingerprint(keep, {'words': frozenset(('one', 'two', 'three'))}))\n"
+        )
+    prints = set()
+    for seed in "123":
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        prints.add(subprocess.run([sys.executable, script], env=environment, capture_output=True, check=True).stdout)
+    (only,) = prints
+    assert len(only) == 17
+    assert callable(runpy.run_path(source)["fingerprint"])
+
+
+# What fails
+
+
+def fail_at_3(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["__key__"] == "3-2":
+        noted("tries")
+        raise LookupError("no such label")
+    return sample
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_what_fails_is_tried_again_and_reported_and_the_others_are_done(
+    shards: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConversionFailed, match=r"1 of 6 shards .* 4 attempts.*\n3\.tar: LookupError: ") as caught:
+        convert_shards(fail_at_3, shards, "out/", retries=3)
+    assert noted("tries") == 4 + 1
+    assert {url: str(error) for url, error in caught.value.failures.items()} == {"3.tar": "no such label"}
+    assert caught.value.__cause__ is caught.value.failures["3.tar"]
+    if sys.version_info >= (3, 11):
+        assert caught.value.__cause__.__notes__ == ["in the sample '3-2' of 3.tar"]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
+    assert sorted(written()) == ["0.tar", "1.tar", "2.tar", "4.tar", "5.tar"]
+    # The function is mended, which changes it.
+    assert new(convert_shards(same, shards, "out/", if_changed="keep")) == ["3.tar"]
+
+
+def test_what_fails_once_is_done(shards: list[str]) -> None:
+    def fail_once(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"].endswith("-4") and noted(f"tries-{sample['__key__']}") == 1:
+            raise OSError("the network is away")
+        return sample
+
+    assert len(convert_shards(fail_once, shards, "out/", retries=1)) == 6
+    assert [keys(f"out/{url}")[-1] for url in shards] == [f"{n}-4" for n in range(6)]
+
+
+class Odd(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_that_cannot_be_sent_is_told(shards: list[str], workers: int) -> None:
+    def fail(sample: dict[str, Any]) -> None:
+        raise Odd(1, 2)
+
+    with pytest.raises(ConversionFailed, match=r"6 of 6 .*\n\d\.tar: RuntimeError: Odd: 1 and 2\n\d\.tar: "):
+        convert_shards(fail, shards, "out/", retries=0, max_workers=workers)
+    assert written() == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "error", "text"),
+    [
+        (lambda sample: 7, {}, TypeError, r"in the sample '0-0' of 0\.tar it has returned int"),
+        (lambda sample: [sample, "a"], {}, TypeError, r"it has returned str"),
+        (lambda sample: b"x", {}, TypeError, r"it has returned bytes"),
+        (lambda samples: [1], {"whole_shards": True}, TypeError, r"yields samples, and has yielded int"),
+        (lambda sample: {**sample, "cls": None}, {}, EncodeError, r"field 'cls' of sample '0-0'"),
+        (lambda sample: sys.exit(3), {}, SystemExit, r"3"),
+    ],
+)
+def test_what_a_function_returns_is_checked(
+    shards: list[str], function: Any, options: dict[str, Any], error: type[BaseException], text: str
+) -> None:
+    with pytest.raises(ConversionFailed, match=f"(?s){text}") as caught:
+        convert_shards(function, shards[:1], "out/", retries=0, **options)
+    assert type(caught.value.failures["0.tar"]) is error
+    assert written() == {}
+
+
+def test_bad_samples_are_passed_over_when_that_is_asked_for(shards: list[str]) -> None:
+    def convert(sample: dict[str, Any]) -> Any:
+        number = int(sample["cls"])
+        if number == 1:
+            raise LookupError("no such label")
+        return [sample, {**sample, "__key__": f"{sample['__key__']}x", "cls": None}] if number == 2 else sample
+
+    data = Path(shards[5]).read_bytes()
+    Path(shards[5]).write_bytes(data[: len(data) // 2])
+    results = convert_shards(convert, shards, "out/", on_error="skip")
+    assert [(result.read, result.skipped) for result in results[:5]] == [(5, 2)] * 5
+    assert results[5].skipped == sum(number in (1, 2) for number in range(results[5].read)) + 1  # the rest of the shard
+    again = convert_shards(convert, shards, "out/", on_error="skip")
+    assert again == [result._replace(is_new=False) for result in results]
+    assert keys("out/0.tar") == ["0-0", "0-3", "0-4"]
+    assert keys("out/5.tar") == [key for key in keys("out/5.tar") if key[:3] in ("5-0", "5-3", "5-4")]
+    with pytest.raises(ConversionFailed, match=r"5\.tar: TruncatedShard"):
+        convert_shards(same, shards, "whole/", retries=0)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_killed_process_is_replaced_and_its_shard_tried_again(shards: list[str]) -> None:
+    def die_once(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"][-1] == "3" and noted(f"tries-{sample['__key__']}") == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    convert_shards(same, shards, "wanted/")
+    assert len(convert_shards(die_once, shards, "out/", retries=1, max_workers=2)) == 6
+    assert written() == written("wanted")
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_shard_that_kills_its_process_is_the_one_that_is_reported(shards: list[str]) -> None:
+    def die(sample: dict[str, Any]) -> dict[str, Any]:
+        noted(f"tries-{sample['__key__'][0]}")
+        if sample["__key__"] in ("1-0", "4-2"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    with pytest.raises(ConversionFailed, match=r"(?s)2 of 6 .*killed") as caught:
+        convert_shards(die, shards, "out/", retries=2, max_workers=3)
+    assert {url: type(error) for url, error in caught.value.failures.items()} == {
+        "1.tar": WorkerDied,
+        "4.tar": WorkerDied,
+    }
+    assert [noted(f"tries-{n}") - 1 for n in range(6)] == [5, 3, 5, 5, 9, 5]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_full_disk_loses_nothing_that_was_finished(folder: Path) -> None:
+    sizes = [100, 100_000, 100, 100_000]
+    shards = [build(number, size=size) for number, size in enumerate(sizes)]
+    convert_shards(same, shards, "wanted/")
+    failures = {}
+
+    def on_a_small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        try:
+            convert_shards(same, shards, "out/", retries=1)
+        except ConversionFailed as error:
+            failures.update({url: type(cause) for url, cause in error.failures.items()})
+            os._exit(0 if failures == {"1.tar": ShardNotWritten, "3.tar": ShardNotWritten} else 1)
+
+    assert forked(on_a_small_disk) == 0
+    assert sorted(written()) == ["0.tar", "2.tar"]
+    assert new(convert_shards(same, shards, "out/")) == ["1.tar", "3.tar"]
+    assert written() == written("wanted")
+
+
+# How it ends
+
+
+def forked(function: Callable[[], object], wait: float | None = None) -> int | None:
+    """Run a function in a process of its own session, kill that after a time, and return how it has ended."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join(wait)
+    if process.is_alive() and process.pid:
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code
+
+
+def working(sample: dict[str, Any]) -> dict[str, Any]:
+    """Note which process works, take a little time, and make a sample in which an error would show."""
+    Path("pids", str(os.getpid())).touch()
+    threading.Event().wait(0.002)
+    return {"__key__": sample["__key__"], "txt": hashlib.sha256(sample["bin"]).hexdigest()}
+
+
+def all_end(pids: Iterable[str]) -> bool:
+    """Whether these processes are gone, soon."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_conversion_that_is_killed_at_random_moments_goes_on_to_the_same_bytes(folder: Path) -> None:
+    shards = [build(number, samples=25) for number in range(8)]
+    os.mkdir("pids")
+    convert_shards(working, shards, "wanted/")
+    assert os.listdir("pids") != []
+    rng = Random(os.getpid())
+    ends = []
+    for _ in range(8):
+        # The processes of the call before may not have ended yet, and are in nobody's way.
+        ends.append(forked(lambda: convert_shards(working, shards, "out/", max_workers=2), rng.uniform(0.02, 0.15)))
+        for shard in Path("out").glob("*.tar"):
+            assert shard.read_bytes() == Path("wanted", shard.name).read_bytes()  # each of them is whole
+        if ends[-1] == 0:
+            break
+    assert all_end(os.listdir("pids"))
+    assert ends[0] == -signal.SIGKILL
+    convert_shards(working, shards, "out/")
+    assert written() == written("wanted")  # and nothing is left beside them
+
+
+def slow(sample: dict[str, Any]) -> dict[str, Any]:
+    Path("pids", str(os.getpid())).touch()
+    if sample["__key__"][0] > "1":
+        threading.Event().wait(60)
+    return sample
+
+
+def interrupted(seconds: float | None) -> None:
+    """Convert, until Ctrl-C comes, as a terminal sends it to all processes; what is found is told by the exit code.
+
+    Without a time, it comes when two shards are known to be finished.
+    """
+    os.setsid()
+
+    def interrupt() -> None:
+        journal = Path("out", "shards.journal")
+        while seconds is None and not (journal.exists() and journal.read_bytes().count(b"\n") == 3):
+            time.sleep(0.01)
+        time.sleep(seconds or 0)
+        os.killpg(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with contextlib.suppress(KeyboardInterrupt):
+        convert_shards(slow, [f"{number}.tar" for number in range(6)], "out/", max_workers=2)
+        os._exit(1)
+    if multiprocessing.active_children() or any(os.path.exists(f"/proc/{pid}") for pid in os.listdir("pids")):
+        os._exit(2)
+    os._exit(0 if written().keys() <= {"0.tar", "1.tar"} else 3)
+
+
+def test_ctrl_c_leaves_nothing_half_and_no_process(shards: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    os.mkdir("pids")
+    rng = Random(os.getpid())
+    for seconds in (0.01, 0.02, 0.03, rng.uniform(0.01, 0.1), None):
+        assert forked(functools.partial(interrupted, seconds)) == 0
+    assert capfd.readouterr().err == ""
+    assert sorted(written()) == ["0.tar", "1.tar"]
+    assert new(convert_shards(slow, shards[:2], "out/")) == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_error_of_the_caller_ends_all(shards: list[str]) -> None:
+    def stuck(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"][0] != "0":
+            threading.Event().wait(60)
+        return sample
+
+    def refuse(result: ConvertedShard) -> None:
+        raise LookupError(result.source)
+
+    with pytest.raises(LookupError, match=r"0\.tar") as caught:
+        convert_shards(stuck, shards, "out/", on_result=refuse, max_workers=3)
+    assert multiprocessing.active_children() == []
+    assert sorted(written()) == ["0.tar"]
+    assert caught.traceback  # which would hold what is not ended
+
+
+class Finalized:
+    """What an end that comes while this is removed is lost in."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __del__(self) -> None:
+        Path(f"waits-{self.key}").touch()
+        threading.Event().wait(60)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_end_that_python_has_dropped_is_told_again(shards: list[str]) -> None:
+    def stuck(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"][0] != "0":
+            Finalized(sample["__key__"])
+            threading.Event().wait(60)
+        return sample
+
+    def refuse(result: ConvertedShard) -> None:
+        while not list(Path().glob("waits-*")):
+            time.sleep(0.01)
+        raise LookupError(result.source)
+
+    with pytest.raises(LookupError, match=r"0\.tar"):
+        convert_shards(stuck, shards, "out/", on_result=refuse, max_workers=3)
+    assert multiprocessing.active_children() == []
+    assert sorted(written()) == ["0.tar"]
+    assert [path.name for path in Path("out").iterdir() if path.name.endswith(".part")] == []
+
+
+# Executors
+
+
+class Watched(Executor):
+    """Works in threads, and counts how many tasks it has at once, and of what kind they are."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(3)
+        self._lock = threading.Lock()
+        self.most = self.now = 0
+        self.seen: list[str] = []
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            self.seen.append(repr((function, args, kwargs)))
+        task = self._pool.submit(function, *args, **kwargs)
+        task.add_done_callback(self._count)
+        return task
+
+    def _count(self, _: Future[Any]) -> None:
+        with self._lock:
+            self.now -= 1
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+
+def test_an_executor_is_given_a_bounded_number_of_tasks_in_order(shards: list[str]) -> None:
+    secret = {"password": "do not tell"}
+    many = [shards[number % 6] for number in range(40)]
+    with Watched() as executor:
+        results = convert_shards(
+            odd, many, "out/%d.tar", executor=executor, max_workers=4, storage_options=secret, output_options=secret
+        )
+        assert executor.submit(len, "ab").result() == 2  # it is still open
+    assert [result.source for result in results] == many
+    assert executor.most == 4
+    assert [f"'out/{number}.tar'" in text for number, text in enumerate(executor.seen[:40])] == [True] * 40
+    assert not [text for text in executor.seen if "do not tell" in text]
+
+
+def test_an_executor_of_new_processes_does_the_same(shards: list[str]) -> None:
+    convert_shards(first_dot_samples, shards, "wanted/", max_workers=0)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as executor:
+        convert_shards(first_dot_samples, shards, "out/", executor=executor)
+    assert written() == written("wanted")
+
+
+#: A function that a new process can import; those of this module it cannot.
+first_dot_samples = functools.partial(dict.copy)
+
+
+def test_an_executor_that_breaks_is_told_for_each_shard_that_is_left(shards: list[str]) -> None:
+    with ThreadPoolExecutor(1) as executor:
+
+        def close(result: ConvertedShard) -> None:
+            executor.shutdown()
+
+        with pytest.raises(ConversionFailed, match=r"4 of 6 .*\n2\.tar: RuntimeError: cannot schedule") as caught:
+            convert_shards(same, shards, "out/", executor=executor, max_workers=2, on_result=close)
+    assert list(caught.value.failures) == ["2.tar", "3.tar", "4.tar", "5.tar"]
+    assert new(convert_shards(same, shards, "out/")) == ["2.tar", "3.tar", "4.tar", "5.tar"]
+
+
+def test_a_pool_whose_process_is_killed_is_told_too(shards: list[str]) -> None:
+    with (
+        ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor,
+        pytest.raises(ConversionFailed, match=r"6 of 6 .*\n.*WorkerDied: .*may have been killed"),
+    ):
+        convert_shards(die_at_once, shards, "out/", executor=executor, retries=0)
+
+
+def die_at_once(sample: dict[str, Any]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_has_not_begun_is_cancelled(shards: list[str]) -> None:
+    gate = threading.Event()
+
+    def wait(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"][0] != "0":
+            gate.wait(60)
+        return sample
+
+    def refuse(result: ConvertedShard) -> None:
+        raise LookupError
+
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(LookupError):
+            convert_shards(wait, shards, "out/", executor=executor, on_result=refuse)
+        gate.set()
+    assert sorted(written()) == ["0.tar", "1.tar"]
+
+
+def test_a_dask_cluster_works_with_a_worker_that_is_killed(shards: list[str], folder: Path) -> None:
+    convert_shards(lambda sample: None if sample["__key__"].endswith("0") else sample, shards, "wanted/")
+    finished = subprocess.run(
+        [sys.executable, Path(__file__).with_name("dask_conversion.py"), folder],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    told = json.loads(finished.stdout)
+    assert told["failures"] == {"5.tar": "LookupError('no such label')"}
+    assert told["first"] == ["0.tar", "1.tar", "2.tar", "3.tar", "4.tar"]
+    assert told["second"] == [False, False, False, False, False, True]
+    pids = {*Path("tried").read_text().split(), Path("killed").read_text()}
+    assert str(told["this"]) not in pids
+    assert all_end(pids)
+    assert written() == written("wanted")
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"compres": "gz"}, TypeError, "no argument 'compres', and neither has TarWriter"),
+        ({"target": "a.tar"}, TypeError, "no argument 'target'"),
+        ({"compress": "rar"}, ValueError, "rar"),
+        ({"retries": -1}, ValueError, "retries and max_workers are numbers from 0, not -1 and None"),
+        ({"max_workers": -1}, ValueError, "not 2 and -1"),
+        ({"if_changed": "ask"}, ValueError, '"raise", "redo" or "keep", not \'ask\''),
+        ({"on_error": "ignore"}, ValueError, "on_error is"),
+        ({"function": "odd"}, TypeError, "takes a function of a sample, not 'odd'"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_made(
+    shards: list[str], arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        convert_shards(**{"function": odd, "shards": shards, "output": "out/", **arguments})
+    assert not os.path.exists("out")
+
+
+def test_nothing_is_printed_of_what_executors_are_given() -> None:
+    options: dict[str, Any] = {"whole_shards": False, "decode": None, "key_rule": first_dot, "on_error": "raise"}
+    options["limits"] = DEFAULT_LIMITS
+    converter = ShardConverter(odd, **options, storage_options={"key": "secret"}, writing={"key": "secret"})
+    assert repr(converter) == "ShardConverter(odd)"
+
+
+def misspelt(sample: Any) -> Any:
+    return sampel  # type: ignore[name-defined]  # noqa: F821  on purpose
+
+
+def of_another_type(sample: Any) -> Any:
+    return {"__key__": sample["__key__"], "cls": "seven"}
+
+
+def of_no_type(sample: Any) -> Any:
+    return sample + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (misspelt, NameError),
+        (of_another_type, EncodeError),
+        (of_no_type, TypeError),
+        (lambda sample: sample["jpg"], KeyError),
+        (lambda sample: {"__key__": "a/../b", "cls": 1}, UnwritableSample),
+    ],
+)
+def test_errors_of_the_function_are_not_tried_again(
+    function: Callable[[Any], Any], error: type[Exception], shards: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConversionFailed, match=r"1 of 1 shards were not converted\. The others") as caught:
+        convert_shards(function, shards[:1], "out/", retries=3, max_workers=0)
+    assert isinstance(next(iter(caught.value.failures.values())), error)
+    assert not caplog.records

@@ -1,0 +1,411 @@
+"""Shards that are created of files: which samples go where, and what is left when something fails."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import pyarrow
+import pyarrow.parquet
+import pytest
+import webdataset
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes import ShardWriter
+from wds_datapipes.errors import BadSource, EmptySource, ShardNotWritten, StateError, UnwritableSample, WorkerDied
+from wds_datapipes.prepare.create import CreatedShard, create_shards
+from wds_datapipes.prepare.sources.image_folder import find_images
+from wds_datapipes.prepare.sources.table import Table
+from wds_datapipes.prepare.sources.tarp_recipe import Recipe
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.samples.keys import last_dot
+from wds_datapipes.shards.loading import load_wds_shards
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Noting:
+    """Notes what is told about the work, and does something when the writing begins."""
+
+    def __init__(self, on_planned: Callable[[], object] = lambda: None) -> None:
+        self.on_planned = on_planned
+        self.samples_looked = self.bytes_looked = 0
+        self.plan = (0, 0)
+        self.written = [0, 0, 0]
+
+    def looked(self, samples: int, size: int) -> None:
+        self.samples_looked += samples
+        self.bytes_looked += size
+
+    def planned(self, shards: int, samples: int) -> None:
+        self.plan = (shards, samples)
+        self.on_planned()
+
+    def wrote(self, *counts: int) -> None:
+        self.written = [a + b for a, b in zip(self.written, counts, strict=True)]
+
+
+def create(folder: Path, lines: str, output: str = "a-%02d.tar", **options: Any) -> list[CreatedShard]:
+    """Create shards of a recipe, whose files are in the folder."""
+    (folder / "recipe").write_text(lines)
+    options = {"max_workers": 0, **options}
+    recipe = Recipe(folder / "recipe", root=folder)
+    try:
+        return create_shards(recipe, folder / output, **options)
+    finally:
+        recipe.close()
+
+
+def contents(folder: Path, pattern: str = "a-*") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob(pattern))}
+
+
+def keys(*paths: Path) -> list[str]:
+    return [sample["__key__"] for sample in group_samples(load_wds_shards(map(str, paths)))]
+
+
+NUMBERS = "".join(f"{number:02d}.cls text:{number}\n{number:02d}.jpg {number}.jpg\n" for number in range(10))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Write 0.jpg to 9.jpg, each of another size."""
+    for number in range(10):
+        (tmp_path / f"{number}.jpg").write_bytes(bytes([number]) * 300 * number)
+    return tmp_path
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=12),
+    long=st.booleans(),
+    maxcount=st.integers(1, 6),
+    maxsize=st.integers(512, 12_000),
+    seed=st.none() | st.integers(0, 3),
+)
+@example(sizes=[1] * 4, long=False, maxcount=9, maxsize=4608, seed=None)  # two samples, but for the end marker
+@example(sizes=[1] * 4, long=False, maxcount=9, maxsize=5120, seed=None)
+def test_shards_are_those_that_a_shard_writer_writes(
+    sizes: list[int], long: bool, maxcount: int, maxsize: int, seed: int | None
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        names = [f"{'ä' * 60 * long}{number}" for number in range(len(sizes))]
+        lines = [f"{key}.txt text:{'x' * size}\n{key}.jpg {key}\n" for key, size in zip(names, sizes, strict=True)]
+        for key, size in zip(names, reversed(sizes), strict=True):
+            (folder / key).write_bytes(b"j" * size)
+        made = create(folder, "".join(lines), maxcount=maxcount, maxsize=maxsize, seed=seed)
+        order = [key for shard in made for key in keys(Path(shard.info.url))]
+        assert sorted(order) == sorted(names)
+        assert seed is not None or order == names
+        with ShardWriter(folder / "b-%02d.tar", maxcount=maxcount, maxsize=maxsize, verbose=False) as writer:
+            for key in order:
+                number = names.index(key)
+                writer.write({"__key__": key, "txt": "x" * sizes[number], "jpg": b"j" * sizes[-1 - number]})
+        assert list(contents(folder).values()) == list(contents(folder, "b-*").values())
+        assert [shard.info.samples for shard in made] == [info.samples for info in writer.shards]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_processes_writes_the_same(files: Path, workers: int) -> None:
+    options = {"maxcount": 3, "seed": 5, "index": True, "compress": "gz", "digest": True}
+    here = create(files, NUMBERS, "a/%d.tar", **options)
+    noting = Noting()
+    there = create(files, NUMBERS, "b/%d.tar", max_workers=workers, watcher=noting, **options)
+    assert contents(files / "a", "*") == contents(files / "b", "*")
+    assert len(contents(files / "a", "*")) == 8
+    assert [shard.info[1:] for shard in here] == [shard.info[1:] for shard in there]
+    size = sum(300 * number + len(str(number)) for number in range(10))
+    assert (noting.samples_looked, noting.bytes_looked) == (10, size)
+    assert (noting.plan, noting.written) == ((4, 10), [4, 10, size])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_processes_read_one_table_and_disturb_each_other_nowhere(tmp_path: Path, kind: str) -> None:
+    texts = [f"text {number} " * (number % 7) for number in range(6000)]
+    path = tmp_path / f"t.{kind}"
+    if kind == "csv":
+        path.write_text("txt\n" + "".join(f'"{text}"\n' for text in texts))
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"txt": texts}), path)
+    source = Table(path)
+    made = create_shards(source, tmp_path / "%d.tar", maxcount=1000, seed=0, max_workers=3)
+    source.close()
+    read = group_samples(load_wds_shards([shard.info.url for shard in made]))
+    assert {int(sample["__key__"]): sample["txt"].decode() for sample in read} == dict(enumerate(texts))
+
+
+def test_a_shuffle_is_a_permutation_that_follows_from_its_seed(files: Path) -> None:
+    orders = []
+    for seed in (1, 1, 2):
+        create(files, NUMBERS, "a.tar", seed=seed)
+        orders.append(keys(files / "a.tar"))
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == [f"{number:02d}" for number in range(10)]
+    assert sorted(orders[0]) != orders[0]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of what webdataset leaves open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_webdataset_reads_what_was_created(files: Path, closed_garbage: None) -> None:
+    create(files, NUMBERS, maxcount=4)
+    urls = [str(path) for path in sorted(files.glob("a-*"))]
+    read = [(sample["__key__"], sample["cls"], sample["jpg"]) for sample in webdataset.WebDataset(urls, shardshuffle=0)]
+    assert read == [(f"{number:02d}", b"%d" % number, bytes([number]) * 300 * number) for number in range(10)]
+
+
+def test_one_archive_has_all_and_may_go_to_a_command(files: Path) -> None:
+    [made] = create(files, NUMBERS, "one.tar", maxcount=1, maxsize=1, max_workers=None)
+    assert made.info.samples == 10
+    recipe = Recipe(files / "recipe", root=files)
+    create_shards(recipe, f"pipe:cat > {files}/two.tar", max_workers=2)
+    create_shards(recipe, f"pipe:cat > {files}/part-%d.tar", maxcount=5, max_workers=2)
+    recipe.close()
+    assert (files / "two.tar").read_bytes() == (files / "one.tar").read_bytes()
+    assert keys(files / "part-0.tar", files / "part-1.tar") == keys(files / "one.tar")
+
+
+def test_new_keys_count_in_the_source_also_in_another_order(files: Path) -> None:
+    create(files, NUMBERS.replace("00.", "a/00."), "a.tar", rekey="{name}/{number:03d}", seed=1)
+    assert sorted(keys(files / "a.tar")) == [f"{number:02d}/{number:03d}" for number in range(10)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("change", ["longer", "gone", "folder"])
+def test_a_file_that_changes_before_it_is_read_leaves_nothing_half(files: Path, change: str, workers: int) -> None:
+    def do() -> None:
+        if change == "longer":
+            with (files / "7.jpg").open("ab") as stream:
+                stream.write(b"x")  # within the last block, so that the archive would have the same size
+        else:
+            (files / "7.jpg").unlink()
+            if change == "folder":
+                (files / "7.jpg").mkdir()
+
+    told = {
+        "longer": r"sample '07' of .* has changed since.*had 2101 bytes, and now have 2102",
+        "gone": r"7\.jpg', for the field 'jpg' of the sample '07' of .* cannot be read: No such file",
+        "folder": r"7\.jpg'.* cannot be read: Is a directory",
+    }[change]
+    with pytest.raises(BadSource, match=told):
+        create(files, NUMBERS, maxcount=3, watcher=Noting(do), max_workers=workers)
+    left = contents(files)
+    assert set(left) <= {"a-00.tar", "a-01.tar", "a-03.tar"}
+    assert workers or set(left) == {"a-00.tar", "a-01.tar"}
+    (files / "7.jpg").rmdir() if change == "folder" else None
+    (files / "7.jpg").write_bytes(bytes([7]) * 2100)
+    create(files, NUMBERS, maxcount=3)
+    assert {name: contents(files)[name] for name in left} == left
+    assert not contents(files, "*.part")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_file_that_is_passed_over_changes_no_other_shard(files: Path, workers: int) -> None:
+    create(files, NUMBERS, maxcount=3)
+    whole = contents(files)
+    faults: list[Exception] = []
+
+    def skip(error: Exception) -> bool:
+        faults.append(error)
+        return True
+
+    watcher = Noting(lambda: (files / "7.jpg").unlink())
+    create(files, NUMBERS, maxcount=3, watcher=watcher, on_error=skip, max_workers=workers)
+    assert [type(fault) for fault in faults] == [BadSource]
+    assert keys(files / "a-02.tar") == ["06", "08"]
+    assert {name for name, data in contents(files).items() if data != whole[name]} == {"a-02.tar"}
+    # One that is missed before all is planned leaves no gap.
+    made = create(files, NUMBERS, maxcount=3, on_error="skip", max_workers=workers, remove_old=True)
+    assert [shard.info.samples for shard in made] == [3, 3, 3]
+    assert keys(files / "a-02.tar") == ["06", "08", "09"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("a.txt text:1\nb.txt text:2\na.cls text:3", r"The key 'a' is that of the sample 'a' of .* told apart"),
+        ("a.txt text:1\na.txt text:2", r"has a\.txt twice"),
+        ("a.txt ./no.txt", r"no\.txt'.* cannot be read: No such file"),
+        ("a.txt .", r"is a folder\. Name a file"),
+        ("a.txt /dev/zero", r"is no plain file"),
+        ("a.txt loop", r"loop'.* is a link to nothing, or to itself: Too many levels"),
+        ("a.txt nothing", r"nothing'.* is a link to nothing, or to itself: No such file"),
+        ("a.txt pipe:echo gone >&2; exit 3", r"field 'txt' of the sample 'a'.*status 3"),
+        ("a.txt memory://no.txt", r"field 'txt' of the sample 'a' of .* memory://no\.txt cannot be opened"),
+        ("a\x1b.txt text:1", r"key 'a\\x1b' of .* has a control character"),
+        ("__a__/b.txt text:1", r"The key '__a__/b' cannot be written: its files would belong to no sample"),
+        ("a.__b text:1", r"The sample 'a' has no field to write"),
+    ],
+)
+def test_what_makes_no_sample_is_told_before_anything_is_written(tmp_path: Path, lines: str, message: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nothing").symlink_to("gone")
+    with pytest.raises((BadSource, UnwritableSample), match=message):
+        create(tmp_path, "0.txt text:zero\n" + lines, "a.tar")
+    assert not contents(tmp_path, "*.tar*")
+    create(tmp_path, "0.txt text:zero\n" + lines, "a.tar", on_error="skip")
+    assert "0" in keys(tmp_path / "a.tar")
+
+
+def test_a_name_that_is_no_text_needs_a_new_key(tmp_path: Path) -> None:
+    os.mkdir(os.fsencode(tmp_path) + b"/in")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/in/\xff.jpg")).write_bytes(b"j")
+    source = find_images(tmp_path / "in", has_classes=False)
+    with pytest.raises(BadSource, match=r"The key '\\udcff' of .* has bytes that are no UTF-8"):
+        create_shards(source, tmp_path / "a.tar")
+    create_shards(source, tmp_path / "a.tar", rekey="{number}")
+    assert keys(tmp_path / "a.tar") == ["0"]
+
+
+def test_a_dot_in_a_key_needs_another_rule_or_key(tmp_path: Path) -> None:
+    (tmp_path / "scan-1.25mm.png").write_bytes(b"p")
+    source = find_images(tmp_path, has_classes=False)
+    with pytest.raises(UnwritableSample, match=r"scan-1\.25mm\.png: The key .* would be read back as of 'scan-1'"):
+        create_shards(source, tmp_path / "a.tar")
+    assert not contents(tmp_path, "a*")
+    create_shards(source, tmp_path / "a.tar", key_rule=last_dot)
+    [sample] = group_samples(load_wds_shards([str(tmp_path / "a.tar")]), key_rule=last_dot)
+    assert (sample["__key__"], sample["png"]) == ("scan-1.25mm", b"p")
+
+
+def test_without_a_sample_nothing_is_written(tmp_path: Path) -> None:
+    for lines in ("", "\n \n"):
+        with pytest.raises(EmptySource, match="no sample to write"):
+            create(tmp_path, lines, "new/a-%d.tar")
+    with pytest.raises(EmptySource):
+        create(tmp_path, "a.txt no.txt", "new/a-%d.tar", on_error="skip")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_shard_that_cannot_be_written_is_told(files: Path) -> None:
+    (files / "a-01.tar").mkdir()
+    with pytest.raises(ShardNotWritten, match=r"a-01\.tar' cannot be written: it is a folder"):
+        create(files, NUMBERS, maxcount=3, max_workers=2)
+
+
+def test_a_worker_that_is_killed_is_told_with_its_shard(files: Path) -> None:
+    # $PPID is the process that ends the shell with the worker; its own parent is the worker.
+    lines = NUMBERS.replace("03.cls text:3", "03.cls pipe:kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status)")
+    with pytest.raises(WorkerDied, match=r"may have been killed.*while it wrote .*a-01\.tar"):
+        create(files, lines, maxcount=3, max_workers=1)
+    assert set(contents(files, "a-*.tar")) == {"a-00.tar"}
+    create(files, NUMBERS, maxcount=3)
+    assert not contents(files, "*.part")  # which a killed process cannot remove
+
+
+def test_a_full_disk_loses_nothing_that_was_finished(files: Path) -> None:
+    create(files, NUMBERS, "b-%02d.tar", maxcount=1)
+    wanted = {name.replace("b", "a", 1): data for name, data in contents(files, "b-*.tar").items()}
+
+    def on_a_small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with suppress(ShardNotWritten):
+            create(files, NUMBERS, maxcount=1, resume=True)
+            os._exit(0)
+        os._exit(3)
+
+    process = multiprocessing.get_context("fork").Process(target=on_a_small_disk)
+    process.start()
+    process.join()
+    assert process.exitcode == 3
+    process.close()
+    assert contents(files, "a-*.tar") == {name: data for name, data in wanted.items() if len(data) <= 4096}
+    assert not contents(files, "*.part")
+    made = create(files, NUMBERS, maxcount=1, resume=True)
+    assert [shard.is_new for shard in made] == [len(data) > 4096 for data in wanted.values()]
+    assert contents(files, "a-*.tar") == wanted
+
+
+def test_a_main_process_that_is_killed_leaves_whole_shards_and_a_second_call_goes_on(files: Path) -> None:
+    lines = "".join(f"{n:02d}.txt pipe:sleep 0.02; echo {n}\n{n:02d}.jpg {n % 10}.jpg\n" for n in range(24))
+    options: dict[str, Any] = {"maxcount": 3, "max_workers": 2, "resume": True}
+    create(files, lines, "b-%02d.tar", **options)
+    wanted = {name.replace("b", "a", 1): data for name, data in contents(files, "b-*.tar").items()}
+    rng = Random(os.getpid())
+    ends = []
+    for seconds in (0.1, rng.uniform(0.02, 0.3), rng.uniform(0.02, 0.3)):
+        process = multiprocessing.get_context("fork").Process(target=create, args=(files, lines), kwargs=options)
+        process.start()
+        time.sleep(seconds)
+        workers = psutil.Process(process.pid).children()
+        process.kill()
+        process.join()
+        ends.append(process.exitcode)
+        process.close()
+        for worker in workers:  # which put away what they were writing
+            worker.wait(20)
+        there = contents(files, "a-*.tar")
+        assert there == {name: wanted[name] for name in there}
+    assert ends[0] == -signal.SIGKILL
+    made = create(files, lines, **options)
+    assert sum(shard.is_new for shard in made) <= len(wanted) - len(there) + 2  # those that no journal knew of yet
+    assert contents(files, "a-*.tar") == wanted
+    assert not contents(files, "*.part")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_second_call_writes_only_what_is_missing_or_would_be_other(files: Path, workers: int) -> None:
+    options: dict[str, Any] = {"maxcount": 3, "resume": True, "max_workers": workers, "digest": True}
+    options["remove_old"] = True
+
+    def new(lines: str = NUMBERS, **others: Any) -> list[int]:
+        made = create(files, lines, **{**options, **others})
+        return [number for number, shard in enumerate(made) if shard.is_new]
+
+    whole = create(files, NUMBERS, maxcount=3, digest=True, output="b-%02d.tar")
+    (files / "9.jpg").rename(files / "other")
+    with pytest.raises(BadSource):
+        create(files, NUMBERS.replace("09.jpg 9.jpg", "09.jpg pipe:cat 9.jpg"), **options)
+    (files / "other").rename(files / "9.jpg")
+    made = create(files, NUMBERS, **options)
+    assert workers or not made[0].is_new  # of several processes, one may come to the error before
+    assert made[3].is_new
+    assert [shard.info[1:] for shard in made] == [shard.info[1:] for shard in whole]
+    assert list(contents(files, "a-*.tar").values()) == list(contents(files, "b-*.tar").values())
+    assert new() == []
+    (files / "a-02.tar").unlink()
+    assert new() == [2]
+    (files / "4.jpg").write_bytes(b"4" * 1200)  # of the same size
+    assert new() == [1]
+    assert new(NUMBERS.replace("text:9", "text:8")) == [3]
+    assert new(maxcount=4) == [0, 1, 2]
+    assert new(maxcount=4, seed=1) == [0, 1, 2]
+    assert new(maxcount=4, seed=1, mtime=7) == [0, 1, 2]
+    assert new(maxcount=4, seed=1, mtime=7) == []
+
+
+def test_two_calls_do_not_share_a_journal(files: Path) -> None:
+    def again() -> None:
+        create(files, NUMBERS, resume=True)
+
+    with pytest.raises(StateError, match="in use"):
+        create(files, NUMBERS, resume=True, watcher=Noting(again))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "%d-%d.tar"}, "one place for their numbers"),
+        ({"maxcount": 0}, "maxcount is a number"),
+        ({"rekey": "{shard}-{number}"}, "come from no shard"),
+        ({"rekey": "same"}, "would be the same for all samples"),
+        ({"max_workers": -1}, "max_workers is a number from 0"),
+        ({"on_error": "ignore"}, "on_error is"),
+    ],
+)
+def test_wrong_arguments(files: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create(files, NUMBERS, **options)
+    assert not contents(files, "*.tar")

@@ -1,0 +1,240 @@
+"""A glance at fields, whatever they hold."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import re
+import tracemalloc
+import wave
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE
+from wds_datapipes.codecs.encoding import EncoderChain
+from wds_datapipes.codecs.images import IMAGE_EXTENSIONS
+from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
+from wds_datapipes.prepare.preview import glance
+
+PIXELS = np.arange(600, dtype=np.uint8).reshape(10, 20, 3)
+
+#: A value for each module of codecs, what it is called, and what is told of it.
+VALUES: dict[str, tuple[Any, str, str]] = {
+    "arrays:npy": (np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3), r"array \(2, 3\) float32, 0 to 1", r"^\[\[0"),
+    "arrays:npz": ({"a": np.arange(5)}, "dict, 1 entry", r'\{"a": ".array \(5\) int64, 0 to 4."\}'),
+    "jsons:jsons": ({"a": [1, None, "Bär"]}, "dict, 1 entry", r'\{"a": \[1, null, "Bär"\]\}'),
+    "records:cbor": ([1, {"b": b"123"}], "list, 2 items", r'\[1, \{"b": ".3 bytes."\}\]'),
+    "records:msgpack": ({"b": True}, "dict, 1 entry", r'\{"b": true\}'),
+    "scalars:integer": (7, "int", "^7$"),
+    "tenbin:tenbin": ([np.ones(3, np.float32)], "list, 1 item", r"array \(3\) float32, 1 to 1"),
+    "tensors:pth": (torch.tensor([1.0, float("nan")]), r"tensor \(2\) float32, 1 to 1, 1 not finite", "nan"),
+    "text:text": ("a cat\nsits", "text, 10 characters, 2 lines", "^a cat\nsits$"),
+}
+
+
+@pytest.mark.parametrize("extension", sorted(set(CODECS) - UNSAFE))
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_every_codec_of_the_table(extension: str, suffix: str) -> None:
+    value, kind, text = VALUES[CODECS[extension]]
+    field = f"a.{extension}{suffix}"
+    data = EncoderChain({}).encode({"__key__": "a", field: value})[field]
+    seen = glance(field, data)
+    assert (seen.field, seen.size, seen.error, seen.picture) == (field, len(data), "", None)
+    assert re.fullmatch(("gzip, " if suffix else "") + kind, seen.kind)
+    assert re.search(text, seen.text)
+
+
+@pytest.mark.parametrize("extension", sorted(IMAGE_FORMATS))
+def test_every_format_of_images(extension: str) -> None:
+    value = (
+        PIXELS if extension not in ("pbm", "pgm") else Image.fromarray(PIXELS).convert("1" if "b" in extension else "L")
+    )
+    seen = glance(extension, EncoderChain({}).encode({"__key__": "a", extension: value})[extension])
+    assert re.fullmatch(r"[A-Z]+ image, 20 x 10, \w+", seen.kind)
+    assert seen.picture is not None
+    assert (seen.picture.mode, seen.picture.size, seen.error) == ("RGB", (20, 10), "")
+
+
+@pytest.mark.parametrize("extension", sorted(UNSAFE))
+def test_a_pickle_is_never_read(extension: str, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (tmp_path / "evil").touch, ()
+
+    seen = glance(extension, pickle.dumps(Evil()))
+    assert (seen.kind, seen.error) == ("pickle", "it is not decoded: that can run code")
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("field", ["pth", "npy", "npz", "json", "mp", "jpg", "wav", "mp4"])
+def test_no_codec_runs_what_is_pickled_in_the_data(field: str, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (tmp_path / "evil").touch, ()
+
+    file = io.BytesIO()
+    if field == "pth":
+        torch.save(Evil(), file)
+    elif field == "npy":
+        np.save(file, np.array([Evil()], object), allow_pickle=True)
+    elif field == "npz":
+        np.savez(file, a=np.array([Evil()], object))
+    else:
+        pickle.dump(Evil(), file)
+    assert glance(field, file.getvalue()).error
+    assert not (tmp_path / "evil").exists()
+    if field in ("pth", "npz"):
+        assert zipfile.is_zipfile(file)
+
+
+def jpeg(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((width, height), 50).convert("RGB").save(file, "JPEG")
+    return file.getvalue()
+
+
+def test_pictures_are_small_and_keep_their_shape() -> None:
+    seen = glance("jpg", jpeg(1200, 600), pixels=100)
+    assert seen.kind == "JPEG image, 1200 x 600, RGB"
+    assert seen.picture is not None
+    assert seen.picture.size == (100, 50)
+
+
+def test_a_broken_image_still_tells_its_size() -> None:
+    data = jpeg(300, 200)
+    seen = glance("jpg", data[: len(data) // 2])
+    assert (seen.kind, seen.picture) == ("JPEG image, 300 x 200, RGB", None)
+    assert "truncated" in seen.error
+    assert glance("png", data[:3]).error == "ValueError: the data is in no image format that Pillow reads"
+
+
+def test_transparent_pictures_keep_their_alpha() -> None:
+    file = io.BytesIO()
+    Image.new("RGBA", (4, 4), (1, 2, 3, 100)).save(file, "PNG")
+    picture = glance("png", file.getvalue()).picture
+    assert picture is not None
+    assert picture.mode == "RGBA"
+
+
+def test_an_image_that_would_take_all_memory_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    seen = glance("jpg", jpeg(50, 30))
+    assert seen.picture is None
+    assert "DecompressionBombWarning" in seen.error
+
+
+def test_few_bytes_that_hold_many_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wds_datapipes.prepare.preview.MOST_BYTES", 1 << 20)
+    data = gzip.compress(bytes(30 << 20), 1)
+    tracemalloc.start()
+    try:
+        seen = glance("txt.gz", data)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert seen.error == "ValueError: it holds more than 1 MiB, and is not decompressed"
+    assert glance("txt.gz", gzip.compress(b"a") + gzip.compress(b"b")).text == "ab"
+    assert "end too early" in glance("txt.gz", gzip.compress(b"a" * 999)[:-9]).error
+    assert "it is no gzip data" in glance("txt.gz", b"abc").error
+
+
+def test_arrays_that_look_like_images_are_pictures() -> None:
+    for array in (PIXELS, PIXELS[..., 0]):
+        file = io.BytesIO()
+        np.save(file, array)
+        assert glance("npy", file.getvalue()).picture is not None
+    file = io.BytesIO()
+    np.save(file, PIXELS.astype(np.int32))
+    assert glance("npy", file.getvalue()).picture is None
+
+
+def test_sound_tells_how_long_it_is() -> None:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setparams((2, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(4 * 12_000))
+    assert glance("wav", file.getvalue()).kind == "WAV audio, 1.5 s, 8000 Hz, stereo"
+    import av
+
+    packed = io.BytesIO()
+    with av.open(packed, "w", format="flac") as container:
+        stream: Any = container.add_stream("flac", rate=8000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.int16), format="s16", layout="mono")
+        frame.sample_rate = 8000
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+    assert glance("flac", packed.getvalue()).kind == "audio, flac, 0.512 s, flac, 8000 Hz, mono"
+
+
+def test_video_tells_its_size_and_shows_a_frame() -> None:
+    import av
+
+    packed = io.BytesIO()
+    with av.open(packed, "w", format="mp4") as container:
+        stream: Any = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
+        for _ in range(20):
+            frame = av.VideoFrame.from_ndarray(np.full((16, 32, 3), 200, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    seen = glance("mp4", packed.getvalue())
+    assert re.fullmatch(r"video, mov,\S+, 2 s, 32 x 16 mpeg4, 10 frames/s", seen.kind)
+    assert seen.picture is not None
+    assert seen.picture.size == (32, 16)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "text"),
+    [
+        (b"", "empty", ""),
+        (b"a\tb\n", "text, 4 characters", "a\tb\n"),
+        (b"\x00\x01", "bytes", "00 01"),
+        (bytes(range(100)), "bytes", "00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f ..."),
+        (b"\xff\xfe", "bytes", "ff fe"),
+        ("Bär".encode(), "text, 3 characters", "Bär"),
+        (b"\x1b[31m", "bytes", "1b 5b 33 31 6d"),
+    ],
+)
+def test_what_has_no_codec_is_text_or_bytes(data: bytes, kind: str, text: str) -> None:
+    seen = glance("thing", data)
+    assert (seen.kind, seen.text, seen.error) == (kind, text, "")
+
+
+def test_of_a_long_text_the_beginning_is_shown() -> None:
+    seen = glance("thing", "ä".encode() * 10_000, characters=20)
+    assert (seen.kind, seen.text) == ("text", "ä" * 20 + "...")
+
+
+def test_large_values_are_told_in_short() -> None:
+    value = {f"k{n}": list(range(50)) for n in range(30)} | {"t": "x" * 5000}
+    seen = glance("json", json.dumps(value).encode(), characters=100_000)
+    assert json.loads(seen.text)["..."] == "11 more"
+    assert json.loads(seen.text)["k0"][-1] == "«30 more»"
+    assert max(map(len, seen.text.splitlines())) < 100
+    assert len(glance("json", json.dumps("x" * 5000).encode(), characters=100).text) == 103
+    assert glance("json", b"[" * 100_000).error == "it is nested too deep"
+    assert "«...»" in glance("json", b"[" * 20 + b"]" * 20).text
+    assert glance("json", b"1" + b"0" * 400).text == "1,329 bits"
+    assert "«1,329 bits»" in glance("json", b"[1" + b"0" * 400 + b"]").text
+    assert glance("json", b"null").kind == "null"
+
+
+EXTENSIONS = sorted({*CODECS, *IMAGE_EXTENSIONS, *AUDIO_EXTENSIONS, *VIDEO_EXTENSIONS, "bin", "", "gz", "x.gz"})
+
+
+@given(field=st.sampled_from(EXTENSIONS), data=st.binary(max_size=200))
+@settings(max_examples=150, deadline=None)
+def test_nothing_makes_it_fail(field: str, data: bytes) -> None:
+    seen = glance(field, data)
+    assert (seen.field, seen.size) == (field, len(data))
+    assert seen.kind
+    assert len(seen.text) <= 2003

@@ -1,0 +1,109 @@
+"""Samples that are drawn from all of a dataset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes import TarWriter
+from wds_datapipes.prepare.random_samples import draw_samples
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.samples.keys import last_dot
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.testing import build_shard
+
+
+def all_samples(urls: list[str], **options: Any) -> list[dict[str, Any]]:
+    return list(group_samples(load_wds_shards(urls), **options))
+
+
+def fields(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: sample[name] for name in sample if name != "__local_path__"} for sample in samples]
+
+
+def test_all_are_drawn_if_there_are_not_more(shards: list[str]) -> None:
+    drawn = draw_samples(shards, 100, max_workers=1)
+    assert fields(drawn.samples) == fields(all_samples(shards))
+    assert drawn.sizes.tolist() == [len(s["jpg"]) + len(s["cls"]) for s in all_samples(shards)]
+    assert (drawn.shards, drawn.faults) == (3, [])
+    assert drawn.bytes == sum(Path(shard).stat().st_size for shard in shards)
+
+
+def test_a_seed_draws_the_same_and_each_sample_has_the_same_chance(folder: Path) -> None:
+    for shard, count in enumerate((1, 5, 30)):
+        build_shard(f"u-{shard}.tar", [{"__key__": f"{shard}-{n}", "txt": "x"} for n in range(count)])
+    urls = [f"u-{shard}.tar" for shard in range(3)]
+
+    def drawn(seed: int) -> list[str]:
+        return [sample["__key__"] for sample in draw_samples(urls, 6, seed=seed, max_workers=1).samples]
+
+    assert drawn(1) == drawn(1)
+    found = Counter(key for seed in range(60) for key in drawn(seed))
+    assert found.total() == 360
+    assert len(found) == 36
+    assert max(found.values()) < 25
+
+
+@settings(max_examples=25, deadline=None)
+@given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=4), count=st.integers(1, 12), seed=st.integers(0, 99))
+def test_what_is_drawn_is_what_reading_yields(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], count: int, seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("drawn")
+    urls = []
+    for shard, samples in enumerate(counts):
+        urls.append(f"{folder}/{shard}.tar{'.gz' if shard % 2 else ''}")
+        with TarWriter(urls[-1]) as writer:
+            for n in range(samples):
+                writer.write({"__key__": f"d/{shard}-{n}" + "k" * 60 * n, "a.b": bytes(700 * n), "txt": f"{n}"})
+    drawn = draw_samples(urls, count, seed=seed, max_workers=1)
+    there = fields(all_samples(urls))
+    assert len(drawn.samples) == min(count, len(there))
+    at = [there.index(sample) for sample in fields(drawn.samples)]
+    assert at == sorted(set(at))
+
+
+def test_of_a_broken_shard_the_samples_before_take_part(shards: list[str]) -> None:
+    Path("a-1.tar").write_bytes(Path("a-1.tar").read_bytes()[:6000])
+    Path("a-2.tar").write_bytes(b"no archive" * 100)
+    drawn = draw_samples([*shards, "none.tar"], 100, max_workers=1)
+    assert [sample["__key__"] for sample in drawn.samples] == ["00", "01", "02", "03", "10", "11"]
+    assert [fault.kind for fault in drawn.faults] == ["TruncatedShard", "CorruptShard", "ShardNotOpened"]
+    assert drawn.samples[-1]["jpg"] == all_samples(shards[:1])[1]["jpg"].replace(b"\0", b"\1") + b"\1"
+
+
+def test_stores_commands_and_other_key_rules(folder: Path) -> None:
+    samples: list[dict[str, bytes | str]] = [{"__key__": f"{n}.5", "txt": f"{n}", "bin": b"1"} for n in range(9)]
+    build_shard("k.tar", samples)
+    with TarWriter("memory://drawn/k.tar", key_rule=last_dot) as writer:
+        for sample in samples:
+            writer.write(dict(sample))
+    for url in ("k.tar", "memory://drawn/k.tar", "pipe:cat k.tar"):
+        drawn = draw_samples([url], 4, key_rule=last_dot, max_workers=1)
+        assert [sample["__key__"][1:] for sample in drawn.samples] == [".5"] * 4
+        assert drawn.samples[0].keys() == {"__key__", "__url__", "txt", "bin"}
+
+
+def test_files_that_belong_to_no_sample_are_left_out(folder: Path) -> None:
+    import tarfile
+
+    with tarfile.open("s.tar", "w") as archive:
+        for name in ("README", "__index__", "a.txt", "__meta__/x.txt", "a.TXT", "a.Cls", "NOTES", "b.txt"):
+            Path("file").write_text(name)
+            archive.add("file", name)
+    drawn = draw_samples(["s.tar"], 9, max_workers=1)
+    assert [{k: v for k, v in sample.items() if k != "__url__"} for sample in drawn.samples] == [
+        {"__key__": "a", "txt": b"a.txt", "cls": b"a.Cls"},
+        {"__key__": "b", "txt": b"b.txt"},
+    ]
+
+
+def test_an_empty_dataset(folder: Path) -> None:
+    build_shard("e.tar", [])
+    drawn = draw_samples(["e.tar"], 5, max_workers=1)
+    assert (drawn.samples, drawn.sizes.tolist(), drawn.faults) == ([], [], [])

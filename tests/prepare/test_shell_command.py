@@ -1,0 +1,221 @@
+"""A shell command that maps a sample, and the folder in which it does so."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import SampleCommandFailed, UnwritableSample
+from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.prepare.sample_folder import read_many, read_one, write_sample
+from wds_datapipes.prepare.shell_command import SampleCommand
+
+SAMPLE: dict[str, Any] = {"__key__": "d/a", "__url__": "x.tar", "txt": b"a cat", "seg.png": b"\x89", "cls": b"7"}
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give temporary folders a place of their own, which is empty again at the end."""
+    place = tmp_path / "scratch"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    yield place
+    assert list(place.iterdir()) == []
+
+
+def run(command: str, **options: Any) -> Any:
+    return SampleCommand(command, **options)(SAMPLE)
+
+
+def test_without_a_change_the_sample_is_the_same(nothing_left: None) -> None:
+    made = run(":")
+    assert made == SAMPLE
+    assert list(made) == list(SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        ("rm sample.txt", {"seg.png": b"\x89", "cls": b"7"}),
+        (
+            "tr a-z A-Z < sample.txt > sample.b; mv sample.cls sample.a",
+            {"txt": b"a cat", "seg.png": b"\x89", "a": b"7", "b": b"A CAT"},
+        ),
+        (
+            "rm sample.txt sample.cls; mv sample.seg.png sample.JPG; echo 1 > other; mkdir d; echo 2 > d/sample.x",
+            {"jpg": b"\x89"},
+        ),
+        ("rm sample.*; printf x > sample.a.b.json.gz", {"a.b.json.gz": b"x"}),
+        ('printf %s "$(cat sample.__key__)" > sample.txt; rm sample.seg.png sample.cls', {"txt": b"d/a"}),
+        ("rm sample.*; printf x > sample.x; echo y > sample.__meta__", {"x": b"x"}),
+    ],
+)
+def test_what_is_there_afterwards_is_the_sample(command: str, fields: dict[str, bytes]) -> None:
+    made = run(command)
+    assert made == {"__key__": "d/a", "__url__": "x.tar", **fields}
+    assert list(made)[2:] == list(fields)
+
+
+def test_a_command_that_leaves_nothing_leaves_the_sample_out() -> None:
+    assert run("rm sample.*") is None
+    assert run("rm sample.txt sample.cls sample.seg.png") is None
+    assert run("rm sample.*; mkdir x", several=True) == []
+
+
+def test_a_command_may_give_another_key() -> None:
+    assert run("echo new > sample.__key__")["__key__"] == "new"
+    assert run("rm sample.__key__")["__key__"] == "d/a"
+    assert run(": > sample.__key__")["__key__"] == "d/a"
+
+
+def test_several_samples_have_numbers_and_keys() -> None:
+    made = run(
+        "printf x > sample-2.txt; printf y > sample-10.txt; echo k > sample-10.__key__; printf z > sample-2.seg.png;"
+        "printf n > sample-.txt; printf n > sample-a.txt",
+        several=True,
+    )
+    assert made == [
+        {"__key__": "d/a/000002", "__url__": "x.tar", "txt": b"x", "seg.png": b"z"},
+        {"__key__": "k", "__url__": "x.tar", "txt": b"y"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("echo one; echo two >&2; exit 7", r"ended with status 7 for .* of x\.tar\. It said last: one\ntwo$"),
+        ("exit 1", r"ended with status 1 .* It said nothing\.$"),
+        ("false | true", "ended with status 1"),
+        ("nosuchcommand", r"ended with status 127 \(command not found\)"),
+        ("kill -9 $$", r"ended with status 137 \(SIGKILL\)"),
+        ("yes | head -c 100000; echo the end; exit 2", r"the end$"),
+        ("mkdir sample.d", "has left 'sample.d', which is a folder"),
+        ("ln -s /etc/passwd sample.x", "has left 'sample.x', which is a link"),
+        ("rm sample.txt; ln -s sample.cls sample.txt", "has left 'sample.txt', which is a link"),
+        ("mkfifo sample.f", "has left 'sample.f', which is no regular file"),
+        ("printf x > sample.TXT", r"has left 'sample\.(txt|TXT)', and another file of the field 'txt'"),
+    ],
+)
+def test_a_fault_names_the_sample_and_what_is_wrong(command: str, message: str, nothing_left: None) -> None:
+    with pytest.raises(SampleCommandFailed, match=f"(?s){message}") as caught:
+        run(command)
+    assert len(str(caught.value)) < 2500
+    assert "'d/a' of x.tar" in str(caught.value)
+
+
+def sleepers(seconds: str) -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", seconds]]
+
+
+def all_end(seconds: str) -> bool:
+    deadline = time.monotonic() + 10  # what is killed takes a moment to end
+    while sleepers(seconds) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not sleepers(seconds)
+
+
+@pytest.mark.parametrize("silent", ["", "exec >&- 2>&-;"])
+def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_begun(silent: str, nothing_left: None) -> None:
+    with pytest.raises(SampleCommandFailed, match=r"was ended, as it took longer than 0\.2 s, for the sample 'd/a'"):
+        run(f"{silent} trap '' TERM; sleep 61.5 & sleep 61.5", timeout_s=0.2)
+    assert all_end("61.5")
+
+
+def test_what_a_command_leaves_running_is_ended_and_not_waited_for(nothing_left: None) -> None:
+    assert run("sleep 62.5 & printf x > sample.txt", timeout_s=60)["txt"] == b"x"
+    assert all_end("62.5")
+
+
+def test_a_command_that_says_nothing_more_is_waited_for() -> None:
+    assert run("exec >&- 2>&-; sleep 0.2; printf x > sample.txt")["txt"] == b"x"
+
+
+def test_a_folder_that_nobody_may_change_is_removed() -> None:
+    assert run("mkdir -p x/y; chmod 0 x/y; chmod 500 x") == SAMPLE
+
+
+@pytest.mark.parametrize(
+    "field", ["../x", "/etc/x", "a/b", "x\0y", "x" * 300, "\N{GREEK SMALL LETTER ALPHA}" * 130, "a/../../../tmp/x"]
+)
+def test_a_name_that_is_no_file_is_refused_before_anything_runs(field: str, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with pytest.raises(UnwritableSample, match=r"(?s)of sample 'k' cannot be a file") as caught:
+        SampleCommand(f"touch {ran}")({"__key__": "k", "__url__": "x.tar", "txt": b"", field: b"evil"})
+    assert not ran.exists()
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("field", ["..", ".", "-rf", "$(touch x)", "a b", "*", "\n", "\udcff", ";x"])
+def test_an_odd_name_is_just_a_file(field: str, scratch: Path) -> None:
+    sample = {"__key__": "$(touch y)", "__url__": "x.tar", field: b"1"}
+    assert SampleCommand("test $(ls -A | wc -l) -ge 2")(sample) == sample
+
+
+def test_fields_are_bytes() -> None:
+    with pytest.raises(TypeError, match=r"field 'cls' of sample 'a'.* holds the int 7"):
+        SampleCommand(":")({"__key__": "a", "__url__": "x.tar", "cls": 7})
+
+
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs", "Lu"]), min_size=1, max_size=20)
+
+
+@given(fields=st.dictionaries(NAMES.filter(lambda name: name[:2] != "__" and name == name.lower()), st.binary()))
+@settings(max_examples=40, deadline=None)
+def test_any_sample_comes_back_from_its_folder(fields: dict[str, bytes]) -> None:
+    sample = {"__key__": "k", "__url__": "u", **fields}
+    with tempfile.TemporaryDirectory() as folder:
+        write_sample(sample, folder)
+        assert read_one(sample, folder) == (sample if fields else None)
+        assert read_many(sample, folder) == []
+        for name in os.listdir(folder):
+            os.rename(f"{folder}/{name}", f"{folder}/{name.replace('sample', 'sample-0', 1)}")
+        assert read_many(sample, folder) == ([sample] if fields else [])
+
+
+def test_folders_of_killed_processes_are_removed(scratch: Path) -> None:
+    command = SampleCommand("sleep 63.5")
+    child = os.fork()
+    if child == 0:
+        try:
+            command(SAMPLE)
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + 60
+    while not sleepers("63.5"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert all_end("63.5")
+    SampleCommand("sleep 63.5").remove_leftovers()  # another one, which minds its own
+    assert len(list(scratch.iterdir())) == 1
+    command.remove_leftovers()
+    assert list(scratch.iterdir()) == []
+
+
+def test_its_fingerprint_is_what_it_does() -> None:
+    same = fingerprint(SampleCommand("a"))
+    assert same == fingerprint(SampleCommand("a"))
+    others = [SampleCommand("b"), SampleCommand("a", several=True), SampleCommand("a", timeout_s=1)]
+    assert len({same, *map(fingerprint, others)}) == 4
+    assert pickle.loads(pickle.dumps(SampleCommand("printf x > sample.txt")))(SAMPLE)["txt"] == b"x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("  ",), "command is empty"), (("a", 0.0), "above 0 seconds, and not 0"), (("a", -1.0), "not -1")],
+)
+def test_what_makes_no_sense_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SampleCommand(arguments[0], timeout_s=arguments[1] if arguments[1:] else None)

@@ -1,0 +1,147 @@
+"""What samples are sorted by: DrawnOrder and FieldOrder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from itertools import pairwise, permutations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import DecodeError, MissingField
+from wds_datapipes.prepare.reorder.sort_key import DrawnOrder, FieldOrder
+
+
+def shuffled(count: int, seed: int) -> tuple[int, ...]:
+    draw = DrawnOrder(seed)
+    return tuple(sorted(range(count), key=draw))
+
+
+def chi_square(counts: Counter[Any], cells: int) -> float:
+    """How far counts are from being equal; as large as the number of cells, on the average."""
+    expected = counts.total() / cells
+    return sum((count - expected) ** 2 / expected for count in counts.values()) + (cells - len(counts)) * expected
+
+
+def test_every_order_is_as_likely_as_any_other() -> None:
+    counts = Counter(shuffled(4, seed) for seed in range(4800))
+    assert set(counts) == set(permutations(range(4)))
+    # Of 23 degrees of freedom, 99.9 % of draws are below 49.7; the seeds are fixed, so this is no matter of chance.
+    assert chi_square(counts, 24) < 49.7
+
+
+@pytest.mark.parametrize("sample", [0, 1, 49, 99])
+def test_a_sample_comes_to_any_place(sample: int) -> None:
+    counts = Counter(shuffled(100, seed).index(sample) // 10 for seed in range(2000))
+    assert chi_square(counts, 10) < 27.9  # 9 degrees of freedom
+
+
+def test_neighbours_are_not_kept_together() -> None:
+    """A shuffle by a buffer, or of shards alone, would keep some."""
+    order = shuffled(20_000, 3)
+    follow = sum(after == before + 1 for before, after in pairwise(order))
+    assert follow < 10  # one, on the average
+    moved = sum(abs(place - sample) for place, sample in enumerate(order)) / len(order)
+    assert abs(moved / len(order) - 1 / 3) < 0.01
+
+
+def test_the_order_follows_from_the_seed() -> None:
+    assert shuffled(50, 7) == shuffled(50, 7)
+    assert len({shuffled(50, seed) for seed in (0, 1, -1, 10**30, 10**30 + 1)}) == 5
+    assert shuffled(6, 0) == (2, 5, 4, 3, 1, 0)  # in all versions
+
+
+def sample(**fields: bytes) -> dict[str, Any]:
+    return {"__key__": "k", "__url__": "s3://me:secret@bucket/a.tar", **fields}
+
+
+@given(st.lists(st.text(max_size=4)))
+@settings(deadline=None)
+def test_keys_and_text_are_in_the_order_of_code_points(texts: list[str]) -> None:
+    by_key = sorted(texts, key=lambda text: FieldOrder("key")({"__key__": text}))
+    by_field = sorted(texts, key=lambda text: FieldOrder("txt")(sample(txt=text.encode())))
+    by_value = sorted(texts, key=lambda text: FieldOrder("json/a")(sample(json=json.dumps({"a": text}).encode())))
+    assert by_key == by_field == by_value == sorted(texts)
+
+
+@given(st.lists(st.one_of(st.integers(), st.floats(allow_nan=False))))
+@settings(deadline=None)
+def test_numbers_are_in_the_order_of_their_values(numbers: list[int | float]) -> None:
+    texts = [f" {number!r}\n" for number in numbers]
+    by_text = sorted(texts, key=lambda text: FieldOrder("cls", numeric=True)(sample(cls=text.encode())))
+    by_value = sorted(numbers, key=lambda number: FieldOrder("json/a")(sample(json=json.dumps({"a": number}).encode())))
+    assert by_value == sorted(numbers)
+    assert [float(text) if "." in text or "e" in text or "inf" in text else int(text) for text in by_text] == by_value
+
+
+@pytest.mark.parametrize(
+    ("by", "numeric", "value"),
+    [
+        ("key", False, "k"),
+        ("txt", False, b"10"),
+        (".txt", False, b"10"),
+        ("TXT", True, 10),
+        (".key", False, b"a field"),
+        ("a.json/size/1", False, 2.5),
+        ("a.json/name", False, "7"),
+        ("a.json/name", True, 7),
+        ("a.json/flag", False, True),
+    ],
+)
+def test_what_is_compared(by: str, numeric: bool, value: object) -> None:
+    data = {"txt": b"10", "key": b"a field", "a.json": b'{"size": [1, 2.5], "name": "7", "flag": true}'}
+    assert FieldOrder(by, numeric=numeric)(sample(**data)) == (0, value)
+
+
+@pytest.mark.parametrize("by", ["cls", "json/b", "json/none", "json/list/1", "json/list/x", "json/b/c", "json/text/0"])
+def test_what_is_missing_is_told_or_put_at_an_end(by: str) -> None:
+    data = sample(json=b'{"none": null, "list": [1], "text": "abc"}')
+    with pytest.raises(
+        MissingField, match=r"The sample 'k' of s3://.*bucket/a\.tar has nothing to be sorted by: "
+    ) as told:
+        FieldOrder(by)(data)
+    assert f"{by!r} is not there. It has json." in str(told.value)
+    assert "secret" not in str(told.value)
+    for reverse in (False, True):
+        first, last = (FieldOrder(by, missing=word, reverse=reverse)(data) for word in ("first", "last"))
+        assert sorted([first, (0, math.inf), (0, -math.inf), last], reverse=reverse)[0] == first
+        assert sorted([first, (0, math.inf), (0, -math.inf), last], reverse=reverse)[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("by", "numeric", "data", "message"),
+    [
+        ("txt", True, b"ten", "cannot be sorted by 'txt': b'ten' is no number"),
+        ("txt", True, b"1_0", "b'1_0' is no number"),
+        ("txt", True, b"nan", "b'nan' is no number"),
+        ("txt", True, b"\xff", r"b'\\xff' is no number"),
+        ("txt", True, b"", "b'' is no number"),
+        ("txt", True, b"x" * 10_000, r"b'x{58}\.\.\. is no number"),
+        ("txt/a", False, b"{", "The field 'txt' of the sample 'k' of s3://.* is no JSON: "),
+        ("txt/a", False, b"\xff\xfe\xff", "is no JSON: "),
+        ("txt/a", False, b"[" * 100_000, "is no JSON: "),
+        ("txt/a", False, b'{"a": [1]}', r"cannot be sorted by 'txt/a': \[1\] has no order"),
+        ("txt/a", False, b'{"a": NaN}', "nan has no order"),
+        ("txt/a", True, b'{"a": "x"}', "'x' is no number"),
+    ],
+)
+def test_what_has_no_order_is_told(by: str, numeric: bool, data: bytes, message: str) -> None:
+    with pytest.raises(DecodeError, match=message):
+        FieldOrder(by, numeric=numeric)(sample(txt=data))
+
+
+def test_numbers_and_text_are_not_mixed() -> None:
+    order = FieldOrder("json/a")
+    assert order(sample(json=b'{"a": 1}')) < order(sample(json=b'{"a": 1.5}'))
+    with pytest.raises(DecodeError, match="'json/a': '1' is text, and the samples before have a number"):
+        order(sample(json=b'{"a": "1"}'))
+
+
+@pytest.mark.parametrize("by", ["", ".", "/a", "json/", "__key__"])
+def test_what_names_no_field_is_refused(by: str) -> None:
+    with pytest.raises(ValueError, match="samples are sorted by 'key', a field, or a path"):
+        FieldOrder(by)

@@ -1,0 +1,598 @@
+"""What samples are made of: folders of images, ImageNet, tables and recipes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import BadSource, EncodeError
+from wds_datapipes.prepare.sample_spec import CommandPart, FilePart, Source, UrlPart, measure, read_draft
+from wds_datapipes.prepare.sources.file_locations import Places
+from wds_datapipes.prepare.sources.image_folder import find_images
+from wds_datapipes.prepare.sources.imagenet import find_imagenet
+from wds_datapipes.prepare.sources.table import Table
+from wds_datapipes.prepare.sources.tarp_recipe import Recipe
+from wds_datapipes.samples.keys import first_dot
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def put(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(name.encode())
+
+
+def told(source: Source) -> dict[str, dict[str, Any]]:
+    """Return the fields of all samples by their keys; those that are files by their paths."""
+    with closing(source):
+        drafts = [source.draft(number) for number in range(len(source))]
+    return {
+        key: {field: part.path if isinstance(part, FilePart) else part for field, part in parts.items()}
+        for key, parts, _ in drafts
+    }
+
+
+# Folders of images
+
+
+def test_folders_are_classes_in_the_order_of_their_names() -> None:
+    put("in/dog/2.jpg", "in/dog/10.JPEG", "in/cat/a/x.png", "in/cat/Z.webp", "in/cat/notes.txt", "in/cat/a/README")
+    put("in/.git/1.jpg", "in/cat/.hidden.jpg", "in/bird/b.c/e.jpg", "in/about.txt")
+    source = find_images("in", name_field="txt")
+    assert source.classes == ["bird", "cat", "dog"]
+    assert told(source) == {
+        "bird/b.c/e": {"jpg": "in/bird/b.c/e.jpg", "cls": b"0", "txt": b"bird"},
+        "cat/Z": {"webp": "in/cat/Z.webp", "cls": b"1", "txt": b"cat"},
+        "cat/a/x": {"png": "in/cat/a/x.png", "cls": b"1", "txt": b"cat"},
+        "dog/10": {"jpg": "in/dog/10.JPEG", "cls": b"2", "txt": b"dog"},
+        "dog/2": {"jpg": "in/dog/2.jpg", "cls": b"2", "txt": b"dog"},
+    }
+    assert source.left_out == {".txt": 2, "without an ending": 1}
+    assert list(told(find_images("in", endings=["txt"], has_classes=False))) == ["about", "cat/notes"]
+
+
+@given(
+    st.dictionaries(
+        st.text("ab. é-", min_size=1, max_size=3).filter(lambda name: name[0] != "." and name.strip() == name),
+        st.sets(st.sampled_from(["1", "2", "a/1", "a/b/1", "a.b/1", "é/ü", "A/9"]), min_size=1),
+        min_size=1,
+        max_size=4,
+    )
+)
+@settings(max_examples=15, deadline=None)
+def test_images_come_as_torchvision_has_them(classes: dict[str, set[str]]) -> None:
+    root = Path(mkdtemp(dir="."))
+    for name, stems in classes.items():
+        put(*(f"{root}/{name}/{stem}.png" for stem in stems))
+    expected = []
+    for label, name in enumerate(sorted(classes)):
+        for folder, _, files in sorted(os.walk(root / name)):  # what torchvision's ImageFolder does
+            expected += [(f"{folder}/{file}", label) for file in sorted(files)]
+    found = told(find_images(root))
+    assert [(fields["png"], int(fields["cls"])) for fields in found.values()] == expected
+
+
+def test_all_files_of_a_key_are_one_sample() -> None:
+    put("in/cat/1.jpg", "in/cat/1.seg.png", "in/cat/1.json", "in/cat/2.JPG", "in/cat/3.txt", "in/cat/README")
+    faults: list[Exception] = []
+    source = find_images("in", key_rule=first_dot, on_fault=faults.append)
+    assert told(source) == {
+        "cat/1": {
+            "jpg": "in/cat/1.jpg",
+            "json": "in/cat/1.json",
+            "seg.png": "in/cat/1.seg.png",
+            "cls": b"0",
+        },
+        "cat/2": {"jpg": "in/cat/2.JPG", "cls": b"0"},
+    }
+    assert [str(fault) for fault in faults] == [
+        "No file beside 'in/cat/3.txt' is the image of that sample. Put it there"
+    ]
+    put("in/cat/2.cls")
+    with pytest.raises(BadSource, match=r"in/cat/2\.JPG' would have the field 'cls' twice"):
+        told(find_images("in", key_rule=first_dot, on_fault=faults.append))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["in/1.jpg"], r"image 'in/1\.jpg' is in no folder of a class"),
+        (["in/a/1.jpg", "in/b/1.txt"], r"folder 'in/b' of the class 'b' has no image \(bmp, "),
+        (["elsewhere"], r"folder 'in' cannot be read: No such file"),
+    ],
+)
+def test_a_folder_that_is_none_of_classes(files: list[str], message: str) -> None:
+    put(*files)
+    with pytest.raises(BadSource, match=message):
+        find_images("in")
+
+
+def test_a_class_without_images_keeps_its_number_when_it_is_passed_over() -> None:
+    put("in/a/1.txt", "in/b/1.jpg")
+    faults: list[Exception] = []
+    assert told(find_images("in", on_fault=faults.append)) == {"b/1": {"jpg": "in/b/1.jpg", "cls": b"1"}}
+    assert len(faults) == 1
+
+
+def test_links_are_followed_but_not_around() -> None:
+    put("there/1.jpg", "in/cat/1.jpg")
+    Path("in/dog").symlink_to("../there")
+    assert list(told(find_images("in"))) == ["cat/1", "dog/1"]
+    Path("there/again").symlink_to("../in")
+    with pytest.raises(BadSource, match=r"in/dog/again/dog' is a link to one that it is in"):
+        find_images("in")
+
+
+# ImageNet
+
+WNIDS = ["n01440764", "n01443537", "n01484850"]
+WORDS = ["tench, Tinca tinca", "goldfish, Carassius auratus", "great white shark"]
+
+
+def test_imagenet_in_folders_is_numbered_by_all_classes_of_train() -> None:
+    put(*(f"in/train/{name}/{name}_{number}.JPEG" for name in reversed(WNIDS) for number in (1, 10, 2)))
+    put(f"in/val/{WNIDS[2]}/ILSVRC2012_val_00000001.JPEG")
+    train = find_imagenet("in", "train")
+    assert train.classes == WNIDS
+    found = told(train)
+    assert list(found)[:4] == [
+        "n01440764/n01440764_1",
+        "n01440764/n01440764_10",
+        "n01440764/n01440764_2",
+        "n01443537/n01443537_1",
+    ]
+    assert [fields["cls"] for fields in found.values()] == [b"0"] * 3 + [b"1"] * 3 + [b"2"] * 3
+    assert all(
+        path.endswith(".JPEG") and list(fields) == ["jpg", "cls"]
+        for fields in found.values()
+        for path in [fields["jpg"]]
+    )
+    assert [fields["cls"] for fields in told(find_imagenet("in", "val")).values()] == [b"2"]
+    put("in/val/n99999999/1.JPEG")
+    with pytest.raises(BadSource, match="n99999999' is none of the 3 classes that are known"):
+        find_imagenet("in", "val")
+
+
+def flat() -> None:
+    put(*(f"in/val/ILSVRC2012_val_0000000{number}.JPEG" for number in (3, 1, 2)))
+
+
+def kaggle() -> dict[str, Any]:
+    rows = ["ImageId,PredictionString", *(f"ILSVRC2012_val_0000000{n},{WNIDS[c]} 1 2 3 4 " for n, c in ORDER)]
+    Path("in/LOC_val_solution.csv").write_text("\n".join(rows))
+    Path("in/LOC_synset_mapping.txt").write_text("".join(f"{a} {b}\n" for a, b in zip(WNIDS, WORDS, strict=True)))
+    return {}
+
+
+def torchvision() -> dict[str, Any]:
+    words = {name: tuple(words.split(", ")) for name, words in zip(WNIDS, WORDS, strict=True)}
+    torch.save((words, [WNIDS[c] for _, c in ORDER]), "in/meta.bin")
+    return {}
+
+
+def devkit() -> dict[str, Any]:
+    from scipy.io import savemat
+
+    folder = Path("in/ILSVRC2012_devkit_t12/data")
+    folder.mkdir(parents=True)
+    # As in the kit: numbers from 1 in an order of their own, and behind them the groups that have children.
+    synsets = [(1, 2), (2, 0), (3, 1)]
+    rows: list[tuple[Any, ...]] = [(number, WNIDS[c], WORDS[c], "", 0, [], 0, 1300) for number, c in synsets]
+    rows.append((4, "n00001740", "entity", "", 3, [1, 2, 3], 9, 0))
+    names = ["ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children", "wordnet_height", "images"]
+    table = np.array(rows, dtype=[(name, object) for name in names])
+    savemat(folder / "meta.mat", {"synsets": table})
+    numbers = {c: number for number, c in synsets}
+    text = "".join(f"{numbers[c]}\n" for _, c in ORDER)
+    (folder / "ILSVRC2012_validation_ground_truth.txt").write_text(text)
+    return {}
+
+
+def lines_of_names() -> dict[str, Any]:
+    Path("labels.txt").write_text("".join(f"val/ILSVRC2012_val_0000000{n}.JPEG {WNIDS[c]}\n" for n, c in ORDER))
+    return {"labels": "labels.txt"}
+
+
+def lines_of_numbers() -> dict[str, Any]:
+    put(*(f"in/train/{name}/1.JPEG" for name in WNIDS))
+    Path("val.txt").write_text("".join(f"ILSVRC2012_val_0000000{n}.JPEG {c}\n" for n, c in ORDER))
+    return {"labels": "val.txt"}
+
+
+def lines_in_order() -> dict[str, Any]:
+    Path("synsets.txt").write_text("".join(f"{WNIDS[c]}\n" for _, c in ORDER))
+    return {"labels": Path("synsets.txt")}
+
+
+#: Images for validation, and their classes.
+ORDER = [(1, 2), (2, 0), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [kaggle, torchvision, devkit, lines_of_names, lines_of_numbers, lines_in_order],
+    ids=lambda tell: tell.__name__,
+)
+def test_a_file_tells_the_classes_of_images_in_one_folder(tell: Any) -> None:
+    flat()
+    source = find_imagenet("in", "val", name_field="txt", **tell())
+    assert source.classes == WNIDS
+    found = told(source)
+    assert {key: int(fields["cls"]) for key, fields in found.items()} == {
+        f"ILSVRC2012_val_0000000{number}": label for number, label in ORDER
+    }
+    has_words = tell in (kaggle, torchvision, devkit)
+    assert source.words == (WORDS if has_words else [])
+    assert found["ILSVRC2012_val_00000002"]["txt"] == (WORDS if has_words else WNIDS)[0].encode()
+
+
+def test_what_is_missing_for_the_classes_is_told() -> None:
+    with pytest.raises(BadSource, match="no folder 'in/val'"):
+        find_imagenet("in", "val")
+    flat()
+    with pytest.raises(BadSource, match="no file tells their classes"):
+        find_imagenet("in", "val")
+    for text, message in [
+        ("n01440764\n", r"classes of 1 images, in the order of their names, and there are 3"),
+        ("1\n2\n3\n", r"number 1, and which class that is stands in meta\.mat"),
+        ("a.JPEG 3\n", r"number 3, and 0 classes are known"),
+        ("a b c\n", r"line 'a b c', which is not a file and its class"),
+        ("a n01440764\n", r"image 'in/val/ILSVRC2012_val_00000001' has no class"),
+    ]:
+        Path("labels.txt").write_text(text)
+        with pytest.raises(BadSource, match=message):
+            find_imagenet("in", "val", labels="labels.txt")
+    with pytest.raises(BadSource, match=r"'no\.txt' cannot be read"):
+        find_imagenet("in", "val", labels="no.txt")
+    Path("in/meta.bin").write_bytes(b"no")
+    with pytest.raises(BadSource, match=r"in/meta\.bin' is not what torchvision writes"):
+        find_imagenet("in", "val")
+
+
+# Tables
+
+ROWS = [
+    {"id": "a", "image": "cat/1.JPEG", "label": 3, "caption": 'ein Bär,\nund "noch" einer\u2028'},
+    {"id": "b/c", "image": "cat/2.png", "label": -1, "caption": ""},
+]
+
+
+def write_table(kind: str, rows: list[dict[str, Any]]) -> str:
+    path = Path(f"tables/t.{kind}")
+    path.parent.mkdir(exist_ok=True)
+    if kind == "jsonl":
+        path.write_text("\n\n".join(json.dumps(row) for row in rows))
+    elif kind == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    else:
+        with path.open("w", newline="", encoding="utf-8-sig") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]), delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_row_is_a_sample(kind: str) -> None:
+    path = write_table(kind, ROWS)
+    caption = ROWS[0]["caption"]
+    files = [("", "image")]
+    found = told(Table(path, files=files, values=[("cls", "label"), ("txt", "caption")], key="id", root="files"))
+    assert found == {
+        "a": {"jpg": "files/cat/1.JPEG", "cls": b"3", "txt": str(caption).encode()},
+        "b/c": {"png": "files/cat/2.png", "cls": b"-1", "txt": b""},
+    }
+    found = told(Table(path, files=[("x.jpg", "image")], values=[("json", "*")]))
+    assert list(found) == ["00000000", "00000001"]
+    assert found["00000000"]["x.jpg"] == "tables/cat/1.JPEG"
+    label = "3" if kind in ("csv", "tsv") else 3
+    assert json.loads(found["00000000"]["json"]) == {"id": "a", "label": label, "caption": caption}
+    if kind in ("csv", "tsv"):
+        assert list(told(Table(path, files=files, key="id"))["a"]) == ["jpg", "label", "caption"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=6), st.text('",\n\r é', max_size=6)), min_size=1, max_size=8))
+def test_any_row_of_a_csv_file_can_be_read_by_itself(rows: list[tuple[str, str]]) -> None:
+    rows = [(a.replace("\0", "").encode(errors="ignore").decode(), b) for a, b in rows]
+    path = write_table("csv", [{"a": a, "b.x": b} for a, b in rows])
+    source = Table(path)
+    for number in random.sample(range(len(rows)), len(rows)):
+        assert source.draft(number).parts == {"a": rows[number][0].encode(), "b.x": rows[number][1].encode()}
+    assert len(source) == len(rows)
+    source.close()
+
+
+def test_values_of_other_types_are_encoded_as_their_fields_say() -> None:
+    path = write_table("parquet", [{"x": b"\0", "n": [1, 2], "d": date(2020, 1, 2), "f": 1.5, "s": None}] * 3)
+    found = told(Table(path, values=[("bin", "x"), ("json", "n"), ("all.json", "*")][:2]))
+    assert found["00000002"] == {"bin": b"\0", "json": b"[1, 2]"}
+    with pytest.raises(
+        EncodeError, match=r"row 1 of .* has the float 1\.5 for the field 'f', whose name tells no encoding"
+    ):
+        told(Table(path, values=[("f", "f")]))
+    with pytest.raises(EncodeError, match=r"row 1 of .*bytes.* is nothing that JSON has"):
+        told(Table(path, values=[("json", "*")]))
+    with pytest.raises(EncodeError, match="the field 'jpg' holds images"):
+        told(Table(write_table("jsonl", [{"jpg": "1.jpg"}])))
+    path = write_table("jsonl", [{"meta": {"d": 1, "ü": None}, "cls": 3, "name": "ü"}])
+    assert told(Table(path, values=[("json", "meta"), ("cls", "cls"), ("name", "name")]))["00000000"] == {
+        "json": '{"d": 1, "ü": null}'.encode(),
+        "cls": b"3",
+        "name": "ü".encode(),
+    }
+    path = write_table("parquet", [{"d": date(2020, 1, 2)}])
+    assert told(Table(path, values=[("json", "*")]))["00000000"] == {"json": b'{"d": "2020-01-02"}'}
+
+
+def test_files_may_stand_in_parquet_as_datasets_writes_them() -> None:
+    path = write_table("parquet", [{"image": {"bytes": b"data", "path": "a.PNG"}, "label": 1}])
+    found = told(Table(path, files=[("", "image")], values=[("cls", "label")]))
+    assert found["00000000"] == {"png": b"data", "cls": b"1"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"image": None}, r"row 2 of 'tables/t\.jsonl' has nothing in its column 'image'"),
+        ({"image": ""}, r"row 2 .* has nothing in its column 'image'"),
+        ({}, r"row 2 .* has nothing in its column 'image'"),
+        ({"image": 3}, r"row 2 .* has the int 3 in its column 'image', and not the name of a file"),
+        ({"image": "pipe:cat a.jpg"}, r"row 2 .* in its column 'image' has 'pipe:cat a\.jpg', which is a command"),
+        ({"image": "-"}, r"row 2 .* has '-', which is a command"),
+        ({"image": "file://host/a.jpg"}, r"row 2 .*: file://host/a\.jpg names a file on the host 'host'"),
+        ({"image": "https://me:secret@host/a"}, r"row 2 .* has the file 'https://\*\*\*@host/a' .* has no ending"),
+        ({"image": "a"}, r"row 2 .* has the file 'a' .* whose name has no ending"),
+        ({"image": "a.jpg", "id": None}, r"row 2 .* in its column 'id'\. A key is text or a number"),
+        ({"image": "a.jpg", "id": True}, r"A key is text or a number"),
+        ({"image": "a.txt", "txt": "x"}, r"row 2 .* would have the field 'txt' twice"),
+        ({"image": "a.jpg", "note": "\ud800"}, r"row 2 .* has text that is no UTF-8"),
+    ],
+)
+def test_a_row_that_makes_no_sample_is_told_with_its_number(row: dict[str, Any], message: str) -> None:
+    rows: list[dict[str, Any]] = [{"id": 1, "image": "a.jpg"}, {"id": 2, **row}]
+    source = Table(write_table("jsonl", rows), files=[("", "image")], key="id")
+    assert source.draft(0).key == "1"
+    with pytest.raises(BadSource, match=message):
+        source.draft(1)
+    source.close()
+
+
+def test_a_field_may_be_missing_on_request() -> None:
+    rows: list[dict[str, Any]] = [{"image": "a.jpg", "mask": "m.png", "txt": "x"}, {"image": "b.jpg", "mask": None}]
+    files = [("", "image"), ("mask.png", "mask")]
+    found = told(Table(write_table("jsonl", rows), files=files, values=[("txt", "txt")], missing="keep"))
+    assert [list(fields) for fields in found.values()] == [["jpg", "mask.png", "txt"], ["jpg"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv", "a,b\n1,2\n3\n", r"row 2 of 't\.csv' has 1 values, and there are 2 columns"),
+        ("t.csv", "a,b\n1,2\n3,\xff\n", r"row 2 of 't\.csv' is no UTF-8"),
+        ("t.csv", "a,a\n1,2\n", r"first row of 't\.csv' has to name the columns, each once"),
+        ("t.csv", "", r"first row of 't\.csv' has to name the columns"),
+        ("t.csv", "a\n1\n2" + "x" * 140_000, r"'t\.csv' cannot be read after row 2: field larger than"),
+        ("t.jsonl", '{"a": 1}\n{"a": \n', r"row 2 of 't\.jsonl' is no JSON"),
+        ("t.jsonl", '{"a": 1}\n[1]\n', r"row 2 of 't\.jsonl' is list, and not an object"),
+        ("t.parquet", "no", r"table 't\.parquet' cannot be read"),
+    ],
+)
+def test_a_table_that_is_damaged(name: str, text: str, message: str) -> None:
+    Path(name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(BadSource, match=message):
+        told(Table(name, values=[("cls", "a")] if name == "t.jsonl" else None))
+
+
+def test_a_table_that_becomes_shorter_is_told() -> None:
+    Path("t.csv").write_text("a\n1\n2222\n")
+    source = Table("t.csv")
+    os.truncate("t.csv", 6)
+    with pytest.raises(BadSource, match="become shorter"):
+        source.draft(1)
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": "t.xls"}, r"A table is \.csv, .* and 't\.xls' is none of these"),
+        ({"key": "no"}, r"'t\.csv' has no column 'no'\. It has 'a', 'B'"),
+        ({"files": [("", "no")]}, r"has no column 'no'"),
+        ({"values": [("a/b", "a")]}, r"The field 'a/b' for the column 'a' could not be read back"),
+        ({"values": [("B", "B")]}, r"The field 'B' for the column 'B' could not be read back"),
+    ],
+)
+def test_wrong_arguments_of_a_table(arguments: dict[str, Any], message: str) -> None:
+    Path("t.csv").write_text("a,B\n1,2\n")
+    with pytest.raises(ValueError, match=message):
+        Table(**{"path": "t.csv", **arguments})
+    with pytest.raises(BadSource, match="cannot be read: No such file"):
+        Table("no.csv")
+
+
+# Files that are not of this host
+
+
+@pytest.mark.parametrize(
+    ("origin", "root", "name", "place"),
+    [
+        ("t.csv", None, "a.jpg", "a.jpg"),
+        ("in/t.csv", None, "../a.jpg", "in/../a.jpg"),
+        ("in/t.csv", "", "/a.jpg", "/a.jpg"),
+        ("in/t.csv", "s3://bucket/in", "a.jpg", "s3://bucket/in/a.jpg"),
+        ("in/t.csv", "s3://bucket/in/", "/a.jpg", "/a.jpg"),
+        ("in/t.csv", "s3://bucket/in", "file:a%20b.jpg", "a b.jpg"),
+        ("in/t.csv", None, "memory://a.jpg", "memory://a.jpg"),
+        ("in/t.csv", None, "simplecache::memory://a.jpg", "in/simplecache::memory://a.jpg"),
+        ("-", None, "a.jpg", "a.jpg"),
+        ("pipe:cat t.csv", None, "/a.jpg", "/a.jpg"),
+        ("https://host/in/t.csv?part=/1", None, "a.jpg", "https://host/in/a.jpg"),
+        ("memory://in/t.csv", None, "memory://a.jpg", "memory://a.jpg"),
+        ("memory://in/t.csv", None, "s3://bucket/a.jpg", "s3://bucket/a.jpg"),
+        ("memory://in/t.csv", "here", "a/b.jpg", "here/a/b.jpg"),
+    ],
+)
+def test_names_begin_at_the_table_or_where_it_is_said(origin: str, root: str | None, name: str, place: str) -> None:
+    part = Places(origin, root, {"anon": True}).part(name, "row 1")
+    assert part == (UrlPart(place, {"anon": True}) if "://" in place and place[:3] != "in/" else FilePart(place))
+    assert "anon" not in repr(part)  # where a secret may stand
+
+
+@pytest.mark.parametrize(
+    ("root", "name", "message"),
+    [
+        (None, "/etc/passwd", "a file of this host, and a table or recipe from elsewhere cannot name it"),
+        (None, "file:///etc/passwd", "a file of this host"),
+        ("here", "/etc/passwd", "a file of this host"),
+        ("here", "a/../../b", "a file of this host"),
+        ("here", "file:a.jpg", "a file of this host"),
+        (None, "local:///etc/passwd", "neither in the store of .* nor a file on a network"),
+        (None, "https://host/a::file:///etc/passwd", "neither in the store of"),
+        (None, "a::file:///etc/passwd", "a chain of file systems"),
+        (None, "pipe:cat /etc/passwd", "a command, and not a file"),
+    ],
+)
+def test_a_table_from_elsewhere_names_no_file_of_this_host(root: str | None, name: str, message: str) -> None:
+    places = Places("https://host/t.csv", root, None)
+    with pytest.raises(BadSource, match=f"row 1 has .*{message}"):
+        places.part(name, "row 1")
+
+
+@pytest.fixture
+def store() -> Any:
+    """The file system in memory, as fsspec has one for the whole process."""
+    filesystem = fsspec.filesystem("memory")
+    yield filesystem
+    filesystem.store.clear()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_table_and_its_files_may_be_in_a_store(store: Any, kind: str) -> None:
+    rows = [{"image": "cat/1.jpg", "cls": 1}, {"image": "memory://2.jpg", "cls": 2}, {"image": "no.jpg", "cls": 3}]
+    store.pipe({f"/in/t.{kind}": Path(write_table(kind, rows)).read_bytes(), "/in/cat/1.jpg": b"one", "/2.jpg": b"two"})
+    source = Table(f"memory://in/t.{kind}", files=[("", "image")])
+    drafts = [source.draft(number) for number in range(3)]
+    source.close()
+    assert [measure(draft).sizes for draft in drafts[:2]] == [[3, 1], [3, 1]]
+    assert [read_draft(draft)["jpg"] for draft in drafts[:2]] == [b"one", b"two"]
+    told = r"The field 'jpg' of row 3 of 'memory://in/t\..*' cannot be made: memory://in/no\.jpg cannot be opened"
+    for ask in (measure, read_draft):
+        with pytest.raises(BadSource, match=told):
+            ask(drafts[2])
+    stamp = measure(drafts[0]).stamp
+    store.pipe("/in/cat/1.jpg", b"other")
+    assert measure(drafts[0]).stamp != stamp
+    with pytest.raises(BadSource, match=r"memory://no\.csv cannot be opened"):
+        Table("memory://no.csv")
+
+
+# Recipes
+
+
+def test_a_recipe_in_a_store_names_what_is_there_and_runs_nothing(store: Any) -> None:
+    store.pipe("/in/recipe", b"a.jpg 1.jpg\na.cls text:3\nb.txt pipe:touch ran\nc.txt /etc/passwd\n")
+    source = Recipe("memory://in/recipe")
+    assert source.draft(0).parts == {"jpg": UrlPart("memory://in/1.jpg"), "cls": b"3"}
+    with pytest.raises(BadSource, match=r"'memory://in/recipe' is not of this host, and has the command 'touch ran'"):
+        source.draft(1)
+    with pytest.raises(BadSource, match=r"'/etc/passwd', which is a file of this host"):
+        source.draft(2)
+    source.close()
+    source = Recipe("pipe:echo a.txt pipe:echo a")
+    assert source.draft(0).parts == {"txt": CommandPart("echo a")}
+    source.close()
+
+
+def test_the_forms_of_a_recipe() -> None:
+    Path("my recipe").write_text(
+        "a/1.jpg   some file.jpg\n\na/1.CLS\ttext:3\na/2.txt text:two words: yes \nb.x.y file:d/f\nb.z file:///f%20g\n"
+        "c.txt pipe:echo a b\nd.txt text:\r\n"
+    )
+    source = Recipe("my recipe", root="files")
+    assert told(source) == {
+        "a/1": {"jpg": "files/some file.jpg", "cls": b"3"},
+        "a/2": {"txt": b"two words: yes "},
+        "b": {"x.y": "files/d/f", "z": "/f g"},
+        "c": {"txt": CommandPart("echo a b")},
+        "d": {"txt": b""},
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a.txt", r"line 'a\.txt', with no source behind the name"),
+        ("a text:1", r"line 'a text:1', with a name that is not of the form KEY\.FIELD"),
+        (".a.txt text:1", r"not of the form KEY\.FIELD"),
+    ],
+)
+def test_a_line_that_is_no_line_of_a_recipe(line: str, message: str) -> None:
+    Path("recipe").write_text(f"0.txt text:1\n{line}\n")
+    with pytest.raises(BadSource, match=message):
+        Recipe("recipe")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        (
+            "cls",
+            "cat",
+            r"has the text 'cat' in its column 'cls', and the field 'cls' could not be decoded: .*number the cl",
+        ),
+        ("class", "dog", "field 'class' could not be decoded"),
+        ("x.id", "a17", "field 'x.id' could not be decoded"),
+        ("json", "{odd", "field 'json' could not be decoded: .*as in txt=json$"),
+        ("npy", "1 2 3", "field 'npy' could not be decoded"),
+        ("pkl", "text", "field 'pkl' could not be decoded: it is no pickle"),
+        ("png", "cat/1.png", "field 'png' holds images. Give a column of file names to files="),
+        ("image", "cat/1.png", "field 'image' holds images"),
+    ],
+)
+def test_a_text_that_its_field_could_not_be_decoded_from_is_an_error(column: str, value: str, message: str) -> None:
+    with closing(Table(write_table("csv", [{column: value}]))) as table, pytest.raises(EncodeError, match=message):
+        table.draft(0)
+    other = Table(write_table("csv", [{column: value}]), values=[("txt", column)])
+    assert told(other) == {"00000000": {"txt": value.encode()}}
+
+
+def test_typed_tables_do_not_take_the_path_of_an_image_for_the_image() -> None:
+    with (
+        closing(Table(write_table("jsonl", [{"jpg": "cat/1.jpg"}]))) as table,
+        pytest.raises(EncodeError, match="field 'jpg' holds images"),
+    ):
+        table.draft(0)
+
+
+def test_an_empty_value_of_a_field_that_is_no_text_is_missing() -> None:
+    rows = [{"cls": "", "txt": "", "json": ""}]
+    assert told(Table(write_table("csv", rows), missing="keep")) == {"00000000": {"txt": b""}}
+    with (
+        closing(Table(write_table("csv", rows))) as table,
+        pytest.raises(BadSource, match="nothing in its column 'cls'"),
+    ):
+        table.draft(0)

@@ -1,0 +1,176 @@
+"""Batches taken apart: the inverse of a collation, whatever it is nested in."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from wds_datapipes.samples.batching import take_lists_apart, unbatch_samples
+
+Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - a plain one, as torch's collate knows them
+
+
+def plain(value: Any) -> Any:
+    """A value with its tensors and arrays as lists and numbers, and its tuples as they are."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        each_plain = [plain(each) for each in value]
+        return each_plain if isinstance(value, list) else tuple(each_plain)
+    return value
+
+
+LEAVES = st.sampled_from(["number", "text", "array", "tensor"])
+SHAPES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3)
+        | st.lists(inner, min_size=1, max_size=3).map(tuple)
+    ),
+    max_leaves=5,
+)
+
+
+def built(shape: Any, number: int) -> Any:
+    """A sample of a shape, with values that tell its number."""
+    if isinstance(shape, dict):
+        return {key: built(each, number) for key, each in shape.items()}
+    if isinstance(shape, tuple):
+        return tuple(built(each, number) for each in shape)
+    return {
+        "number": number,
+        "text": f"text {number}",
+        "array": np.full((2, 3), number),
+        "tensor": torch.full((2,), number),
+    }[shape]
+
+
+def listed(value: Any) -> Any:
+    """A value with lists for tuples, as torch's collate makes of them."""
+    if isinstance(value, dict):
+        return {key: listed(each) for key, each in value.items()}
+    return [listed(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@given(shape=SHAPES, count=st.integers(1, 4), copy=st.booleans())
+def test_what_torch_has_collated_is_taken_apart(shape: Any, count: int, copy: bool) -> None:
+    samples = [built(shape, number) for number in range(count)]
+    taken = list(unbatch_samples([default_collate(samples)] * 2, nested_lists=True, copy=copy))
+    assert listed(plain(taken)) == listed(plain(samples)) * 2
+
+
+@given(
+    shape=st.dictionaries(st.sampled_from("abc"), LEAVES | st.dictionaries(st.sampled_from("xy"), LEAVES, min_size=1)),
+    count=st.integers(1, 4),
+)
+def test_dicts_in_dicts_need_no_option(shape: Any, count: int) -> None:
+    if shape:
+        samples = [built(shape, number) for number in range(count)]
+        assert plain(list(unbatch_samples([default_collate(samples)]))) == plain(samples)
+
+
+@settings(deadline=None)  # the first of webdataset's stages takes its time
+@given(
+    columns=st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), min_size=1, max_size=4),
+    kind=st.sampled_from([tuple, dict]),
+)
+def test_flat_batches_are_taken_apart_as_webdataset_does(columns: list[list[int]], kind: Any) -> None:
+    batch = {str(n): column for n, column in enumerate(columns)} if kind is dict else tuple(map(torch.tensor, columns))
+    assert plain(list(unbatch_samples([batch]))) == plain(list(webdataset.unbatched()(iter([batch]))))
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ((torch.tensor([1, 2]), ["a", "b"]), [(1, "a"), (2, "b")]),
+        ([torch.tensor([1, 2]), ("a", "b")], [[1, "a"], [2, "b"]]),
+        (Pair(np.array([1, 2]), [None, 3]), [Pair(1, None), Pair(2, 3)]),
+        ({"x": (np.array([1, 2]), {"y": [b"a", b"b"]})}, [{"x": (1, {"y": b"a"})}, {"x": (2, {"y": b"b"})}]),
+        ({"x": [[1, 2], [3]]}, [{"x": [1, 2]}, {"x": [3]}]),  # a column of lists
+        ({"x": [1, 2], "y": {}}, [{"x": 1, "y": {}}, {"x": 2, "y": {}}]),
+        (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (["a", "b"], ["a", "b"]),
+        ({"x": np.zeros((0, 2)), "y": []}, []),
+        ({"x": [torch.zeros(1), torch.zeros(2)]}, [{"x": [0.0]}, {"x": [0.0, 0.0]}]),  # ragged
+    ],
+)
+def test_batches_by_hand(batch: Any, samples: list[Any]) -> None:
+    taken = list(unbatch_samples([batch]))
+    assert plain(taken) == samples
+    assert list(map(type, taken)) == [type(batch) if not isinstance(batch, list) or taken[0] != "a" else str] * len(
+        taken
+    )
+
+
+def test_numbers_in_tensors_stay_tensors() -> None:
+    ((number, real),) = unbatch_samples([(torch.tensor([1], dtype=torch.int16), np.array([2.0], dtype=np.float32))])
+    assert (type(number), number.dtype, number.shape) == (torch.Tensor, torch.int16, ())
+    assert type(real) is np.float32
+
+
+def test_lists_of_samples_are_taken_apart_as_they_are() -> None:
+    samples = [{"a": [1, 2]}, "b", (3, 4), None]
+    assert list(take_lists_apart([samples[:1], [], tuple(samples[1:3]), iter(samples[3:])])) == samples
+
+
+@pytest.mark.parametrize(("batch", "kind"), [({"a": [1]}, "dict"), ("ab", "str"), (b"ab", "bytes"), (3, "int")])
+def test_what_is_no_list_of_samples_is_refused(batch: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"takes lists of samples apart, and got a {kind}"):
+        list(take_lists_apart([batch]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            {"a": [1, 2], "b": {"c": torch.zeros(3)}},
+            r"one length, and got one with 2 in batch\['a'\] and 3 in batch\['b'\]\['c'\]. A li",
+        ),
+        ((np.zeros(2), np.zeros((1, 2))), r"2 in batch\[0\] and 1 in batch\[1\]"),
+        ({}, "got a dict without any"),
+    ],
+)
+def test_columns_that_do_not_fit(batch: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(unbatch_samples([batch]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"a": [1, 2], "b": 3}, r"got a int in batch\['b'\]"),
+        ({"a": [1, 2], "b": torch.tensor(3)}, r"got a Tensor of shape \(\) in batch\['b'\]"),
+        (
+            [{"__key__": "a", "x": np.zeros(2)}],
+            r"got a str in batch\[0\]\['__key__'\]. A list of samples is taken apart by",
+        ),
+        ("text", "got a str in batch"),
+        (3, "got a int in batch"),
+    ],
+)
+def test_what_is_no_batch(batch: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        list(unbatch_samples([batch]))
+
+
+@pytest.mark.parametrize("column", [torch.zeros(4, 2), np.zeros((4, 2))])
+def test_copies_have_memory_of_their_own(column: Any) -> None:
+    def address(array: Any) -> int:
+        return int(array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data)
+
+    begin = address(column)
+    assert [address(row[0]) - begin for row in unbatch_samples([(column,)])] == [
+        n * 2 * column.itemsize for n in range(4)
+    ]
+    for (row,) in unbatch_samples([(column,)], copy=True):
+        assert not begin <= address(row) < begin + column.nbytes

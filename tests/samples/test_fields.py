@@ -1,0 +1,198 @@
+"""Choosing, renaming and mapping fields, as tables."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import MissingDependency, MissingField
+from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.samples.fields import map_dict, map_tuple, parse_specs, rename, to_tuple
+from wds_datapipes.types import Sample
+
+SAMPLE: Sample = {"__key__": "k", "__url__": "s.tar", "jpg": 1, "cls": 2, "seg.png": None}
+
+
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        (["jpg"], [("jpg",)]),
+        (["jpg;png", "cls"], [("jpg", "png"), ("cls",)]),
+        (["jpg;png cls"], [("jpg", "png"), ("cls",)]),
+        (["  jpg ;png  ", "cls"], [("jpg",), ("png",), ("cls",)]),
+        (["jpg;;png;"], [("jpg", "png")]),
+    ],
+)
+def test_specs(specs: list[str], expected: list[tuple[str, ...]]) -> None:
+    assert parse_specs(specs) == expected
+
+
+@pytest.mark.parametrize("specs", [[], [""], ["  "], [";"], ["jpg", ";;"]])
+def test_specs_that_name_nothing(specs: list[str]) -> None:
+    with pytest.raises(ValueError, match=r'fields are named as in "jpg;png", "cls"'):
+        parse_specs(specs)
+
+
+@pytest.mark.parametrize("specs", [[["jpg", "cls"]], ["jpg", 3]])
+def test_specs_that_are_no_strings(specs: list[Any]) -> None:
+    with pytest.raises(TypeError, match=r"a field is named by a string, .* and not by (\['jpg', 'cls'\]|3)"):
+        parse_specs(specs)
+
+
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        (["jpg", "cls"], (1, 2)),
+        (["cls jpg cls"], (2, 1, 2)),
+        (["png;jpg"], (1,)),
+        (["jpg;cls", "cls;jpg"], (1, 2)),
+        (["__key__ __url__ jpg"], ("k", "s.tar", 1)),
+        (["seg.png;jpg"], (None,)),  # it is there, and None
+    ],
+)
+def test_to_tuple(specs: list[str], expected: tuple[Any, ...]) -> None:
+    assert list(to_tuple([SAMPLE, SAMPLE], specs)) == [expected, expected]
+    assert list(to_tuple([SAMPLE], specs, missing="none")) == [expected]
+
+
+def test_a_field_that_is_missing_from_a_tuple() -> None:
+    message = r"field 'png;gif' was asked for, and the sample 'k' of s\.tar has \['jpg', 'cls', 'seg\.png'\]"
+    with pytest.raises(MissingField, match=message):
+        list(to_tuple([SAMPLE], ["png;gif"]))
+    assert list(to_tuple([SAMPLE], ["png", "jpg"], missing="none")) == [(None, 1)]
+
+
+@pytest.mark.parametrize(
+    ("new", "keep", "expected"),
+    [
+        ({"image": "jpg"}, True, {"cls": 2, "seg.png": None, "image": 1}),
+        ({"image": "png;jpg"}, True, {"cls": 2, "seg.png": None, "image": 1}),
+        ({"image": "jpg;cls"}, True, {"seg.png": None, "image": 1}),
+        ({"image": "jpg", "label": "cls"}, False, {"image": 1, "label": 2}),
+        ({"jpg": "cls", "cls": "jpg"}, True, {"seg.png": None, "jpg": 2, "cls": 1}),
+        ({"a": "jpg", "b": "jpg"}, False, {"a": 1, "b": 1}),
+        ({"cls": "jpg"}, True, {"seg.png": None, "cls": 1}),
+        ({"key": "__key__"}, False, {"key": "k"}),
+    ],
+)
+def test_rename(new: dict[str, str], keep: bool, expected: dict[str, Any]) -> None:
+    assert list(rename([SAMPLE], new, keep=keep)) == [{"__key__": "k", "__url__": "s.tar", **expected}]
+
+
+def test_map_dict() -> None:
+    (mapped,) = map_dict([SAMPLE], {"jpg": str, "cls": lambda value: value + 1})
+    assert mapped == {**SAMPLE, "jpg": "1", "cls": 3}
+    assert list(mapped) == list(SAMPLE), "the fields stay in their order"
+
+
+@pytest.mark.parametrize(
+    ("functions", "expected"),
+    [((str,), ("1", 2)), ((None, str), (1, "2")), ((str, str), ("1", "2")), ((), (1, 2))],
+)
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_map_tuple(
+    kind: type[tuple[int, ...]], functions: tuple[Callable[[Any], Any] | None, ...], expected: tuple[Any, ...]
+) -> None:
+    assert list(map_tuple([kind((1, 2))], functions)) == [expected]
+
+
+def test_more_functions_than_elements() -> None:
+    with pytest.raises(ValueError, match=r"map_tuple has 3 functions, and got 2 elements \(tuple\)"):
+        list(map_tuple([(1, 2)], [str, str, str], on_error="skip"))
+
+
+@pytest.mark.parametrize("item", [("a.tar", "a.jpg", b"", 0), ([1], {}), 3])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        lambda items: to_tuple(items, ["jpg"], on_error="skip"),
+        lambda items: rename(items, {"image": "jpg"}, on_error="skip"),
+        lambda items: map_dict(items, {"jpg": str}, on_error="skip"),
+    ],
+)
+def test_what_is_no_sample(stage: Callable[[Any], Iterator[Any]], item: object) -> None:
+    with pytest.raises(TypeError, match=r"takes samples, each a dict of fields, and got a (tuple|int): put it after"):
+        list(stage([item]))
+
+
+def test_a_sample_is_no_tuple() -> None:
+    with pytest.raises(TypeError, match="map_tuple takes tuples, and got a sample: put it after to_tuple"):
+        list(map_tuple([SAMPLE], [str], on_error="skip"))  # type: ignore[list-item]  # the mistake that is tested
+
+
+#: Each stage with an input that it cannot use between two that it can.
+BAD = {"__key__": "bad", "__url__": "s.tar"}
+STAGES: dict[str, Callable[[OnError], Any]] = {
+    "to_tuple": lambda on_error: to_tuple([SAMPLE, BAD, SAMPLE], ["jpg"], on_error=on_error),
+    "rename": lambda on_error: rename([SAMPLE, BAD, SAMPLE], {"image": "jpg"}, on_error=on_error),
+    "map_dict": lambda on_error: map_dict([SAMPLE, BAD, SAMPLE], {"jpg": str}, on_error=on_error),
+    "map_tuple": lambda on_error: map_tuple([(1,), (None,), (1,)], [lambda value: value + 1], on_error=on_error),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_each_stage_does_with_an_error(stage: str) -> None:
+    kind = TypeError if stage == "map_tuple" else MissingField
+    run = STAGES[stage]
+    with pytest.raises(kind):
+        list(run("raise"))
+    assert len(list(run("skip"))) == 2
+    assert len(list(run(lambda error: isinstance(error, kind)))) == 2
+    assert len(list(run(lambda error: False))) == 1
+    with pytest.warns(UserWarning, match=f"{stage} passed over an item: {kind.__name__}"):
+        assert len(list(run("warn"))) == 2
+
+
+def fail(value: object) -> None:
+    raise KeyError(value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        (
+            map_dict([SAMPLE], {"jpg": str, "cls": fail}),
+            "This happened in map_dict, at the field 'cls' of the sample 'k' of s.tar",
+        ),
+        (map_tuple([(1, 2)], [None, fail]), "This happened in map_tuple, at element 1 of 2"),
+    ],
+)
+def test_an_error_of_a_function_arrives_as_it_is_and_tells_where_it_happened(
+    stage: Iterator[object], told: str
+) -> None:
+    with pytest.raises(KeyError, match="2") as caught:
+        list(stage)
+    if sys.version_info >= (3, 11):  # which brought notes
+        assert caught.value.__notes__ == [told]
+
+
+def test_a_missing_package_is_never_passed_over() -> None:
+    def needs_a_package(value: object) -> None:
+        raise MissingDependency("'msgpack' is needed")
+
+    for stage in (
+        map_dict([SAMPLE], {"jpg": needs_a_package}, on_error="skip"),
+        map_tuple([(1,)], [needs_a_package], on_error="skip"),
+    ):
+        with pytest.raises(MissingDependency):
+            list(stage)
+
+
+FIELDS = st.sampled_from(["a", "b", "c", "d"])
+SAMPLES = st.lists(st.dictionaries(FIELDS, st.integers(0, 9)), max_size=6)
+
+
+@given(samples=SAMPLES, new=st.dictionaries(st.sampled_from(["x", "y", "a"]), FIELDS, min_size=1))
+def test_no_stage_changes_the_samples_that_it_gets(samples: list[Sample], new: dict[str, str]) -> None:
+    before = copy.deepcopy(samples)
+    assert len(list(to_tuple(samples, ["a", "b;c"], missing="none"))) == len(samples)
+    renamed = list(rename(samples, new, on_error="skip"))
+    assert len(renamed) == sum(all(old in sample for old in new.values()) for sample in samples)
+    assert len(list(map_dict(samples, {"a": str}, on_error="skip"))) == sum("a" in sample for sample in samples)
+    assert samples == before

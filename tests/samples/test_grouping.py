@@ -1,0 +1,382 @@
+"""Members become samples: the rules, beside a simple implementation of them, and what broken shards do."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import pickle
+import re
+import tracemalloc
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import DuplicateField, ReturningKey, TruncatedShard
+from wds_datapipes.samples import grouping as samples_module
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.samples.keys import last_dot
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.testing import build_shard
+from wds_datapipes.types import Member, Sample, ShardURL
+
+#: Its URL, the names in it, and whether it can be read to its end.
+Shard = tuple[str, list[str], bool]
+
+
+def members(shards: Iterable[Shard]) -> Iterator[Member]:
+    """What loading the shards would yield; the content of each file is its name and its number."""
+    for url, names, whole in shards:
+        read = ShardURL(url)
+        for number, name in enumerate(names):
+            yield Member(read, name, f"{name}@{number}".encode(), 1024 * number)
+        read.complete = whole
+
+
+def group(*names: str, **options: Any) -> list[Sample]:
+    return list(group_samples(members([("s.tar", list(names), True)]), **options))
+
+
+def fields(sample: Sample) -> list[str]:
+    return [field for field in sample if field not in ("__key__", "__url__")]
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a.jpg", "a.cls", "b.jpg"], {"a": ["jpg", "cls"], "b": ["jpg"]}),
+        (["d/a.jpg", "e/a.jpg"], {"d/a": ["jpg"], "e/a": ["jpg"]}),
+        (["a.jpg", "a/b.jpg", "a.b/c.jpg"], {"a": ["jpg"], "a/b": ["jpg"], "a.b/c": ["jpg"]}),
+        (["a.seg.png", "a.png", "ab.png"], {"a": ["seg.png", "png"], "ab": ["png"]}),
+        (["A.JPG", "A.Seg.PNG", "a.jpg"], {"A": ["jpg", "seg.png"], "a": ["jpg"]}),
+        (["a.jpg", "README", "a.cls"], {"a": ["jpg", "cls"]}),
+        (["a.jpg", ".hidden", "._a.jpg", "d/._a.jpg", "d/.x", "a.cls"], {"a": ["jpg", "cls"]}),
+        (["__index__", "__meta__/classes.json", "__index__/a.jpg", "a.jpg"], {"a": ["jpg"]}),
+        (["__a__.txt", "__a__.cls", "__a__.x__", "d/__m__.txt"], {"__a__": ["txt", "cls"], "d/__m__": ["txt"]}),
+        (["a.", "a.jpg"], {"a": ["", "jpg"]}),
+        (["a.__key__", "a.jpg", "b.__URL__", "b.jpg"], {"a": ["jpg"], "b": ["jpg"]}),
+        (["a.__key__", "b.jpg", "c.__url__"], {"b": ["jpg"]}),
+        (["README"], {}),
+        ([], {}),
+    ],
+)
+def test_which_names_make_up_a_sample(names: list[str], expected: dict[str, list[str]]) -> None:
+    samples = group(*names)
+    assert {sample["__key__"]: fields(sample) for sample in samples} == expected
+    assert all(sample["__url__"] == "s.tar" for sample in samples)
+
+
+def test_a_sample_holds_the_content_of_its_files_and_where_it_is_from() -> None:
+    assert group("a.JPG", "a.cls") == [{"__key__": "a", "__url__": "s.tar", "jpg": b"a.JPG@0", "cls": b"a.cls@1"}]
+    (sample,) = group_samples([Member(ShardURL("file:s.tar", "s.tar", True), "a.jpg", b"", 0)])
+    assert sample == {"__key__": "a", "__url__": "file:s.tar", "__local_path__": "s.tar", "jpg": b""}
+    assert type(sample["__url__"]) is str
+
+
+def test_the_case_of_fields_can_be_kept() -> None:
+    assert fields(group("a.JPG", "a.jpg", lowercase=False)[0]) == ["JPG", "jpg"]
+
+
+def test_only_some_fields() -> None:
+    samples = group("a.jpg", "a.cls", "b.cls", "c.jpg", "c.txt", fields=["jpg", "txt"])
+    assert [(sample["__key__"], fields(sample)) for sample in samples] == [("a", ["jpg"]), ("c", ["jpg", "txt"])]
+    assert group("a.jpg", "a.JSON", fields=["JPG", "json"]) == group("a.jpg", "a.JSON")
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (last_dot, [("scan-1.2mm", ["jpg", "txt"])]),
+        (lambda name: (name[0], name), [("s", ["scan-1.2mm.jpg", "scan-1.2mm.txt"])]),
+        (lambda name: None, []),
+    ],
+)
+def test_other_key_rules(rule: Callable[[str], tuple[str, str] | None], expected: list[tuple[str, list[str]]]) -> None:
+    samples = group("scan-1.2mm.jpg", "scan-1.2mm.txt", key_rule=rule)
+    assert [(sample["__key__"], fields(sample)) for sample in samples] == expected
+
+
+# Duplicates, and keys that come back
+
+
+def test_a_duplicate_is_an_error_that_says_where() -> None:
+    message = r"s\.tar holds the field 'jpg' of the sample 'a' twice, at bytes 1024 and 3072 \(member 'a\.JPG'\)"
+    with pytest.raises(DuplicateField, match=message):
+        group("a.cls", "a.jpg", "a.txt", "a.JPG")
+
+
+@pytest.mark.parametrize(("choice", "kept"), [("first", b"a.jpg@0"), ("last", b"a.JPG@2")])
+def test_one_of_two_can_be_chosen(choice: str, kept: bytes) -> None:
+    (sample,) = group("a.jpg", "a.cls", "a.JPG", on_duplicate=choice)
+    assert sample == {"__key__": "a", "__url__": "s.tar", "jpg": kept, "cls": b"a.cls@1"}
+
+
+def test_a_duplicate_costs_its_sample_and_no_other() -> None:
+    names = ["a.jpg", "b.jpg", "b.cls", "b.jpg", "b.txt", "c.jpg"]
+    assert [sample["__key__"] for sample in group(*names, on_error="skip")] == ["a", "c"]
+    with pytest.warns(UserWarning, match=r"group_samples passed over an item: DuplicateField: s\.tar holds"):
+        assert len(group(*names, on_error="warn")) == 2
+    assert [sample["__key__"] for sample in group(*names, on_error=lambda error: False)] == ["a"]
+
+
+def test_a_key_that_comes_back_warns_once() -> None:
+    names = ["a.jpg", "b.jpg", "a.cls", "b.cls", "a.txt"]
+    with pytest.warns(UserWarning, match=r"s\.tar holds the sample 'a' in parts: .* at byte 2048") as caught:
+        samples = group(*names)
+    assert len(caught) == 1
+    assert [sample["__key__"] for sample in samples] == ["a", "b", "a", "b", "a"]
+    assert group(*names, on_returning_key="ignore") == samples
+
+
+def test_a_key_that_comes_back_can_be_an_error() -> None:
+    names = ["a.jpg", "b.jpg", "a.cls", "a.txt", "c.jpg"]
+    with pytest.raises(ReturningKey, match=r"'a' in parts: .* at byte 2048, after files of other samples.*tar --sort"):
+        group(*names, on_returning_key="raise")
+    kept = group(*names, on_returning_key="raise", on_error="skip")
+    assert [(sample["__key__"], fields(sample)) for sample in kept] == [("a", ["jpg"]), ("b", ["jpg"]), ("c", ["jpg"])]
+
+
+def test_the_same_key_in_another_shard_does_not_come_back() -> None:
+    shards: list[Shard] = [("1.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True)]
+    assert len(list(group_samples(members(shards), on_returning_key="raise"))) == 3
+
+
+def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples_module, "KEYS_REMEMBERED", 2)
+    assert len(group("a.jpg", "b.jpg", "c.jpg", "c.txt", "d.jpg", "c.cls")) == 5
+    with pytest.raises(ReturningKey):
+        group("a.jpg", "b.jpg", "c.jpg", "a.txt", on_returning_key="raise")
+
+
+# Beside a simple implementation
+
+NAMES = st.builds(
+    lambda folder, key, field: f"{folder}{key}{field}",
+    st.sampled_from(["", "", "", "d/", "a.x/", "__m__/", ".h/"]),
+    st.sampled_from(["a", "b", "A", "__a__", "._a", ""]),
+    st.sampled_from([".x", ".y", ".X", ".x.y", ".x__", ".__key__", ".", ""]),
+)
+SHARDS = st.lists(st.tuples(st.sampled_from("12"), st.lists(NAMES, max_size=8), st.booleans()), max_size=5)
+
+
+def simply_grouped(shards: list[Shard], on_duplicate: str, lowercase: bool, wanted: set[str] | None) -> list[Sample]:
+    found = []
+    if wanted is not None and lowercase:
+        wanted = {field.lower() for field in wanted}
+    for url, names, whole in shards:
+        parsed = []
+        for number, name in enumerate(names):
+            match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]*)", name)
+            if match and not re.match(r"__[^/]*__(\Z|/)", name):
+                parsed.append((match[1], match[2].lower() if lowercase else match[2], f"{name}@{number}".encode()))
+        groups = [(key, list(files)) for key, files in itertools.groupby(parsed, key=lambda file: file[0])]
+        for key, files in groups if whole else groups[:-1]:
+            sample: Sample = {"__key__": key, "__url__": url}
+            for _, field, content in files:
+                taken = field in ("__key__", "__url__") or (field in sample and on_duplicate == "first")
+                if not taken and (wanted is None or field in wanted):
+                    sample[field] = content
+            if fields(sample):
+                found.append(sample)
+    return found
+
+
+@given(
+    shards=SHARDS,
+    on_duplicate=st.sampled_from(["first", "last"]),
+    lowercase=st.booleans(),
+    wanted=st.none() | st.sets(st.sampled_from(["x", "y", "X"])),
+)
+@example(shards=[("1", ["__a__.x", "__a__.x__"], True)], on_duplicate="first", lowercase=True, wanted=None)
+@settings(deadline=None, max_examples=500)
+def test_grouping_is_what_a_simple_implementation_does(
+    shards: list[Shard], on_duplicate: Any, lowercase: bool, wanted: set[str] | None
+) -> None:
+    samples = group_samples(
+        members(shards), on_duplicate=on_duplicate, lowercase=lowercase, fields=wanted, on_returning_key="ignore"
+    )
+    assert list(samples) == simply_grouped(shards, on_duplicate, lowercase, wanted)
+
+
+@given(shards=SHARDS)
+@settings(deadline=None, max_examples=200)
+def test_passing_over_duplicates_yields_the_samples_without_any(shards: list[Shard]) -> None:
+    samples = list(group_samples(members(shards), on_returning_key="ignore", on_error="skip"))
+    first = simply_grouped(shards, "first", True, None)
+    last = simply_grouped(shards, "last", True, None)
+    assert samples == [one for one, other in zip(first, last, strict=True) if one == other]
+
+
+# Broken shards
+
+
+def test_a_sample_in_parts_does_not_come_before_the_error_of_another_process(tmp_path: Path) -> None:
+    """Members that were sent do not tell whether their shard ended well."""
+    shard = build_shard(tmp_path / "s.tar", [{"__key__": key, "jpg": "", "cls": ""} for key in "ab"], end_marker=False)
+    sent = map(pickle.loads, map(pickle.dumps, load_wds_shards([shard])))
+    samples = group_samples(sent)
+    assert next(samples)["__key__"] == "a"
+    with pytest.raises(TruncatedShard):
+        next(samples)
+
+
+def test_the_last_sample_of_a_good_shard_comes_before_the_error_of_the_next() -> None:
+    def failing() -> Iterator[Member]:
+        yield from members([("1.tar", ["a.jpg", "b.jpg"], True)])
+        raise TruncatedShard("2.tar is empty")
+
+    samples = group_samples(failing())
+    assert [next(samples)["__key__"], next(samples)["__key__"]] == ["a", "b"]
+    with pytest.raises(TruncatedShard, match=r"2\.tar is empty"):
+        next(samples)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    """Three shards with the same keys at their borders, of which the second breaks off in its second sample."""
+    made = [
+        build_shard(tmp_path / f"{number}.tar", [{"__key__": key, "jpg": f"{number}", "cls": "1"} for key in "ab"])
+        for number in range(3)
+    ]
+    with open(made[1], "r+b") as file:
+        file.truncate(3 * 1024 + 100)
+    return made
+
+
+def known(samples: Iterable[Sample]) -> list[tuple[str, bytes]]:
+    found = []
+    for sample in samples:
+        assert fields(sample) == ["__local_path__", "jpg", "cls"]
+        found.append((sample["__key__"], sample["jpg"]))
+    return found
+
+
+GOOD = [("a", b"0"), ("b", b"0"), ("a", b"1"), ("a", b"2"), ("b", b"2")]
+
+
+def test_a_broken_shard_between_good_ones(shards: list[str]) -> None:
+    assert known(group_samples(load_wds_shards(shards, on_error="skip"))) == GOOD
+    with pytest.warns(UserWarning, match=r"passed over an item: TruncatedShard: .*1\.tar ends inside a header"):
+        assert known(group_samples(load_wds_shards(shards, on_error="warn"))) == GOOD
+    assert known(group_samples(load_wds_shards(shards, on_error=lambda error: False))) == GOOD[:3]
+    samples = group_samples(load_wds_shards(shards))
+    assert known(itertools.islice(samples, 3)) == GOOD[:3]
+    with pytest.raises(TruncatedShard, match=r"1\.tar ends inside a header, at byte 3172"):
+        next(samples)
+
+
+def test_the_same_broken_shard_again_and_again(shards: list[str]) -> None:
+    samples = group_samples(load_wds_shards([shards[1], shards[1], shards[1]], on_error="skip"))
+    assert known(samples) == [("a", b"1")] * 3
+
+
+@pytest.mark.parametrize("size", range(0, 5120, 256))
+def test_a_shard_that_is_cut_never_merges_with_the_next(shards: list[str], size: int) -> None:
+    with open(shards[1], "wb") as file, open(shards[0], "rb") as whole:
+        file.write(whole.read(size))
+    samples = known(group_samples(load_wds_shards(shards, on_error="skip")))
+    # Its first sample is known to be whole when the first file of its second one was read.
+    assert samples == GOOD[:2] + [("a", b"0")] * (size > 2560) + GOOD[3:]
+
+
+def test_all_webdataset_handlers(shards: list[str]) -> None:
+    from webdataset import handlers
+
+    for handler, count in [(handlers.ignore_and_continue, 5), (handlers.ignore_and_stop, 3)]:
+        assert known(group_samples(load_wds_shards(shards, on_error=handler))) == GOOD[:count]
+    for handler, count in [(handlers.warn_and_continue, 5), (handlers.warn_and_stop, 3)]:
+        with pytest.warns(UserWarning, match="TruncatedShard"):
+            assert known(group_samples(load_wds_shards(shards, on_error=handler))) == GOOD[:count]
+    with pytest.raises(TruncatedShard):
+        known(group_samples(load_wds_shards(shards, on_error=handlers.reraise_exception)))
+
+
+# Members in another order
+
+
+@pytest.mark.parametrize("complete", [None, True], ids=["one by one", "after all are read"])
+def test_members_that_are_shuffled(complete: bool | None) -> None:
+    """They would come out as samples that lack fields."""
+    url = ShardURL("s.tar", complete=complete)
+    first, second, third = [Member(url, name, b"", 512 * at) for at, name in enumerate(["a.jpg", "a.cls", "b.jpg"])]
+    with pytest.raises(ValueError, match=r"got the one at byte 512 of s\.tar after the one at byte 1024 of s\.tar"):
+        list(group_samples([first, third, second], on_error="skip"))
+
+
+def test_members_of_shards_that_are_mixed(tmp_path: Path) -> None:
+    """They would not come out at all."""
+    shards = [build_shard(tmp_path / name, [{"__key__": "a", "jpg": "", "cls": ""}]) for name in ("s.tar", "t.tar")]
+    mixed = itertools.chain.from_iterable(zip(*(load_wds_shards([shard]) for shard in shards), strict=True))
+    with pytest.raises(ValueError, match=r"got the one at byte 0 of .*t\.tar after the one at byte 0 of .*s\.tar"):
+        list(group_samples(mixed, on_error="skip"))
+
+
+def test_a_stage_may_make_more_members_of_one(tmp_path: Path) -> None:
+    shard = build_shard(tmp_path / "s.tar", [{"__key__": key, "jpg": "x", "cls": "1"} for key in "ab"])
+    doubled = (
+        (url, name + end, data, offset) for url, name, data, offset in load_wds_shards([shard]) for end in ("", ".bak")
+    )
+    expected = ["__local_path__", "jpg", "jpg.bak", "cls", "cls.bak"]
+    assert [fields(sample) for sample in group_samples(doubled)] == [expected, expected]
+
+
+def test_a_shard_may_be_left_in_the_middle(tmp_path: Path) -> None:
+    """Its last sample may lack a field; that of the next shard is whole."""
+    urls = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "jpg": "", "cls": ""}]) for name in "st"]
+    some = itertools.chain(itertools.islice(load_wds_shards(urls[:1]), 1), load_wds_shards(urls[1:]))
+    assert [sample["__key__"] for sample in group_samples(some)] == ["t"]
+
+
+def test_what_is_no_member() -> None:
+    with pytest.raises(TypeError, match=r"group_samples gathers the members .* and got dict: \{'__key__': 'a'\}"):
+        list(group_samples([{"__key__": "a"}]))  # type: ignore[list-item]  # the mistake that is tested
+    with pytest.raises(TypeError, match="and got int: 3"):
+        list(group_samples([3]))  # type: ignore[list-item]  # the same
+
+
+# Memory
+
+
+def peak(run: Callable[[], None]) -> int:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def consume(samples: Iterable[Sample]) -> None:
+    for sample in samples:
+        sample.clear()
+
+
+def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples_module, "KEYS_REMEMBERED", 100)
+
+    def run(count: int) -> None:
+        url = ShardURL("s.tar")
+        consume(group_samples(Member(url, f"{number}.{number % 10}", b"x", 512 * number) for number in range(count)))
+
+    run(100)
+    assert peak(lambda: run(20_000)) - peak(lambda: run(200)) < 20_000
+
+
+def test_large_files_are_let_go(tmp_path: Path) -> None:
+    size = 4 << 20
+    shard = build_shard(tmp_path / "x.tar", [{"__key__": str(number), "bin": bytes(size)} for number in range(8)])
+    assert peak(lambda: consume(group_samples(load_wds_shards([shard])))) < 3.5 * size
+
+
+def test_no_warning_where_all_is_well(shards: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        consume(group_samples(load_wds_shards([shards[0], shards[2]])))

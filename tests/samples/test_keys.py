@@ -1,0 +1,68 @@
+"""The rules that split a member's name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from wds_datapipes.samples.keys import first_dot, is_meta, last_dot
+
+NAMES = st.text("ab.A_/ \né", max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("a.jpg", ("a", "jpg"), ("a", "jpg")),
+        ("dir.v1/a.b.jpg", ("dir.v1/a", "b.jpg"), ("dir.v1/a.b", "jpg")),
+        ("./a.jpg", ("./a", "jpg"), ("./a", "jpg")),
+        ("/abs/a.jpg", ("/abs/a", "jpg"), ("/abs/a", "jpg")),
+        ("../a.jpg", ("../a", "jpg"), ("../a", "jpg")),
+        ("a.", ("a", ""), ("a", "")),
+        ("a..jpg", ("a", ".jpg"), ("a.", "jpg")),
+        ("a b.c d", ("a b", "c d"), ("a b", "c d")),
+        ("a\nb.c", ("a\nb", "c"), ("a\nb", "c")),
+        ("A.JPG", ("A", "JPG"), ("A", "JPG")),
+        ("a", None, None),
+        ("", None, None),
+        (".hidden", None, None),
+        (".a.b", None, None),
+        ("dir/.hidden.jpg", None, None),
+        ("dir/._a.jpg", None, None),
+        ("a.b/c", None, None),
+        ("a.b/", None, None),
+        ("..", None, None),
+        ("dir/..", None, None),
+    ],
+)
+def test_the_tables_of_both_rules(name: str, first: tuple[str, str] | None, last: tuple[str, str] | None) -> None:
+    assert first_dot(name) == first
+    assert last_dot(name) == last
+
+
+@given(NAMES)
+@example("dir/.hidden.jpg")
+def test_the_first_dot_is_what_a_regular_expression_finds(name: str) -> None:
+    match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]*)", name, re.DOTALL)
+    assert first_dot(name) == (match.groups() if match else None)
+
+
+@given(NAMES)
+def test_the_parts_make_up_the_name_and_both_rules_know_the_same_samples(name: str) -> None:
+    first, last = first_dot(name), last_dot(name)
+    assert (first is None) == (last is None)
+    if first is not None and last is not None:
+        assert ".".join(first) == ".".join(last) == name
+        assert len(first[0]) <= len(last[0])
+        assert "." not in last[1]
+        assert "/" not in first[1]
+
+
+@given(st.text("_a./", max_size=10))
+@example("____")
+@example("___")
+def test_meta_members_are_what_a_regular_expression_finds(name: str) -> None:
+    assert is_meta(name) == (re.match(r"__[^/]*__(\Z|/)", name) is not None)

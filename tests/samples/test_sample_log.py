@@ -1,0 +1,177 @@
+"""What is shown of samples, and the list of their keys."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.samples.sample_log import describe, log_samples
+from wds_datapipes.shards.position import Passed
+from wds_datapipes.testing import build_shard
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
+
+Pipe = Any
+
+
+def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
+    settings = {"first": 3, "every": None, "name": "log", "width": 40, "keys_to": None, "place": lambda: (1, 2)}
+    return log_samples(items, to, passed=Passed(), **{**settings, **options})
+
+
+class Hostile:
+    """Cannot be shown in any way."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    __repr__ = __str__ = None  # type: ignore[assignment]  # that is what is hostile about it
+
+
+@pytest.mark.parametrize(
+    ("value", "view"),
+    [
+        (None, "NoneType"),
+        (True, "bool True"),
+        (7, "int 7"),
+        ([10**10_000], "list of 1 (int of 33,220 bits)"),
+        (0.5, "float 0.5"),
+        ("é" * 5, "str, 5 characters: 'ééééé'"),
+        ("x" * 10**6, "str, 1,000,000 characters: 'xxxxxxxxxxxxxxxx..."),
+        (b"\xff" * 10**6, r"bytes, 1,000,000 bytes: b'\xff\xff\xff\xf..."),
+        (bytearray(3), r"bytearray, 3 bytes: b'\x00\x00\x00'"),
+        (memoryview(b"abc"), "memoryview, 3 bytes: b'abc'"),
+        (np.arange(6), "ndarray int64 (6,), 48 bytes: [0, 1, 2, 3, 4, ...]"),
+        (np.zeros((100, 200, 3), np.uint8), "ndarray uint8 (100, 200, 3), 60,000 bytes: [0, 0, 0]"),
+        (np.zeros((0, 3)), "ndarray float64 (0, 3), 0 bytes"),
+        (np.array([None]), "ndarray object (1,), 8 bytes"),
+        (torch.ones(2, 3), "Tensor torch.float32 (2, 3), 24 bytes: [1.0, 1.0, 1.0]"),
+        (torch.tensor(3), "Tensor torch.int64 (), 8 bytes: 3"),
+        (torch.zeros(3, device="meta"), "Tensor torch.float32 (3,), 12 bytes on meta"),
+        (Image.new("RGB", (4, 2)), "Image RGB 4x2"),
+        ([1, "a", None, 4], "list of 4 (int 1; str, 1 characters: 'a'; NoneType; ...)"),
+        ({"a": {"b": {"c": {}}}}, "dict of 1 (a: dict of 1 (b: dict of 1))"),
+    ],
+)
+def test_views(value: object, view: str) -> None:
+    assert describe(value, width=20) == view
+
+
+def test_a_value_that_cannot_be_shown_stops_nothing() -> None:
+    assert describe(Hostile()) == "Hostile, which cannot be shown: RuntimeError"
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text() | st.binary(max_size=500),
+    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(st.text(), inner, max_size=9),
+    max_leaves=20,
+)
+
+
+@given(value=VALUES, width=st.integers(1, 50))
+def test_a_view_is_short(value: object, width: int) -> None:
+    assert len(describe(value, width=width)) < 40 * (width + 60)
+    assert "cannot be shown" not in describe(value, width=width)
+
+
+@pytest.mark.parametrize(
+    ("first", "every", "shown"),
+    [(3, None, [0, 1, 2]), (0, None, []), (0, 4, [3, 7]), (2, 5, [0, 1, 4, 9]), (1, 1, list(range(10)))],
+)
+def test_which_samples_are_shown(
+    first: int, every: int | None, shown: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [{"__key__": str(number)} for number in range(10)]
+    passed = list(logged(items, first=first, every=every))
+    assert all(one is other for one, other in zip(passed, items, strict=True)), "they pass through unchanged"
+    titles = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert titles == [f"log: item {number} of worker 2, rank 1" for number in shown]
+
+
+def test_a_record_of_a_sample(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    sample = {"__key__": "k", "__url__": "https://user:secret@host/x.tar?token=hunter2", "jpg": b"abc"}
+    list(logged([sample, (1, "a"), 3], "stderr"))
+    text = capsys.readouterr().err
+    assert "    jpg: bytes, 3 bytes: b'abc'\n" in text
+    assert "    [1]: str, 1 characters: 'a'\n" in text
+    assert "    int 3\n" in text
+    assert "secret" not in text
+    assert "hunter2" not in text
+    logger = logging.getLogger("wds_datapipes.test")
+    list(logged([sample], logger))
+    assert caplog.records == []
+    with caplog.at_level("INFO", logger=logger.name):
+        list(logged([sample], logger))
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert record.getMessage() + "\n" == text[: len(record.getMessage()) + 1]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=5))
+def test_each_line_gives_its_key_back(keys: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.unlink(missing_ok=True)
+    list(logged([{"__key__": key, "__url__": "a.tar"} for key in keys], first=0, keys_to=str(path)))
+    lines = path.read_bytes().decode().split("\n")[:-1]
+    found = [line.split("\t") for line in lines]
+    assert [line[:3] + line[4:] for line in found] == [[str(n), "2", "1", "a.tar"] for n in range(len(keys))]
+    plain = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}
+    for key, line in zip(keys, found, strict=True):
+        text, written = "", line[3]
+        while written:
+            step = 2 if written[0] == "\\" else 1
+            text, written = text + plain.get(written[:step], written[:step]), written[step:]
+        assert text == key
+
+
+def test_the_file_is_open_only_while_samples_pass(tmp_path: Path) -> None:
+    def opened() -> bool:
+        return str(tmp_path / "keys") in {file.path for file in psutil.Process().open_files()}
+
+    samples = logged([1, 2, 3], first=0, keys_to=str(tmp_path / "keys"))
+    assert not (tmp_path / "keys").exists()
+    next(samples)
+    assert opened()
+    samples.close()  # type: ignore[attr-defined]  # it is a generator
+    assert not opened()
+    list(logged([1], first=0, keys_to=str(tmp_path / "keys")))
+    assert not opened()
+    assert (tmp_path / "keys").read_text() == "0\t2\t1\t\t\n" * 2, "it is appended to"
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["DataLoader", "DataLoader2"])
+def test_several_processes_write_whole_lines_to_one_file(tmp_path: Path, workers: int, kind: str) -> None:
+    for shard in range(3):
+        samples = [{"__key__": f"{shard}-{n}" + "x" * (n % 90), "cls": "1"} for n in range(200)]
+        build_shard(tmp_path / f"{shard}.tar", samples)
+    pipe = ShardList(f"{tmp_path}/{{0..2}}.tar").sharding_filter().load_wds_shards().group_samples()
+    pipe = pipe.log_samples(first=0, keys_to=tmp_path / "keys")
+    if kind == "DataLoader":
+        keys = [sample["__key__"] for sample in DataLoader(pipe, batch_size=None, num_workers=workers)]
+    else:
+        loader = DataLoader2(pipe, reading_service=ShardReadingService(workers))
+        keys = [sample["__key__"] for sample in loader]
+        loader.shutdown()
+    rows = [line.split("\t") for line in (tmp_path / "keys").read_text().splitlines()]
+    assert sorted(key for _, _, _, key, _ in rows) == sorted(keys)
+    for worker in range(max(workers, 1)):
+        mine = [row for row in rows if row[1] == str(worker)]
+        shards = [shard for shard in range(3) if shard % max(workers, 1) == worker]
+        assert [int(row[0]) for row in mine] == list(range(200 * len(shards)))
+        assert {row[4] for row in mine} == {f"{tmp_path}/{shard}.tar" for shard in shards}
+    assert {row[2] for row in rows} == {"0"}

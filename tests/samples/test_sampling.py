@@ -1,0 +1,87 @@
+"""Parts of a stream: what is let through, and what is read for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import EmptySource
+from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
+from wds_datapipes.shards.position import Passed
+
+NUMBERS = st.none() | st.integers(0, 12)
+POSITIONS = (
+    st.tuples(NUMBERS) | st.tuples(NUMBERS, NUMBERS) | st.tuples(NUMBERS, NUMBERS, st.integers(1, 5) | st.none())
+)
+
+
+class Source:
+    """Counts what is read of it, and notes that it was closed."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.read = 0
+        self.closed = False
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            for number in range(self.count):
+                self.read += 1
+                yield number
+        finally:
+            self.closed = True
+
+
+@given(count=st.integers(0, 15), positions=POSITIONS)
+def test_a_slice_is_that_of_islice_and_reads_no_more_than_it_needs(
+    count: int, positions: tuple[int | None, ...]
+) -> None:
+    source = Source(count)
+    expected = list(itertools.islice(range(count), *positions))
+    states = []
+    sliced = []
+    for item in slice_samples(source, *parse_slice(positions), passed=Passed()):
+        sliced.append(item)
+        states.append((source.read, source.closed))
+    assert sliced == expected
+    start, stop, step = parse_slice(positions)
+    wanted = range(start, count if stop is None else stop, step)
+    if stop is None or not wanted or wanted[-1] >= count:
+        assert source.read == (count if stop is None or wanted else 0)
+    else:
+        assert source.read == wanted[-1] + 1
+        assert states[-1] == (wanted[-1] + 1, True), "it is closed when the last item leaves"
+    assert [read for read, _ in states] == [item + 1 for item in sliced]
+
+
+def test_a_slice_of_what_has_no_close() -> None:
+    assert list(slice_samples([1, 2, 3], 0, 2, 1, passed=Passed())) == [1, 2]
+    assert list(itertools.islice(slice_samples(itertools.count(), 1, None, 2, passed=Passed()), 3)) == [1, 3, 5]
+
+
+@given(count=st.integers(0, 200), p=st.floats(0, 1), seed=st.integers(0, 5))
+def test_a_random_part_is_a_part_and_the_seed_decides_which(count: int, p: float, seed: int) -> None:
+    drawn = list(rsample(range(count), p, rng=Random(seed), passed=Passed()))
+    assert drawn == list(rsample(range(count), p, rng=Random(seed), passed=Passed()))
+    chances = Random(seed)
+    assert drawn == [number for number in range(count) if chances.random() < p]
+
+
+def test_all_and_nothing() -> None:
+    assert list(rsample(range(100), 1, rng=Random(0), passed=Passed())) == list(range(100))
+    assert list(rsample(range(100), 0, rng=Random(0), passed=Passed())) == []
+
+
+@given(count=st.integers(1, 5))
+def test_what_is_not_empty_passes(count: int) -> None:
+    assert list(non_empty(range(count), upstream=str, passed=Passed())) == list(range(count))
+
+
+def test_what_is_empty() -> None:
+    with pytest.raises(EmptySource, match=r"non_empty got nothing from a, b\. The shards may be empty"):
+        list(non_empty([], upstream=lambda: "a, b", passed=Passed()))

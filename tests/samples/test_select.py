@@ -1,0 +1,216 @@
+"""Fields chosen and renamed by patterns, as tables and as laws."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+import webdataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes.counters import LEDGER
+from wds_datapipes.errors import DuplicateField, MissingField
+from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.samples.fields import Missing
+from wds_datapipes.samples.select import Lacking, extract_keys, parse_rules, rename_keys, select_fields
+from wds_datapipes.types import Sample
+
+META = {"__key__": "k", "__url__": "s.tar", "__local_path__": "/s.tar"}
+SAMPLE: Sample = {**META, "jpg": 1, "cls": 2, "seg.png": None, "Left.JPG": 4}
+
+
+def renamed(sample: Sample, *pairs: tuple[str, str], **options: Any) -> Sample:
+    (new,) = rename_keys([sample], parse_rules(pairs, {}), **options)
+    return new
+
+
+@pytest.mark.parametrize(
+    ("pairs", "options", "expected"),
+    [
+        ([("image", "jpg")], {}, {"image": 1}),
+        ([("image", "*.png"), ("label", "cls")], {}, {"label": 2, "image": None}),  # in the order of the sample
+        ([("image", "LEFT.*")], {}, {"image": 4}),  # case is no matter, on either side
+        ([("image", "jpg")], {"keep_unselected": True}, {"image": 1, "cls": 2, "seg.png": None, "Left.JPG": 4}),
+        ([("rest", "*.jpg"), ("image", "jpg")], {}, {"image": 1, "rest": 4}),  # the last rule that matches
+        ([("gone", "gif"), ("label", "cls")], {"must_match": False}, {"label": 2}),
+        ([("gone", "gif")], {"must_match": False}, {}),
+        ([("image", "*.jpg")], {"duplicate_is_error": False}, {"image": 1}),
+        (
+            [("cls", "jpg")],
+            {"keep_unselected": True, "duplicate_is_error": False},
+            {"cls": 1, "seg.png": None, "Left.JPG": 4},
+        ),
+        ([("cls", "jpg"), ("jpg", "cls")], {}, {"cls": 1, "jpg": 2}),
+        ([("all", "*")], {"duplicate_is_error": False}, {"all": 1}),  # no meta data
+        ([("id", "__key__")], {}, {"id": "k"}),
+    ],
+)
+def test_rename_keys(pairs: list[tuple[str, str]], options: dict[str, bool], expected: Sample) -> None:
+    new = renamed(SAMPLE, *pairs, **options)
+    assert new == {**META, **expected}
+    assert list(new)[:3] == list(META)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        (
+            [("image", "gif")],
+            MissingField,
+            r"a field like 'gif', which was to be called 'image', and the sample 'k' of s",
+        ),
+        ([("image", "jpg"), ("rest", "jp?")], MissingField, "a field like 'jpg', which was to be called 'image'"),
+        ([("image", "*.jpg")], DuplicateField, "call both 'jpg' and 'Left.JPG' of the sample 'k' of s.tar 'image'"),
+        ([("x", "jpg"), ("x", "cls")], DuplicateField, "call both 'jpg' and 'cls' of the sample 'k' of s.tar 'x'"),
+    ],
+)
+def test_rules_that_do_not_fit(pairs: list[tuple[str, str]], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        renamed(SAMPLE, *pairs)
+
+
+def test_a_renamed_field_and_one_that_stays_cannot_have_one_name() -> None:
+    with pytest.raises(DuplicateField, match=r"call both 'jpg' and 'cls' of the sample 'k' of s\.tar 'cls'"):
+        renamed(SAMPLE, ("cls", "jpg"), keep_unselected=True)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["jpg;gif", "cls"], (1, 2)),
+        ([["gif", "jpg"], "cls"], (1, 2)),
+        (["*.png"], (None,)),
+        (["left.jpg", "__key__", "__url__"], (4, "k", "s.tar")),
+        ([".cls"], (2,)),
+        (["[ab]ls;[cd]ls"], (2,)),
+        (["cls", "cls"], (2, 2)),
+    ],
+)
+def test_extract_keys(patterns: list[Any], expected: tuple[Any, ...]) -> None:
+    assert list(extract_keys([SAMPLE, SAMPLE], patterns)) == [expected, expected]
+
+
+def test_a_tuple_never_shrinks() -> None:
+    assert list(extract_keys([SAMPLE], ["gif", "cls", "*.gif"], missing="none")) == [(None, 2, None)]
+    with pytest.raises(MissingField, match=r"a field like 'gif;bmp', and the sample 'k' of s.tar has \['jpg', 'cls'"):
+        list(extract_keys([SAMPLE], ["cls", "gif;bmp"]))
+
+
+@pytest.mark.parametrize("missing", ["raise", "none"])
+@pytest.mark.parametrize("pattern", ["*.jpg", "jpg;cls", ["jpg", "cls"]])
+def test_a_pattern_for_one_field_that_matches_two(pattern: Any, missing: Missing) -> None:
+    with pytest.raises(DuplicateField, match=r"matches \['jpg', '(Left.JPG|cls)'\] of the sample 'k' of s.tar"):
+        list(extract_keys([SAMPLE], [pattern], missing=missing))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "missing", "expected"),
+    [
+        (["cls"], "raise", {"cls": 2}),
+        (["cls", "jpg"], "raise", {"jpg": 1, "cls": 2}),
+        (["*.jpg;gif"], "raise", {"jpg": 1, "Left.JPG": 4}),
+        (["*"], "raise", {"jpg": 1, "cls": 2, "seg.png": None, "Left.JPG": 4}),
+        (["__key__"], "raise", {}),
+        (["cls", "gif"], "keep", {"cls": 2}),
+        (["gif"], "keep", {}),
+        (["cls"], "skip", {"cls": 2}),
+    ],
+)
+def test_select_fields(patterns: list[str], missing: Lacking, expected: Sample) -> None:
+    assert list(select_fields([SAMPLE], patterns, missing=missing)) == [{**META, **expected}]
+
+
+def test_a_selected_field_that_is_not_there() -> None:
+    with pytest.raises(MissingField, match="select_fields was asked for a field like 'gif', and the sample 'k' of s"):
+        list(select_fields([SAMPLE], ["cls", "gif"]))
+    entries = LEDGER.entries
+    assert list(select_fields([SAMPLE, {"gif": 1, "cls": 2}], ["cls", "gif"], missing="skip")) == [{"gif": 1, "cls": 2}]
+    assert LEDGER.entries == entries, "what was not asked for is no error"
+    assert list(select_fields([SAMPLE], ["cls", "gif"], on_error="skip")) == []
+    assert LEDGER.entries == entries + 1
+
+
+BAD = {"__key__": "bad", "__url__": "s.tar"}
+STAGES: dict[str, Callable[[list[Any], OnError], Any]] = {
+    "rename_keys": lambda items, on_error: rename_keys(items, parse_rules([("x", "cls")], {}), on_error=on_error),
+    "extract_keys": lambda items, on_error: extract_keys(items, ["cls"], on_error=on_error),
+    "select_fields": lambda items, on_error: select_fields(items, ["cls"], on_error=on_error),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_each_stage_does_with_an_error(stage: str) -> None:
+    def count(on_error: OnError) -> int:
+        return len(list(STAGES[stage]([SAMPLE, BAD, SAMPLE, BAD], on_error)))
+
+    with pytest.raises(MissingField):
+        count("raise")
+    assert count("skip") == 2
+    assert count(lambda error: isinstance(error, MissingField)) == 2
+    assert count(lambda error: False) == 1
+    with pytest.warns(UserWarning, match=f"{stage} passed over") as caught:
+        assert count("warn") == 2
+    assert str(caught[-1].message) == f"{stage} passed over 2 items: 2 x MissingField"
+    with pytest.raises(TypeError, match=f"{stage} takes samples, each a dict of fields, and got a tuple"):
+        list(STAGES[stage]([(1, 2)], "skip"))
+
+
+NAMES = st.sampled_from(["a", "b", "c", "a.b", "b.a", "c.a", "__key__", "__url__"])
+SAMPLES = st.lists(st.dictionaries(NAMES, st.integers(0, 9)), max_size=5)
+PATTERNS = st.sampled_from(["a", "b", "*.a", "a*", "*", "?", "c", "[ab]", "zz", "*.b", "__key__"])
+
+
+def matches(pattern: str, field: str) -> bool:
+    found = fnmatchcase(field, pattern) or fnmatchcase(f".{field}", pattern)
+    return found and (field[:2] == "__") == (pattern[:2] == "__")
+
+
+@given(samples=SAMPLES, patterns=st.lists(PATTERNS, min_size=1, max_size=3), missing=st.sampled_from(["keep", "skip"]))
+def test_selected_is_what_matches(samples: list[Sample], patterns: list[str], missing: Lacking) -> None:
+    before = copy.deepcopy(samples)
+    expected = [
+        {field: sample[field] for field in sample if field[:2] == "__" or any(matches(p, field) for p in patterns)}
+        for sample in samples
+        if missing == "keep" or all(any(matches(p, field) for field in sample) for p in patterns)
+    ]
+    assert list(select_fields(samples, patterns, missing=missing)) == expected
+    assert samples == before
+
+
+@given(samples=SAMPLES, patterns=st.lists(PATTERNS, min_size=1, max_size=3))
+def test_extracted_is_the_one_that_matches(samples: list[Sample], patterns: list[str]) -> None:
+    expected = []
+    for sample in samples:
+        found = [[field for field in sample if matches(pattern, field)] for pattern in patterns]
+        if all(len(fields) < 2 for fields in found):
+            expected.append(tuple(sample[fields[0]] if fields else None for fields in found))
+    assert list(extract_keys(samples, patterns, missing="none", on_error="skip")) == expected
+
+
+#: webdataset's own matches no dot before a field here, and drops the meta data.
+LIKE_WEBDATASET = st.sampled_from(["a", "b", "a*", "?.?", "c*", "zz", "b.*"])
+
+
+@given(
+    sample=st.dictionaries(st.sampled_from(["a", "b", "c", "a.b", "b.a", "c.a"]), st.integers(0, 9)),
+    patterns=st.lists(LIKE_WEBDATASET, min_size=1, max_size=3, unique=True),
+    names=st.lists(st.sampled_from(["x", "y", "b"]), min_size=3, max_size=3),
+    options=st.fixed_dictionaries({"must_match": st.booleans(), "duplicate_is_error": st.booleans()}),
+)
+def test_renaming_is_webdatasets(
+    sample: Sample, patterns: list[str], names: list[str], options: dict[str, Any]
+) -> None:
+    pairs = list(zip(names, patterns, strict=False))
+    try:
+        theirs = list(webdataset.rename_keys(*pairs, **options)(iter([sample])))
+    except ValueError:
+        theirs = None
+    try:
+        ours = list(rename_keys([sample], parse_rules(pairs, {}), **options))
+    except (MissingField, DuplicateField):
+        ours = None
+    assert ours == theirs

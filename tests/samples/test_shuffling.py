@@ -1,0 +1,151 @@
+"""The shuffle: each item once, within its bounds, the same order for the same seed."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from wds_datapipes.samples.shuffling import ShuffleState, nbytes, shuffle_samples
+
+
+def shuffled(
+    items: Any, buffer_size: int, *, initial: int | None = None, max_bytes: int | None = None, seed: int = 0
+) -> list[Any]:
+    return list(
+        shuffle_samples(
+            items,
+            rng=Random(seed),
+            buffer_size=buffer_size,
+            state=ShuffleState(buffer_size if initial is None else initial),
+            max_bytes=max_bytes,
+        )
+    )
+
+
+BUFFERS = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size)))
+
+
+@given(count=st.integers(0, 100), buffer=BUFFERS, seed=st.integers(0, 9), max_bytes=st.none() | st.integers(0, 400))
+@settings(deadline=None, max_examples=300)
+def test_each_item_comes_once_and_the_seed_decides_the_order(
+    count: int, buffer: tuple[int, int], seed: int, max_bytes: int | None
+) -> None:
+    items = [bytes([number]) * (number % 17) + bytes([number]) for number in range(count)]
+    order = shuffled(items, buffer[0], initial=buffer[1], max_bytes=max_bytes, seed=seed)
+    assert sorted(order) == sorted(items)
+    assert order == shuffled(items, buffer[0], initial=buffer[1], max_bytes=max_bytes, seed=seed)
+
+
+def followed(buffer_size: int, initial: int, max_bytes: int | None, sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """How many items are held, and how many bytes, each time that another one is asked for."""
+    held: list[bytes] = []
+    states: list[tuple[int, int]] = []
+
+    def source() -> Iterator[bytes]:
+        for size in sizes:
+            states.append((len(held), sum(map(len, held))))
+            item = bytes(size)
+            held.append(item)
+            yield item
+
+    state = ShuffleState(initial)
+    for item in shuffle_samples(source(), rng=Random(1), buffer_size=buffer_size, state=state, max_bytes=max_bytes):
+        held.remove(item)
+    assert held == []
+    yield from states
+
+
+@given(buffer=BUFFERS, max_bytes=st.none() | st.integers(0, 300), sizes=st.lists(st.integers(0, 100), max_size=100))
+@settings(deadline=None, max_examples=300)
+def test_it_never_holds_more_than_its_bounds(buffer: tuple[int, int], max_bytes: int | None, sizes: list[int]) -> None:
+    for count, size in followed(*buffer, max_bytes, sizes):
+        assert count < buffer[0]
+        assert max_bytes is None or size <= max_bytes
+
+
+def test_from_initial_on_two_come_for_each_that_leaves_until_the_buffer_is_full() -> None:
+    counts = [count for count, _ in followed(6, 3, None, [1] * 20)]
+    assert counts == [0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5]
+
+
+def test_an_item_beyond_the_bound_passes() -> None:
+    assert [size for _, size in followed(10, 10, 50, [10, 10, 200, 10])][-1] <= 50
+    assert shuffled([bytes(100)] * 3, 10, max_bytes=50) == [bytes(100)] * 3
+
+
+def test_a_buffer_of_one_keeps_the_order() -> None:
+    assert shuffled(range(50), 1) == list(range(50))
+
+
+def test_a_bound_of_no_bytes_keeps_the_order_of_what_has_some() -> None:
+    items = [bytes([number]) for number in range(50)]
+    assert shuffled(items, 20, max_bytes=0) == items
+
+
+def test_the_order_of_a_seed_is_the_same_for_ever() -> None:
+    """A change here changes the order of everybody's training runs."""
+    assert shuffled(range(12), 5, initial=2, seed=17) == [1, 3, 5, 2, 6, 8, 9, 0, 11, 7, 4, 10]
+
+
+def test_seeds_and_passes_differ() -> None:
+    rng = Random(0)
+    passes = [
+        list(shuffle_samples(range(100), rng=rng, buffer_size=50, state=ShuffleState(50), max_bytes=None))
+        for _ in range(2)
+    ]
+    assert passes[0] != passes[1] != shuffled(range(100), 50, seed=1)
+    assert passes[0] == shuffled(range(100), 50, seed=0)
+
+
+def test_items_leave_from_everywhere_in_the_buffer() -> None:
+    """Over many seeds, the first of ten to leave is each of them about as often."""
+    firsts = [shuffled(range(10), 10, seed=seed)[0] for seed in range(2000)]
+    assert all(130 < firsts.count(item) < 270 for item in range(10))
+
+
+def test_what_has_left_is_not_kept_alive() -> None:
+    class Item:
+        pass
+
+    alive: list[weakref.ref[Item]] = []
+
+    def make() -> Item:
+        item = Item()
+        alive.append(weakref.ref(item))
+        return item
+
+    source = (make() for _ in range(100))
+    for item in shuffle_samples(source, rng=Random(0), buffer_size=4, state=ShuffleState(4), max_bytes=None):
+        del item
+        assert sum(item() is not None for item in alive) <= 3
+    assert len(alive) == 100
+
+
+@pytest.mark.parametrize(
+    ("make", "least", "most"),
+    [
+        (lambda: bytes(1000), 1000, 1000),
+        (lambda: bytearray(1000), 1000, 1000),
+        (lambda: memoryview(bytes(1000)), 1000, 1000),
+        (lambda: np.zeros((10, 10), np.float32), 400, 400),
+        (lambda: torch.zeros(10, 10), 400, 400),
+        (lambda: Image.new("RGB", (20, 10)), 600, 600),
+        (lambda: Image.new("L", (20, 10)), 200, 200),
+        (lambda: {"__key__": "a", "jpg": bytes(1000), "txt": "é" * 100}, 1100, 1600),
+        (lambda: [bytes(10), (bytes(20), {"x": bytes(30)})], 60, 60),
+        (lambda: 3, 1, sys.getsizeof(3)),
+        (lambda: None, 1, 100),
+    ],
+)
+def test_how_much_a_value_holds(make: Callable[[], object], least: int, most: int) -> None:
+    assert least <= nbytes(make()) <= most

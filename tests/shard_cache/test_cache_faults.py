@@ -1,0 +1,365 @@
+"""Caches among faults: cut downloads, files of others, killed processes, and disks that are full or only read."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Fault, FaultProxy, fault_proxy
+from nginx_server import Nginx
+
+from wds_datapipes import ShardList
+from wds_datapipes.errors import TruncatedShard
+from wds_datapipes.shard_cache.foreign_copies import webdataset_name
+from wds_datapipes.testing import build_shard
+
+pytestmark = pytest.mark.usefixtures("folder", "nothing_left")
+
+SAMPLES: list[dict[str, Any]] = [{"__key__": f"{number}", "bin": bytes([65 + number]) * 3000} for number in range(6)]
+WANT = [sample["__key__"] for sample in SAMPLES]
+
+
+@pytest.fixture
+def shard(nginx: Nginx) -> bytes:
+    if not nginx.is_running:
+        nginx.start()
+    (nginx.files / "kept").mkdir(exist_ok=True)
+    return Path(build_shard(nginx.files / "kept" / "a.tar", SAMPLES)).read_bytes()
+
+
+@pytest.fixture
+def proxy(nginx: Nginx, shard: bytes) -> Iterator[FaultProxy]:
+    with fault_proxy(("127.0.0.1", nginx.http)) as made:
+        yield made
+
+
+def address(proxy: FaultProxy, name: str = "a.tar") -> str:
+    return f"http://127.0.0.1:{proxy.port}/kept/{name}"
+
+
+def keys(url: str, copies: str = "copies", manifest: Any = None, check: Any = "size", **options: Any) -> list[str]:
+    pipe = ShardList(url).cache_wds_shards(copies, manifest=manifest, check=check).load_wds_shards(**options)
+    return [sample["__key__"] for sample in pipe.group_samples()]
+
+
+def commands(data: bytes, cut: int) -> str:
+    """Return the URL of a command whose output is cut once, and whole from then on; nothing tells its size."""
+    Path("data").write_bytes(data)
+    return f"pipe:echo >> opened; if mkdir once 2>/dev/null; then head -c {cut} data; else cat data; fi"
+
+
+# Cut downloads of unknown size
+
+
+@pytest.mark.parametrize("cut", [0, 100, 512, 3584, 10_000, 21_504])
+@pytest.mark.parametrize("how", ["plain", "gzip"])
+def test_a_cut_download_is_fetched_once_more(shard: bytes, how: str, cut: int) -> None:
+    data = shard if how == "plain" else gzip.compress(shard)
+    assert keys(url := commands(data, min(cut, len(data) - 1 if how == "gzip" else cut))) == WANT
+    assert keys(url) == WANT
+    assert len(Path("opened").read_text()) == 2
+
+
+def test_a_copy_that_cannot_be_read_to_its_end_is_not_kept(shard: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """What comes is cut for a while, and nothing tells the size."""
+    Path("data").write_bytes(shard)
+    url = "pipe:echo >> opened; if [ $(wc -l < opened) -lt 5 ]; then head -c 8000 data; else cat data; fi"
+    for run in (1, 2):
+        with pytest.raises(TruncatedShard):
+            keys(url)
+        assert len(Path("opened").read_text()) == 2 * run
+        assert list(Path("copies").glob("*-shard")) == []
+    assert "is removed, as it cannot be read to its end (TruncatedShard)" in caplog.text
+    assert keys(url) == keys(url) == WANT
+    assert len(Path("opened").read_text()) == 5
+
+
+def test_a_server_that_does_not_tell_the_size_is_asked_once_more(proxy: FaultProxy, shard: bytes) -> None:
+    def whole() -> list[bytes]:
+        return [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", shard]
+
+    def cut() -> list[bytes]:
+        return [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", shard[:8000]]
+
+    proxy.hides_size = True
+    proxy.faults[:] = [Fault(wire=pieces) for pieces in (whole, cut, whole, whole)]  # each time after the size
+    assert keys(address(proxy), retries=0) == keys(address(proxy)) == WANT
+    assert len(proxy.asked) == 4
+
+
+def test_a_shard_that_is_written_anew_is_fetched_again(nginx: Nginx, proxy: FaultProxy, shard: bytes) -> None:
+    (nginx.files / "kept" / "cut.tar").write_bytes(shard[:8000])
+    with pytest.raises(TruncatedShard, match=r"/kept/cut\.tar ends inside the member"):
+        keys(address(proxy, "cut.tar"))
+    (nginx.files / "kept" / "cut.tar").write_bytes(shard)
+    assert keys(address(proxy, "cut.tar")) == WANT
+
+
+def test_a_shard_without_its_end_marker_is_kept_where_that_is_allowed(shard: bytes) -> None:
+    url = commands(shard[: 6 * 3584], 0)
+    for _ in range(3):
+        assert keys(url, end_marker="optional") == WANT
+    assert len(Path("opened").read_text()) == 2
+
+
+# Files under webdataset's names
+
+
+def test_names_are_those_of_webdataset() -> None:
+    from webdataset.cache import url_to_cache_name
+
+    for url in (
+        *("http://h/a/0.tar?x=1", "https://h:1/0.tar#x", "s3://bucket/a/b/0.tar", "gs://b/0.tar", "ais://b/0.tar"),
+        *(
+            "pipe:curl -s http://h/a 0.tar",
+            "az://box/a/0.tar",
+            "hf://datasets/u/n/0.tar",
+            "abc://" + "d" * 200,
+            "ftp://h/a",
+        ),
+    ):
+        assert webdataset_name(url) == url_to_cache_name(url)
+    for url in ("http://h/", "http://h", "http://h/..", "http://[h/a.tar", "a.tar", "/a.tar", "file:///a.tar"):
+        assert webdataset_name(url) is None
+
+
+def test_a_file_under_webdatasets_name_is_the_copy(
+    proxy: FaultProxy, shard: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("copies").mkdir()
+    Path("copies/a.tar").write_bytes(shard)
+    caplog.set_level(logging.INFO, "wds_datapipes")
+    for check in ("size", "digest"):
+        pipe = ShardList(address(proxy)).cache_wds_shards("copies", check=check).load_wds_shards().group_samples()
+        samples = list(pipe)
+        assert [sample["__key__"] for sample in samples] == WANT
+        assert {Path(sample["__local_path__"]).resolve() for sample in samples} == {Path("copies/a.tar").resolve()}
+    assert proxy.asked == []
+    assert len(re.findall(r"/kept/a\.tar is read from copies/a\.tar, which has webdataset's name", caplog.text)) == 1
+    # A command, whose whole text is the name.
+    url = "pipe:exit 3"
+    Path("copies/pipe%3Aexit%203").write_bytes(shard)
+    assert keys(url) == WANT
+
+
+def test_a_file_that_webdataset_has_cached_is_the_copy(nginx: Nginx, proxy: FaultProxy, shard: bytes) -> None:
+    from webdataset.cache import FileCache
+
+    Path("copies").mkdir()
+    FileCache("copies").get_file(address(proxy).replace("http:", "pipe:curl -fsS http:"))
+    assert keys(address(proxy).replace("http:", "pipe:curl -fsS http:")) == WANT
+    assert [path for path, _ in proxy.asked] == ["/kept/a.tar"]
+
+
+WRONG: dict[str, Callable[[bytes], bytes]] = {
+    "of another size": lambda shard: shard + bytes(512),
+    "cut": lambda shard: shard[:8000],
+    "another": lambda shard: b"<html>" + bytes(len(shard) - 6),
+    "empty": lambda shard: b"",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_file_that_is_not_the_shard_is_not_used(
+    proxy: FaultProxy, shard: bytes, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("copies").mkdir()
+    content = WRONG[name](shard)
+    Path("copies/a.tar").write_bytes(content)
+    assert keys(address(proxy)) == keys(address(proxy)) == WANT
+    assert Path("copies/a.tar").read_bytes() == content
+    assert len(proxy.asked) == 1
+    assert re.search(r"copies/a\.tar has webdataset's name for http://\S+/kept/a\.tar, and is not used: ", caplog.text)
+
+
+def test_a_file_is_the_copy_of_one_url_and_has_the_digest_of_the_manifest(
+    nginx: Nginx, proxy: FaultProxy, shard: bytes
+) -> None:
+    (nginx.files / "kept" / "d").mkdir(exist_ok=True)
+    others: list[dict[str, Any]] = [{"__key__": f"other-{number}", "bin": bytes(3000)} for number in range(6)]
+    other = Path(build_shard(nginx.files / "kept" / "d" / "a.tar", others)).read_bytes()
+    assert len(other) == len(shard)
+    Path("copies").mkdir()
+    Path("copies/a.tar").write_bytes(shard)
+    assert keys(address(proxy)) == WANT
+    assert keys(address(proxy, "d/a.tar"))[0] == "other-0"
+    assert keys(address(proxy)) == WANT
+
+
+def test_a_file_that_leaves_is_fetched(proxy: FaultProxy, shard: bytes) -> None:
+    Path("copies").mkdir()
+    Path("copies/a.tar").write_bytes(shard)
+    assert keys(address(proxy)) == WANT
+    Path("copies/a.tar").unlink()
+    assert keys(address(proxy)) == keys(address(proxy)) == WANT
+    assert len(proxy.asked) == 1
+
+
+# What is told
+
+
+@pytest.mark.parametrize("verbose", ["", "0", "1"])
+def test_each_fetch_is_logged(
+    proxy: FaultProxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, verbose: str
+) -> None:
+    monkeypatch.setenv("WDS_VERBOSE_CACHE", verbose)
+    caplog.set_level(logging.DEBUG, "wds_datapipes")
+    url = address(proxy).replace("//", "//me:hunter2@")
+    assert keys(url) == keys(url) == WANT
+    told = [record for record in caplog.records if record.message.startswith("Fetched")]
+    assert [record.levelname for record in told] == ["WARNING" if verbose == "1" else "INFO"]
+    assert re.fullmatch(
+        r"Fetched http://\*\*\*@127\S+/kept/a\.tar: 30720 bytes in \d+\.\d s, into copies/\w+-a\.tar", told[0].message
+    )
+    assert "Fetching http://***@" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+# Many processes, of which some are killed
+
+MANY = """
+import hashlib, os, random, signal, sys
+from wds_datapipes.shard_cache.download import NoRoom, Wanted
+from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.shard_cache.eviction import used_bytes
+
+PROCESSES, KILLS, READS, MOST = 100, 60, 6, 1_500_000
+names = [f"{number}.bin" for number in range(12)]
+for number, name in enumerate(names):
+    with open(name, "wb") as file:
+        file.write(random.Random(number).randbytes(200_000 + 1000 * number))
+want = {name: hashlib.sha256(open(name, "rb").read()).hexdigest() for name in names}
+drawn = random.Random(7)
+heard, said = os.pipe()
+
+
+def child(seed):
+    chosen = random.Random(seed)
+    folder = CacheFolder("copies", MOST)
+    for _ in range(READS):
+        name = chosen.choice(names)
+        try:
+            with folder.open(Wanted(name, None, None, {})) as copy:
+                digest = hashlib.sha256(copy.read()).hexdigest()
+        except NoRoom:
+            digest = want[name]
+        if digest != want[name]:
+            os._exit(3)
+        os.write(said, b".")
+    os._exit(0)
+
+
+def start(seed):
+    process = os.fork()
+    if not process:
+        try:
+            child(seed)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(4)
+    return process
+
+
+running = {start(seed) for seed in range(PROCESSES)}
+killed = ended = 0
+while running:
+    if killed < KILLS and os.read(heard, 1):
+        victim = drawn.choice(sorted(running))
+        os.kill(victim, signal.SIGKILL)
+        killed += 1
+    process, status = os.waitpid(-1, 0 if killed == KILLS else os.WNOHANG)
+    if not process:
+        continue
+    running.discard(process)
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGKILL:
+        running.add(start(1000 + len(running) + killed))
+    elif code:
+        sys.exit(f"a process ended with {code}")
+    else:
+        ended += 1
+with CacheFolder("copies", MOST).open(Wanted("0.bin", None, None, {})):
+    pass
+assert used_bytes(CacheFolder("copies").path) <= MOST
+copies = CacheFolder("copies", check="digest")
+faults = {copies.fault(copies.entry(name), remove=False) for name in names}
+print(ended, killed, faults, sorted({path.suffix for path in copies.path.iterdir()} & {".part", ".lock"}))
+"""
+
+
+def test_a_hundred_processes_share_a_cache_while_others_are_killed() -> None:
+    done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"1\d\d 60 \{None\} \[('\.lock')?\]\n", done.stdout), done.stdout
+
+
+# Disks
+
+DISK = """
+import ctypes, os, sys
+from wds_datapipes.shard_cache.download import Wanted
+from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.errors import CacheError
+
+libc = ctypes.CDLL(None, use_errno=True)
+place, shard = sys.argv[1:]
+if libc.unshare(0x20000) and libc.unshare(0x10020000):
+    sys.exit("may not mount")
+libc.mount(b"none", b"/", None, (1 << 18) | (1 << 14), None)
+if libc.mount(b"tmpfs", place.encode(), b"tmpfs", 0, b"size=1m"):
+    sys.exit("may not mount")
+content = open(shard, "rb").read()
+named = "pipe:exit 3"
+open(f"{place}/pipe%3Aexit%203", "wb").write(content)
+
+def use(url):
+    with CacheFolder(place).open(Wanted(url, None, None, {})) as copy:
+        return copy.read() == content
+
+def told(url):
+    try:
+        return use(url)
+    except CacheError as error:
+        return str(error).replace(place, "PLACE")
+
+print(use(shard))
+with open(f"{place}/filler", "wb", buffering=0) as filler:
+    try:
+        while filler.write(bytes(4096)):
+            pass
+    except OSError:
+        pass
+print(told(shard))
+print(told(f"pipe:cat {shard} {shard}"))
+print(told(named))
+libc.mount(b"none", place.encode(), None, 32 | 1, None)
+try:
+    open(f"{place}/x", "w")
+except OSError as error:
+    print(error.strerror)
+print(told(named))
+print(told(f"pipe:cat {shard}"))
+"""
+
+
+def test_a_disk_that_is_full_or_only_read_still_gives_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    shard = build_shard(tmp_path / "a.tar", SAMPLES)
+    done = subprocess.run(
+        [sys.executable, "-c", DISK, str(tmp_path / "copies"), shard], capture_output=True, text=True, check=False
+    )
+    if done.stderr == "may not mount\n":
+        pytest.skip("the kernel lets nobody but root mount a file system, and so no disk can be made full")
+    assert done.returncode == 0, done.stderr
+    whole, still, full, adopted, only_read, adopted_again, missing = done.stdout.splitlines()
+    assert (whole, still, adopted, adopted_again) == ("True",) * 4
+    assert re.match(r"The copy PLACE/\w+\.part cannot be written: No space left on device\. All copies that", full)
+    assert only_read == "Read-only file system"
+    assert re.match("The cache PLACE cannot be used: Read-only file system", missing)

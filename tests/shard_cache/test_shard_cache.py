@@ -1,0 +1,568 @@
+"""Local copies of shards: fetched once, whole or not there, and never more than they may be together."""
+
+import contextlib
+import hashlib
+import io
+import itertools
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import CacheError, CorruptShard, ShardNotOpened, TruncatedShard
+from wds_datapipes.io.openers import open_url, register_opener
+from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards
+from wds_datapipes.shard_cache.download import NoRoom, Stopped, Wanted
+from wds_datapipes.shard_cache.entry import Entry, entries
+from wds_datapipes.shard_cache.eviction import used_bytes
+from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.testing import build_shard
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def wanted(url: str, size: int | None = None, sha256: str | None = None) -> Wanted:
+    return Wanted(url, size, sha256, {})
+
+
+def read(folder: CacheFolder, url: str, **known: Any) -> bytes:
+    copy = folder.open(wanted(url, **known))
+    assert copy is not None
+    with copy:
+        return copy.read()
+
+
+def kept(folder: CacheFolder) -> dict[str, int]:
+    """The copies that are there, by the end of their names, and their sizes."""
+    return {each.path.name.partition("-")[2]: each.path.stat().st_size for each in entries(folder.path)}
+
+
+def left_over(folder: CacheFolder) -> set[str]:
+    """What is there beside whole copies, what is known of them, and the lock of the folder."""
+    names = {each.name for each in folder.path.iterdir()} - {"folder.lock"}
+    for each in entries(folder.path):
+        names -= {each.path.name, each.facts_path.name}
+    return names
+
+
+class Store:
+    """A store in memory, whose shards are read by the scheme ``store:``."""
+
+    def __init__(self) -> None:
+        self.shards: dict[str, bytes] = {}
+        self.opened: list[str] = []
+        self.gate: Callable[[str], object] = lambda name: None
+
+    def open(self, url: str, /, **_options: object) -> Any:
+        name = url.removeprefix("store:")
+        self.opened.append(name)
+        if name not in self.shards:
+            raise ShardNotOpened(f"There is no {url}")
+        self.gate(name)
+        return io.BytesIO(self.shards[name])
+
+
+@pytest.fixture
+def store() -> Store:
+    found = Store()
+    register_opener("store", found.open, replace=True)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CacheFolder:
+    return CacheFolder(tmp_path / "copies")
+
+
+def test_a_shard_is_fetched_once(folder: CacheFolder, store: Store) -> None:
+    store.shards["a.tar"] = os.urandom(3_000_000)
+    for _ in range(3):
+        assert read(folder, "store:a.tar") == store.shards["a.tar"]
+    assert store.opened == ["a.tar"]
+    (entry,) = entries(folder.path)
+    facts = entry.facts()
+    assert facts is not None
+    assert facts.url == "store:a.tar"
+    assert facts.bytes == 3_000_000
+    assert facts.sha256 == hashlib.sha256(store.shards["a.tar"]).hexdigest()
+    assert left_over(folder) == set()
+
+
+def test_an_empty_shard_is_kept_as_well(folder: CacheFolder, store: Store) -> None:
+    store.shards["a.tar"] = b""
+    assert read(folder, "store:a.tar") == read(folder, "store:a.tar") == b""
+    assert store.opened == ["a.tar"] * 2  # nothing tells that it is empty, so it is asked for once more
+
+
+def test_the_whole_url_tells_shards_apart(tmp_path: Path) -> None:
+    urls = ["s3://a/0.tar", "s3://b/0.tar", "https://a/0.tar?v=1", "https://a/0.tar?v=2", "/a/0.tar", "a/0.tar"]
+    found = [Entry.of(tmp_path, url).path.name for url in urls]
+    assert len(set(found)) == len(urls)
+    assert {name.partition("-")[2] for name in found} == {"0.tar"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:secret@host/",
+        "https://host/0.tar?token=secret",
+        "pipe:curl -H 'Authorization: secret' https://host",
+        "s3://bucket/a\nsecret/..",
+        "s3://bucket/" + "secret" * 100 + "/0.tar",
+        "s3://bucket/\udcff.tar",
+    ],
+)
+def test_names_of_copies_are_plain_and_tell_no_secret(tmp_path: Path, url: str) -> None:
+    name = Entry.of(tmp_path, url).path.name
+    assert re.fullmatch(r"[0-9a-f]{32}-[A-Za-z0-9._-]{1,80}", name)
+    assert "secret" not in name
+
+
+def test_five_hundred_requests_at_a_time_fetch_a_shard_once(folder: CacheFolder, store: Store) -> None:
+    store.shards["a.tar"] = os.urandom(100_000)
+    store.gate = lambda name: time.sleep(0.2)
+    barrier = threading.Barrier(500)
+
+    def ask(_: int) -> bytes:
+        barrier.wait(60)
+        return read(folder, "store:a.tar")
+
+    with ThreadPoolExecutor(500) as pool:
+        found = [*pool.map(ask, range(500))]
+    assert found == [store.shards["a.tar"]] * 500
+    assert store.opened == ["a.tar"]
+    assert left_over(folder) == set()
+
+
+READER = """
+import sys
+from wds_datapipes.shard_cache.download import Wanted
+from wds_datapipes.shard_cache.store import CacheFolder
+folder, url, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
+for _ in range(times):
+    with CacheFolder(folder).open(Wanted(url, None, None, {})) as copy:
+        sys.stdout.buffer.write(copy.read())
+"""
+
+
+def reader(folder: CacheFolder, url: str, times: int = 1) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", READER, str(folder.path), url, str(times)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+def test_processes_fetch_a_shard_once_and_the_next_one_goes_on_for_a_killed_one(
+    folder: CacheFolder, tmp_path: Path
+) -> None:
+    # The first that comes never ends; the others fetch what there is.
+    command = (
+        f"pipe:echo >> {tmp_path}/fetched; "
+        f"if mkdir {tmp_path}/first 2> {tmp_path}/log; then echo $$ > {tmp_path}/pid; "
+        f"printf part; sleep 600; fi; cat {tmp_path}/a.tar"
+    )
+    whole = Path(build_shard(tmp_path / "a.tar", [{"__key__": "a", "txt": "text"}])).read_bytes()
+    stuck = reader(folder, command)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert stuck.poll() is None
+        time.sleep(0.01)
+    others = [reader(folder, command, 5) for _ in range(4)]
+    time.sleep(0.5)
+    assert [other.poll() for other in others] == [None] * 4  # they wait for the lock
+    os.kill(stuck.pid, signal.SIGKILL)
+    stuck.communicate()
+    assert [other.communicate(timeout=110)[0] for other in others] == [whole * 5] * 4
+    assert len((tmp_path / "fetched").read_text()) == 2
+    assert left_over(folder) == set()
+
+
+class Model:
+    """Which copies there are, the one that was used longest ago first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.sizes: dict[str, int] = {}
+
+    def use(self, name: str, size: int) -> None:
+        if name not in self.sizes:
+            if size > self.max_bytes:
+                return
+            while self.sizes and sum(self.sizes.values()) + size > self.max_bytes:
+                del self.sizes[next(iter(self.sizes))]
+        self.sizes[name] = self.sizes.pop(name, size)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    uses=st.lists(st.sampled_from("abcdef"), max_size=25),
+    max_bytes=st.integers(1, 30_000),
+    clock=st.lists(st.integers(0, 2**61), min_size=1),
+)
+def test_what_was_used_longest_ago_leaves_whatever_the_clock_says(
+    tmp_path_factory: pytest.TempPathFactory,
+    store: Store,
+    uses: list[str],
+    max_bytes: int,
+    clock: list[int],
+) -> None:
+    folder = CacheFolder(tmp_path_factory.mktemp("copies"), max_bytes)
+    store.shards = {name: os.urandom(1000 * 2**number) for number, name in enumerate("abcdef")}
+    model = Model(max_bytes)
+    times = itertools.cycle(clock)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: next(times))
+        for name in uses:
+            model.use(name, len(store.shards[name]))
+            try:
+                assert read(folder, f"store:{name}") == store.shards[name]
+            except NoRoom:
+                assert len(store.shards[name]) > max_bytes
+            assert kept(folder) == {name: model.sizes[name] for name in sorted(model.sizes)}
+            assert used_bytes(folder.path) == sum(model.sizes.values()) <= max_bytes
+
+
+def test_what_is_read_does_not_leave(folder: CacheFolder, store: Store) -> None:
+    store.shards = {name: name.encode() * 1000 for name in "abc"}
+    small = CacheFolder(folder.path, 2500)
+    first, second = (folder.open(wanted(f"store:{name}")) for name in "ab")
+    assert first is not None
+    assert second is not None
+    with second:
+        with first:
+            with pytest.raises(NoRoom):
+                read(small, "store:c")
+            assert kept(folder) == {"a": 1000, "b": 1000}
+            assert read(folder, "store:c") == store.shards["c"]  # which is limited by nothing
+            assert first.read() == store.shards["a"]
+        assert read(small, "store:c") == store.shards["c"]
+    assert left_over(folder) == set()
+
+
+def test_what_is_being_fetched_counts_with_its_whole_size(folder: CacheFolder, store: Store) -> None:
+    store.shards = {"a": b"a" * 1000, "b": b"b" * 1000}
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(name: str) -> None:
+        if name == "a":
+            begun.set()
+            go_on.wait(60)
+
+    store.gate = hold
+    small = CacheFolder(folder.path, 1500)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(small.open, wanted("store:a", size=1000))
+        assert begun.wait(60)
+        with pytest.raises(NoRoom):
+            read(small, "store:b", size=1000)
+        go_on.set()
+        copy = first.result(60)
+        assert copy is not None
+        copy.close()
+    assert read(small, "store:b", size=1000) == store.shards["b"]
+    assert kept(small) == {"b": 1000}
+
+
+def test_limits_of_two_processes_hold_each_for_itself(folder: CacheFolder, store: Store) -> None:
+    store.shards = {name: name.encode() * 1000 for name in "abcde"}
+    for name in "abcd":
+        read(folder, f"store:{name}")
+    read(CacheFolder(folder.path, 2000), "store:e")
+    assert kept(folder) == {"d": 1000, "e": 1000}
+    read(CacheFolder(folder.path, 3000), "store:a")
+    assert kept(folder) == {"a": 1000, "d": 1000, "e": 1000}
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    with path.open("r+b") as stream:
+        stream.write(data)
+
+
+DAMAGES: dict[str, Callable[[Entry], object]] = {
+    "cut off": lambda entry: os.truncate(entry.path, 500),
+    "longer": lambda entry: os.truncate(entry.path, 1500),
+    "overwritten": lambda entry: overwrite(entry.path, b"b"),
+    "nothing known": lambda entry: entry.facts_path.unlink(),
+    "damaged facts": lambda entry: overwrite(entry.facts_path, b"["),
+    "other facts": lambda entry: entry.facts_path.write_text('{"format": "other"}'),
+    "facts that lack": lambda entry: entry.facts_path.write_text('{"format": "wds-datapipes copy", "version": 1}'),
+    "a list": lambda entry: entry.facts_path.write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_copy_is_fetched_again(
+    folder: CacheFolder, store: Store, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.shards["a"] = b"a" * 1000
+    read(folder, "store:a")
+    DAMAGES[kind](folder.entry("store:a"))
+    assert read(folder, "store:a") == read(folder, "store:a") == store.shards["a"]
+    assert store.opened == ["a", "a"]
+    assert re.search(r"The copy \S+ is damaged, as .*\. The shard is fetched again", caplog.text)
+    assert left_over(folder) == set()
+
+
+def test_a_copy_that_was_touched_is_compared_and_kept(folder: CacheFolder, store: Store) -> None:
+    store.shards["a"] = b"a" * 1000
+    read(folder, "store:a")
+    os.utime(folder.entry("store:a").path)
+    assert read(folder, "store:a") == store.shards["a"]
+    assert store.opened == ["a"]
+
+
+def test_what_a_disk_has_changed_shows_to_who_checks_digests(folder: CacheFolder, store: Store) -> None:
+    store.shards["a"] = b"a" * 1000
+    read(folder, "store:a")
+    path = folder.entry("store:a").path
+    before = path.stat()
+    overwrite(path, b"b")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert read(CacheFolder(folder.path, check="digest"), "store:a") == store.shards["a"]
+    assert store.opened == ["a", "a"]
+
+
+def test_a_reader_of_a_damaged_copy_keeps_what_it_has(folder: CacheFolder, store: Store) -> None:
+    store.shards["a"] = b"a" * 1000
+    copy = folder.open(wanted("store:a"))
+    assert copy is not None
+    with copy:
+        folder.entry("store:a").facts_path.unlink()
+        assert read(folder, "store:a") == store.shards["a"]
+        assert copy.read() == store.shards["a"]
+    assert store.opened == ["a", "a"]
+
+
+def test_less_than_the_store_tells_is_fetched_once_more_and_then_reported(folder: CacheFolder, store: Store) -> None:
+    store.shards["a"] = b"a" * 1000
+    with pytest.raises(TruncatedShard, match="store:a should have 1001 bytes, and 1000 came"):
+        read(folder, "store:a", size=1001)
+    assert store.opened == ["a", "a"]
+    assert kept(folder) == {}
+    assert left_over(folder) == set()
+    assert read(folder, "store:a", size=1000) == store.shards["a"]
+
+
+def test_another_digest_than_the_known_one_is_reported(folder: CacheFolder, store: Store) -> None:
+    store.shards["a"] = b"a" * 1000
+    with pytest.raises(CorruptShard, match=r"store:a was fetched, and its SHA-256 is 41edece.*, where 00 is known"):
+        read(folder, "store:a", size=1000, sha256="00")
+    assert store.opened == ["a", "a"]
+    assert kept(folder) == {}
+    assert left_over(folder) == set()
+
+
+def test_a_shard_that_comes_right_the_second_time_is_kept(folder: CacheFolder, store: Store) -> None:
+    whole = b"a" * 1000
+    store.shards["a"] = whole[:500]
+    store.gate = lambda name: store.shards.update(a=whole) if len(store.opened) == 2 else None
+    assert read(folder, "store:a", size=1000) == whole
+
+
+@pytest.mark.parametrize("error", [ShardNotOpened("gone"), KeyboardInterrupt(), OSError(5, "Input/output error")])
+def test_a_failed_fetch_leaves_nothing(folder: CacheFolder, store: Store, error: BaseException) -> None:
+    class Failing(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, _: Any) -> int:
+            raise error
+
+    register_opener("failing", lambda url, /, **_options: Failing(), replace=True)  # type: ignore[arg-type]  # it reads
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        read(folder, "failing:a")
+    assert kept(folder) == {}
+    assert left_over(folder) == set()
+
+
+def test_a_fetch_that_is_no_longer_wanted_leaves_nothing(folder: CacheFolder, store: Store) -> None:
+    store.shards["a"] = b"a" * 1000
+    with pytest.raises(Stopped):
+        folder.open(wanted("store:a"), is_wanted=lambda: False)
+    assert left_over(folder) == set()
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path, store: Store) -> None:
+    store.shards["a"] = b"a"
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match=r"The cache \S+file cannot be used: Not a directory"):
+        read(CacheFolder(tmp_path / "file"), "store:a")
+    with pytest.raises(CacheError, match=r"The cache \S+below cannot be used: Not a directory"):
+        read(CacheFolder(tmp_path / "file" / "below"), "store:a")
+
+
+FULL = """
+import ctypes, os, sys
+from wds_datapipes.shard_cache.download import Wanted
+from wds_datapipes.shard_cache.store import CacheFolder
+from wds_datapipes.shard_cache.entry import entries
+from wds_datapipes.errors import CacheError
+
+libc = ctypes.CDLL(None, use_errno=True)
+place = sys.argv[1]
+if libc.unshare(0x20000) and libc.unshare(0x10020000):
+    sys.exit("may not mount")
+libc.mount(b"none", b"/", None, (1 << 18) | (1 << 14), None)
+if libc.mount(b"tmpfs", place.encode(), b"tmpfs", 0, b"size=1m"):
+    sys.exit("may not mount")
+folder = CacheFolder(place)
+
+def use(name, size):
+    return folder.open(Wanted(f"pipe:head -c {size} /dev/zero; : {name}", None, None, {}))
+
+for name in "abc":
+    use(name, 300_000).close()
+with use("a", 300_000):
+    use("d", 500_000).close()
+    print(len(entries(folder.path)), sum(each.path.stat().st_size for each in entries(folder.path)))
+    try:
+        use("e", 900_000)
+    except CacheError as error:
+        print(error)
+    print(sorted(each.suffix for each in folder.path.iterdir()))
+"""
+
+
+def test_a_full_disk_lets_copies_leave_and_is_an_error_when_none_can(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=False)
+    if done.stderr == "may not mount\n":
+        pytest.skip("the kernel lets nobody but root mount a file system, and so no disk can be made full")
+    assert done.returncode == 0, done.stderr
+    left, error, rest = done.stdout.splitlines()
+    assert left == "2 800000"
+    assert re.fullmatch(
+        r"The copy \S+\.part cannot be written: No space left on device\. All copies that nobody reads have left "
+        r"already\. Free space, use another folder, or pass max_bytes",
+        error,
+    )
+    assert rest == "['', '.json', '.lock']"
+
+
+def shards_of(source: list[str], folder: CacheFolder, prefetch: int = 1) -> Generator[str, None, None]:
+    return cache_wds_shards(source, folder, prefetch=prefetch, known={})
+
+
+def test_urls_come_as_they_are_and_in_their_order(folder: CacheFolder) -> None:
+    urls = ["store:a", "store:b", "-", "store:c"]
+    for prefetch in range(5):
+        found = list(shards_of(urls, folder, prefetch))
+        assert found == urls
+        assert [isinstance(url, CachedShard) for url in found] == [True, True, False, True]
+    assert not folder.path.exists()
+
+
+def test_the_next_shards_are_fetched_while_one_is_open(folder: CacheFolder, store: Store) -> None:
+    store.shards = {name: name.encode() * 1000 for name in "abcd"}
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(
+            contextlib.closing(shards_of([f"store:{name}" for name in "abcd"], folder, prefetch=2))
+        )
+        first = next(found)
+        assert store.opened == []
+        with open_url(first) as stream:
+            until(lambda: len(kept(folder)) == 3)
+            assert stream.read() == store.shards["a"]
+        assert store.opened == ["a", "b", "c"]
+        with open_url(next(found)) as stream:
+            assert stream.read() == store.shards["b"]
+            until(lambda: len(kept(folder)) == 4)
+    assert store.opened == ["a", "b", "c", "d"]
+    assert left_over(folder) == set()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def test_a_pass_that_is_broken_off_leaves_no_thread_and_no_part(folder: CacheFolder, store: Store) -> None:
+    store.shards = {"a": b"a" * 1000, "b": b"b" * 5_000_000}
+    begun = threading.Event()
+
+    def slowly(name: str) -> None:
+        if name == "b":
+            begun.set()
+            time.sleep(0.3)
+
+    store.gate = slowly
+    found = shards_of(["store:a", "store:b"], folder)
+    with open_url(next(found)):
+        assert begun.wait(60)
+        assert "wds-cache" in threads()
+        found.close()
+    assert "wds-cache" not in threads()
+    assert kept(folder) == {"a": 1000}
+    assert left_over(folder) == set()
+
+
+def test_what_cannot_be_fetched_ahead_is_an_error_when_it_is_read(folder: CacheFolder, store: Store) -> None:
+    store.shards = {"a": b"a" * 1000, "c": b"c" * 1000}
+    found = shards_of(["store:a", "store:b", "store:c"], folder, prefetch=2)
+    with contextlib.closing(found):
+        with open_url(next(found)):
+            until(lambda: set(kept(folder)) == {"a", "c"})
+        with pytest.raises(ShardNotOpened, match="There is no store:b"):
+            open_url(next(found))
+        with open_url(next(found)) as stream:
+            assert stream.read() == store.shards["c"]
+
+
+def test_a_shard_without_room_is_read_from_its_source_with_one_warning(tmp_path: Path, store: Store) -> None:
+    store.shards = {"a": b"a" * 1000, "b": b"b" * 1000}
+    small = CacheFolder(tmp_path / "copies", 999)
+    with contextlib.closing(shards_of(["store:a", "store:b"], small)) as found:
+        with (
+            pytest.warns(UserWarning, match="has no room for store:a: it may have 999 bytes"),
+            open_url(next(found)) as stream,
+        ):
+            assert stream.read() == store.shards["a"]
+        with open_url(next(found)) as stream:
+            assert stream.read() == store.shards["b"]
+    assert left_over(small) == set()
+
+
+def test_a_shard_in_another_process_still_opens_its_copy(folder: CacheFolder, store: Store) -> None:
+    store.shards = {"a": b"a" * 1000}
+    (url,) = shards_of(["store:a"], folder)
+    again = pickle.loads(pickle.dumps(url))
+    assert isinstance(again, CachedShard)
+    assert (again, again.local_path) == ("store:a", str(folder.entry("store:a").path))
+    for each in (url, again):
+        with open_url(each) as stream:
+            assert stream.read() == store.shards["a"]
+    assert store.opened == ["a"]
+
+
+def test_only_urls_are_copied(folder: CacheFolder) -> None:
+    with pytest.raises(TypeError, match="its source has to yield str, not int: 5"):
+        list(shards_of([5], folder))  # type: ignore[list-item]  # that is the point
+    assert list(shards_of([Path("a.tar")], folder)) == ["a.tar"]  # type: ignore[list-item]  # as load_wds_shards takes
+
+
+def test_what_killed_processes_have_left_makes_room(folder: CacheFolder, store: Store) -> None:
+    store.shards = {"a": b"a" * 1000}
+    read(folder, "store:a")
+    (folder.path / f"{'0' * 32}.part").write_bytes(b"0" * 5000)
+    (folder.path / f"{'0' * 32}.lock").touch()
+    (folder.path / f"{'1' * 32}.json").touch()
+    os.utime(folder.path / f"{'1' * 32}.json", (0, 0))
+    store.shards["b"] = b"b" * 1000
+    read(CacheFolder(folder.path, 2000), "store:b")
+    assert kept(folder) == {"a": 1000, "b": 1000}
+    assert left_over(folder) == set()

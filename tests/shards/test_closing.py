@@ -1,0 +1,166 @@
+"""Every file, process and stream is closed when reading ends, fails or is given up."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import itertools
+import lzma
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import psutil
+import pytest
+import zstandard
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import wds_datapipes  # noqa: F401  it registers the stages
+from wds_datapipes.errors import MissingField, ShardError, TruncatedShard
+from wds_datapipes.io import prefetch as readahead
+from wds_datapipes.io.openers import open_url
+from wds_datapipes.samples.fields import map_dict, to_tuple
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.testing import build_shard
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "gz": lambda data: gzip.compress(data, 1),
+    "bz2": lambda data: bz2.compress(data, 1),
+    "xz": lambda data: lzma.compress(data, preset=0),
+    "zst": zstandard.ZstdCompressor().compress,
+}
+SOURCES = [*COMPRESSIONS, "cat", "pipeline", "memory"]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """More than all buffers hold, so that a command still runs after the first samples."""
+    samples: list[dict[str, bytes | str]] = [
+        {"__key__": str(number), "bin": bytes(100_000), "cls": b"1"} for number in range(30)
+    ]
+    return Path(build_shard(tmp_path_factory.mktemp("shard") / "x.tar", samples)).read_bytes()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BinaryIO]]:
+    """What was opened; all of it is closed at the end of the test, though it is still held here."""
+    streams: list[BinaryIO] = []
+
+    def open_and_keep(url: str, **options: Any) -> BinaryIO:
+        stream = open_url(url, **options)
+        streams.append(stream)
+        return stream
+
+    monkeypatch.setattr(readahead, "open_url", open_and_keep)
+    yield streams
+    assert streams
+    assert all(stream.closed for stream in streams)
+
+
+@pytest.fixture(params=SOURCES)
+def write(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
+    """Puts an archive where it can be read from, and returns its URL."""
+    kind: str = request.param
+    memory = fsspec.filesystem("memory")
+
+    def put(content: bytes) -> str:
+        path = tmp_path / "x.tar"
+        path.write_bytes(COMPRESSIONS.get(kind, bytes)(content))
+        if kind == "memory":
+            memory.pipe("/x.tar", content)
+            return "memory://x.tar"
+        return {"cat": f"pipe:cat {path}", "pipeline": f"pipe:cat {path} | cat | cat"}.get(kind, str(path))
+
+    yield put
+    memory.store.clear()
+
+
+def test_reading_to_the_end(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
+    url = write(archive)
+    for number, _ in enumerate(load_wds_shards([url, url])):
+        assert sum(not stream.closed for stream in opened) == 1, "one shard is open at a time"
+        assert number < 60 or opened[0].closed
+    assert len(opened) == 2
+
+
+def test_a_shard_that_fails(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
+    url = write(archive[:1_000_000])  # in the tenth sample
+    with pytest.raises(TruncatedShard):
+        list(load_wds_shards([url]))
+    assert len(list(group_samples(load_wds_shards([url, url], on_error="skip")))) == 2 * 8
+
+
+def test_a_generator_that_is_closed(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
+    members = load_wds_shards([write(archive)])
+    next(members)
+    members.close()  # type: ignore[attr-defined]  # every core function is a generator
+    assert opened[0].closed
+
+
+def test_a_generator_that_is_dropped(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
+    samples = map_dict(group_samples(load_wds_shards([write(archive)])), {"cls": int})
+    assert next(samples)["cls"] == 1
+    assert not opened[0].closed
+    del samples
+    assert opened[0].closed
+
+
+def test_an_error_downstream(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
+    def use(url: str) -> None:
+        for sample in group_samples(load_wds_shards([url])):
+            raise KeyError(sample["__key__"])
+
+    with pytest.raises(KeyError):
+        use(write(archive))
+    assert opened[0].closed
+
+
+def test_a_pipeline_that_is_given_up(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
+    pipe = IterableWrapper([write(archive)]).load_wds_shards().group_samples().shuffle_samples(2).to_tuple("cls")
+    for _ in range(2):
+        iterator = iter(pipe)
+        assert list(itertools.islice(iterator, 3)) == [(b"1",)] * 3
+        del iterator
+    assert len(opened) == 2
+
+
+def test_a_command_ends_with_all_that_it_started(opened: list[BinaryIO], archive: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(archive)
+    others = psutil.Process().children(recursive=True)  # such as multiprocessing's resource tracker
+    members = load_wds_shards([f"pipe:(cat {tmp_path}/x.tar; sleep 600) | cat"])
+    next(members)
+    processes = [process for process in psutil.Process().children(recursive=True) if process not in others]
+    assert len(processes) >= 2
+    del members
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive" * 100, gzip.compress(b"no archive" * 100, mtime=0), b"\x1f\x8b\x08"]
+)
+def test_what_is_no_archive(opened: list[BinaryIO], tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.tar").write_bytes(content)
+    for url in (str(tmp_path / "x.tar"), f"pipe:cat {tmp_path}/x.tar; sleep 0.1"):
+        with pytest.raises(ShardError):
+            list(load_wds_shards([url]))
+
+
+def test_many_shards_leave_nothing(tmp_path: Path, opened: list[BinaryIO]) -> None:
+    shard = build_shard(tmp_path / "x.tar", [{"__key__": "a", "txt": "one"}])
+    assert len(list(load_wds_shards([shard, f"pipe:cat {shard}"] * 20))) == 40
+    assert len(opened) == 40
+
+
+def test_an_error_of_a_stage_leaves_no_shard_open(archive: bytes, tmp_path: Path) -> None:
+    """Without a garbage collection: an error must not be held by a frame that its own traceback holds."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(archive)
+    with pytest.raises(MissingField):
+        list(to_tuple(group_samples(load_wds_shards([path])), ["jpg"]))
+    assert str(path) not in {file.path for file in psutil.Process().open_files()}

@@ -1,0 +1,273 @@
+"""Shards become members: how they are opened and read one after the other, and what a policy passes over."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pytest
+import zstandard
+
+from wds_datapipes.errors import (
+    CommandFailed,
+    CorruptShard,
+    MissingDependency,
+    ReadFailed,
+    ShardNotOpened,
+    TruncatedShard,
+    UnknownScheme,
+)
+from wds_datapipes.io import urls as schemes
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.testing import build_shard
+from wds_datapipes.types import ShardURL
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> str:
+    return build_shard(tmp_path / "x.tar", [{"__key__": key, "txt": f"{key} one", "cls": "1"} for key in "abc"])
+
+
+@pytest.fixture
+def opener(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., BinaryIO]], None]:
+    """Makes a function the opener of ``test:`` URLs, for one test."""
+
+    def register(function: Callable[..., BinaryIO]) -> None:
+        monkeypatch.setitem(schemes._registered, "test", function)
+
+    return register
+
+
+def names(*urls: str, **options: Any) -> list[str]:
+    return [name for _, name, _, _ in load_wds_shards(urls, **options)]
+
+
+ALL = ["a.txt", "a.cls", "b.txt", "b.cls", "c.txt", "c.cls"]
+
+
+def test_members_carry_the_address_that_was_asked_for(shard: str) -> None:
+    for address, local in [(shard, shard), (f"file:{shard}", shard), (f"pipe:cat {shard}", None)]:
+        members = list(load_wds_shards([address]))
+        assert [(url, name, data, offset) for url, name, data, offset in members][:2] == [
+            (address, "a.txt", b"a one", 0),
+            (address, "a.cls", b"1", 1024),
+        ]
+        (url,) = {id(url): url for url, _, _, _ in members}.values()
+        assert isinstance(url, ShardURL)
+        assert (url.local_path, url.complete) == (local, True)
+
+
+def test_a_path_will_do(shard: str) -> None:
+    assert [url for url, *_ in load_wds_shards([Path(shard)])] == [shard] * 6
+
+
+@pytest.mark.parametrize("address", [b"x.tar", 3, None, ("x.tar", "y")])
+def test_what_is_no_address(address: Any) -> None:
+    with pytest.raises(TypeError, match=r"its source has to yield str, not (bytes|int|NoneType|tuple): "):
+        list(load_wds_shards([address], on_error="skip"))
+
+
+@pytest.mark.parametrize(
+    "compress",
+    [bytes, gzip.compress, bz2.compress, lzma.compress, zstandard.ZstdCompressor().compress],
+    ids=["plain", "gzip", "bz2", "xz", "zstd"],
+)
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x"])
+def test_content_tells_the_compression_and_no_name_does(
+    tmp_path: Path, shard: str, compress: Callable[[bytes], bytes], name: str
+) -> None:
+    content = compress(Path(shard).read_bytes())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / name).write_bytes(content)
+    assert names(str(tmp_path / "other" / name)) == ALL
+
+
+def test_gzip_in_parts(tmp_path: Path, shard: str) -> None:
+    content = Path(shard).read_bytes()
+    (tmp_path / "y.tar.gz").write_bytes(b"".join(gzip.compress(content[at : at + 700]) for at in range(0, 10240, 700)))
+    assert names(str(tmp_path / "y.tar.gz")) == ALL
+
+
+def test_the_options_reach_the_reader(tmp_path: Path, shard: str) -> None:
+    content = Path(shard).read_bytes()
+    twice = tmp_path / "twice.tar"
+    twice.write_bytes(content * 2)
+    bare = build_shard(tmp_path / "bare.tar", [{"__key__": "a", "txt": "one"}], end_marker=False)
+    assert names(shard, rename_files=str.upper, select_files=lambda name: name.endswith("TXT")) == [
+        "A.TXT",
+        "B.TXT",
+        "C.TXT",
+    ]
+    assert names(str(twice), ignore_zeros=True) == ALL + ALL
+    with pytest.raises(CorruptShard, match="ignore_zeros=True"):
+        names(str(twice))
+    assert names(bare, end_marker="optional") == ["a.txt"]
+    with pytest.raises(TruncatedShard, match='end_marker="optional"'):
+        names(bare)
+
+
+def test_the_storage_options_reach_the_opener(shard: str, opener: Callable[[Any], None]) -> None:
+    seen = []
+
+    def open_it(url: str, /, **options: Any) -> BinaryIO:
+        seen.append((url, options))
+        return open(shard, "rb")
+
+    opener(open_it)
+    assert names("test:x", storage_options={"key": "secret"}) == ALL
+    assert names("test:y") == ALL
+    assert seen == [("test:x", {"storage_options": {"key": "secret"}}), ("test:y", {})]
+
+
+def test_a_shard_is_opened_when_the_one_before_it_is_done(shard: str) -> None:
+    def addresses() -> Iterator[str]:
+        yield shard
+        asked.append(len(read))
+        yield shard
+
+    asked: list[int] = []
+    read: list[str] = []
+    for _, name, _, _ in load_wds_shards(addresses()):
+        read.append(name)
+    assert asked == [6]
+    assert len(read) == 12
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("no.tar", ShardNotOpened, r"There is no file 'no\.tar'"),
+        ("pipe:exit 3", CommandFailed, "ended with status 3 after 0 bytes"),
+        ("pipe:head -c 1500 {shard}; exit 3", CommandFailed, "ended with status 3 after 1500 bytes"),
+        ("pipe:cat {shard}; exit 3", CommandFailed, "ended with status 3 after 10240 bytes"),
+        ("pipe:cat {shard}; false | true", CommandFailed, "ended with status 1 after 10240 bytes"),
+        ("pipe:(cat {shard}; exit 4) | cat", CommandFailed, "ended with status 4"),
+        ("pipe:head -c 1500 {shard}", TruncatedShard, r"head -c 1500 .* ends inside a header, at byte 1500"),
+        ("pipe:head -c 1536 {shard}; kill $$", CommandFailed, r"ended with status 143 \(SIGTERM\)"),
+        ("pipe:true", TruncatedShard, "pipe:true is empty"),
+    ],
+)
+def test_a_shard_that_fails(shard: str, url: str, error: type[Exception], message: str) -> None:
+    url = url.format(shard=shard)
+    with pytest.raises(error, match=message):
+        names(url)
+    with pytest.raises(error, match=message):
+        list(group_samples(load_wds_shards([shard, url])))
+    samples = group_samples(load_wds_shards([shard, url, shard], on_error="skip"))
+    keys = [sample["__key__"] for sample in samples if sample["__url__"] == shard]
+    assert keys == ["a", "b", "c"] * 2
+    with pytest.warns(UserWarning, match=f"load_wds_shards passed over an item: {error.__name__}"):
+        assert names(url, shard, on_error="warn")[-6:] == ALL
+
+
+def test_a_command_that_fails_after_a_whole_archive_takes_the_last_sample_with_it(shard: str) -> None:
+    """Its exit status says that not all was written, so the last sample may be the one that lacks something."""
+    samples = group_samples(load_wds_shards([f"pipe:cat {shard}; exit 3"], on_error="skip"))
+    assert [sample["__key__"] for sample in samples] == ["a", "b"]
+
+
+class Failing(io.RawIOBase):
+    """A store that breaks off."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = io.BytesIO(content)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        size = self._content.readinto(buffer)
+        if not size:
+            raise ConnectionResetError("the store hung up")
+        return size
+
+
+def test_a_store_that_fails_in_the_middle(shard: str, opener: Callable[[Any], None]) -> None:
+    content = Path(shard).read_bytes()[:3000]
+    opener(lambda url, /, **options: cast(BinaryIO, Failing(content)))
+    message = (
+        r"test://b/x\.tar could not be read to its end: ConnectionResetError: the store hung up \(after \d+ bytes\)"
+    )
+    with pytest.raises(ReadFailed, match=message) as caught:
+        names("test://b/x.tar")
+    assert isinstance(caught.value.__cause__, ConnectionResetError)
+    samples = list(group_samples(load_wds_shards(["test://b/x.tar", shard], on_error="skip")))
+    assert [sample["__url__"] for sample in samples if sample["__key__"] == "c"] == [shard]
+
+
+def test_an_error_of_a_function_of_the_user_is_not_the_shards(shard: str) -> None:
+    def select(name: str) -> bool:
+        raise PermissionError("no list of names")
+
+    with pytest.raises(PermissionError, match="no list of names"):
+        list(load_wds_shards([shard], select_files=select, on_error="skip"))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "warn", lambda error: True])
+@pytest.mark.parametrize("kind", [MissingDependency, UnknownScheme, KeyError])
+def test_what_is_wrong_with_the_pipeline_is_never_passed_over(
+    shard: str, opener: Callable[[Any], None], kind: type[Exception], on_error: Any
+) -> None:
+    def open_it(url: str, /, **options: Any) -> BinaryIO:
+        raise kind("set it up")
+
+    opener(open_it)
+    with pytest.raises(kind, match="set it up"):
+        names(shard, "test:x", shard, on_error=on_error)
+
+
+def test_a_handler_sees_each_error_and_decides(shard: str) -> None:
+    seen: list[Exception] = []
+
+    def handler(error: Exception) -> bool:
+        seen.append(error)
+        return len(seen) < 2
+
+    assert names("no.tar", shard, "none.tar", shard, on_error=handler) == ALL
+    assert [type(error) for error in seen] == [ShardNotOpened, ShardNotOpened]
+
+
+def test_warnings_are_counted_at_the_end(shard: str) -> None:
+    with pytest.warns(UserWarning, match="passed over") as caught:
+        assert names("1.tar", shard, "2.tar", "pipe:exit 1", on_error="warn") == ALL
+    assert [str(warning.message).split(":")[0] for warning in caught] == [
+        "load_wds_shards passed over an item",
+        "load_wds_shards passed over an item",
+        "load_wds_shards passed over 3 items",
+    ]
+    assert str(caught[-1].message).endswith("2 x ShardNotOpened, 1 x CommandFailed")
+
+
+def test_credentials_are_in_no_error(opener: Callable[[Any], None]) -> None:
+    opener(lambda url, /, **options: io.BytesIO(b"no archive" * 100))
+    with pytest.raises(CorruptShard, match="is no tar archive") as caught:
+        names("test://me:secret@host/x.tar?token=secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_standard_input_of_a_program(shard: str) -> None:
+    code = (
+        "from wds_datapipes.shards.loading import load_wds_shards\n"
+        "from wds_datapipes.samples.grouping import group_samples\n"
+        "print([sample['__key__'] for sample in group_samples(load_wds_shards(['-']))])\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        input=gzip.compress(Path(shard).read_bytes()),
+        capture_output=True,
+        timeout=60,
+    )
+    assert (run.stdout, run.stderr) == (b"['a', 'b', 'c']\n", b"")

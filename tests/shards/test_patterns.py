@@ -1,0 +1,315 @@
+"""Shard patterns: every step of the expansion, and that nothing is expanded to nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import MissingDependency, PatternError, UnknownScheme
+from wds_datapipes.io import urls as schemes
+from wds_datapipes.io.openers import open_url, register_opener
+from wds_datapipes.shards.listing import SHARD_SUFFIXES
+from wds_datapipes.shards.patterns import expand_urls
+
+
+def expand(urls: Any, **variables: str) -> list[str]:
+    return expand_urls(urls, variables=variables)
+
+
+# Lists and separators ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        ("a.tar", ["a.tar"]),
+        (Path("d/a.tar"), ["d/a.tar"]),
+        (["b.tar", Path("a.tar"), "c{0,1}.tar"], ["b.tar", "a.tar", "c0.tar", "c1.tar"]),
+        ((url for url in ("a", "a")), ["a", "a"]),
+        ("a.tar::b{0..1}.tar::pipe:cat c.tar", ["a.tar", "b0.tar", "b1.tar", "pipe:cat c.tar"]),
+        ("http://[::1]:80/a.tar::http://[fe80::1]/b.tar", ["http://[::1]:80/a.tar", "http://[fe80::1]/b.tar"]),
+        ("-", ["-"]),
+        ("a b#%41.tar", ["a b#%41.tar"]),
+        (r"back\slash.tar", [r"back\slash.tar"]),
+    ],
+)
+def test_lists(urls: Any, expected: list[str]) -> None:
+    assert expand(urls) == expected
+
+
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        ("", r"The shard pattern '' is empty"),
+        (["a", ""], r"The shard pattern '' is empty"),
+        ([], r"There is no shard in \[\]. Name at least one"),
+        ("a::", r"The shard pattern 'a::' has an empty part"),
+        ("::a", r"has an empty part"),
+        ("a::::b", r"has an empty part"),
+        ("{a,}", r"One of the shards of the pattern '\{a,\}' has an empty name"),
+        (["a", 3], r"A shard pattern is a string or a path, and 3 at position 1 is int"),
+        ([None], r"None at position 0 is NoneType"),
+        ([b"a"], r"b'a' at position 0 is bytes"),
+        ([["a"]], r"\['a'\] at position 0 is list"),
+        (b"a.tar", r"a string, a path or a list of these, not as bytes"),
+        (None, r"not as NoneType"),
+        (3, r"not as int"),
+        ({"a": 1}, r"not as dict"),
+        ({"a", "b"}, r"cannot be given as a set: its order differs between processes. Use sorted"),
+    ],
+)
+def test_what_is_no_list_of_shards(urls: Any, message: str) -> None:
+    with pytest.raises(PatternError, match=message):
+        expand(urls)
+
+
+# Variables --------------------------------------------------------------------------------------------------------
+
+
+def test_variables() -> None:
+    variables = {"WDS_A": "x{0,1}", "WDS_B": "${A}-${C}", "WDS_C": "c", "WDS_LIST": "a,b", "A": "wrong"}
+    assert expand("${A}.tar", **variables) == ["x0.tar", "x1.tar"]
+    assert expand("${B}/${C}::{${LIST}}", **variables) == ["x0-c/c", "x1-c/c", "a", "b"]
+    assert expand("pipe:cat ${C} $A", **variables) == ["pipe:cat c $A"]
+    assert expand("pipe:echo ${HOME:-no}", **variables) == ["pipe:echo ${HOME:-no}"]
+
+
+def test_variables_nest_ten_deep() -> None:
+    deep = {f"WDS_V{level}": f"${{V{level + 1}}}" for level in range(1, 12)} | {"WDS_V11": "end"}
+    assert expand("${V2}", **deep) == ["end"]
+    with pytest.raises(PatternError, match=r"'\$\{V1\}' refer to others more than 10 deep"):
+        expand("${V1}", **deep)
+    with pytest.raises(PatternError, match="One of them may refer to itself"):
+        expand("${A}", WDS_A="${A}")
+
+
+def test_a_missing_variable_is_named() -> None:
+    with pytest.raises(
+        PatternError, match=r"'\$\{NO\}/a.tar' needs \$\{NO\}, and the environment variable WDS_NO is not"
+    ):
+        expand("${NO}/a.tar", NO="wrong")
+
+
+# Braces -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("a{08..11}", ["a08", "a09", "a10", "a11"]),
+        ("{0..6..2}", ["0", "2", "4", "6"]),
+        ("{3..1}", ["3", "2", "1"]),
+        ("{a..c}", ["a", "b", "c"]),
+        ("{a,b}{0..1}", ["a0", "a1", "b0", "b1"]),
+        ("{a,b{0..1},}x", ["ax", "b0x", "b1x", "x"]),
+        ("{a}", ["{a}"]),
+        (r"a\{b{0,1}", ["a{b0", "a{b1"]),
+        ("pipe:cat {a,b}.tar | awk '{print $1}'", [f"pipe:cat {name}.tar | awk '{{print $1}}'" for name in "ab"]),
+    ],
+)
+def test_braces(pattern: str, expected: list[str]) -> None:
+    assert expand(pattern) == expected
+
+
+@pytest.mark.parametrize("pattern", ["a{0..3", "a}", "{a,{b}", "{0..1}}"])
+def test_braces_that_do_not_pair(pattern: str) -> None:
+    with pytest.raises(PatternError, match=r"The braces in the shard pattern '.*' do not pair. Write"):
+        expand(pattern)
+
+
+@given(first=st.integers(0, 200), last=st.integers(0, 200), step=st.integers(1, 50), digits=st.integers(1, 6))
+def test_a_range_counts_as_python_does(first: int, last: int, step: int, digits: int) -> None:
+    bounds = f"{first:0{digits}}", f"{last:0{digits}}"
+    padded = any(bound[0] == "0" and len(bound) > 1 for bound in bounds)
+    width = max(map(len, bounds)) if padded else 1
+    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+    pattern = f"s3://b/{{{bounds[0]}..{bounds[1]}..{step}}}.tar"
+    assert expand(pattern) == [f"s3://b/{number:0{width}}.tar" for number in numbers]
+
+
+NAMES = st.text("abc-_.", min_size=1, max_size=4)
+
+
+@given(st.lists(st.lists(NAMES, min_size=2, max_size=4), min_size=1, max_size=3))
+def test_alternatives_come_in_order(groups: list[list[str]]) -> None:
+    expected = [""]
+    for group in groups:
+        expected = [start + name for start in expected for name in group]
+    assert expand("".join(f"{{{','.join(group)}}}" for group in groups)) == expected
+
+
+def test_a_million_shards() -> None:
+    urls = expand("s3://bucket/{000000..999999}.tar")
+    assert (len(urls), urls[0], urls[-1]) == (1_000_000, "s3://bucket/000000.tar", "s3://bucket/999999.tar")
+
+
+# Local files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in (
+        "b.tar",
+        "a.tar",
+        "c.tgz",
+        "note.txt",
+        ".hidden.tar",
+        "._a.tar",
+        "x[1].tar",
+        "x1.tar",
+        "sub/d.tar",
+        "e y#.tar.gz",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "dir.tar").mkdir()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("?.tar", ["a.tar", "b.tar"]),
+        ("[bc].t*", ["b.tar", "c.tgz"]),
+        ("x*.tar", ["x1.tar", "x[1].tar"]),
+        ("x[1].tar", ["x[1].tar"]),
+        ("{b,a}.t?r", ["b.tar", "a.tar"]),
+        ("**/d.tar", ["sub/d.tar"]),
+        ("c*::sub/*", ["c.tgz", "sub/d.tar"]),
+        ("./", ["./a.tar", "./b.tar", "./c.tgz", "./e y#.tar.gz", "./x1.tar", "./x[1].tar"]),
+        ("{sub/,a.tar}", ["sub/d.tar", "a.tar"]),
+        (Path("sub"), ["sub/d.tar"]),
+        ("file:e%20*", ["file:e%20y%23.tar.gz"]),
+        ("file:sub/", ["file:sub/d.tar"]),
+    ],
+)
+def test_local_globs_and_directories(files: Path, pattern: str | Path, expected: list[str]) -> None:
+    assert expand(pattern) == expected
+    for url in expected:
+        open_url(url).close()
+
+
+def test_absolute_patterns_stay_absolute(files: Path) -> None:
+    assert expand(f"{files}/sub/*") == expand(f"{files}/sub/") == expand(files / "sub") == [f"{files}/sub/d.tar"]
+    assert expand(f"file://{files}/sub/*") == [f"file:{files}/sub/d.tar"]
+
+
+def test_all_kinds_of_shards_are_found_in_a_directory(tmp_path: Path) -> None:
+    expected = sorted(f"{tmp_path}/x{suffix}" for suffix in SHARD_SUFFIXES)
+    for path in expected:
+        Path(path).touch()
+    for name in ("x.tar.idx", "x.tar.part", "tar", "x.zip"):
+        (tmp_path / name).touch()
+    assert expand(f"{tmp_path}/") == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("no*.tar", r"No file matches 'no\*.tar' \(from /"),
+        ("/no/such/*", r"No file matches '/no/such/\*'\Z"),
+        ("s*", r"No file matches 's\*'"),
+        (["a.tar", "no?"], r"No file matches 'no\?'"),
+        ("empty/", r"In the directory 'empty/' \(from .* no file ends in .tar, .*, .txz or .tzst"),
+        ("missing/", r"The directory 'missing/' .*cannot be listed: No such file or directory"),
+        ("a.tar/", r"The directory 'a.tar/' .*cannot be listed: Not a directory"),
+    ],
+)
+def test_a_local_pattern_without_a_match(files: Path, pattern: Any, message: str) -> None:
+    with pytest.raises(PatternError, match=message):
+        expand(pattern)
+
+
+def test_a_missing_file_is_left_to_its_opener(files: Path) -> None:
+    assert expand("missing.tar") == ["missing.tar"]
+
+
+# Remote files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    for name in ("/d/b.tar", "/d/a.tar", "/d/c.idx", "/d/.x.tar", "/d/e?.tar", "/d/sub/f.tar"):
+        filesystem.pipe(name, name.encode())
+    yield filesystem
+    filesystem.store.clear()
+    filesystem.pseudo_dirs[:] = [""]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("memory://d/*.tar", ["memory://d/.x.tar", "memory://d/a.tar", "memory://d/b.tar", "memory://d/e?.tar"]),
+        ("memory://d/", ["memory://d/a.tar", "memory://d/b.tar", "memory://d/e?.tar"]),
+        ("memory://d/**/f.tar", ["memory://d/sub/f.tar"]),
+        ("memory://d/{b,a}*", ["memory://d/b.tar", "memory://d/a.tar"]),
+        ("memory://d/e?.tar", ["memory://d/e?.tar"]),
+        ("memory://d/no.tar", ["memory://d/no.tar"]),
+    ],
+)
+def test_remote_globs_and_directories(memory: Any, pattern: str, expected: list[str]) -> None:
+    assert expand(pattern) == expected
+
+
+def test_what_is_found_in_a_remote_directory_can_be_opened(memory: Any) -> None:
+    for url in expand("memory://d/*.tar::memory://d/"):
+        with open_url(url) as stream:
+            assert stream.read().decode() == url.removeprefix("memory:/")
+
+
+def test_a_host_that_is_no_part_of_the_found_names_stays_in_the_url(memory: Any) -> None:
+    class Host(type(memory)):  # type: ignore[misc]  # fsspec carries no types
+        protocol = "hostmemory"
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return str(super()._strip_protocol(re.sub(r"^hostmemory://[^/]*", "", path)))
+
+    fsspec.register_implementation("hostmemory", Host, clobber=True)
+    expected = ["hostmemory://me@host/d/a.tar", "hostmemory://me@host/d/b.tar"]
+    assert expand("hostmemory://me@host/d/[ab]*") == expand("hostmemory://me@host/d/")[:2] == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("memory://d/no*", r"No file matches memory://d/no\*"),
+        ("memory://d/sub/g/", r"memory://d/sub/g/ cannot be listed: there is no such file"),
+        (
+            "https://me:hunter2@127.0.0.1:1/*.tar?sig=hunter2",
+            r"https://\*\*\*@127.0.0.1:1/\*.tar\?sig=\*\*\* cannot be listed",
+        ),
+    ],
+)
+def test_a_remote_pattern_without_a_match(memory: Any, pattern: str, message: str) -> None:
+    with pytest.raises(PatternError, match=message):
+        expand(pattern)
+
+
+def test_a_star_in_a_query_is_no_glob() -> None:
+    assert expand("http://h/a.tar?x=*&y=[1]") == ["http://h/a.tar?x=*&y=[1]"]
+
+
+def test_errors_of_the_set_up_keep_their_type() -> None:
+    with pytest.raises(UnknownScheme, match="'nope'"):
+        expand("nope://x/*")
+    with pytest.raises(MissingDependency, match="gcsfs"):
+        expand("gs://bucket/")
+
+
+def test_commands_and_registered_schemes_are_not_globbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemes, "_registered", {})
+    register_opener("mine", open_url)
+    urls = ["pipe:cat *.tar", "pipe:ls /", "mine:*", "mine://d/"]
+    assert expand(urls) == urls

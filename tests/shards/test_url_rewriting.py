@@ -1,0 +1,107 @@
+"""Shards that are read from somewhere else than their URLs say, and AIStore's object interface."""
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wds_datapipes import DatasetSpec, ShardList
+from wds_datapipes.errors import PatternError
+from wds_datapipes.shards.patterns import expand_urls
+from wds_datapipes.testing import build_shard
+
+
+@pytest.mark.parametrize("name", ["WDS_REWRITE", "GOPEN_REWRITE"])
+def test_rules_of_the_environment_hold_for_all_lists(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "s3://a/=/mnt/a/;s3://(\\w+)/=https://\\1.host/;;")
+    want = ["/mnt/a/0.tar", "https://b.host/0.tar", "0.tar"]
+    assert list(ShardList(["s3://a/0.tar", "s3://b/0.tar", "0.tar"])) == want
+    assert list(DatasetSpec({"datasets": [{"shards": "s3://{a,b}/0.tar"}]})) == want[:2]
+
+
+def test_rules_that_are_given_take_the_place_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_REWRITE", "s3://=/mnt/")
+    assert list(ShardList("s3://a.tar", rewrite=[("s3://", "gs://")])) == ["gs://a.tar"]
+    assert list(ShardList("s3://a.tar", rewrite=[])) == ["s3://a.tar"]
+
+
+def test_the_first_rule_that_changes_something_counts() -> None:
+    rules = [("a", "a"), ("b", "x"), ("a", "b"), ("b", "c")]
+    assert [expand_urls(url, variables={}, rewrite=rules)[0] for url in ("a.tar", "b.tar", "ca.tar")] == [
+        "b.tar",
+        "x.tar",
+        "ca.tar",
+    ]
+
+
+def test_a_list_is_made_where_a_rule_leads(tmp_path: Path) -> None:
+    for name in "ab":
+        build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "cls": "1"}])
+    rules = [("s3://bucket/", f"{tmp_path}/")]
+    want = [f"{tmp_path}/a.tar", f"{tmp_path}/b.tar"]
+    assert list(ShardList("s3://bucket/*.tar", rewrite=rules)) == list(ShardList("s3://bucket/", rewrite=rules)) == want
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WDS_REWRITE": "s3://"}, "The rule 's3://' in WDS_REWRITE has no '='"),
+        ({"GOPEN_REWRITE": "a=b;s3"}, "The rule 's3' in GOPEN_REWRITE has no '='"),
+        ({"WDS_REWRITE": "(=b"}, r"The rule that rewrites '\(' to 'b' is no regular expression"),
+        ({"WDS_REWRITE": "a=\\2"}, r"The rule that rewrites 'a' to '\\\\2' is no"),
+        ({"USE_AIS_FOR": "gs"}, "USE_AIS_FOR is set, and AIS_ENDPOINT is not"),
+        ({"USE_AIS_FOR": "gs:ftp", "AIS_ENDPOINT": "http://a"}, "USE_AIS_FOR names 'ftp'"),
+    ],
+)
+def test_a_rule_that_cannot_be_read_is_told(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(PatternError, match=message):
+        expand_urls("0.tar", variables=variables)
+
+
+class Cluster(http.server.SimpleHTTPRequestHandler):
+    """Answers as AIStore does: the gateway sends who asks for an object on to the node that has it."""
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        if path.startswith("/v1/objects/"):
+            self.send_response(307)
+            self.send_header("Location", f"/target/{query}/{path.removeprefix('/v1/objects/')}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.path = path.removeprefix("/target")
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    for provider, bucket in (("ais", "one"), ("gcp", "two")):
+        folder = tmp_path / f"provider={provider}" / bucket / "train"
+        folder.mkdir(parents=True)
+        build_shard(folder / "0.tar", [{"__key__": bucket, "cls": "1"}])
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Cluster, directory=str(tmp_path))
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_aistore_is_read_by_its_object_interface(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIS_ENDPOINT", f"{cluster}/")
+    monkeypatch.setenv("USE_AIS_FOR", "gs:s3")
+    pipe = ShardList(["ais://one/train/0.tar", "gs://two/train/0.tar"]).load_wds_shards().group_samples()
+    assert [sample["__key__"] for sample in pipe] == ["one", "two"]
+
+
+def test_without_a_cluster_other_schemes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIS_ENDPOINT", "http://cluster")
+    assert list(ShardList(["gs://a/0.tar", "s3://a/0.tar"])) == ["gs://a/0.tar", "s3://a/0.tar"]

@@ -1,0 +1,129 @@
+"""Shards of an earlier run with more of them: they never stay among new ones without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]  # it carries no types
+import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from wds_datapipes import ShardWriter, convert_shards
+from wds_datapipes.prepare.create import create_shards
+from wds_datapipes.prepare.sources.table import Table
+from wds_datapipes.testing import build_shard
+
+PATTERN = "out-%03d.tar"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def samples(count: int) -> list[dict[str, Any]]:
+    return [{"__key__": f"{number:03d}", "cls": number} for number in range(count)]
+
+
+def write(count: int, pattern: str = PATTERN, **options: Any) -> ShardWriter:
+    with ShardWriter(pattern, maxcount=1, **options) as writer:
+        for sample in samples(count):
+            writer.write(sample)
+    return writer
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("out"))
+
+
+def names(*numbers: int) -> list[str]:
+    return [f"out-{number:03d}.tar" for number in numbers]
+
+
+def test_a_writer_warns_of_shards_that_are_left(folder: Path) -> None:
+    write(5)
+    with pytest.warns(UserWarning, match=r"'out-003\.tar' and the shards up to 'out-004\.tar' are from") as caught:
+        writer = write(3)
+    assert caught[0].filename == __file__
+    assert writer.old_shards == names(3, 4)
+    assert listed(folder) == names(0, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_writer_removes_them_with_their_indexes(folder: Path, index: bool) -> None:
+    write(5, index=True)
+    writer = write(3, old_shards="remove", index=index)
+    assert writer.old_shards == []
+    assert [name for name in listed(folder) if name.endswith("tar")] == names(0, 1, 2)
+    assert not [name for name in listed(folder) if "003" in name or "004" in name]
+
+
+def test_a_writer_keeps_them(folder: Path) -> None:
+    write(3)
+    assert write(2, old_shards="keep").old_shards == names(2)
+    assert listed(folder) == names(0, 1, 2)
+
+
+def test_nothing_is_said_of_shards_that_were_replaced_or_are_elsewhere() -> None:
+    write(3)
+    write(3)
+    write(3, start_shard=100)
+    assert write(2, start_shard=3).shards[-1].url == "out-004.tar"
+    with ShardWriter(PATTERN, start_shard=1):  # which writes nothing
+        pass
+
+
+def test_a_writer_that_fails_removes_nothing(folder: Path) -> None:
+    write(3)
+    writer = ShardWriter(PATTERN, maxcount=1, old_shards="remove")
+    writer.write(samples(1)[0])
+    writer.discard()
+    assert listed(folder) == names(0, 1, 2)
+
+
+def test_in_a_store() -> None:
+    write(3, "memory://old/out-%d.tar")
+    write(1, "memory://old/out-%d.tar", old_shards="remove")
+    assert fsspec.filesystem("memory").ls("/old", detail=False) == ["/old/out-0.tar"]
+
+
+def test_the_stage_takes_the_option_and_looks_at_nothing_when_it_is_built(folder: Path) -> None:
+    write(4)
+    stage = IterableWrapper(samples(2)).write_wds_shards(PATTERN, maxcount=1, old_shards="remove")
+    assert listed(folder) == names(0, 1, 2, 3)
+    assert [info.url for info in stage] == names(0, 1)
+    assert listed(folder) == names(0, 1)
+    with pytest.raises(ValueError, match='old_shards is "warn", "remove" or "keep", not'):
+        IterableWrapper(samples(2)).write_wds_shards(PATTERN, old_shards="drop")
+
+
+def create(count: int, **options: Any) -> None:
+    Path("table.csv").write_text("txt\n" + "word\n" * count)
+    create_shards(Table("table.csv"), PATTERN, maxcount=1, max_workers=0, **options)
+
+
+def unchanged(sample: Any) -> Any:
+    return sample
+
+
+def convert(count: int, **options: Any) -> None:
+    inputs = [build_shard(f"in-{number}.tar", [{"__key__": "a", "txt": b"x"}]) for number in range(count)]
+    Path("out-shards.tar.journal").unlink(missing_ok=True)
+    convert_shards(unchanged, inputs, PATTERN, max_workers=0, **options)
+
+
+@pytest.mark.parametrize("make", [create, convert])
+def test_what_knows_the_number_of_shards_before_refuses(make: Callable[..., None], folder: Path) -> None:
+    make(4)
+    before = {name: Path(name).read_bytes() for name in names(0, 1, 2, 3)}
+    with pytest.raises(
+        ValueError, match=r"'out-002\.tar' and .*'out-003\.tar' .* Nothing was written\. Remove them, or"
+    ):
+        make(2)
+    assert {name: Path(name).read_bytes() for name in names(0, 1, 2, 3)} == before
+    make(2, remove_old=True)
+    assert [name for name in listed(folder) if name.endswith("tar")] == names(0, 1)
+    make(3)

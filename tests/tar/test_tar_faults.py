@@ -1,0 +1,405 @@
+"""Archives that are cut, damaged or no archives: an error that says where, and nothing lost in silence."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import tarfile
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes.errors import CorruptShard, ShardError, TruncatedShard
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.tar.headers import EndMarker
+from wds_datapipes.tar.reader import read_members
+from wds_datapipes.types import Member, Sample
+
+END = bytes(1024)
+NOISE = Random(0).randbytes(4096).replace(b"\0", b"\1")
+#: Three samples of two fields; their sizes stand around the edges of a block.
+FILES = {"a.cls": 1, "a.txt": 513, "b.cls": 0, "b.txt": 512, "c.cls": 2, "c.txt": 5}
+TWO_OF_THEM = {"a.cls": 1, "a.txt": 5, "b.cls": 0, "b.txt": 511}
+
+
+def archive_of(tar_format: int, files: dict[str, int], *, folder: str = "", mtime: float = 0) -> bytes:
+    """An archive that ends with two blocks of zeros; a folder brings an entry of its own."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar:
+        if folder:
+            entry = tarfile.TarInfo(folder)
+            entry.type = tarfile.DIRTYPE
+            tar.addfile(entry)
+        for name, size in files.items():
+            entry = tarfile.TarInfo(f"{folder}/{name}" if folder else name)
+            entry.size, entry.mtime = size, mtime
+            tar.addfile(entry, io.BytesIO(NOISE[:size]))
+        end = tar.offset
+    return buffer.getvalue()[:end] + END
+
+
+ARCHIVES = {
+    "ustar": archive_of(tarfile.USTAR_FORMAT, FILES),
+    "prefix": archive_of(tarfile.USTAR_FORMAT, TWO_OF_THEM, folder="d" * 99),
+    "long names": archive_of(tarfile.GNU_FORMAT, TWO_OF_THEM, folder="d" * 99),
+    "PAX path": archive_of(tarfile.PAX_FORMAT, TWO_OF_THEM, folder="é" * 60),
+    "PAX time": archive_of(tarfile.PAX_FORMAT, TWO_OF_THEM, mtime=1.5),
+}
+
+
+def entries(archive: bytes) -> list[tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:", encoding="utf-8") as tar:
+        return tar.getmembers()
+
+
+def headers(archive: bytes) -> list[int]:
+    """Where the blocks of 512 bytes stand that are headers, long names' and PAX headers' among them, and the end."""
+    found = []
+    for entry in entries(archive):
+        at = entry.offset
+        while at < entry.offset_data:
+            found.append(at)
+            content = int(archive[at + 124 : at + 135], 8) if archive[at + 156 : at + 157] in b"LKxg" else 0
+            at += 512 + (content + 511) // 512 * 512
+    return [*found, len(archive) - 1024, len(archive) - 512]
+
+
+def read(
+    archive: bytes, *, end_marker: EndMarker = "required", ignore_zeros: bool = False
+) -> tuple[list[Member], ShardError | None]:
+    """What is read, and the error that ended it. Any other kind of error fails the test."""
+    members: list[Member] = []
+    try:
+        for member in read_members(io.BytesIO(archive), url="x.tar", end_marker=end_marker, ignore_zeros=ignore_zeros):
+            members.append(Member(*member))  # noqa: PERF401  what came before an error counts
+    except ShardError as error:
+        return members, error
+    return members, None
+
+
+# Cuts
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_a_cut_at_every_byte(kind: str) -> None:
+    archive = ARCHIVES[kind]
+    everything = entries(archive)
+    for size in range(len(archive)):
+        members, error = read(archive[:size])
+        whole = [entry for entry in everything if entry.isreg() and entry.offset_data + entry.size <= size]
+        assert [(member.name, member.offset) for member in members] == [(entry.name, entry.offset) for entry in whole]
+        assert all(member.data == NOISE[: len(member.data)] for member in members)
+        assert type(error) is TruncatedShard, f"cut at byte {size}"
+        assert re.match(told(everything, size), str(error)), f"cut at byte {size}: {error}"
+
+
+def told(everything: list[tarfile.TarInfo], size: int) -> str:
+    """How the message begins, for an archive that was cut to ``size`` bytes."""
+    if size < 512:
+        return rf"x\.tar is (empty|shorter than one tar header): {size} bytes"
+    for entry in everything:
+        if entry.offset < size < entry.offset_data:
+            return rf"x\.tar ends inside a header, at byte {size}\. The file was not copied"
+        if entry.offset_data <= size < entry.offset_data + entry.size:
+            there = size - entry.offset_data
+            return (
+                rf"x\.tar ends inside the member '{entry.name}' \(header at byte {entry.offset}\): "
+                rf"{there} of its {entry.size} bytes are there\. "
+            )
+    end = (everything[-1].offset_data + everything[-1].size + 511) // 512 * 512
+    if size <= end:
+        return r"x\.tar ends at byte \d+ without the two blocks of zeros"
+    return rf"x\.tar ends inside (a header, at byte {size}|its end marker: one block of zeros at byte {end})"
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_cuts_that_an_optional_end_marker_accepts(kind: str) -> None:
+    """Those between two members, and no others."""
+    archive = ARCHIVES[kind]
+    ends = {entry.offset_data + (entry.size if entry.isreg() else 0) for entry in entries(archive)}
+    # The zeros that fill up the last block of a file are no part of it, and one block of zeros is an end too.
+    accepted = {size for end in ends for size in range(end, end + -end % 512 + 1)}
+    accepted |= set(range(len(archive) - 512, len(archive)))
+    for size in range(len(archive)):
+        _, error = read(archive[:size], end_marker="optional")
+        assert (error is None) == (size in accepted), f"cut at byte {size}: {error}"
+        assert isinstance(error, TruncatedShard | None)
+
+
+def samples_of(archive: bytes) -> list[Sample]:
+    samples: dict[str, Sample] = {}
+    for entry in entries(archive):
+        if entry.isreg():
+            key, _, field = entry.name.partition(".")
+            samples.setdefault(key, {"__key__": key})[field] = NOISE[: entry.size]
+    return list(samples.values())
+
+
+def grouped(shard: Path, options: dict[str, str]) -> Iterator[Sample]:
+    for sample in group_samples(load_wds_shards([shard], **options)):  # type: ignore[arg-type]  # words of a table
+        assert sample.pop("__url__") == sample.pop("__local_path__") == str(shard)
+        yield sample
+
+
+@pytest.mark.parametrize("kind", ["ustar", "PAX time"])
+def test_a_cut_at_every_byte_never_yields_a_sample_that_lacks_a_field(tmp_path: Path, kind: str) -> None:
+    archive = ARCHIVES[kind]
+    shard = tmp_path / "x.tar"
+    everything = samples_of(archive)
+    firsts = [entry for entry in entries(archive) if entry.name.endswith(".cls")]
+    for size in range(0, len(archive), 5):
+        shard.write_bytes(archive[:size])
+        # A sample is known to be whole when the first file of the next one was read.
+        known = sum(entry.offset_data + entry.size <= size for entry in firsts[1:])
+        assert list(grouped(shard, {"on_error": "skip"})) == everything[:known]
+        samples = grouped(shard, {})
+        assert list(islice(samples, known)) == everything[:known]
+        with pytest.raises(TruncatedShard):
+            next(samples)
+
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": lambda data: gzip.compress(data, mtime=0),
+    "bz2": bz2.compress,
+    "xz": lambda data: lzma.compress(data, preset=0),
+}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_compressed_shards_that_are_cut(tmp_path: Path, compression: str) -> None:
+    archive = ARCHIVES["ustar"]
+    compressed = COMPRESSIONS[compression](archive)
+    shard = tmp_path / "x.tar"
+    everything = samples_of(archive)
+    shard.write_bytes(compressed)
+    assert list(grouped(shard, {})) == everything
+    for size in range(len(compressed)):
+        shard.write_bytes(compressed[:size])
+        with pytest.raises(TruncatedShard, match=r"x\.tar.* bytes"):
+            list(grouped(shard, {}))
+        assert list(grouped(shard, {"on_error": "skip"})) in (everything[:count] for count in range(3))
+
+
+# Damage
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+@pytest.mark.parametrize("end_marker", ["required", "optional"])
+def test_a_changed_byte_in_a_header_is_an_error_or_changes_nothing(kind: str, end_marker: EndMarker) -> None:
+    archive = ARCHIVES[kind]
+    expected = read(archive)
+    for start in headers(archive):
+        for at in range(start, start + 512):
+            for mask in (0x01, 0x20, 0x80):
+                damaged = bytearray(archive)
+                damaged[at] ^= mask
+                members, error = read(bytes(damaged), end_marker=end_marker)
+                if error is None:
+                    assert start + 148 <= at < start + 156, f"byte {at}: only the checksum's own blanks can change"
+                    assert (members, None) == expected
+                else:
+                    assert isinstance(error, CorruptShard)
+                    assert members == expected[0][: len(members)]
+                    assert re.match(r"x\.tar (has |is no tar archive)", str(error))
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_the_error_tells_where_the_damaged_header_is(kind: str) -> None:
+    archive = ARCHIVES[kind]
+    for start in headers(archive)[1:-2]:
+        damaged = bytearray(archive)
+        damaged[start + 100] ^= 1  # in the file's mode, which nobody reads
+        _, error = read(bytes(damaged))
+        assert re.match(rf"x\.tar has a damaged header at byte {start}: its checksum field is b'\d+", str(error))
+
+
+@pytest.mark.parametrize(
+    ("archive", "error", "message"),
+    [
+        (b"", TruncatedShard, r"x\.tar is empty: 0 bytes\. It is no tar archive"),
+        (b"\0", TruncatedShard, r"x\.tar is shorter than one tar header: 1 bytes"),
+        (b"<html>404</html>", TruncatedShard, r"shorter than one tar header: 16 bytes\. It is no tar archive"),
+        (b"<html>" * 100, CorruptShard, r"x\.tar is no tar archive.*begins with b'<html><html>.*error pages"),
+        (b"PK\x03\x04" * 200, CorruptShard, r"is no tar archive.*begins with b'PK"),
+        (bytes(512), TruncatedShard, r"ends inside its end marker: one block of zeros at byte 0, not two"),
+        (ARCHIVES["ustar"] + b"garbage", CorruptShard, r"has data at byte 7168, after the end marker at byte 6144"),
+        (ARCHIVES["ustar"] + ARCHIVES["ustar"], CorruptShard, r"pass ignore_zeros=True to read them all"),
+        (ARCHIVES["ustar"] + bytes(10_000) + b"x", CorruptShard, r"after the end marker at byte 6144"),
+        (ARCHIVES["ustar"][:-1024] + b"\n" * 600, CorruptShard, r"damaged header at byte 6144"),
+    ],
+)
+def test_files_that_are_no_archives(archive: bytes, error: type[ShardError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        list(read_members(io.BytesIO(archive), url="x.tar"))
+
+
+@pytest.mark.parametrize("archive", [END, bytes(10_240), ARCHIVES["ustar"] + bytes(7), ARCHIVES["ustar"] + bytes(9999)])
+def test_archives_that_end_with_more_zeros(archive: bytes) -> None:
+    members, error = read(archive)
+    assert error is None
+    assert len(members) in (0, len(FILES))
+
+
+# Headers that nobody wrote, beside tarfile
+
+
+class Strict(tarfile.TarInfo):
+    """tarfile takes a header that it cannot read for the end of the archive; here it is an error."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Strict:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]  # typeshed lacks them
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
+
+
+def by_tarfile(archive: bytes) -> list[tuple[str, bytes, int]] | None:
+    """What tarfile reads, or None where it fails."""
+    found = []
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:", encoding="utf-8", tarinfo=Strict) as tar:
+            for entry in tar:
+                content = tar.extractfile(entry) if entry.isreg() else None
+                if content is not None:
+                    found.append((entry.name, content.read(), entry.offset))
+    except (tarfile.TarError, ValueError, OverflowError, MemoryError):
+        return None
+    return found
+
+
+def patched(block: bytes, at: int, value: bytes) -> bytes:
+    changed = bytearray(block)
+    changed[at : at + len(value)] = value
+    changed[148:156] = b" " * 8
+    changed[148:156] = b"%06o\0 " % sum(changed)
+    return bytes(changed)
+
+
+#: Where the fields are that decide what is read. The rest of a header is passed over here, and can make tarfile fail.
+FIELDS = {"name": (0, 100), "size": (124, 136), "kind": (156, 157), "link": (157, 257), "magic": (257, 265)}
+#: Where both disagree on purpose; whatever else tarfile reads has to be read here.
+STRICTER = re.compile(
+    r"which is no number"  # tarfile takes signs, underscores and negative base-256 numbers
+    r"|is a sparse file|began on another volume"
+    r"|is no record of the form"  # tarfile ignores the rest of a PAX header that it does not understand
+    r"|are the limit"
+    r"|ends at byte|ends inside|more than memory"  # tarfile looks for no end marker, and seeks over what is not there
+    r"|after the end marker"
+)
+NASTY = st.one_of(st.sampled_from(list(b"\0 /.07890LKxgXSMDV12357-+_\x80\xff\n")), st.integers(0, 255))
+
+
+def compare(archive: bytes) -> None:
+    members, error = read(archive)
+    theirs = by_tarfile(archive)
+    if theirs is not None and any(not name for name, _, _ in theirs):
+        return  # an empty PAX path or long name: tarfile takes it, and here the header's own name stands
+    if error is None:
+        assert theirs is not None, "tarfile reads nothing"
+        # It takes the slash off the end of a PAX path, even where the header says that it is a file's.
+        mine = [(name.rstrip("/"), data, offset) for _, name, data, offset in members]
+        assert mine == [(name.rstrip("/"), data, offset) for name, data, offset in theirs]
+    elif theirs is not None:
+        assert STRICTER.search(str(error)), f"tarfile reads {theirs}, and here: {error}"
+
+
+@given(
+    kind=st.sampled_from(list(ARCHIVES)),
+    number=st.integers(0, 12),
+    field=st.sampled_from(list(FIELDS)),
+    shift=st.integers(0, 99),
+    value=st.lists(NASTY, min_size=1, max_size=12).map(bytes),
+)
+@settings(deadline=None, max_examples=1500)
+def test_headers_with_other_bytes_and_a_right_checksum(
+    kind: str, number: int, field: str, shift: int, value: bytes
+) -> None:
+    archive = ARCHIVES[kind]
+    starts = headers(archive)[:-2]
+    start = starts[number % len(starts)]
+    low, high = FIELDS[field]
+    at = low + shift % (high - low)
+    block = archive[start : start + 512]
+    if (
+        (field == "magic" and block[345])  # tarfile joins a prefix whatever the magic is,
+        or (field == "size" and block[156:157] == b"L")  # reads long names beyond their size,
+        or (field == "kind" and block[99] == ord("/"))  # and takes a long name cut at a slash for a directory's
+    ):
+        return
+    compare(archive[:start] + patched(block, at, value[: high - at]) + archive[start + 512 :])
+
+
+RECORDS = st.one_of(
+    st.binary(max_size=20),
+    st.sampled_from([b"12 path=xyz\n", b"9 size=4\n", b"14 mtime=1.25\n", b"0 a=b\n", b"\0", b"6 a=b\n"]),
+)
+
+
+@given(records=st.lists(RECORDS, max_size=5).map(b"".join), kind=st.sampled_from([b"x", b"g", b"X", b"L", b"K"]))
+@settings(deadline=None, max_examples=500)
+def test_any_content_of_a_pax_header_or_long_name(records: bytes, kind: bytes) -> None:
+    if b"size=\n" in records or (kind == b"g" and b"size=" in records):
+        return  # tarfile reads an empty size as 0, and moves on by another size than a global header gave
+    entry = tarfile.TarInfo("extension")
+    entry.size, entry.type = len(records), kind
+    extension = entry.tobuf(tarfile.USTAR_FORMAT) + records + bytes(-len(records) % 512)
+    compare(extension + ARCHIVES["ustar"])
+
+
+@given(
+    kind=st.sampled_from(list(ARCHIVES)),
+    changes=st.lists(st.tuples(st.integers(0, 10_000), st.binary(max_size=40)), max_size=4),
+    size=st.integers(0, 20_000),
+)
+@settings(deadline=None, max_examples=500)
+def test_damage_of_any_kind_is_no_other_kind_of_error(kind: str, changes: list[tuple[int, bytes]], size: int) -> None:
+    archive = bytearray(ARCHIVES[kind])
+    for at, value in changes:
+        archive[at : at + len(value)] = value
+    read(bytes(archive[:size]))
+    read(bytes(archive[:size]), end_marker="optional", ignore_zeros=True)
+
+
+@given(data=st.binary(max_size=2000))
+@settings(deadline=None, max_examples=200)
+def test_any_bytes_are_no_other_kind_of_error(data: bytes) -> None:
+    members, error = read(data)
+    assert members == []
+    assert error is not None or data.strip(b"\0") == b""
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_in_the_place_of_a_field_is_a_warning_once(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample lacked the field, without a word."""
+    monkeypatch.setattr("wds_datapipes.tar.reader._warned_of_links", [])
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, linked in {"a.jpg": "", "a": "a.jpg", "b.jpg": "a.jpg", "c.jpg": "a.jpg", "c.cls": ""}.items():
+            info = tarfile.TarInfo(name)
+            if linked:
+                info.type, info.linkname = kind, linked
+                archive.addfile(info)
+            else:
+                info.size = 3
+                archive.addfile(info, io.BytesIO(b"abc"))
+    with pytest.warns(UserWarning, match=r"shard\.tar has the member 'b\.jpg' \(header at byte 1536\)") as caught:
+        found = list(read_members(io.BytesIO(file.getvalue()), url="shard.tar"))
+    assert len(caught) == 1
+    assert [member[1] for member in found] == ["a.jpg", "c.cls"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr("wds_datapipes.tar.reader._warned_of_links", [])
+        assert len(list(read_members(io.BytesIO(file.getvalue()), url="shard.tar", select_files="a.jpg".__eq__))) == 1

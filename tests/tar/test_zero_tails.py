@@ -1,0 +1,172 @@
+"""Shards that end in zeros: more than one tar record of them is the sign of a file that was never filled."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from nginx_server import Nginx
+
+from wds_datapipes import ReadLimits, ShardList, convert_shards
+from wds_datapipes.errors import ConversionFailed, CorruptShard, ShardError, TruncatedShard
+from wds_datapipes.index.build import build_index
+from wds_datapipes.prepare.shard_contents import outline_shard
+from wds_datapipes.testing import build_shard
+
+RECORD = 20 * 512
+END = bytes(1024)
+SAMPLES: list[dict[str, Any]] = [{"__key__": f"{number}", "bin": bytes([number + 1]) * 3000} for number in range(8)]
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "gzip": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+}
+NO_LIMIT = ReadLimits(tail_bytes=None)
+
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+@pytest.fixture
+def members(folder: Path) -> bytes:
+    """Return an archive without its end marker."""
+    return Path(build_shard("whole.tar", SAMPLES, end_marker=False)).read_bytes()
+
+
+def keys(path: str = "a.tar", **options: Any) -> list[str]:
+    return [sample["__key__"] for sample in ShardList(path).load_wds_shards(**options).group_samples()]
+
+
+def unchanged(sample: Any) -> Any:
+    return sample
+
+
+WANT = [f"{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize("ignore_zeros", [False, True])
+@pytest.mark.parametrize("end_marker", ["required", "optional"])
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_zeros_beyond_one_record_are_an_error_unless_allowed(
+    members: bytes, kind: str, end_marker: str, ignore_zeros: bool
+) -> None:
+    how: dict[str, Any] = {"end_marker": end_marker, "ignore_zeros": ignore_zeros}
+    for tail, is_allowed in [(0, True), (RECORD, True), (RECORD + 1, False), (RECORD + 512, False), (300_000, False)]:
+        Path("a.tar").write_bytes(COMPRESS[kind](members + END + bytes(tail)))
+        if not is_allowed:
+            with pytest.raises(
+                TruncatedShard,
+                match=rf"^a\.tar has more than 10240 bytes of zeros after its end marker at byte {len(members)}, "
+                r"so members may be missing\. .* pass limits=ReadLimits\(tail_bytes=\.\.\.\)",
+            ):
+                keys(**how)
+        allowing = ReadLimits(tail_bytes=tail)
+        assert keys(limits=allowing, **how) == keys(limits=NO_LIMIT, **how) == WANT
+        if tail:
+            with pytest.raises(TruncatedShard, match=f"more than {tail - 1} bytes"):
+                keys(limits=ReadLimits(tail_bytes=tail - 1), **how)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in COMPRESS if kind != "plain"])
+def test_zeros_after_compressed_data_count_as_well(members: bytes, kind: str) -> None:
+    data = COMPRESS[kind](members + END)
+    for zeros, is_allowed in [(RECORD, True), (RECORD + 1, False), (1_000_000, False)]:
+        Path("a.tar").write_bytes(data + bytes(zeros))
+        if is_allowed:
+            assert keys() == WANT
+        else:
+            with pytest.raises(
+                TruncatedShard, match=rf"^a\.tar has more than 10240 bytes of zeros after its {kind} data"
+            ):
+                keys()
+        assert keys(limits=NO_LIMIT) == WANT
+    # Between two parts they are padding, as of a tape.
+    half = len(members) // 2
+    Path("a.tar").write_bytes(COMPRESS[kind](members[:half]) + bytes(20_000) + COMPRESS[kind](members[half:] + END))
+    assert keys() == WANT
+
+
+@pytest.mark.parametrize("end_marker", ["required", "optional"])
+def test_a_file_whose_space_was_reserved_and_not_filled_is_never_taken_for_whole(
+    members: bytes, end_marker: str
+) -> None:
+    whole = members + END
+    size = len(whole) + 20 * RECORD
+    for cut in range(0, len(whole) + 1, 256):
+        Path("a.tar").write_bytes(whole[:cut] + bytes(size - cut))
+        with pytest.raises(ShardError, match=r"^a\.tar "):
+            keys(end_marker=end_marker)
+
+
+def test_concatenated_archives_may_be_padded_between(members: bytes) -> None:
+    Path("a.tar").write_bytes(members + END + bytes(102_400) + members + END)
+    found = [member.name for member in ShardList("a.tar").load_wds_shards(ignore_zeros=True)]
+    assert found == [f"{key}.bin" for key in WANT * 2]
+    with pytest.raises(TruncatedShard, match=r"a\.tar has more than 10240 bytes of zeros after its end marker"):
+        keys()
+    with pytest.raises(CorruptShard, match="has data at byte"):
+        keys(limits=NO_LIMIT)
+
+
+@pytest.mark.parametrize("blocks", [1, 20, 128])
+def test_what_tar_writes_is_read_with_the_limit_of_its_records(folder: Path, blocks: int) -> None:
+    Path("a.bin").write_bytes(b"a")
+    subprocess.run(["tar", "-b", str(blocks), "-cf", "a.tar", "a.bin"], check=True)
+    assert keys(limits=ReadLimits(tail_bytes=blocks * 512)) == ["a"]
+    if blocks > 20:
+        with pytest.raises(TruncatedShard):
+            keys()
+    else:
+        assert keys() == ["a"]
+
+
+def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -> None:
+    if not nginx.is_running:
+        nginx.start()
+    content = members + END + bytes(RECORD + 1)
+    (nginx.files / "tail.tar").write_bytes(content)
+    Path("a.tar").write_bytes(content)
+    Path("a.tgz").write_bytes(gzip.compress(content))
+    for url in ("a.tar", "a.tgz", f"http://127.0.0.1:{nginx.http}/tail.tar", "pipe:cat a.tar"):
+        readers: list[Callable[[ReadLimits], object]] = [
+            lambda limits, url=url: keys(url, limits=limits),  # type: ignore[misc]  # bound by its default
+            lambda limits, url=url: keys(url, limits=limits, on_error="raise", read_ahead=0),  # type: ignore[misc]
+        ]
+        if not url.startswith("pipe:"):
+            readers += [
+                lambda limits, url=url: build_index(url, limits=limits),  # type: ignore[misc]
+                lambda limits, url=url: build_index(url, limits=limits, digest=True),  # type: ignore[misc]
+            ]
+        for reader in readers:
+            with pytest.raises(TruncatedShard, match="bytes of zeros after its end marker"):
+                reader(ReadLimits())
+            reader(NO_LIMIT)
+        (fault,) = outline_shard(url).faults
+        assert fault.kind == "TruncatedShard"
+        assert not outline_shard(url, limits=NO_LIMIT).faults
+    with pytest.raises(ConversionFailed, match="bytes of zeros"):
+        convert_shards(unchanged, "a.tar", "b-%d.tar", retries=0, max_workers=0)
+    assert not Path("b-0.tar").exists()
+    done = program("verify", "a.tar", "--workers", "1")
+    assert done.code == 1
+    assert "use --limit tail_bytes=... with more, or with none for no limit" in done.out
+    assert program("verify", "a.tar", "--workers", "1", "--limit", "tail_bytes=20kB").code == 0
+
+
+def test_an_archive_of_nothing_but_zeros_is_empty_only_if_it_is_small() -> None:
+    with tarfile.open("a.tar", "w"):
+        pass
+    assert keys() == []
+    Path("a.tar").write_bytes(bytes(100_000))
+    with pytest.raises(TruncatedShard, match="after its end marker at byte 0"):
+        keys()

@@ -1,0 +1,96 @@
+"""Warnings name the line of the user's code, whatever runs the pipeline."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService
+
+from wds_datapipes import ShardList, ShardReadingService, ShardWriter, TarWriter, build_index
+from wds_datapipes.testing import build_shard
+from wds_datapipes.user_warnings import warn_user
+
+
+def damaged() -> IterDataPipe[Any]:
+    """A pipeline that skips two samples, and so warns twice, with stages behind the one that does."""
+    samples = IterableWrapper([{"__key__": str(number), "cls": b"x" if number > 2 else b"1"} for number in range(5)])
+    pipe: IterDataPipe[Any] = samples.wds_decode(on_error="warn").shuffle_samples(10).to_tuple("__key__", "cls")
+    return pipe.batch(2)
+
+
+RUNS: dict[str, Callable[[IterDataPipe[Any]], Iterable[Any]]] = {
+    "alone": lambda pipe: pipe,
+    "torch": lambda pipe: DataLoader(pipe, batch_size=None),
+    "torchdata": lambda pipe: DataLoader2(pipe, reading_service=InProcessReadingService()),
+    "service": lambda pipe: DataLoader2(pipe, reading_service=ShardReadingService()),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_on_error_warn_points_at_the_loop(run: str) -> None:
+    loader = RUNS[run](damaged())
+    line = sys._getframe().f_lineno + 2
+    with pytest.warns(UserWarning, match="wds_decode passed over") as caught:
+        assert sum(len(batch) for batch in loader) == 3
+    assert [str(warning.message).partition(":")[0] for warning in caught] == [
+        "wds_decode passed over an item",
+        "wds_decode passed over 2 items",
+    ]
+    assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)] * 2
+
+
+def test_pinning_points_at_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    loader = DataLoader2(IterableWrapper([1]), reading_service=ShardReadingService(pin_memory=True))
+    with pytest.warns(UserWarning, match="pin_memory=True has no effect") as caught:
+        assert list(loader) == [1]
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_functions_point_at_their_caller(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [
+        {"__key__": "a", "txt": b""},
+        {"__key__": "b", "txt": b""},
+        {"__key__": "a", "cls": b"1"},
+    ]
+    shard = build_shard(tmp_path / "returning.tar", samples)
+    with pytest.warns(UserWarning, match="in parts") as caught:
+        build_index(shard, on_returning_key="warn")
+    with pytest.warns(UserWarning, match="shard") as also:
+        list(ShardList(shard).load_wds_shards().group_samples(on_returning_key="warn"))
+    assert {warning.filename for warning in [*caught, *also]} == {__file__}
+
+
+def test_a_writer_that_is_dropped_points_at_the_line_that_drops_it(tmp_path: Path) -> None:
+    writer = TarWriter(tmp_path / "a.tar")
+    with pytest.warns(ResourceWarning, match="was not closed") as caught:
+        del writer  # no reference is left
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_where_all_code_is_the_machinerys_the_caller_is_named() -> None:
+    names = {"__name__": "wds_datapipes.made_up", "warn_user": warn_user}
+    outermost = FunctionType(compile("warn_user('odd')", "made_up.py", "exec"), names)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outermost()
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("make", [TarWriter, ShardWriter])
+def test_wrong_arguments_of_a_writer_are_one_error(
+    make: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        make(str(tmp_path / "x.tar"), "me")
+    gc.collect()
+    assert capsys.readouterr().err == ""

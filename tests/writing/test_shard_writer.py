@@ -1,0 +1,539 @@
+"""ShardWriter: when a shard is full, and how a conversion goes on after a break."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wds_datapipes import ShardInfo, ShardList, ShardWriter, check_index, index_url, read_index
+from wds_datapipes.errors import EncodeError, ShardNotWritten, StateError, UnwritableSample
+from wds_datapipes.types import PlacedSample
+
+COUNT = 23
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def samples(count: int = COUNT) -> list[dict[str, Any]]:
+    rng = Random(0)
+    return [
+        {"__key__": f"{number:03d}", "txt": f"sample {number}", "bin": rng.randbytes(rng.randrange(3000))}
+        for number in range(count)
+    ]
+
+
+def convert(source: Iterable[dict[str, Any]], pattern: str = "s-%03d.tar", **options: Any) -> list[ShardInfo]:
+    with ShardWriter(pattern, **{"maxcount": 4, **options}) as writer:
+        for sample in source:
+            writer.write(sample)
+    return writer.shards
+
+
+def files() -> list[str]:
+    """Return all names but those of locks, which writers have that are at work or were killed."""
+    return sorted(name for name in os.listdir() if not name.endswith(".lock"))
+
+
+def shards() -> dict[str, bytes]:
+    return {name: Path(name).read_bytes() for name in files() if name.endswith((".tar", ".tgz"))}
+
+
+def read() -> list[tuple[str, list[str]]]:
+    found: dict[str, list[str]] = {}
+    for sample in ShardList("*.tar").load_wds_shards().group_samples():
+        found.setdefault(sample["__url__"], []).append(sample["__key__"])
+    return list(found.items())
+
+
+def forked(function: Callable[[], object]) -> int | None:
+    """Run a function in another process, and return how that has ended."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code
+
+
+# When a shard is full
+
+
+def test_maxcount_is_the_number_of_samples_in_a_shard() -> None:
+    infos = convert(samples(9))
+    assert [(info.url, info.samples) for info in infos] == [("s-000.tar", 4), ("s-001.tar", 4), ("s-002.tar", 1)]
+    keys = [sample["__key__"] for sample in samples(9)]
+    assert read() == [("s-000.tar", keys[:4]), ("s-001.tar", keys[4:8]), ("s-002.tar", keys[8:])]
+    assert [info.bytes for info in infos] == [os.path.getsize(info.url) for info in infos]
+    assert len({info.sha256 for info in infos}) == 3
+
+
+def test_no_shard_is_written_without_samples_nor_an_empty_one_at_the_end() -> None:
+    assert convert([]) == []
+    assert files() == []
+    assert len(convert(samples(8))) == 2
+    assert files() == ["s-000.tar", "s-001.tar"]
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 60_000), st.integers(1, 9))
+def test_no_shard_is_larger_than_maxsize_but_one_of_a_single_sample(maxsize: int, maxcount: int) -> None:
+    for name in files():
+        os.unlink(name)
+    infos = convert(samples(), maxsize=maxsize, maxcount=maxcount)
+    assert [key for _, keys in read() for key in keys] == [sample["__key__"] for sample in samples()]
+    for before, info in zip([None, *infos], infos, strict=False):
+        assert info.samples <= maxcount
+        assert info.bytes <= maxsize or info.samples == 1
+        assert before is None or before.samples == maxcount or before.bytes + 1024 > maxsize - 5000
+
+
+def test_a_shard_is_finished_as_soon_as_it_is_full() -> None:
+    with ShardWriter("s-%03d.tar", maxcount=2) as writer:
+        for sample in samples(2):
+            writer.write(sample)
+        assert files() == ["s-000.tar"]
+        assert len(writer.shards) == 1
+
+
+def test_numbers_begin_where_they_are_told_and_take_steps() -> None:
+    infos = convert(samples(9), start_shard=5, step=3)
+    assert [info.url for info in infos] == ["s-005.tar", "s-008.tar", "s-011.tar"]
+
+
+def test_functions_are_called_for_each_shard() -> None:
+    calls: list[tuple[str, Any]] = []
+
+    def on_shard(info: ShardInfo, layout: list[PlacedSample]) -> None:
+        data = Path(info.url).read_bytes()
+        calls.append(("shard", [data[f.offset : f.offset + f.size] for place in layout for f in place.fields]))
+
+    convert(samples(5), post=lambda name: calls.append(("post", name)), on_shard=on_shard)
+    fields = [sample[field] for sample in samples(5) for field in ("txt", "bin")]
+    wanted = [field.encode() if isinstance(field, str) else field for field in fields]
+    assert calls == [("shard", wanted[:8]), ("post", "s-000.tar"), ("shard", wanted[8:]), ("post", "s-001.tar")]
+
+
+def test_an_opener_gives_the_streams_which_are_closed() -> None:
+    opened: dict[str, Any] = {}
+
+    class Kept(io.BytesIO):
+        def close(self) -> None:
+            self.kept = self.getvalue()
+            super().close()
+
+    def opener(name: str) -> Any:
+        return opened.setdefault(name, Kept())
+
+    infos = convert(samples(5), "s-%d.tgz", opener=opener)
+    assert [info.url for info in infos] == list(opened) == ["s-0.tgz", "s-1.tgz"]
+    assert all(stream.closed and stream.kept.startswith(b"\x1f\x8b") for stream in opened.values())
+    assert files() == []
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_each_shard_is_logged_on_request(verbose: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "wds_datapipes"):
+        convert(samples(5), verbose=verbose)
+    size = os.path.getsize("s-001.tar")
+    assert caplog.messages[1:] == ([f"wrote s-001.tar: 1 samples, {size} bytes"] if verbose else [])
+
+
+def test_options_are_those_of_a_shard() -> None:
+    convert(samples(5), "s-%d.tgz", mode=0o444, encoder={"bin": bytes}, keep_meta=True, key_rule=None)
+    assert [data[:3] for data in shards().values()] == [b"\x1f\x8b\x08"] * 2
+
+
+def test_keys_are_checked_within_a_shard() -> None:
+    with ShardWriter("s-%d.tar", maxcount=2) as writer:
+        writer.write({"__key__": "a", "txt": "1"})
+        with pytest.raises(UnwritableSample, match=r"'a' was written to 's-0\.tar' before"):
+            writer.write({"__key__": "a", "txt": "2"})
+        with pytest.raises(UnwritableSample, match=r"'a\.b' cannot be written"):
+            writer.write({"__key__": "a.b", "txt": "2"})
+        with pytest.raises(EncodeError):
+            writer.write({"__key__": "b", "cls": None})
+        writer.write({"__key__": "b", "txt": "2"})
+        writer.write({"__key__": "a", "txt": "3"})  # in another shard
+    assert read() == [("s-0.tar", ["a", "b"]), ("s-1.tar", ["a"])]
+
+
+def test_an_index_is_written_beside_each_shard() -> None:
+    convert(samples(5), index=True, resume=True)
+    for name in ("s-000.tar", "s-001.tar"):
+        check_index(read_index(index_url(name)), name)
+    with pytest.raises(ValueError, match="index=True needs names of files"):
+        ShardWriter("s-%d.tar", index=True, opener=open)  # type: ignore[arg-type]  # it is refused
+    with pytest.raises(StateError, match="index=True"):
+        convert(samples(5), resume=True)
+
+
+# Breaks
+
+
+def write_and_raise(error: BaseException, **options: Any) -> None:
+    def broken() -> Iterator[dict[str, Any]]:
+        yield from samples(6)
+        raise error
+
+    convert(broken(), **options)
+
+
+@pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt()])
+def test_an_error_leaves_the_finished_shards_and_nothing_else(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        write_and_raise(error)
+    assert files() == ["s-000.tar"]
+
+
+def test_a_broken_writer_takes_no_more_samples_as_it_would_lose_some() -> None:
+    def full(name: str) -> Any:
+        return open("/dev/full", "wb", buffering=0)
+
+    writer = ShardWriter("s-%d.tar", opener=full)
+    writer.write(samples(1)[0])
+    with pytest.raises(OSError, match="No space left"):
+        writer.write({"__key__": "large", "bin": bytes(1 << 20)})
+    with pytest.raises(ValueError, match=r"the writer of 's-%d\.tar' is closed"):
+        writer.write(samples(1)[0])
+    writer.close()
+    assert writer.shards == []
+
+
+def fill_the_disk() -> None:
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    source = [*samples(10), {"__key__": "large", "bin": bytes(1 << 20)}]
+    with pytest.raises(ShardNotWritten, match=r"'s-002\.tar' cannot be written: File too large"):
+        convert(source, resume=True)
+
+
+def test_a_full_disk_loses_nothing_that_was_finished() -> None:
+    assert forked(fill_the_disk) == 0
+    assert list(shards()) == ["s-000.tar", "s-001.tar"]
+    assert files() == ["s-000.tar", "s-001.tar", "s-shards.tar.journal"]
+    convert(samples(), resume=True)
+    resumed = shards()
+    convert(samples())
+    assert shards() == resumed
+
+
+# Going on
+
+
+def whole(**options: Any) -> dict[str, bytes]:
+    """The shards without a break."""
+    convert(samples(), **options)
+    wanted = shards()
+    for name in files():
+        os.unlink(name)
+    return wanted
+
+
+OPTIONS: list[dict[str, Any]] = [{}, {"maxsize": 9000}, {"compress": "gz"}, {"start_shard": 2, "step": 3}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_conversion_goes_on_after_any_sample(options: dict[str, Any]) -> None:
+    wanted = whole(**options)
+    for cut in range(0, COUNT + 1, 3 if options else 1):
+        for name in files():
+            os.unlink(name)
+        writer = ShardWriter("s-%03d.tar", maxcount=4, resume=True, **options)
+        for sample in samples()[:cut]:
+            writer.write(sample)
+        writer.discard()
+        before = len(writer.shards)
+        assert [info.samples for info in convert(samples(), resume=True, **options)][:before] == [
+            info.samples for info in writer.shards
+        ]
+        assert shards() == wanted
+
+
+def die_at(call: int, **options: Any) -> None:
+    """Write, and be killed right before or right after a certain system call that makes something last."""
+    left = [call]
+
+    def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            die()
+            result = function(*arguments, **keywords)
+            die()
+            return result
+
+        return run
+
+    def die() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.fsync, os.write = deadly(os.fsync), deadly(os.write)
+    Path.replace = deadly(Path.replace)  # type: ignore[method-assign]  # in a process of its own
+    convert(samples(11), resume=True, **options)
+
+
+def test_a_conversion_that_is_killed_at_any_step_goes_on() -> None:
+    convert(samples(11))
+    wanted = shards()
+    for call in range(100):
+        for name in files():
+            os.unlink(name)
+        ended = forked(partial(die_at, call))
+        there = shards()
+        assert there == {name: wanted[name] for name in there}  # each of them whole
+        convert(samples(11), resume=True)
+        assert shards() == wanted
+        assert files() == [*wanted, "s-shards.tar.journal"]  # and no temporary file
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+    assert call > 20
+
+
+def die_in(seconds: float) -> None:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+    convert(samples(120), resume=True, compress="gz")
+
+
+def test_a_conversion_that_is_killed_at_random_moments_goes_on() -> None:
+    convert(samples(120), compress="gz")
+    wanted = shards()
+    for name in files():
+        os.unlink(name)
+    rng = Random(os.getpid())
+    ends = [forked(partial(die_in, seconds)) for seconds in (0.002, *(rng.uniform(0.001, 0.05) for _ in range(12)))]
+    assert ends[0] == -signal.SIGKILL
+    assert set(ends) <= {0, -signal.SIGKILL}
+    convert(samples(120), resume=True, compress="gz")
+    assert shards() == wanted
+    assert files() == [*wanted, "s-shards.tar.journal"]
+
+
+def test_the_caller_may_begin_after_the_finished_samples() -> None:
+    wanted = whole()
+    convert(samples()[:10], resume=True, maxcount=4)
+    os.unlink("s-002.tar")  # the last, which was not full
+    with ShardWriter("s-%03d.tar", maxcount=4, resume=True) as writer:
+        done = writer.skip_finished()
+        assert done == 8
+        for sample in samples()[done:]:
+            writer.write(sample)
+    assert shards() == wanted
+    assert [info.url for info in writer.shards] == list(wanted)
+
+
+def test_where_to_begin_is_told_before_the_first_sample_alone() -> None:
+    convert(samples()[:10], resume=True)
+    for passed in (1, 4, 5):  # the first of two finished shards has four
+        with ShardWriter("s-%03d.tar", maxcount=4, resume=True) as writer:
+            for sample in samples()[:passed]:
+                writer.write(sample)
+            with pytest.raises(ValueError, match="called before the first sample"):
+                writer.skip_finished()
+            for sample in samples()[passed:10]:
+                writer.write(sample)
+    assert len(writer.shards) == 3
+
+
+@pytest.mark.parametrize(("before", "now"), [((0, 2), (0, 3)), ((0, 3), (1, 2)), ((0, 1), (0, 2)), ((1, 2), (0, 1))])
+@pytest.mark.parametrize("journal", [None, "my[1].journal"])
+def test_another_number_of_writers_is_noticed(before: tuple[int, int], now: tuple[int, int], journal: Any) -> None:
+    options: dict[str, Any] = {"resume": True, "journal": journal}
+    # What has a journal and no shard is nobody.
+    ShardWriter("s-%03d.tar", start_shard=before[0], step=before[1], **options).close()
+    ShardWriter("s-%03d.tar", start_shard=now[0], step=now[1], **options).close()
+    convert(samples()[:4], start_shard=before[0], step=before[1], **options, maxcount=100_000)
+    with pytest.raises(StateError, match=rf"conversion with step={before[1]}, and this one has {now[1]}, so"):
+        convert(samples()[:4], start_shard=now[0], step=now[1], **options)
+
+
+def test_samples_are_passed_over_without_being_encoded() -> None:
+    convert(samples()[:8], resume=True)
+    encoded = []
+
+    def encode(value: str) -> bytes:
+        encoded.append(value)
+        return value.encode()
+
+    convert(samples(), resume=True, encoder={"txt": encode})
+    assert encoded == [sample["txt"] for sample in samples()[8:]]
+
+
+def test_refused_samples_count_as_given() -> None:
+    def given() -> Iterator[dict[str, Any]]:
+        for number, sample in enumerate(samples()):
+            yield sample if number % 3 else {**sample, "cls": None}
+
+    def write(writer: ShardWriter, source: Iterable[dict[str, Any]]) -> None:
+        for sample in source:
+            with contextlib.suppress(EncodeError):
+                writer.write(sample)
+
+    with ShardWriter("s-%03d.tar", maxcount=4) as writer:
+        write(writer, given())
+    wanted = shards()
+    for cut in range(0, COUNT, 2):
+        for name in files():
+            os.unlink(name)
+        writer = ShardWriter("s-%03d.tar", maxcount=4, resume=True)
+        write(writer, list(given())[:cut])
+        writer.discard()
+        with ShardWriter("s-%03d.tar", maxcount=4, resume=True) as writer:
+            write(writer, given())
+        assert shards() == wanted
+
+
+def test_other_samples_are_noticed() -> None:
+    convert(samples()[:8], resume=True)
+    with pytest.raises(StateError, match=r"resumed with other samples: those of 's-000\.tar' had other keys"):
+        convert(reversed(samples()), resume=True)
+    with pytest.raises(StateError, match=r"fewer samples than it had: the ones of 's-001\.tar' have not come"):
+        convert(samples()[:5], resume=True)
+    before = shards()
+    convert(samples()[:8], resume=True)
+    assert shards() == before
+
+
+@pytest.mark.parametrize(
+    "change", [{"maxcount": 5}, {"maxsize": 9e9}, {"compress": "gz"}, {"mtime": 1}, {"made_by": "v2"}]
+)
+def test_another_conversion_is_noticed(change: dict[str, Any]) -> None:
+    convert(samples()[:8], resume=True)
+    with pytest.raises(StateError, match=f"is of a conversion with {next(iter(change))}=.*delete the journal"):
+        convert(samples(), resume=True, **change)
+
+
+def test_another_file_is_no_journal() -> None:
+    Path("s-shards.tar.journal").write_text("my notes\n")
+    with pytest.raises(StateError, match=r"'s-shards\.tar\.journal' is no journal of shards"):
+        convert(samples(), resume=True)
+    assert Path("s-shards.tar.journal").read_text() == "my notes\n"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_writer_that_is_forgotten_holds_no_journal() -> None:
+    writers = [ShardWriter("s-%03d.tar", resume=True)]
+    writers.clear()
+    ShardWriter("s-%03d.tar", resume=True).close()
+
+
+def test_two_conversions_cannot_share_a_journal() -> None:
+    writer = ShardWriter("s-%03d.tar", resume=True)
+    with pytest.raises(StateError, match="is in use: another process writes these shards now"):
+        ShardWriter("s-%03d.tar", resume=True)
+    writer.close()
+    ShardWriter("s-%03d.tar", resume=True).close()
+
+
+@pytest.mark.parametrize("change", [os.unlink, lambda name: os.truncate(name, 1000)])
+def test_a_shard_that_is_gone_or_shorter_is_written_again(change: Callable[[str], None]) -> None:
+    wanted = whole()
+    convert(samples(), resume=True)
+    change("s-002.tar")
+    convert(samples(), resume=True)
+    assert shards() == wanted
+    lines = Path("s-shards.tar.journal").read_text().splitlines()
+    assert [json.loads(line)["number"] for line in lines[1:]] == list(range(6))
+
+
+def test_shards_that_post_has_moved_away_are_not_missed() -> None:
+    os.mkdir("sent")
+
+    def send(name: str) -> None:
+        os.rename(name, f"sent/{name}")
+
+    convert(samples()[:8], resume=True, post=send)
+    convert(samples(), resume=True, post=send)
+    assert sorted(os.listdir("sent")) == [f"s-{number:03d}.tar" for number in range(6)]
+
+
+def test_a_journal_of_shards_in_a_store_is_a_local_file() -> None:
+    import fsspec  # type: ignore[import-untyped]  # it carries no types
+
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    with pytest.raises(ValueError, match="Name a local file for the journal"):
+        ShardWriter("memory://d/s-%d.tar", resume=True)
+    options: dict[str, Any] = {"resume": True, "journal": "here.journal"}
+    convert(samples()[:8], "memory://d/s-%d.tar", **options)
+    store.rm("/d/s-1.tar")
+    infos = convert(samples(), "memory://d/s-%d.tar", **options)
+    assert sorted(store.store) == [f"/d/s-{number}.tar" for number in range(6)]
+    assert [info.bytes for info in infos] == [len(store.cat(f"/d/s-{number}.tar")) for number in range(6)]
+    store.store.clear()
+
+
+def test_a_journal_that_cannot_be_written_is_told() -> None:
+    with pytest.raises(ShardNotWritten, match=r"journal 'none/s\.journal' cannot be opened: No such file"):
+        ShardWriter("s-%d.tar", resume=True, journal="none/s.journal")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"pattern": "s.tar"}, "one place for their numbers, as in 'train-%06d.tar', and 's.tar' has not"),
+        ({"pattern": "100%-%d.tar"}, "Another percent sign is written twice"),
+        ({"maxcount": 0}, "maxcount is a number of samples, from 1, not 0"),
+        ({"maxsize": -1}, "maxsize is a number of bytes, above 0, not -1"),
+        ({"step": 0}, "step one from 1, not 0 and 0"),
+        ({"mtime": -1}, "mtime is a number of seconds"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ShardWriter(**{"pattern": "s-%d.tar", **options})
+    assert files() == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_processes_never_mix_their_shards(resume: bool) -> None:
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        writer = ShardWriter("s-%03d.tar", maxcount=1, verbose=False)
+        for number in range(3):  # it is past the shards that the other one begins with
+            writer.write({"__key__": f"a{number}", "txt": "x"})
+        os.write(tell, b"x")
+        time.sleep(1000)
+        os._exit(1)
+    os.close(tell)
+    with open(ready, "rb") as said:
+        assert said.read(1) == b"x"
+    try:
+        with (
+            ShardWriter("s-%03d.tar", maxcount=1, verbose=False, resume=resume) as writer,
+            pytest.raises(StateError, match=r"Another writer has the shards 's-%03d\.tar' now.*Wait for it, or choose"),
+        ):
+            writer.write({"__key__": "b0", "txt": "y"})
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with ShardWriter("s-%03d.tar", maxcount=1, verbose=False) as writer:
+        for number in range(3):
+            writer.write({"__key__": f"b{number}", "txt": "y"})
+    keys = [member.name for member in ShardList("s-{000..002}.tar").load_wds_shards()]
+    assert keys == ["b0.txt", "b1.txt", "b2.txt"]
+    assert not [name for name in os.listdir() if name.endswith((".lock", ".part"))]

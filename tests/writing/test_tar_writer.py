@@ -1,0 +1,545 @@
+"""TarWriter: what it refuses, and what is left of a shard that was broken off."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from wds_datapipes import ShardInfo, ShardList, TarWriter, last_dot
+from wds_datapipes.errors import CommandFailed, EncodeError, ShardNotWritten, TruncatedShard, UnwritableSample
+from wds_datapipes.tar.reader import read_members
+
+SAMPLE = {"__key__": "a", "__url__": "elsewhere.tar", "txt": "a cat", "cls": 7}
+LARGE = {"__key__": "large", "bin": bytes(3 << 20)}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def names(path: str) -> list[str]:
+    with tarfile.open(path) as tar:
+        return tar.getnames()
+
+
+def write_and_raise(target: Any, error: BaseException) -> None:
+    with TarWriter(target) as shard:
+        shard.write(LARGE)
+        raise error
+
+
+def forked(function: Callable[[], None]) -> int | None:
+    """Run a function in another process, and return how that has ended."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code
+
+
+def files() -> list[str]:
+    return sorted(os.listdir())
+
+
+def test_a_shard_appears_under_its_name_when_it_is_whole() -> None:
+    Path("s.tar").write_bytes(b"the shard of before")
+    with TarWriter("s.tar") as shard:
+        assert shard.write(SAMPLE) == 6
+        shard.write(LARGE)
+        assert Path("s.tar").read_bytes() == b"the shard of before"
+        assert shard.info is None
+    assert files() == ["s.tar"]
+    assert names("s.tar") == ["a.txt", "a.cls", "large.bin"]
+    assert shard.info == ShardInfo("s.tar", 2, os.path.getsize("s.tar"), "")
+    assert os.stat("s.tar").st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.parametrize("name", ["s.tar", "s.tar.gz"])
+def test_the_digest_is_that_of_the_file_and_leaves_no_thread(name: str) -> None:
+    threads = threading.active_count()
+    rng = Random(0)
+    with TarWriter(name, digest=True) as shard:
+        shard.write(SAMPLE)
+        for number, size in enumerate([3 << 20, *[100_000] * 25, 1 << 20, 40_000, 10]):  # alone and in batches
+            shard.write({"__key__": f"{number}", "bin": rng.randbytes(size)})
+    assert shard.info is not None
+    told = subprocess.run(["sha256sum", name], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert shard.info == ShardInfo(name, 30, os.path.getsize(name), told)
+    assert threading.active_count() == threads
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("name", ["s.tar", "s.tgz"])
+def test_an_error_leaves_neither_half_a_shard_nor_a_temporary_file(name: str, error: type[BaseException]) -> None:
+    Path(name).write_bytes(b"the shard of before")
+    with pytest.raises(error, match="broken off"):
+        write_and_raise(name, error("broken off"))
+    assert files() == [name]
+    assert Path(name).read_bytes() == b"the shard of before"
+
+
+def test_a_closed_shard_takes_no_more_samples() -> None:
+    with TarWriter("s.tar") as shard:
+        shard.write(SAMPLE)
+    shard.close()
+    shard.discard()
+    assert names("s.tar") == ["a.txt", "a.cls"]
+    with pytest.raises(ValueError, match=r"'s\.tar' is closed, and takes no more samples"):
+        shard.write(SAMPLE)
+
+
+def test_a_writer_that_is_forgotten_leaves_nothing() -> None:
+    shards = [TarWriter("s.tar")]
+    shards[0].write(LARGE)
+    with pytest.warns(ResourceWarning, match="'s.tar' was not closed, so nothing of it was kept"):
+        shards.clear()
+    assert files() == []
+
+
+def write_and_be_killed() -> None:
+    shard = TarWriter("s.tar")
+    shard.write(LARGE)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_has_left_is_removed_when_the_shard_is_written_next() -> None:
+    assert forked(write_and_be_killed) == -signal.SIGKILL
+    [left] = files()
+    assert left.startswith("s.tar.")
+    with TarWriter("s.tar") as shard:
+        shard.write(SAMPLE)
+        with TarWriter("s.tar") as other:  # what another writer is writing is not taken for abandoned
+            other.write(SAMPLE)
+    assert files() == ["s.tar"]
+
+
+def write_and_be_interrupted() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        write_until_interrupted()
+    assert files() == []
+
+
+def write_until_interrupted() -> None:
+    with TarWriter("s.tar") as shard:
+        for number in itertools.count():
+            shard.write({"__key__": str(number), "bin": bytes(100_000)})
+            if number == 5:
+                threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_ctrl_c_in_the_middle_of_a_conversion_leaves_nothing() -> None:
+    assert forked(write_and_be_interrupted) == 0
+    assert files() == []
+
+
+def test_a_forked_process_leaves_the_shard_to_the_one_that_writes_it() -> None:
+    shards = [TarWriter("s.tar")]
+    shards[0].write(LARGE)
+    assert forked(shards.clear) == 0
+    assert len(files()) == 1
+    with shards.pop() as shard:
+        shard.write(SAMPLE)
+    assert names("s.tar") == ["large.bin", "a.txt", "a.cls"]
+
+
+def write_to_a_full_disk(size: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    with pytest.raises(ShardNotWritten, match=r"cannot be written: File too large, after \d+ .* Nothing of it is left"):
+        write_many(size)
+    assert files() == []
+
+
+def write_many(size: int) -> None:
+    with TarWriter("s.tar") as shard:
+        for number in range(30):
+            shard.write({"__key__": str(number), "bin": bytes(size)})
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("size", [3_000_000, 100_000, 38_000])
+def test_a_full_disk_is_an_error_and_leaves_nothing(size: int) -> None:
+    assert forked(partial(write_to_a_full_disk, size)) == 0
+    assert files() == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_device_without_room_is_an_error() -> None:
+    shard = TarWriter("/dev/full")
+    with pytest.raises(ShardNotWritten, match="'/dev/full' cannot be written: No space left on device"):
+        shard.write(LARGE)
+    small = TarWriter("/dev/full")
+    small.write(SAMPLE)
+    with pytest.raises(ShardNotWritten, match="No space left on device"):
+        small.close()
+    assert small.info is None
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced() -> None:
+    os.mkfifo("pipe")
+    with subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE) as reader:
+        with TarWriter("pipe") as shard:
+            shard.write(SAMPLE)
+        data, _ = reader.communicate()
+    assert [name for _, name, *_ in read_members(io.BytesIO(data), url="x")] == ["a.txt", "a.cls"]
+    assert files() == ["pipe"]
+
+
+def test_a_link_stays_and_what_it_points_to_is_written() -> None:
+    os.mkdir("elsewhere")
+    os.symlink("elsewhere/s.tar", "s.tar")
+    with TarWriter("s.tar") as shard:
+        shard.write(SAMPLE)
+    assert os.path.islink("s.tar")
+    assert names("elsewhere/s.tar") == ["a.txt", "a.cls"]
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("none/s.tar", "there is no folder 'none'. Make it first"),
+        (".", r"'\.' cannot be written: it is a folder"),
+        ("pipe:", "holds no command"),
+        ("http://host/s.tar", "use a command|Use a command"),
+    ],
+)
+def test_what_cannot_be_written_is_told(target: str, text: str) -> None:
+    with pytest.raises(ShardNotWritten, match=text):
+        TarWriter(target)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"compress": "lz4"}, ValueError, "compress is True, False, None or one of bz2, gz, xz, zst, not 'lz4'"),
+        ({"mode": -1}, ValueError, "mode is a number of permissions"),
+        ({"mtime": 8**11}, ValueError, "mtime is a number of seconds"),
+        ({"user": "u" * 32}, ValueError, "user has at most 31 bytes"),
+        ({"encoder": 5}, TypeError, "encoder is True, False, a dict of encoders"),
+        ({"key_rule": "last_dot"}, TypeError, "key_rule is first_dot, last_dot"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        TarWriter("s.tar", **options)
+    assert files() == []
+
+
+def test_a_target_is_a_path_or_a_stream() -> None:
+    with pytest.raises(TypeError, match="written to a path, a URL or a binary stream, not to 5"):
+        TarWriter(5)  # type: ignore[arg-type]  # which is the point
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("scan-1.25mm", r"be read back as of 'scan-1' \(a key ends at the first dot"),
+        (".hidden", "belong to no sample"),
+        ("folder/", "belong to no sample"),
+        ("", "belong to no sample"),
+        ("__meta__/a", "belong to no sample"),
+        ("nul\0", "The key 'nul"),
+        (5, "__key__ is a str, and 5 is the int 5"),
+        ("half \ud800", "surrogates not allowed"),
+    ],
+)
+def test_a_key_that_would_be_read_back_as_another_is_refused(key: Any, text: str) -> None:
+    with TarWriter("s.tar") as shard:
+        with pytest.raises(UnwritableSample, match=text):
+            shard.write({**SAMPLE, "__key__": key})
+        shard.write(SAMPLE)
+    assert names("s.tar") == ["a.txt", "a.cls"]
+
+
+@pytest.mark.parametrize("field", ["JPG", "a/b", "", "nul\0", 5])
+def test_a_field_that_would_be_read_back_as_another_is_refused(field: Any) -> None:
+    with TarWriter("s.tar") as shard:
+        with pytest.raises(UnwritableSample, match=r"[Nn]ames of\s+fields are"):
+            shard.write({"__key__": "b", field: b"1"})
+        shard.write(SAMPLE)
+    assert names("s.tar") == ["a.txt", "a.cls"]
+
+
+def test_dotted_keys_are_written_for_the_rule_that_reads_them() -> None:
+    with TarWriter("s.tar", key_rule=last_dot) as shard:
+        shard.write({"__key__": "scan-1.25mm", "png": b"1"})
+        with pytest.raises(UnwritableSample, match=r"'seg\.png' of sample 'b'.* read back as 'png' of 'k\.seg'"):
+            shard.write({"__key__": "b", "seg.png": b"1"})
+    [sample] = ShardList("s.tar").load_wds_shards().group_samples(key_rule=last_dot)
+    assert sample["__key__"] == "scan-1.25mm"
+
+
+def test_a_key_that_comes_again_is_refused_unless_nothing_is_checked() -> None:
+    with TarWriter("s.tar") as shard:
+        shard.write(SAMPLE)
+        with pytest.raises(UnwritableSample, match=r"'a' was written to 's\.tar' before"):
+            shard.write(SAMPLE)
+        shard.write({**SAMPLE, "__key__": "b"})
+    assert names("s.tar") == ["a.txt", "a.cls", "b.txt", "b.cls"]
+    with TarWriter("s.tar", key_rule=None) as shard:
+        with pytest.raises(UnwritableSample, match="__key__ is a str"):
+            shard.write({"__key__": 5, "txt": ""})
+        for key in ("x.y", "x.y", "z"):
+            shard.write({"__key__": key, "JPG": b""})
+    assert names("s.tar") == ["x.y.JPG", "x.y.JPG", "z.JPG"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "text"),
+    [
+        ({"txt": "a"}, "a dict with __key__ and its fields, and this is a dict with txt"),
+        (["a"], "and this is a list"),
+        ({"__key__": "a", "__url__": "x"}, "'a' has no field to write"),
+    ],
+)
+def test_what_is_no_sample_is_refused(sample: Any, text: str) -> None:
+    with TarWriter(io.BytesIO()) as shard, pytest.raises(UnwritableSample, match=text):
+        shard.write(sample)
+
+
+# Encoders
+
+
+def upper(sample: dict[str, Any]) -> dict[str, Any]:
+    return {key: value if key == "__key__" else str(value).upper().encode() for key, value in sample.items()}
+
+
+@pytest.mark.parametrize(
+    ("encoder", "text"),
+    [(True, b"a cat"), (upper, b"A CAT"), ({"txt": lambda text: text[::-1].encode()}, b"tac a")],
+)
+def test_the_encoder_is_the_table_a_table_or_a_function(encoder: Any, text: bytes) -> None:
+    with TarWriter("s.tar", encoder=encoder) as shard:
+        shard.write(SAMPLE)
+    [sample] = ShardList("s.tar").load_wds_shards().group_samples()
+    assert (sample["txt"], sample["cls"]) == (text, b"7")
+
+
+@pytest.mark.parametrize("encoder", [False, None])
+def test_without_an_encoder_all_values_are_bytes(encoder: Any) -> None:
+    with TarWriter("s.tar", encoder=encoder) as shard:
+        with pytest.raises(EncodeError, match="'cls' of sample 'a' holds the int 7, and not bytes"):
+            shard.write({"__key__": "a", "txt": b"a cat", "cls": 7})
+        shard.write({"__key__": "b", "txt": memoryview(b"a cat"), "cls": bytearray(b"7"), "txt.gz": b"anything"})
+    assert [data for _, _, data, _ in ShardList("s.tar").load_wds_shards()] == [b"a cat", b"7", b"anything"]
+
+
+def test_a_value_that_cannot_be_encoded_leaves_nothing_of_its_sample() -> None:
+    with TarWriter("s.tar") as shard:
+        with pytest.raises(EncodeError, match="'cls' of sample 'b'"):
+            shard.write({"__key__": "b", "txt": "first", "cls": None})
+        shard.write(SAMPLE)
+    assert names("s.tar") == ["a.txt", "a.cls"]
+    assert [place.key for place in shard.layout] == ["a"]
+
+
+def test_options_of_the_encoder_and_unsafe_codecs() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    sizes = []
+    for quality in (10, 95):
+        with TarWriter("s.tar", encoder={"jpg": {"quality": quality}}, unsafe=True) as shard:
+            sizes.append(shard.write({"__key__": "a", "jpg": image, "pyd": {1}}))
+    assert sizes[0] < sizes[1]
+
+
+def test_keys_of_meta_data_are_written_on_request() -> None:
+    with TarWriter("s.tar", keep_meta=True) as shard:
+        shard.write(SAMPLE)
+    assert names("s.tar") == ["a.__url__", "a.txt", "a.cls"]
+    [sample] = ShardList("s.tar").load_wds_shards().group_samples()
+    assert sample["__url__"] == "s.tar"  # where it is now
+
+
+# Other targets
+
+
+def test_a_stream_stays_open_and_is_no_archive_when_broken_off() -> None:
+    stream = io.BytesIO()
+    with TarWriter(stream) as shard:
+        shard.write(SAMPLE)
+    whole = stream.getvalue()
+    assert shard.info == ShardInfo("", 1, len(whole), "")
+    with pytest.raises(ZeroDivisionError):
+        write_and_raise(stream, ZeroDivisionError())
+    half = stream.getvalue()[len(whole) :]
+    with pytest.raises(TruncatedShard):
+        list(read_members(io.BytesIO(half), url="x"))
+
+
+class Slow(io.RawIOBase):
+    """Takes a few bytes at a time, as a socket may."""
+
+    def __init__(self) -> None:
+        self.taken = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self.taken += bytes(data[:1000])
+        return min(1000, len(data))
+
+
+def test_a_stream_may_take_less_than_it_is_given() -> None:
+    stream = Slow()
+    with TarWriter(stream) as shard:  # type: ignore[arg-type]  # a raw stream
+        shard.write(SAMPLE)
+    assert [name for _, name, *_ in read_members(io.BytesIO(bytes(stream.taken)), url="x")] == ["a.txt", "a.cls"]
+
+
+def write_to_standard_output() -> None:
+    with open("out.tar", "wb") as file:
+        os.dup2(file.fileno(), 1)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    with TarWriter("-") as shard:
+        shard.write(SAMPLE)
+
+
+def test_standard_output() -> None:
+    assert forked(write_to_standard_output) == 0
+    assert names("out.tar") == ["a.txt", "a.cls"]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_command_gets_the_shard() -> None:
+    with TarWriter("pipe:gzip | cat > s.tgz") as shard:
+        shard.write(SAMPLE)
+        shard.write(LARGE)
+    assert names("s.tgz") == ["a.txt", "a.cls", "large.bin"]
+    assert shard.info is not None
+    assert shard.info.url == "pipe:gzip | cat > s.tgz"
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("cat > s.part; echo 'no room' >&2; exit 3", r"ended with status 3 after it was sent \d+ bytes. .*no room"),
+        ("exit 5", r"ended with status 5"),
+        ("false | cat > s.part", "ended with status 1"),
+        ("head -c 10 > s.part", "stopped reading and ended with status 0|ended with status 0"),
+    ],
+)
+def test_a_command_that_fails_is_an_error(command: str, text: str) -> None:
+    shard = TarWriter(f"pipe:{command}")
+    with pytest.raises(CommandFailed, match=text):
+        write_large_and_close(shard)
+
+
+def write_large_and_close(shard: TarWriter) -> None:
+    with shard:
+        for number in range(5):
+            shard.write({**LARGE, "__key__": str(number)})
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_command_is_killed_before_it_takes_half_a_shard_for_a_whole_one() -> None:
+    with pytest.raises(ZeroDivisionError):
+        write_and_raise("pipe:cat > s.part && mv s.part s.tar", ZeroDivisionError())
+    assert "s.tar" not in files()
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one whose parent has died may wait for init as a zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_command_is_killed_with_the_process_that_writes_to_it() -> None:
+    for _ in range(10):  # which of the two a command sees first is chance, unless the watcher decides it
+        ready, tell = os.pipe()
+        pid = os.fork()
+        if not pid:
+            shard = TarWriter("pipe:(cat; echo end) > s.part && mv s.part s.tar")
+            shard.write({"__key__": "a", "bin": bytes(1 << 20)})
+            os.write(tell, b"x")
+            time.sleep(1000)
+            os._exit(1)
+        os.close(tell)
+        with open(ready, "rb") as said:
+            assert said.read(1) == b"x"
+            processes = psutil.Process(pid).children(recursive=True)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        assert processes
+        while any(map(runs, processes)):
+            time.sleep(0.005)
+        assert files() == ["s.part"]
+        os.unlink("s.part")
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    import fsspec  # type: ignore[import-untyped]  # it carries no types
+
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+def read(url: str) -> list[str]:
+    return [member.name for member in ShardList([url]).load_wds_shards()]
+
+
+def test_a_file_system_of_fsspec_shows_the_shard_when_it_is_whole(memory: Any) -> None:
+    memory.pipe("/d/s.tar", b"the shard of before")
+    with TarWriter("memory://d/s.tar") as shard:
+        shard.write(LARGE)
+        assert memory.cat("/d/s.tar") == b"the shard of before"
+    assert read("memory://d/s.tar") == ["large.bin"]
+    assert list(memory.store) == ["/d/s.tar"]
+
+
+def test_a_file_system_of_fsspec_keeps_nothing_of_a_shard_that_is_broken_off(memory: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        write_and_raise("memory://d/s.tar.gz", ZeroDivisionError())
+    assert list(memory.store) == []
+
+
+def test_an_error_of_a_file_system_is_told(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError("the store is full")
+
+    monkeypatch.setattr(memory, "mv", fail)
+    shard = TarWriter("memory://d/s.tar")
+    with pytest.raises(ShardNotWritten, match=r"memory://d/s.tar cannot be written: OSError: the store is full, after"):
+        shard.close()
+    assert list(memory.store) == []

@@ -1,0 +1,72 @@
+"""What has come of the shards of a conversion: for who reads it, and for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from wds_datapipes.cli._app import on_one_line, printable
+from wds_datapipes.cli._meter import human_bytes, plural
+from wds_datapipes.io.openers import redact
+from wds_datapipes.parallel.error_log import NotedError, message_of
+from wds_datapipes.prepare.convert import ConvertedShard
+
+__all__ = ["facts_of", "report"]
+
+#: How many of the errors that were passed over are shown.
+SHOWN = 10
+
+
+def facts_of(
+    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], passed_over: Sequence[NotedError]
+) -> dict[str, Any]:
+    """Return all facts for JSON."""
+    return {
+        "shards": [
+            {
+                "source": redact(shard.source),
+                "url": redact(shard.info.url),
+                "read": shard.read,
+                "skipped": shard.skipped,
+                "samples": shard.info.samples,
+                "bytes": shard.info.bytes,
+                "sha256": shard.info.sha256,
+                "new": shard.is_new,
+            }
+            for shard in done
+        ],
+        "failed": [
+            {"source": redact(url), "kind": type(error).__name__, "message": message_of(error)}
+            for url, error in failures.items()
+        ],
+        "skipped": [error._asdict() for error in passed_over],
+    }
+
+
+def report(
+    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], passed_over: Sequence[NotedError]
+) -> None:
+    """Print what was written, and to standard error what was passed over, and what has failed."""
+    for shard in done:
+        sys.stdout.write(
+            f"{printable(redact(shard.info.url))}: {plural(shard.info.samples, 'sample')} of {shard.read:,} read, "
+            f"{human_bytes(shard.info.bytes)}{'' if shard.is_new else ', done before'}\n"
+        )
+    sys.stdout.flush()
+    for error in passed_over[:SHOWN]:
+        typer.echo(f"Passed over: {error.kind}: {on_one_line(error.message)}", err=True)
+    if len(passed_over) > SHOWN:
+        typer.echo(f"Passed over: {len(passed_over) - SHOWN:,} more", err=True)
+    for url, failure in failures.items():
+        told = f"{type(failure).__name__}: {message_of(failure)}"
+        typer.echo(f"Error: {printable(redact(url))}: {on_one_line(told)}", err=True)
+    if failures:
+        total = len(done) + len(failures)
+        typer.echo(
+            f"Error: {len(failures):,} of {plural(total, 'shard')} {'has' if len(failures) == 1 else 'have'} failed. "
+            f"The same command again does only what is missing",
+            err=True,
+        )

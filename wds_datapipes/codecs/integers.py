@@ -1,0 +1,33 @@
+"""Fields that are one whole number in decimal text: ``cls cls2 class count index inx id``."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from wds_datapipes.codecs.codec import Codec
+
+__all__ = ["decode_integer", "encode_integer", "integer"]
+
+
+def decode_integer(data: bytes) -> int:
+    r"""Decode decimal text to ``int``; blanks and a line end around the number are accepted.
+
+    >>> decode_integer(b" 7\n")
+    7
+    """
+    return int(data)
+
+
+def encode_integer(value: Any) -> bytes:
+    """Encode a whole number as decimal text.
+
+    >>> encode_integer(7)
+    b'7'
+    """
+    if isinstance(value, bool):
+        raise TypeError("True and False are no numbers here")
+    return b"%d" % operator.index(value)
+
+
+integer = Codec(decode_integer, encode_integer, "an int, or an integer of NumPy or torch without dimensions")

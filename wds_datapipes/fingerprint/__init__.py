@@ -1,0 +1,1 @@
+"""Fingerprints: short digests that identify functions and values by their code and arguments."""

@@ -1,0 +1,1 @@
+"""Sidecar indexes of shards, and the manifest of a dataset."""

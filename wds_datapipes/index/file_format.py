@@ -1,0 +1,166 @@
+"""The file of an index: a JSON header, and behind it columns that are used where they lie.
+
+8 bytes   the mark ``WDSINDEX``
+4 bytes   the length of the JSON text, little-endian
+4 bytes   the CRC-32 of the JSON text, little-endian
+JSON      in ASCII, with blanks behind it up to a multiple of 64 bytes
+columns   each begins at a multiple of 64 bytes; what is between them is zero
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from wds_datapipes.errors import CorruptSidecar, MissingSidecar
+from wds_datapipes.index.shard_facts import ShardFacts
+from wds_datapipes.index.shard_index import COLUMNS, ShardIndex
+from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.small_files import beside, read_sidecar, write_sidecar
+
+__all__ = ["INDEX_SUFFIX", "index_bytes", "index_url", "parse_index", "read_index", "write_index"]
+
+INDEX_SUFFIX = ".wdsidx"
+MAGIC = b"WDSINDEX"
+HEAD = struct.Struct("<8sII")
+#: Where columns begin: at the beginning of a line of the processor's cache.
+ALIGNMENT = 64
+#: The most that the JSON text may take; it takes a thousand bytes.
+MAX_HEADER_BYTES = 64 * 1024
+FORMAT, VERSION = "wds-datapipes shard index", 1
+
+
+def index_url(url: str, folder: str | os.PathLike[str] | None = None) -> str:
+    """Return the name of the index of a shard: that of the shard with ``.wdsidx`` behind it.
+
+    >>> index_url("data/train-000000.tar")
+    'data/train-000000.tar.wdsidx'
+    """
+    return beside(url, INDEX_SUFFIX, folder)
+
+
+def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Write an index to a file, which appears under its name when it is whole, and replaces an older one.
+
+    Args:
+        index: what to write.
+        url: the file, a path or a URL; `index_url` tells which one belongs to a shard.
+        storage_options: passed to a remote file system.
+
+    Raises:
+        MissingSidecar: the file cannot be written.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}])
+        >>> write_index(build_index(url), index_url(url))
+        >>> read_index("a.tar.wdsidx")
+        <ShardIndex of 1 samples, 1 members, 10240 bytes>
+    """
+    write_sidecar(url, index_bytes(index), storage_options)
+
+
+def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) -> ShardIndex:
+    """Read an index from a file. That of a local file is mapped, so that processes share one copy of it.
+
+    Whether the shard is still what it was, `check_index` tells.
+
+    Args:
+        url: the file, a path or a URL, such as ``"train-000000.tar.wdsidx"``.
+        storage_options: passed to a remote file system.
+
+    Raises:
+        MissingSidecar: there is no such file.
+        CorruptSidecar: it is damaged, or is no index.
+    """
+    path = local_path(url)
+    if path is None:
+        return parse_index(read_sidecar(url, storage_options), where=redact(url))
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            content: Any = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+    except OSError as error:
+        raise MissingSidecar(f"{redact(url)} cannot be read: {error.strerror or error}") from error
+    return parse_index(content, where=redact(url))
+
+
+def index_bytes(index: ShardIndex) -> bytes:
+    """Return what the file of an index holds: the same index gives the same bytes."""
+    body = bytearray()
+    columns = {}
+    for name, kind in COLUMNS.items():
+        column = np.ascontiguousarray(index.columns[name], kind)
+        columns[name] = [kind, len(body), len(column)]
+        body += column.tobytes()
+        body += bytes(-len(body) % ALIGNMENT)
+    facts = {
+        "format": FORMAT,
+        "version": VERSION,
+        "shard": vars(index.facts),
+        "columns": columns,
+        "bytes": len(body),
+        "crc32": crc32(body),
+    }
+    text = json.dumps(facts).encode()
+    text += b" " * (-(HEAD.size + len(text)) % ALIGNMENT)
+    return HEAD.pack(MAGIC, len(text), crc32(text)) + text + body
+
+
+def parse_index(content: Any, *, where: str) -> ShardIndex:
+    """Make an index from what a file holds: bytes, or a map of it, whose columns are not copied.
+
+    Raises:
+        CorruptSidecar: it is damaged, or is no index.
+    """
+    view = memoryview(content)
+    if view[:8] != MAGIC:
+        raise CorruptSidecar(f"{where} is no index of a shard: it begins with {view[:8].tobytes()!r}, not {MAGIC!r}")
+    try:
+        facts, body = _header(view)
+        if len(body) != facts["bytes"] or crc32(body) != facts["crc32"]:
+            raise ValueError(f"its columns are {len(body)} bytes with the checksum {crc32(body):08x}, not what it says")
+        columns = {name: _column(body, name, place) for name, place in facts["columns"].items()}
+        shard = ShardFacts.from_json(facts["shard"])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptSidecar(f"{where} is damaged: {error}. Delete it, and build it again") from error
+    return ShardIndex(shard, columns, where=where)
+
+
+def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
+    """Return what the JSON text says, and what is behind it."""
+    if len(view) < HEAD.size:
+        raise ValueError(f"it has only {len(view)} bytes")
+    _, length, checksum = HEAD.unpack_from(view)
+    if length > min(MAX_HEADER_BYTES, len(view) - HEAD.size):
+        raise ValueError(f"its header has {length} bytes, and the file {len(view)}")
+    text = bytes(view[HEAD.size : HEAD.size + length])
+    if crc32(text) != checksum:
+        raise ValueError("its header has a wrong checksum")
+    facts = json.loads(text)
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise ValueError("its header is that of something else")
+    if facts.get("version") != VERSION:
+        raise ValueError(
+            f"it has version {facts.get('version')!r} of the format, and this version of wds-datapipes reads {VERSION}"
+        )
+    return facts, view[HEAD.size + length :]
+
+
+def _column(body: memoryview, name: str, place: Any) -> np.ndarray[Any, Any]:
+    kind, offset, length = place
+    if COLUMNS.get(name) != kind or type(offset) is not int or type(length) is not int:
+        raise ValueError(f"it has a column {name} at {place!r}")
+    if not (0 <= offset <= len(body) and offset % ALIGNMENT == 0 and 0 <= length <= len(body)):
+        raise ValueError(f"its column {name} is outside of it, at {place!r}")
+    if offset + length * np.dtype(kind).itemsize > len(body):
+        raise ValueError(f"its column {name} is outside of it, at {place!r}")
+    return np.frombuffer(body, kind, length, offset)

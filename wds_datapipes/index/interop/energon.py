@@ -1,0 +1,301 @@
+"""The files that Megatron Energon keeps beside shards, and in the folder ``.nv-meta`` of a dataset.
+
+An index is a row of 64-bit numbers, little-endian: where the first header of each sample is, and where the end marker
+is. ``.info.json`` has the number of samples of each shard, and ``split.yaml`` which shards are for which use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wds_datapipes.errors import CorruptSidecar, MissingSidecar, UnsupportedSidecar, WrongSidecar
+from wds_datapipes.extras import require
+from wds_datapipes.index.builder import IndexBuilder
+from wds_datapipes.index.interop.energon_sqlite import energon_keys, remove_energon_keys
+from wds_datapipes.index.interop.shard_members import ShardMembers
+from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.io.openers import local_path, redact, split_scheme
+from wds_datapipes.io.plain_yaml import plain_yaml
+from wds_datapipes.io.small_files import joined, read_sidecar, within, write_sidecar
+from wds_datapipes.io.url_safety import refuse_commands
+from wds_datapipes.parallel.map_shards import Shards, each_shard, listed_shards
+from wds_datapipes.shards.patterns import expand_braces
+from wds_datapipes.tar.headers import EndMarker
+
+__all__ = [
+    "EnergonDataset",
+    "energon_index_url",
+    "energon_rule",
+    "read_energon_dataset",
+    "read_energon_index",
+    "write_energon_dataset",
+    "write_energon_index",
+]
+
+#: What ``.info.json`` says has made it: the version whose format this is.
+ENERGON_VERSION = "7.4.1"
+#: How Energon splits names: the directory may have dots, and the key behind it has none.
+NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
+#: The uses that it knows.
+SPLITS = ("train", "val", "test")
+
+
+class EnergonDataset(NamedTuple):
+    """What the folder ``.nv-meta`` says of a dataset.
+
+    Attributes:
+        counts: the shards in their order, and how many samples each of them has.
+        splits: the shards of each use, such as ``"train"``.
+    """
+
+    counts: dict[str, int]
+    splits: dict[str, list[str]]
+
+
+def energon_rule(name: str) -> tuple[str, str] | None:
+    """Split a name as Energon does.
+
+    >>> energon_rule("v1.2/a.seg.png"), energon_rule("README"), energon_rule("d/.hidden.png")
+    (('v1.2/a', 'seg.png'), None, ('d/', 'hidden.png'))
+    """
+    match = NAME.match(name)
+    return (match[1], match[2]) if match else None
+
+
+def energon_index_url(url: str) -> str:
+    """Return the name of the index of a shard: that of the shard, without its last suffix, and ``.tar.idx``.
+
+    >>> energon_index_url("data/train-000.tar"), energon_index_url("a.b.tgz")
+    ('data/train-000.tar.idx', 'a.b.tar.idx')
+    """
+    scheme, _ = split_scheme(url)
+    path, mark, query = url.partition("?") if scheme in ("http", "https") else (url, "", "")
+    dot = path.rfind(".", path.rfind("/") + 2)
+    return f"{path if dot < 0 else path[:dot]}.tar.idx{mark}{query}"
+
+
+def write_energon_index(
+    url: str | os.PathLike[str],
+    place: str | os.PathLike[str] | None = None,
+    *,
+    end_marker: EndMarker = "required",
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
+    """Write the index of a shard for Energon, and return its name.
+
+    Args:
+        url: the shard, a path or a URL.
+        place: the file to write, if not the one that Energon expects beside the shard.
+        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        storage_options: passed to a remote file system.
+
+    Raises:
+        UnsupportedSidecar: the shard is compressed or has no samples.
+        ShardError: the shard cannot be read.
+        DuplicateField: a field occurs twice in a sample.
+        MissingSidecar: the index cannot be written.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": "x", "jpg": "one"}, {"__key__": "y", "jpg": "two"}])
+        >>> import numpy
+        >>> numpy.fromfile(write_energon_index(url), "<u8")
+        array([   0, 1024, 2048], dtype=uint64)
+    """
+    path = os.fspath(url)
+    target = os.fspath(place) if place is not None else energon_index_url(path)
+    _write(path, target, end_marker, storage_options)
+    return target
+
+
+def read_energon_index(
+    place: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    *,
+    end_marker: EndMarker = "required",
+    storage_options: Mapping[str, Any] | None = None,
+) -> ShardIndex:
+    """Read an index of Energon, and hold it against the shard's headers.
+
+    Args:
+        place: the index.
+        url: its shard.
+        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
+        storage_options: passed to remote file systems.
+
+    Returns:
+        The index, with keys and fields as Energon splits names.
+
+    Raises:
+        MissingSidecar: it cannot be read.
+        CorruptSidecar: it is no index of Energon.
+        WrongSidecar: it says something of the shard that is not so; the message tells the sample.
+        ShardError: the shard cannot be read.
+    """
+    where, path = redact(os.fspath(place)), os.fspath(url)
+    content = read_sidecar(os.fspath(place), storage_options)
+    if len(content) % 8 or not content:
+        raise CorruptSidecar(f"{where} is no index of Energon: it has {len(content)} bytes, no multiple of 8")
+    told = np.frombuffer(content, "<u8")
+    index = _indexed(ShardMembers(path, end_marker=end_marker, storage_options=storage_options), redact(path))
+    found = index.columns["sample_offsets"].astype("<u8")
+    for number, (says, has) in enumerate(zip(told.tolist(), found.tolist(), strict=False)):
+        if says != has:
+            what = f"sample {number}" if number + 1 < len(told) else "the end"
+            is_there = f"sample {number} ({index[number].key!r}) begins" if number < len(index) else "the samples end"
+            raise WrongSidecar(
+                f"{where} says that {what} is at byte {says} of {redact(path)}, where {is_there} at byte {has}. "
+                f"Build it again"
+            )
+    if len(told) != len(found):
+        raise WrongSidecar(f"{where} has {len(told) - 1} samples, and {redact(path)} has {len(index)}. Build it again")
+    return index
+
+
+def write_energon_dataset(
+    folder: str | os.PathLike[str],
+    splits: Mapping[str, Shards],
+    *,
+    keys: bool = True,
+    end_marker: EndMarker = "required",
+    executor: Executor | None = None,
+    max_workers: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> EnergonDataset:
+    """Make a folder of shards a dataset that Energon loads: the indexes of the shards, and ``.nv-meta``.
+
+    ``dataset.yaml``, which says how samples are made of files, is written for a dataset that yields the fields as they
+    are (``CrudeWebdataset``); one that is there stays.
+
+    Args:
+        folder: the folder that all shards are in or below.
+        splits: the shards of each use, ``"train"``, ``"val"`` or ``"test"``: a pattern, or an iterable of URLs.
+        keys: write ``index.sqlite`` too, if the folder is a local one. By that, Energon finds samples by their keys,
+            leaves some out, and reads some of their files, so no key may be there twice. Without it, it loads them in
+            their order, and one that is there is removed, as it is of other shards.
+        end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end.
+        executor: who reads the shards; by default processes of this host.
+        max_workers: how many.
+        storage_options: passed to a remote file system.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ValueError: a shard is not in the folder, or there is no such use.
+        SidecarError: a file cannot be written, or Energon cannot use a shard, or its keys.
+        ShardError: a shard cannot be read.
+    """
+    place = os.fspath(folder).rstrip("/") + "/"
+    listed = {split: listed_shards(shards) for split, shards in splits.items()}
+    if unknown := listed.keys() - set(SPLITS):
+        raise ValueError(f"Energon knows the uses {', '.join(SPLITS)}, not {min(unknown)!r}")
+    urls = list(dict.fromkeys(url for split in SPLITS for url in listed.get(split, ())))
+    names = {url: within(place, url) for url in urls}
+    for url, name in names.items():
+        if split_scheme(name)[0] or name.startswith("/"):
+            raise ValueError(f"{redact(url)} is not in the folder {redact(place)}, where Energon looks for shards")
+    meta = local_path(f"{place}.nv-meta/")
+    if meta is not None:
+        os.makedirs(meta, exist_ok=True)  # noqa: PTH103  a string
+    counts: dict[int, int] = {}
+    work = (end_marker, storage_options)
+    with contextlib.ExitStack() as opened:
+        table = opened.enter_context(energon_keys(meta)) if keys and meta is not None else None
+        for number, task in each_shard(_one, urls, work, executor=executor, max_workers=max_workers):
+            index = task.result()
+            counts[number] = len(index)
+            if table is not None:
+                table.add(number, redact(urls[number]), index)
+    if not keys and meta is not None:
+        remove_energon_keys(meta)
+    dataset = EnergonDataset(
+        {names[url]: counts[number] for number, url in enumerate(urls)},
+        {split: [names[url] for url in listed.get(split, ())] for split in SPLITS},
+    )
+    files = {
+        ".info.json": json.dumps({"energon_version": ENERGON_VERSION, "shard_counts": dataset.counts}, indent=2),
+        "split.yaml": _yaml(dataset.splits),
+    }
+    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset"
+    try:
+        read_sidecar(f"{place}.nv-meta/dataset.yaml", storage_options)
+    except MissingSidecar:
+        files["dataset.yaml"] = crude
+    for name, text in files.items():
+        write_sidecar(f"{place}.nv-meta/{name}", f"{text}\n".encode(), storage_options)
+    return dataset
+
+
+def read_energon_dataset(
+    folder: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+) -> EnergonDataset:
+    """Read ``.nv-meta`` of a dataset of Energon, with the shards' names as they are from here.
+
+    Args:
+        folder: the folder that ``.nv-meta`` is in.
+        storage_options: passed to a remote file system.
+
+    Raises:
+        MissingSidecar: a file cannot be read.
+        CorruptSidecar: a file makes no sense.
+        MissingDependency: the package that reads YAML is not installed.
+        RefusedURL: it is not of this host, and names a command as a shard.
+    """
+    place = os.fspath(folder).rstrip("/") + "/"
+    yaml = require("yaml", extra="yaml", purpose="read split.yaml")
+    name = f"{place}.nv-meta/.info.json"
+    try:
+        counts = json.loads(read_sidecar(name, storage_options))["shard_counts"]
+        if not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise ValueError("its counts are no numbers")
+        name = f"{place}.nv-meta/split.yaml"
+        parts = plain_yaml(yaml, read_sidecar(name, storage_options))["split_parts"]
+        splits = {split: [url for part in parts.get(split) or () for url in expand_braces(part)] for split in parts}
+        dataset = EnergonDataset(
+            {joined(place, url): count for url, count in counts.items()},
+            {split: [joined(place, url) for url in urls] for split, urls in splits.items()},
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptSidecar(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
+    for url in {*dataset.counts, *chain.from_iterable(dataset.splits.values())}:
+        refuse_commands(url, name)
+    return dataset
+
+
+def _one(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
+    return _write(url, energon_index_url(url), end_marker, storage_options)
+
+
+def _write(url: str, place: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
+    """Write the index of a shard for Energon, and return it as ours."""
+    index = _indexed(ShardMembers(url, end_marker=end_marker, storage_options=storage_options), redact(url))
+    if not len(index):
+        raise UnsupportedSidecar(f"{redact(url)} has no samples, and Energon takes no shard without any")
+    write_sidecar(place, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
+    return index
+
+
+def _indexed(members: ShardMembers, archive: str) -> ShardIndex:
+    """Gather the files of a shard as Energon does."""
+    builder = IndexBuilder(key_rule=energon_rule, lowercase=False, on_returning_key="ignore", archive=archive)
+    for member in members.found:
+        builder.add(*member)
+    return builder.finish(end=members.scan.end, facts=members.facts)
+
+
+def _yaml(splits: Mapping[str, Sequence[str]]) -> str:
+    """Write split.yaml; a string of JSON is one of YAML too."""
+    lines = ["split_parts:"]
+    for split, urls in splits.items():
+        lines += [f"  {split}:{'' if urls else ' []'}", *(f"  - {json.dumps(url)}" for url in urls)]
+    return "\n".join([*lines, "exclude: []"])

@@ -1,0 +1,264 @@
+"""Where the samples of a shard are: an index, as columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wds_datapipes.errors import CorruptSidecar, UnsupportedSidecar
+from wds_datapipes.index.shard_facts import ShardFacts
+from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
+from wds_datapipes.tar.headers import BLOCK
+
+__all__ = ["COLUMNS", "Columns", "IndexEntry", "IndexedSample", "ShardIndex", "rule_name"]
+
+Columns: TypeAlias = Mapping[str, "npt.NDArray[Any]"]
+
+#: Every column of an index and the type of its numbers, which are little-endian in a file and in memory.
+COLUMNS = {
+    "sample_offsets": "<i8",
+    "sample_members": "<i8",
+    "member_offsets": "<i8",
+    "member_sizes": "<i8",
+    "member_fields": "<u4",
+    "key_ends": "<i8",
+    "key_text": "|u1",
+    "field_ends": "<i8",
+    "field_text": "|u1",
+}
+#: The key rules that an index knows by name.
+RULES: dict[str, KeyRule] = {"first_dot": first_dot, "last_dot": last_dot}
+
+
+class IndexEntry(NamedTuple):
+    """One field of a sample: where its bytes are.
+
+    Attributes:
+        field: its name, as in a sample.
+        offset: of its first byte, in the uncompressed archive.
+        size: in bytes.
+    """
+
+    field: str
+    offset: int
+    size: int
+
+
+class IndexedSample(NamedTuple):
+    """Where a sample is.
+
+    Attributes:
+        key: of the sample.
+        offset: where its first header begins, in the uncompressed archive.
+        end: where the next sample begins, or the archive's end marker.
+        entries: its fields, in the order in which a sample has them.
+    """
+
+    key: str
+    offset: int
+    end: int
+    entries: tuple[IndexEntry, ...]
+
+
+class ShardIndex:
+    """Where each sample of a shard is, and each of its fields: made by `build_index`, or read by `read_index`.
+
+    ``len(index)`` is the number of samples, ``index[n]`` tells where sample n is, and iterating tells it of all.
+
+    Args:
+        facts: what is known of the shard.
+        columns: the arrays that the format describes. They are kept, not copied.
+        where: what errors call the index.
+
+    Attributes:
+        facts: what is known of the shard, a `ShardFacts`.
+        columns: the arrays, by name, for work on all samples at once.
+        fields: the names of all fields of the shard, each once; ``member_fields`` counts in this list.
+
+    Raises:
+        CorruptSidecar: the columns do not go together.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one", "cls": "1"}, {"__key__": "y", "txt": "two"}])
+        >>> index = build_index(url)
+        >>> len(index), index.keys, index.fields
+        (2, ['x', 'y'], ['txt', 'cls'])
+        >>> index[1]
+        IndexedSample(key='y', offset=2048, end=3072, entries=(IndexEntry(field='txt', offset=2560, size=3),))
+        >>> index.find("y")
+        1
+    """
+
+    def __init__(self, facts: ShardFacts, columns: Columns, *, where: str = "An index") -> None:
+        self.facts = facts
+        self.columns = dict(columns)
+        try:
+            _check(self.columns)
+            raw_fields = _texts(self.columns["field_ends"], self.columns["field_text"])
+        except ValueError as error:
+            raise CorruptSidecar(f"{where} is damaged: {error}. Delete it, and build it again") from error
+        #: The fields as the members' names have them, with their capitals.
+        self.raw_fields = raw_fields
+        self.fields = [field.lower() for field in raw_fields] if facts.lowercase else raw_fields
+        self._where = where
+        self._found: dict[str, int] | None = None
+
+    def __len__(self) -> int:
+        """How many samples the shard has."""
+        return len(self.columns["sample_offsets"]) - 1
+
+    def __getitem__(self, number: int) -> IndexedSample:
+        """Where a sample is."""
+        count = len(self)
+        if not -count <= number < count:
+            raise IndexError(f"{self._where} has {count} samples, and none of number {number}")
+        return self._sample(number % count)
+
+    def __iter__(self) -> Iterator[IndexedSample]:
+        """Where each sample is, in the order of the shard."""
+        return map(self._sample, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two indexes say the same of shards of which they know the same."""
+        if not isinstance(other, ShardIndex):
+            return NotImplemented
+        return self.facts == other.facts and self.places_equal(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it is compared by its arrays
+
+    def __repr__(self) -> str:
+        return f"<ShardIndex of {len(self)} samples, {self.members} members, {self.facts.bytes} bytes>"
+
+    def __reduce__(self) -> tuple[Callable[..., ShardIndex], tuple[ShardFacts, dict[str, npt.NDArray[Any]], str]]:
+        return _rebuilt, (self.facts, {name: np.array(column) for name, column in self.columns.items()}, self._where)
+
+    @property
+    def members(self) -> int:
+        """How many members all samples have together."""
+        return len(self.columns["member_offsets"])
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of all samples, in the order of the shard."""
+        return _texts(self.columns["key_ends"], self.columns["key_text"])
+
+    @property
+    def end(self) -> int:
+        """Where the archive ends, without its end marker, in uncompressed bytes."""
+        return int(self.columns["sample_offsets"][-1])
+
+    @property
+    def key_rule(self) -> KeyRule | None:
+        """The rule that has split the names, if it is one of this package."""
+        return RULES.get(self.facts.key_rule)
+
+    def find(self, key: str) -> int:
+        """Return the number of the sample with a key; of several, that of the first.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if self._found is None:
+            keys = self.keys
+            self._found = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
+        if key not in self._found:
+            raise KeyError(f"{self._where} has no sample {key!r}")
+        return self._found[key]
+
+    def names(self, number: int) -> list[str] | None:
+        """Return the names that the members of a sample have in the archive, if the key rule tells them."""
+        if self.key_rule is None:
+            return None
+        first, last = self.columns["sample_members"][number : number + 2]
+        key = self._key(number)
+        return [f"{key}.{self.raw_fields[field]}" for field in self.columns["member_fields"][first:last]]
+
+    def places_equal(self, other: ShardIndex) -> bool:
+        """Whether two indexes have the same samples in the same places, whatever else they know."""
+        return self.fields == other.fields and all(
+            np.array_equal(self.columns[name], other.columns[name]) for name in COLUMNS
+        )
+
+    def check_random_access(self) -> None:
+        """Raise unless a sample can be read without all that is before it.
+
+        Raises:
+            UnsupportedSidecar: the shard is compressed.
+        """
+        if self.facts.compression is not None:
+            raise UnsupportedSidecar(
+                f"{self._where} is of a shard that is compressed with {self.facts.compression}, so its samples can "
+                f"only be read from the first to the last. Unpack the shard to read them in any order"
+            )
+
+    def _key(self, number: int) -> str:
+        ends = self.columns["key_ends"]
+        begin = int(ends[number - 1]) if number else 0
+        return _text(self.columns["key_text"][begin : int(ends[number])])
+
+    def _sample(self, number: int) -> IndexedSample:
+        columns = self.columns
+        offset, end = columns["sample_offsets"][number : number + 2].tolist()
+        first, last = columns["sample_members"][number : number + 2].tolist()
+        entries = map(
+            IndexEntry,
+            [self.fields[field] for field in columns["member_fields"][first:last].tolist()],
+            columns["member_offsets"][first:last].tolist(),
+            columns["member_sizes"][first:last].tolist(),
+        )
+        return IndexedSample(self._key(number), offset, end, tuple(entries))
+
+
+def rule_name(rule: KeyRule) -> str:
+    """What an index calls a key rule: those of this package by their names, and others by their places."""
+    for name, known in RULES.items():
+        if rule is known:
+            return name
+    return f"{getattr(rule, '__module__', '?')}:{getattr(rule, '__qualname__', type(rule).__qualname__)}"
+
+
+def _rebuilt(facts: ShardFacts, columns: Columns, where: str) -> ShardIndex:
+    return ShardIndex(facts, columns, where=where)
+
+
+def _text(raw: npt.NDArray[np.uint8]) -> str:
+    return raw.tobytes().decode("utf-8", "surrogateescape")
+
+
+def _texts(ends: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8]) -> list[str]:
+    text = raw.tobytes()
+    return [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in pairwise([0, *ends.tolist()])]
+
+
+def _check(columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Raise ValueError unless all numbers of the columns go together: none may lead outside of its sample."""
+    if columns.keys() != COLUMNS.keys():
+        raise ValueError(f"it has the columns {sorted(columns)}, not {sorted(COLUMNS)}")
+    for name, kind in COLUMNS.items():
+        if columns[name].dtype != np.dtype(kind) or columns[name].ndim != 1:
+            raise ValueError(f"its column {name} is {columns[name].dtype} with {columns[name].ndim} dimensions")
+    samples, counts = columns["sample_offsets"], columns["sample_members"]
+    offsets, sizes, numbers = columns["member_offsets"], columns["member_sizes"], columns["member_fields"]
+    _all(len(samples) >= 1 and len(counts) == len(samples) == len(columns["key_ends"]) + 1, "its columns of samples")
+    _all(len(offsets) == len(sizes) == len(numbers), "its columns of members")
+    _all(samples[0] >= 0 and np.all(samples[1:] > samples[:-1]), "the offsets of its samples")
+    _all(counts[0] == 0 and counts[-1] == len(offsets) and np.all(counts[1:] > counts[:-1]), "its counts of members")
+    _all(not len(numbers) or numbers.max() < len(columns["field_ends"]), "its fields")
+    begins, ends = np.repeat(samples[:-1], np.diff(counts)), np.repeat(samples[1:], np.diff(counts))
+    _all(np.all((offsets % BLOCK == 0) & (offsets - BLOCK >= begins) & (offsets <= ends)), "the offsets of its members")
+    _all(np.all((sizes >= 0) & (sizes <= ends - offsets)), "the sizes of its members")
+    for name in ("key", "field"):
+        texts, raw = columns[f"{name}_ends"], columns[f"{name}_text"]
+        whole = int(texts[-1]) if len(texts) else 0
+        _all(whole == len(raw) and (not len(texts) or texts[0] >= 0), f"its {name}s")
+        _all(np.all(texts[1:] >= texts[:-1]), f"its {name}s")
+
+
+def _all(holds: Any, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} do not go together")

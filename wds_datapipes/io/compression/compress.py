@@ -1,0 +1,100 @@
+"""Compressing shards as they are written. The same bytes become the same bytes: no time and no name is put in."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import importlib
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeAlias, cast
+
+from wds_datapipes.extras import require
+from wds_datapipes.io.openers import redact, split_scheme
+
+__all__ = ["Compress", "Compressor", "compression_kind", "find_compressor"]
+
+Compress: TypeAlias = "bool | Literal['gz', 'bz2', 'xz', 'zst'] | None"
+"""``None`` goes by the name; ``True`` is gzip, and ``False`` is none."""
+
+#: How a name ends -> the kind of compression.
+ENDINGS = {
+    ".bz2": "bz2",
+    ".gz": "gz",
+    ".tbz": "bz2",
+    ".tbz2": "bz2",
+    ".tgz": "gz",
+    ".txz": "xz",
+    ".tzst": "zst",
+    ".xz": "xz",
+    ".zst": "zst",
+}
+
+#: Names of what a shard is not: programs that open it by its name would fail.
+FOREIGN_ENDINGS = (".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar", ".sz", ".z", ".zip")
+
+
+class Compressor(Protocol):
+    """What the standard library calls a compression object."""
+
+    def compress(self, data: bytes, /) -> bytes:
+        """Put bytes in, and take out what is ready."""
+
+    def flush(self) -> bytes:
+        """Take out the rest; nothing goes in any more."""
+
+
+def find_compressor(compress: Compress, url: str) -> Compressor | None:
+    """Return what compresses a new shard, or ``None`` if it stays plain.
+
+    Args:
+        compress: what was asked for.
+        url: the name of the shard; a command or standard output has none.
+
+    Raises:
+        ValueError: there is no such compression.
+        MissingDependency: zstd is asked for, and its package is not installed.
+    """
+    kind = compression_kind(compress, url)
+    return None if kind is None else MAKERS[kind]()
+
+
+def compression_kind(compress: Compress, url: str) -> str | None:
+    """Return which compression a new shard gets: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or none.
+
+    Raises:
+        ValueError: there is no such compression, or the name is that of another kind of file.
+    """
+    kind: object = "gz" if compress is True else compress
+    if split_scheme(url)[0] not in ("pipe", "-") and url.lower().endswith(FOREIGN_ENDINGS):
+        raise ValueError(
+            f"{redact(url)!r} is not the name of a shard, which is a tar archive, plain or compressed. End it in .tar, "
+            f".tar.gz, .tar.bz2, .tar.xz or .tar.zst"
+        )
+    if kind is None and split_scheme(url)[0] not in ("pipe", "-"):
+        kind = next((kind for ending, kind in ENDINGS.items() if url.lower().endswith(ending)), None)
+    if kind is None or kind is False:
+        return None
+    if kind not in MAKERS:
+        raise ValueError(f"compress is True, False, None or one of {', '.join(MAKERS)}, not {compress!r}")
+    return str(kind)
+
+
+def _gzip() -> Compressor:
+    return zlib.compressobj(6, zlib.DEFLATED, 31)  # 16: with gzip's header and checksum; 15: the largest window
+
+
+def _zstd() -> Compressor:
+    with contextlib.suppress(ImportError):
+        return cast(Compressor, importlib.import_module("compression.zstd").ZstdCompressor())
+    zstandard = require("zstandard", extra="zst", purpose="write shards compressed with zstd")
+    return cast(Compressor, zstandard.ZstdCompressor().compressobj())
+
+
+MAKERS: dict[str, Callable[[], Compressor]] = {
+    "bz2": bz2.BZ2Compressor,
+    "gz": _gzip,
+    "xz": lzma.LZMACompressor,
+    "zst": _zstd,
+}

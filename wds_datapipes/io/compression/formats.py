@@ -1,0 +1,139 @@
+"""The kinds of compression: how each is recognised by its first bytes, and undone."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import importlib
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from wds_datapipes.extras import require
+
+__all__ = ["HEAD_BYTES", "Compression", "Unit", "recognised"]
+
+#: How much compressed data is taken at once.
+INPUT_BYTES = 64 << 10
+#: How much compressed data zstandard gets at once: it returns all that comes of it, and that may be 32,768 times it.
+ZSTD_INPUT_BYTES = 4 << 10
+#: How much memory xz may ask for: more than its strongest preset needs, with the largest dictionary that people choose.
+XZ_MEMORY_BYTES = 2 << 30
+#: As many first bytes as the longest mark below.
+HEAD_BYTES = 10
+
+
+class Unit(Protocol):
+    """The decompressor of one part that stands for itself: a gzip member, a bz2 or xz stream, a zstd frame."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the part was read to its end, and its checksums are right."""
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether nothing more comes out before something goes in."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """What went in behind the end."""
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Put compressed bytes in, and take at most ``max_length`` uncompressed ones out where that is possible."""
+
+
+class GzipUnit:
+    """One gzip member."""
+
+    def __init__(self) -> None:
+        self._object = zlib.decompressobj(wbits=31)  # 16: with gzip's header and checksum; 15: any window
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._object.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._object.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        out = self._object.decompress(self._object.unconsumed_tail + data, max_length)
+        self.needs_input = len(out) < max_length and not self._object.unconsumed_tail
+        return out
+
+
+class ZstandardUnit:
+    """One zstd frame, by the package zstandard."""
+
+    needs_input = True
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._frame.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return bytes(self._frame.unused_data)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:  # noqa: ARG002  zstandard knows no limit
+        return bytes(self._frame.decompress(data))
+
+
+class Compression(NamedTuple):
+    """How one kind of compression is recognised and undone."""
+
+    name: str
+    starts: Callable[[bytes], bool]
+    #: Makes what begins a `Unit`.
+    unit: Callable[[], Unit]
+    errors: tuple[type[Exception], ...]
+    input_bytes: int = INPUT_BYTES
+
+
+def starts_bz2(head: bytes) -> bool:
+    """A block size, and then a block or the end mark: ``BZh9.txt`` may well be the first member of a plain tar."""
+    return head[:3] == b"BZh" and head[3:4].isdigit() and head[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
+
+
+def starts_zstd(head: bytes) -> bool:
+    """A frame of data, or one to be skipped: parallel zstd tools begin with the latter."""
+    return head[:4] == b"\x28\xb5\x2f\xfd" or (head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5)
+
+
+def zstd() -> Compression:
+    """Zstd by the standard library, which has it from Python 3.14 on, or by the package zstandard."""
+    with contextlib.suppress(ImportError):
+        native = importlib.import_module("compression.zstd")
+        return Compression("zstd", starts_zstd, native.ZstdDecompressor, (native.ZstdError,))
+    zstandard = require("zstandard", extra="zst", purpose="read shards compressed with zstd")
+    frames = zstandard.ZstdDecompressor()
+    return Compression(
+        "zstd",
+        starts_zstd,
+        lambda: ZstandardUnit(frames.decompressobj()),
+        (zstandard.ZstdError,),
+        ZSTD_INPUT_BYTES,
+    )
+
+
+GZIP = Compression("gzip", lambda head: head[:3] == b"\x1f\x8b\x08", GzipUnit, (zlib.error,))
+BZIP2 = Compression("bz2", starts_bz2, bz2.BZ2Decompressor, (OSError, ValueError))
+XZ = Compression(
+    "xz",
+    lambda head: head[:6] == b"\xfd7zXZ\0",
+    lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES),
+    (lzma.LZMAError,),
+)
+
+
+def recognised(head: bytes) -> Compression | None:
+    """The compression whose mark the first bytes are."""
+    for compression in (GZIP, BZIP2, XZ):
+        if compression.starts(head):
+            return compression
+    return zstd() if starts_zstd(head) else None

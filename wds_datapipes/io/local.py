@@ -1,0 +1,69 @@
+"""Local files, by their path or by a ``file:`` URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+from urllib.request import url2pathname
+
+from wds_datapipes.errors import ShardNotOpened
+from wds_datapipes.io.urls import OpeningURL, split_scheme
+
+__all__ = ["local_path", "open_file_url", "open_path"]
+
+
+def open_path(url: str, /, **_options: object) -> BinaryIO:
+    """Open the file that has exactly this name."""
+    return open_local(url, asked=url)
+
+
+def open_file_url(url: str, /, **_options: object) -> BinaryIO:
+    """Open the file of a ``file:`` URL, in which ``%20`` is a blank."""
+    return open_local(file_url_path(url), asked=url)
+
+
+def local_path(url: str) -> str | None:
+    """The path of the local file that a URL names, or ``None`` for what is no local file.
+
+    >>> local_path("data/000.tar"), local_path("file:///data/my%20000.tar"), local_path("s3://data/000.tar")
+    ('data/000.tar', '/data/my 000.tar', None)
+    """
+    if isinstance(url, OpeningURL):
+        return url.local_path
+    scheme, _ = split_scheme(url)
+    if scheme == "file":
+        return file_url_path(url)
+    return url if scheme == "" else None
+
+
+def file_url_path(url: str) -> str:
+    """The path in a ``file:`` URL."""
+    _, rest = split_scheme(url)
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host.lower() not in ("", "localhost"):
+            raise ShardNotOpened(
+                f"{url} names a file on the host {host!r}, and only files of this one are opened. Write "
+                "file:///absolute/path or file:relative/path"
+            )
+        rest = slash + path
+    return url2pathname(rest)
+
+
+def open_local(path: str, *, asked: str) -> BinaryIO:
+    """Open a file without a buffer: who reads a shard brings one of the right size."""
+    try:
+        return Path(path).open("rb", buffering=0)
+    except FileNotFoundError as error:
+        place = "" if Path(path).is_absolute() else f" Relative paths begin in {Path.cwd()}."
+        raise ShardNotOpened(
+            f"There is no file {asked!r}.{place} Check the name, and that the file is on this host"
+        ) from error
+    except IsADirectoryError as error:
+        raise ShardNotOpened(
+            f"{asked!r} is a directory, not a shard. ShardList takes the shards in it when the name ends in a slash"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ShardNotOpened(
+            f"The file {asked!r} cannot be opened: {getattr(error, 'strerror', None) or error}"
+        ) from error

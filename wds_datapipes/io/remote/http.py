@@ -1,0 +1,291 @@
+"""Files on web servers: one request streams the whole body, or a part of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
+
+from wds_datapipes.io.compression.formats import GzipUnit
+from wds_datapipes.io.redaction import redact
+from wds_datapipes.io.remote import http_listing as weblisting
+from wds_datapipes.io.remote.http_request import Answer, RefusedRequest, ask
+from wds_datapipes.io.remote.resuming_stream import Opened, version_of
+from wds_datapipes.io.remote.retry import passes
+from wds_datapipes.io.remote.throughput import Pace, PacedFile
+
+__all__ = ["SentPart", "UnfitAnswer", "WebFile", "WebOrigin", "Website", "is_web"]
+
+#: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
+#: The same of a file that does not have the part: ``bytes */4096``.
+NO_RANGE = re.compile(r"bytes \*/([0-9]{1,19})")
+#: No size has more digits; other digits than these, Python knows as well.
+SIZE = re.compile(r"[0-9]{1,19}")
+#: How a body may have been compressed for the way that was asked for as it is.
+GZIP = {"gzip", "x-gzip"}
+#: How much is decompressed at once, in bytes.
+STEP_BYTES = 256 << 10
+#: The page of a folder has no more bytes.
+LARGEST_PAGE = 64 << 20
+#: How much of a header errors show.
+SHOWN = 100
+
+
+class UnfitAnswer(Exception):
+    """A server has answered with something else than what was asked for, and would again."""
+
+
+class SentPart(NamedTuple):
+    """Which part of a file a server sends."""
+
+    first: int
+    last: int
+    #: The size of the whole file, if the server tells it.
+    total: int | None
+
+
+def is_web(scheme: str) -> bool:
+    """Whether the URLs of a scheme are files on web servers."""
+    return scheme in ("http", "https")
+
+
+class WebFile:
+    """The body of an answer: all of a file, or the part that was asked for.
+
+    Attributes:
+        part: which part it is; None is all of it.
+        size: the size of all of it, if the server tells it.
+        version: what is another if the file is.
+        etag: the first of it, if the server tells it.
+    """
+
+    def __init__(self, answer: Answer, part: SentPart | None) -> None:
+        self._answer, self.part = answer, part
+        self.etag = answer.headers.get("ETag")
+        self.version = version_of(*(answer.headers.get(name) for name in ("ETag", "Last-Modified")))
+        length = answer.headers.get("Content-Length", "")
+        size = int(length) if SIZE.fullmatch(length) else None
+        self.size = size if part is None else part.total
+        if part is not None and size not in (None, part.last + 1 - part.first):
+            raise UnfitAnswer(f"the server sends {size} bytes as its part {answer.headers['Content-Range']!r}")
+
+    def read(self, size: int, /) -> bytes:
+        """Return what has come, at most ``size`` bytes, and none at the end."""
+        return self._answer.read(size)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._answer.close()
+
+
+class GzippedWebFile(WebFile):
+    """The body of an answer that was compressed for the way, as some servers do unasked."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, None)
+        # What is compressed for the way is another number of bytes each time, for all one knows.
+        self.size, self.version = None, ()
+        self._unit = GzipUnit()
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes, and none at the end.
+
+        Raises:
+            EOFError: the compressed data end too early.
+            zlib.error: they are damaged.
+        """
+        data = b""
+        while not data:
+            rest = self._unit.unused_data if self._unit.eof else b""
+            if self._unit.eof and rest:
+                self._unit = GzipUnit()
+            more = rest or (super().read(STEP_BYTES) if self._unit.needs_input else b"")
+            if not more and self._unit.needs_input:
+                if not self._unit.eof:
+                    raise EOFError("the data that were compressed for the way end too early")
+                return b""
+            data = self._unit.decompress(more, size)
+        return data
+
+
+class Website:
+    """Web servers in the place of a file system of fsspec; any URL is a path.
+
+    Args:
+        scheme: of the URLs.
+        options: the storage options: ``headers``, and ``ca_file`` with the certificates of authorities to trust.
+        timeout_s: how many seconds the headers of an answer may take, and each part of its body.
+
+    Raises:
+        ValueError: there are other options, or the file cannot be read, or holds no certificate.
+    """
+
+    def __init__(self, scheme: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        options = {**conf.get(scheme, {}), **options}
+        if unknown := options.keys() - {"headers", "ca_file"}:
+            raise ValueError(
+                f"web servers have the storage options headers and ca_file, and not {', '.join(sorted(unknown))}. "
+                "Proxies are those of the environment, such as https_proxy"
+            )
+        self._headers: Mapping[str, str] = options.get("headers") or {}
+        path = options.get("ca_file")
+        try:
+            self._trusting = _trusting(None if path is None else os.fspath(path))
+        except (OSError, TypeError) as error:  # that of ssl.SSLError, too
+            raise ValueError(
+                f"storage_options['ca_file'] has to be a file with certificates in the PEM format: {error}"
+            ) from error
+        self._timeout_s = timeout_s
+
+    def open(self, url: str, part: str | None = None) -> WebFile:
+        """Ask for a file, or for ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
+
+        Raises:
+            UnfitAnswer: what comes is neither the file nor that part.
+            Exception: see `ask`.
+        """
+        answer = self._ask(url, {} if part is None else {"Range": f"bytes={part}"})
+        try:
+            return _opened(answer, part)
+        except BaseException:
+            answer.close()
+            raise
+
+    def info(self, url: str) -> dict[str, Any]:
+        """Return the size and the ETag of a file, as far as its server tells them."""
+        try:
+            answer = self._ask(url, {}, "HEAD")
+            answer.close()
+            length = answer.headers.get("Content-Length", "")
+            if answer.status == 200 and SIZE.fullmatch(length) and _encoding(answer) == "identity":
+                return _facts(url, int(length), answer.headers.get("ETag"))
+        except RefusedRequest as error:  # some servers, and signed URLs, know GET alone
+            if passes(error):
+                raise
+        try:
+            found = self.open(url, "0-0")
+        except RefusedRequest as error:
+            none = NO_RANGE.fullmatch(error.headers.get("Content-Range", ""))
+            if error.status != 416 or none is None:
+                raise
+            return _facts(url, int(none[1]), error.headers.get("ETag"))
+        found.close()
+        return _facts(url, found.size, found.etag)
+
+    def size(self, url: str) -> int | None:
+        """Return the size of a file, if its server tells it."""
+        size: int | None = self.info(url)["size"]
+        return size
+
+    def cat_file(self, url: str, most_bytes: int = sys.maxsize) -> bytes:
+        """Return a file as a whole.
+
+        Raises:
+            EOFError: not all of it came.
+            UnfitAnswer: it has more than ``most_bytes``.
+        """
+        file, data = self.open(url), bytearray()
+        paced = PacedFile(file, Pace(redact(url), self._timeout_s))
+        with closing(paced):
+            while piece := paced.read(STEP_BYTES):
+                data += piece
+                if len(data) > most_bytes:
+                    raise UnfitAnswer(f"the server sends more than {most_bytes} bytes")
+        if file.size not in (None, len(data)):
+            raise EOFError(f"{len(data)} of {file.size} bytes came")
+        return bytes(data)
+
+    def ls(self, url: str, detail: bool = True) -> list[Any]:
+        """Return what the page of a folder links to in it."""
+        found = weblisting.entries_of(self.cat_file(url, LARGEST_PAGE), url)
+        return found if detail else [entry["name"] for entry in found]
+
+    def glob(self, url: str) -> list[str]:
+        """Return the files that match, by the pages of their folders."""
+        return weblisting.matches(url, self.ls)
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL of a path, which it is."""
+        return name
+
+    def invalidate_cache(self) -> None:
+        """Do nothing: there is none."""
+
+    def _ask(self, url: str, more: Mapping[str, str], method: str = "GET") -> Answer:
+        # A server that compresses on the way would count other bytes.
+        headers = {**self._headers, "Accept-Encoding": "identity", **more}
+        return ask(url, headers, self._timeout_s, self._trusting, method=method)
+
+
+def _facts(url: str, size: int | None, etag: str | None) -> dict[str, Any]:
+    """Describe a file as file systems of fsspec do."""
+    return {"name": url, "type": "file", "size": size, "ETag": etag}
+
+
+@lru_cache(maxsize=16)
+def _trusting(path: str | None) -> ssl.SSLContext:
+    """Return what trusts the authorities of the system and those in a file; the same one, as it takes time to make."""
+    trusting = ssl.create_default_context()
+    if path is not None:
+        trusting.load_verify_locations(path)
+    return trusting
+
+
+def _opened(answer: Answer, part: str | None) -> WebFile:
+    """Return the body of an answer, if it is what was asked for."""
+    encoding = _encoding(answer)
+    if answer.status != 206:
+        if encoding in GZIP:
+            return GzippedWebFile(answer)
+        if encoding != "identity":
+            raise UnfitAnswer(f"the server has compressed the file for the way, unasked, as {encoding[:SHOWN]!r}")
+        return WebFile(answer, None)
+    told = answer.headers.get("Content-Range")
+    told = f"Content-Range: {told[:SHOWN]!r}" if told is not None else "no Content-Range"
+    if part is None:
+        raise UnfitAnswer(f"the server answers with a part (status 206, {told}) where all of the file was asked for")
+    kind = answer.headers.get("Content-Type", "")
+    sent = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
+    if sent is None or kind.lower().startswith("multipart/") or encoding != "identity":
+        told += f", Content-Type: {kind[:SHOWN]!r}, Content-Encoding: {encoding[:SHOWN]!r}"
+        raise UnfitAnswer(f"the server was asked for the bytes {part}, and sends something else (status 206, {told})")
+    return WebFile(answer, SentPart(int(sent[1]), int(sent[2]), None if sent[3] == "*" else int(sent[3])))
+
+
+def _encoding(answer: Answer) -> str:
+    """Return how a body was compressed for the way."""
+    return str(answer.headers.get("Content-Encoding") or "identity").strip().lower()
+
+
+class WebOrigin:
+    """A file on a web server, from any byte on.
+
+    Args:
+        site: its server.
+        url: the file.
+    """
+
+    def __init__(self, site: Website, url: str) -> None:
+        self._site, self._url = site, url
+
+    def open_at(self, start: int) -> Opened:
+        """Open the file at a byte; a server that knows no ranges sends it from the beginning."""
+        file = self._site.open(self._url, f"{start}-" if start else None)
+        part = file.part
+        if part is None:
+            return Opened(file, 0, file.size, file.version)
+        if part.total is None:
+            file.close()
+            raise UnfitAnswer(
+                f"the server sends bytes {part.first} to {part.last} of a file whose size it does not tell "
+                "(Content-Range with a star), so that one cannot know whether they are the last ones"
+            )
+        return Opened(file, part.first, part.total, file.version)

@@ -1,0 +1,181 @@
+"""A remote shard that is read from its beginning to its end, and on from where it was when the connection breaks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError
+from wds_datapipes.io.redaction import raise_alone
+from wds_datapipes.io.remote.forward_stream import Readable
+from wds_datapipes.io.remote.retry import Patience, concerns_all, passes, was_replaced
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Opened", "Origin", "SteadyStream", "version_of"]
+
+
+class Opened(NamedTuple):
+    """A remote file that was opened at a place."""
+
+    file: Readable
+    #: Where it begins, in bytes; less than what was asked for if the store sends all again.
+    start: int
+    #: The size of the whole file, if the store tells it.
+    size: int | None
+    #: What tells this version of the file from any other; empty if the store tells nothing.
+    version: tuple[str, ...]
+
+
+class Origin(Protocol):
+    """Where a remote file can be opened, again and again."""
+
+    def open_at(self, start: int) -> Opened:
+        """Open the file at a byte, or at its beginning.
+
+        Raises:
+            Exception: whatever the store's library raises.
+        """
+
+
+class SteadyStream(io.RawIOBase):
+    """Reads a remote file forward. What passes is tried again, from the byte that is next; all else is an error.
+
+    Args:
+        origin: opens the file.
+        name: what messages call it, without secrets.
+        tell: says in words, without secrets, what a library's error means.
+        patience: how often, and for how long, it is tried again.
+
+    Raises:
+        Exception: the file cannot be opened, as its library puts it.
+    """
+
+    def __init__(self, origin: Origin, name: str, tell: Callable[[Exception], str], patience: Patience) -> None:
+        self._origin, self._name, self._tell, self._patience = origin, name, tell, patience
+        self._at = 0
+        opened = patience.patiently(lambda: origin.open_at(0), f"{name} cannot be opened")
+        self._file: Readable | None = opened.file
+        self._size, self._version = opened.size, opened.version
+
+    @property
+    def size(self) -> int | None:
+        """How many bytes the whole file has, if the store tells it."""
+        return self._size
+
+    def readable(self) -> bool:
+        """It always is."""
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer, or a part of it; none of it at the end."""
+        view = memoryview(buffer).cast("B")
+        data = self.read_once(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def read_once(self, size: int) -> bytes:
+        """Return at most so many bytes, as the store gives them, and none at the end."""
+        since = self._patience.clock()
+        while True:
+            try:
+                data = self._opened().read(size)
+                if not data and self._size is not None and self._at < self._size:
+                    raise EOFError(f"{self._at} of {self._size} bytes came")
+                if self._size is not None and self._at + len(data) > self._size:
+                    raise ReadFailed(
+                        f"Reading {self._name} failed after {self._at} bytes: the store sends more than the "
+                        f"{self._size} bytes that it has told for its size"
+                    )
+                break
+            except ShardError:
+                raise
+            except Exception as error:  # noqa: BLE001  every network library has errors of its own
+                self._release()
+                self._wait_or_raise(error, since)
+        self._at += len(data)
+        return data
+
+    def abandon(self) -> None:
+        """Break off what another thread reads; it may still wait for an answer for as long as its library lets it."""
+        if (file := self._file) is not None:
+            with suppress(Exception):
+                file.close()
+
+    def close(self) -> None:
+        """Close the remote file."""
+        if not self.closed:
+            try:
+                self._release()
+            finally:
+                super().close()
+
+    def _opened(self) -> Readable:
+        """Return the file, at the byte that is next."""
+        if self._file is None:
+            opened = self._origin.open_at(self._at)
+            self._file = opened.file
+            if not self._at:  # nothing was read, and so this is as good as the first
+                self._size, self._version = opened.size, opened.version
+            elif opened.version != self._version or self._is_another_size(opened.size):
+                raise self._changed()
+            elif self._size is None:
+                self._size = opened.size
+            if opened.start > self._at:
+                raise ReadFailed(
+                    f"Reading {self._name} failed after {self._at} bytes: the store was asked for what is next, "
+                    f"and has sent what begins at byte {opened.start}"
+                )
+            _pass_over(opened.file, self._at - opened.start)
+        return self._file
+
+    def _wait_or_raise(self, error: Exception, since: float) -> None:
+        """Wait until the file may be opened again at the byte that is next."""
+        if was_replaced(error):
+            raise_alone(self._changed())
+        what = f"Reading {self._name} was interrupted after {self._at} bytes"
+        if (self._version or not self._at) and self._patience.wait(error, what, since):
+            return
+        advice = ""
+        if self._at and not self._version and passes(error):
+            advice = (
+                ". Its store tells neither ETag nor date, by which one could know that it is still the same file, and "
+                "so it is not read on from there"
+            )
+        failed = ReadFailed(
+            f"Reading {self._name} failed after {self._at} bytes: {self._tell(error)}{self._patience.told()}{advice}"
+        )
+        failed.concerns_all = concerns_all(error)
+        raise_alone(failed)
+
+    def _is_another_size(self, size: int | None) -> bool:
+        return None not in (size, self._size) and size != self._size
+
+    def _changed(self) -> ChangedShard:
+        return ChangedShard(
+            f"{self._name} was replaced while it was read: after {self._at} bytes it has another ETag, date or size. "
+            f"What was read so far belongs to the one before. Read it again, with the shards as they are now"
+        )
+
+    def _release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(Exception):  # the connection is gone, and its library may mind
+                file.close()
+
+
+def _pass_over(file: Readable, count: int) -> None:
+    """Read and drop so many bytes, where a store sends all again."""
+    while count > 0:
+        data = file.read(min(count, 1 << 20))
+        if not data:
+            raise EOFError("the file ended before the byte that is next")
+        count -= len(data)
+
+
+def version_of(*facts: Any) -> tuple[str, ...]:
+    """Return what tells one version from another: the facts that a store tells."""
+    return tuple(str(fact) for fact in facts if fact is not None)

@@ -1,0 +1,224 @@
+"""Which failures of a store pass by themselves, and how long to wait for that."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Iterable
+from email.utils import parsedate_to_datetime
+from ssl import SSLCertVerificationError
+from typing import TypeVar
+
+from wds_datapipes.io.host_errors import is_systemic
+
+__all__ = ["NO_PATIENCE", "Patience", "concerns_all", "is_untrusted", "passes", "status_of", "was_replaced"]
+
+T = TypeVar("T")
+
+LOGGER = logging.getLogger("wds_datapipes")
+
+#: HTTP statuses of a server that has too much to do, or is being restarted.
+PASSING = {408, 425, 429, 500, 502, 503, 504}
+#: HTTP statuses of a server, or of a proxy, that does not accept the credentials.
+REFUSED = {401, 403, 407}
+#: Errors that no waiting cures.
+LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError)
+#: Modules whose errors tell of connections, unless they carry a status.
+NETWORK = (
+    *("aiohttp.", "asyncio.", "azure.core.", "botocore.", "fsspec.", "http.client.", "httpcore", "httpx", "paramiko."),
+    *("requests.", "urllib3."),
+)
+#: Classes there that tell of the request.
+OF_THE_REQUEST = (
+    *("InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired", "BadHostKey", "IncompatiblePeer"),
+)
+#: Parts of their names where it tells of the credentials.
+OF_THE_USER = ("Credentials", "Authentication", "PasswordRequired")
+#: What these say where the connection broke before there was an answer.
+MEANWHILE = ("Authentication timeout", "transport shut down or saw EOF")
+#: What errors say of a server that nobody whom this host trusts vouches for.
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts")
+
+#: So many errors around another one are looked into.
+DEPTH = 8
+
+#: The first pause is up to so long, in seconds, and each up to twice as long as the one before,
+FIRST_S = 0.25
+#: and never longer than this, unless the server asks for it.
+MOST_S = 30.0
+#: So many times nobody has to know of.
+QUIET = 4
+
+
+class Patience:
+    """How often, and for how long, one shard is asked for again.
+
+    Pauses are drawn, so that a thousand readers that were refused at a time do not come back at a time.
+
+    Args:
+        retries: how often a shard is asked for again, in all.
+        most_s: how long the pauses may be together, in seconds.
+        pause: waits for so many seconds; None is ``time.sleep``.
+        silent_s: after how many seconds without a sign of life the store is given up, however often it was asked.
+        clock: tells the time, in seconds.
+    """
+
+    def __init__(
+        self,
+        retries: int,
+        most_s: float,
+        pause: Callable[[float], object] | None = None,
+        *,
+        silent_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._retries = retries
+        self._left_s = most_s
+        self._pause = time.sleep if pause is None else pause
+        self._silent_s = silent_s
+        self._tried = 0
+        #: Tells the time, in seconds.
+        self.clock = clock
+
+    def wait(self, error: Exception, what: str, since: float) -> bool:
+        """Wait until it may be tried again; return whether it may.
+
+        Args:
+            error: what has failed.
+            what: the shard and the place, for the log.
+            since: when the `clock` has begun to wait for what has failed, at the first attempt. A store that answers,
+                be it with an error, is alive, and is not given up for that time.
+        """
+        if self._tried >= self._retries or not passes(error):
+            return False
+        asked_s = asked_for(error)
+        pause_s = random.uniform(0, min(FIRST_S * 2**self._tried, MOST_S)) if asked_s is None else asked_s
+        is_silent = status_of(error) is None and self.clock() + pause_s - since > self._silent_s
+        if pause_s > self._left_s or is_silent:
+            return False
+        self._tried += 1
+        self._left_s -= pause_s
+        LOGGER.log(
+            logging.INFO if self._tried < QUIET else logging.WARNING,
+            "%s: %s. It is tried again in %.1f s (%d of %d)",
+            *(what, type(error).__name__, pause_s, self._tried, self._retries),
+        )
+        self.rest(pause_s)
+        return True
+
+    def rest(self, seconds: float) -> None:
+        """Pause."""
+        self._pause(seconds)
+
+    def patiently(self, attempt: Callable[[], T], what: str) -> T:
+        """Return what ``attempt`` does, which is tried again while that may help.
+
+        Raises:
+            Exception: what it raised last.
+        """
+        since = self.clock()
+        while True:
+            try:
+                return attempt()
+            except Exception as error:  # noqa: PERF203  trying again is the point
+                if not self.wait(error, what, since):
+                    raise
+
+    def told(self) -> str:
+        """Say what was tried."""
+        return f". It was tried {self._tried + 1} times" if self._tried else ""
+
+
+#: Asks once.
+NO_PATIENCE = Patience(0, 0.0)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether what has failed may work later.
+
+    >>> passes(ConnectionResetError()), passes(FileNotFoundError()), passes(ValueError())
+    (True, False, False)
+    """
+    if is_named(error, OF_THE_USER):
+        return any(words in str(error) for words in MEANWHILE)
+    if isinstance(error, LASTING) or is_named(error, OF_THE_REQUEST) or is_untrusted(error) or is_systemic(error):
+        return False
+    status = status_of(error)
+    if status is not None:
+        return status in PASSING
+    if f"{type(error).__module__}.".startswith(NETWORK):
+        return True
+    # The file systems of fsspec put the errors of libraries into the words of the system.
+    if error.__cause__ is not None and status_of(error.__cause__) is not None:
+        return passes(error.__cause__)
+    return isinstance(error, OSError | TimeoutError | EOFError)
+
+
+def concerns_all(error: BaseException) -> bool:
+    """Whether a store does not accept the credentials, has got none, or cannot be trusted, or this host is at its end.
+
+    >>> concerns_all(PermissionError()), concerns_all(FileNotFoundError())
+    (True, False)
+    """
+    refused = isinstance(error, PermissionError) or (is_named(error, OF_THE_USER) and not passes(error))
+    return refused or status_of(error) in REFUSED or is_untrusted(error) or is_systemic(error)
+
+
+def is_untrusted(error: BaseException | None) -> bool:
+    """Whether nobody whom this host trusts vouches for a server; libraries put their own errors around that.
+
+    >>> is_untrusted(SSLCertVerificationError()), is_untrusted(ConnectionResetError())
+    (True, False)
+    """
+    for _ in range(DEPTH):
+        if error is None or isinstance(error, SSLCertVerificationError):
+            break
+        if any(words in str(error) for words in UNTRUSTED) or type(error).__name__ == "BadHostKeyException":
+            return True
+        error = error.__cause__ or error.__context__
+    return isinstance(error, SSLCertVerificationError)
+
+
+def is_named(error: BaseException, words: Iterable[str]) -> bool:
+    """Whether one of these words is a part of the name of an error's class."""
+    return any(word in type(error).__name__ for word in words)
+
+
+def was_replaced(error: BaseException) -> bool:
+    """Whether a store refuses a part of a file, as the file is no longer what it was when it was opened."""
+    return type(error).__name__ == "FileExpired" or status_of(error) == 412
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that an error carries, or None: each library has its own place for it."""
+    response = getattr(error, "response", None)
+    for found in (
+        *((error, name) for name in ("status", "status_code", "code")),
+        (response, "status_code"),
+    ):
+        status = getattr(*found, None)
+        if isinstance(status, int) and 100 <= status < 600:
+            return status
+    if isinstance(response, dict):  # botocore
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def asked_for(error: BaseException) -> float | None:
+    """Return how long the server asks to wait, in seconds; None if it does not."""
+    headers = getattr(error, "headers", None) or {}
+    text = headers.get("Retry-After") if hasattr(headers, "get") else None
+    if not text:
+        return None
+    try:
+        waits = float(text)
+    except ValueError:
+        try:
+            waits = parsedate_to_datetime(text).timestamp() - time.time()
+        except (ValueError, TypeError, LookupError, OverflowError):
+            return None
+    return max(waits, 0.0) if math.isfinite(waits) else None

@@ -1,0 +1,179 @@
+"""How fast a store gives its bytes: who is slow is noticed, and who gives next to nothing is left."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from wds_datapipes.counters import LEDGER
+from wds_datapipes.io.remote.forward_stream import Readable
+from wds_datapipes.io.remote.resuming_stream import Opened, Origin
+
+__all__ = ["Attempt", "Pace", "PacedOrigin", "TooSlow"]
+
+T = TypeVar("T")
+
+LOGGER = logging.getLogger("wds_datapipes")
+
+#: A connection that gives fewer bytes a second than this is given up, and another one is tried.
+DRIP_BYTES_PER_S = 1 << 10
+#: Of one that gives fewer than this, or a small part of what stores give this process otherwise, the log tells,
+SLOW_BYTES_PER_S, SLOW_PART = 64 << 10, 1 / 20
+#: once it was waited for so many seconds; and then no more for so many.
+NOTICED_AFTER_S, QUIET_S = 10.0, 60.0
+
+#: When the log has told of a slow store last.
+_told_at = -QUIET_S
+
+
+class TooSlow(TimeoutError):
+    """A connection gives next to nothing. A new one may be better."""
+
+
+class Pace:
+    """How many bytes came in how many seconds that were waited for, of one shard.
+
+    Only time in which a store is waited for counts, and not that in which nobody asks it for anything.
+
+    Args:
+        name: what the log calls the shard, without secrets.
+        timeout_s: in so many seconds of waiting, more than next to nothing has to come.
+        clock: tells the time, in seconds.
+    """
+
+    def __init__(self, name: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self.timeout_s, self.clock = name, timeout_s, clock
+        self._is_told = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, as another connection was opened."""
+        self._bytes, self._waited_s = 0, 0.0
+        self._noticed_bytes, self._noticed_s = 0, 0.0
+
+    def note(self, count: int, waited_s: float) -> None:
+        """Take note of bytes that came.
+
+        Raises:
+            TooSlow: too few have come.
+        """
+        usual = LEDGER.fetched_bytes / LEDGER.fetching_s if LEDGER.fetching_s else 0.0
+        LEDGER.fetched(count, waited_s)
+        self._bytes += count
+        self._waited_s += waited_s
+        self._noticed_bytes += count
+        self._noticed_s += waited_s
+        if self._noticed_s >= NOTICED_AFTER_S:
+            if self._noticed_bytes < max(SLOW_BYTES_PER_S, usual * SLOW_PART) * self._noticed_s:
+                self.tell(self._noticed_bytes, self._noticed_s)
+            self._noticed_bytes, self._noticed_s = 0, 0.0
+        if self._waited_s >= self.timeout_s:
+            few = self._bytes < DRIP_BYTES_PER_S * self._waited_s
+            found = f"only {self._bytes} bytes came in {self._waited_s:.1f} s"
+            self._bytes, self._waited_s = 0, 0.0
+            if few and count:  # the end takes its time too, and is no drip
+                raise TooSlow(found)
+
+    def tell(self, count: int, waited_s: float) -> None:
+        """Tell the log that the store is slow: once for a shard, and seldom enough to be read."""
+        global _told_at
+        now = self.clock()
+        if not self._is_told and now - _told_at >= QUIET_S:
+            _told_at = now
+            LOGGER.warning("Reading %s is slow: %d bytes came in %.0f s", self._name, count, waited_s)
+        self._is_told = True
+
+
+class PacedOrigin:
+    """An origin whose files are read at a pace that is watched, where each read returns what has come.
+
+    Args:
+        origin: opens the file.
+        pace: of the shard.
+    """
+
+    def __init__(self, origin: Origin, pace: Pace) -> None:
+        self._origin, self._pace = origin, pace
+
+    def open_at(self, start: int) -> Opened:
+        """Open the file at a byte, or at its beginning."""
+        opened = self._origin.open_at(start)
+        self._pace.begin()
+        return opened._replace(file=PacedFile(opened.file, self._pace))
+
+
+class PacedFile:
+    """A file whose reads are watched."""
+
+    def __init__(self, file: Readable, pace: Pace) -> None:
+        self._file, self._pace = file, pace
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes, and none at the end."""
+        begin = self._pace.clock()
+        data = self._file.read(size)
+        self._pace.note(len(data), self._pace.clock() - begin)
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Attempt(Generic[T]):
+    """Something that a thread of its own does, which is left behind if it takes too long.
+
+    Libraries wait for each byte of an answer for as long as they like, and cannot be told to stop.
+
+    Args:
+        what: it.
+    """
+
+    def __init__(self, what: Callable[[], T]) -> None:
+        self._what: Callable[[], T] | None = what
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="wds-store", daemon=True)
+
+    def result(self, most_s: float, told_s: float = 0.0, tell: Callable[[], object] | None = None) -> T:
+        """Do it, and return what it returns.
+
+        Args:
+            most_s: how many seconds it may take.
+            told_s: after so many seconds
+            tell: is called.
+
+        Raises:
+            TooSlow: it takes longer, or was abandoned.
+            BaseException: what it raises.
+        """
+        self._thread.start()
+        if tell is not None and not self._has_ended.wait(told_s):
+            tell()
+        self._has_ended.wait(most_s - told_s)
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            if self._results:
+                return self._results.pop()
+            raise TooSlow(f"what was asked for did not come within {most_s:g} s")
+        finally:
+            del error  # this frame would hold the error, and the error this frame
+
+    def abandon(self) -> None:
+        """Wait for it no longer."""
+        self._has_ended.set()
+
+    def _run(self) -> None:
+        what, self._what = self._what, None
+        try:
+            if what is not None:
+                self._results.append(what())
+        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+            self._error = error
+        self._has_ended.set()

@@ -1,0 +1,110 @@
+"""How long to wait for a store, and how often to ask it; each library takes its time-outs in its own way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from wds_datapipes.io.remote.retry import Patience
+
+__all__ = ["OURS", "RETRIES", "TIMEOUT_S", "Waiting", "set_timeout", "silent_after", "with_timeouts"]
+
+#: The seconds without a byte after which a store has failed, where its library has no opinion.
+TIMEOUT_S = 30.0
+#: How often a store is asked again for one shard, and how many seconds all pauses before that take at most.
+RETRIES, RETRY_S = 10, 300.0
+#: A store that gives no sign of life for so many seconds, or for two time-outs, is given up however often it was asked.
+SILENT_S = 60.0
+#: The storage options that hold for each store, as for all functions that read one.
+OURS = ("timeout_s", "retries")
+#: How long a request to Google's store may take in all, in seconds, as aiohttp has it.
+GOOGLE_REQUEST_S = 300.0
+
+
+class Waiting(NamedTuple):
+    """How long to wait for a store, and how often to ask it.
+
+    Attributes:
+        timeout_s: the seconds without a byte after which it has failed; None is `TIMEOUT_S`, or what its library has.
+        retries: how often it is asked again for one shard, in all.
+    """
+
+    timeout_s: float | None = None
+    retries: int = RETRIES
+
+    @classmethod
+    def split(
+        cls, storage_options: Mapping[str, Any] | None, timeout_s: float | None = None, retries: int | None = None
+    ) -> tuple[dict[str, Any], Waiting]:
+        """Return storage options without those that are ours, and what these say where the arguments say nothing.
+
+        >>> Waiting.split({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
+        ({'anon': True}, Waiting(timeout_s=5, retries=3))
+
+        Raises:
+            ValueError: ``timeout_s`` is no number above 0, or ``retries`` no whole number from 0.
+        """
+        options = dict(storage_options or {})
+        own_timeout, own_retries = (options.pop(name, None) for name in OURS)
+        timeout_s = own_timeout if timeout_s is None else timeout_s
+        retries = own_retries if retries is None else retries
+        if timeout_s is not None and not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
+            raise ValueError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}")
+        if retries is not None and not (isinstance(retries, int) and retries >= 0):
+            raise ValueError(f"retries is a whole number from 0, not {retries!r}")
+        return options, cls(timeout_s, RETRIES if retries is None else retries)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds without a byte after which a store has failed, where its library has no opinion."""
+        return TIMEOUT_S if self.timeout_s is None else self.timeout_s
+
+    def patience(self, pause: Callable[[float], object] | None = None) -> Patience:
+        """Return what asks again for one shard."""
+        return Patience(self.retries, RETRY_S, pause, silent_s=silent_after(self.seconds))
+
+
+def silent_after(timeout_s: float) -> float:
+    """Return after how many seconds without a sign of life a store is given up."""
+    return max(SILENT_S, 2 * timeout_s)
+
+
+def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
+    """Return storage options with time-outs, where the user's say nothing about them.
+
+    >>> with_timeouts("s3", {"anon": True}, 20)
+    {'anon': True, 'config_kwargs': {'connect_timeout': 20, 'read_timeout': 20}}
+    >>> with_timeouts("s3", {"config_kwargs": {"read_timeout": 5}}, 20)
+    {'config_kwargs': {'connect_timeout': 20, 'read_timeout': 5}}
+
+    Args:
+        scheme: of the URL.
+        options: those of the user.
+        timeout_s: what the user has asked for; None leaves libraries their own, and sets one for those without.
+    """
+    if scheme in ("s3", "s3a") and timeout_s is not None:
+        asked = {"connect_timeout": timeout_s, "read_timeout": timeout_s}
+        return {**options, "config_kwargs": {**asked, **options.get("config_kwargs", {})}}
+    seconds = TIMEOUT_S if timeout_s is None else timeout_s
+    if scheme in ("gs", "gcs"):
+        if "requests_timeout" in options or "timeout" in (options.get("session_kwargs") or {}):
+            return dict(options)
+        from aiohttp import ClientTimeout  # gcsfs is built upon it
+
+        limits = ClientTimeout(total=max(GOOGLE_REQUEST_S, seconds), sock_connect=seconds, sock_read=seconds)
+        return {**options, "requests_timeout": limits}
+    if scheme in ("sftp", "ssh"):
+        names = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
+        return {**dict.fromkeys(names, seconds), **options}
+    if scheme in ("abfs", "abfss", "az") and timeout_s is not None:
+        return {"connection_timeout": timeout_s, "read_timeout": timeout_s, **options}
+    if scheme == "ftp" and timeout_s is not None:
+        return {"timeout": timeout_s, **options}
+    return dict(options)
+
+
+def set_timeout(scheme: str, filesystem: Any, timeout_s: float | None) -> None:
+    """Set what no option of a file system sets: how long an open SFTP connection is waited for."""
+    if scheme in ("sftp", "ssh"):
+        filesystem.ftp.get_channel().settimeout(TIMEOUT_S if timeout_s is None else timeout_s)

@@ -1,0 +1,133 @@
+"""Targets: what a shard is written to. It gets the shard's name when the shard is whole, or nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any, BinaryIO, Protocol
+
+from wds_datapipes.errors import ShardNotOpened, ShardNotWritten
+from wds_datapipes.io.openers import local_path, split_scheme
+
+__all__ = ["Target", "open_target", "remove_file", "size_of"]
+
+
+class Target(Protocol):
+    """A shard that is being written. Of its methods, either `finish` or `discard` is called last."""
+
+    #: What was asked for, or nothing for a stream.
+    url: str
+
+    def write(self, data: bytes, /) -> None:
+        """Write all of the bytes.
+
+        Raises:
+            ShardNotWritten: they cannot be written.
+            CommandFailed: the command that they are for has ended.
+        """
+
+    def finish(self) -> None:
+        """Give the shard its name, and wait until it has it.
+
+        Raises:
+            ShardNotWritten: that failed.
+            CommandFailed: the command has ended with an error.
+        """
+
+    def discard(self) -> None:
+        """Leave nothing of the shard, as far as that is possible. It raises nothing."""
+
+
+def open_target(
+    target: str | os.PathLike[str] | BinaryIO | Target, storage_options: Mapping[str, Any] | None = None
+) -> Target:
+    """Begin to write a shard: to a path, a URL, ``pipe:COMMAND``, ``-`` (standard output) or an open binary stream.
+
+    Args:
+        target: where to.
+        storage_options: passed to the file system of a URL.
+
+    Raises:
+        ShardNotWritten: nothing can be written there.
+        UnknownScheme: no file system answers for the scheme.
+        MissingDependency: the scheme needs a package that is not installed.
+        TypeError: it is nothing of these.
+    """
+    if not isinstance(target, str | os.PathLike):
+        from wds_datapipes.io.sinks.stream_sink import StreamTarget
+
+        return target if isinstance(target, StreamTarget) else StreamTarget(target)
+    url = os.fspath(target)
+    scheme, _ = split_scheme(url)
+    if scheme == "pipe":
+        from wds_datapipes.io.sinks.command_sink import CommandTarget
+
+        return CommandTarget(url)
+    if scheme == "-":
+        from wds_datapipes.io.sinks.stream_sink import standard_output
+
+        return standard_output(url)
+    path = local_path(url)
+    if path is not None:
+        from wds_datapipes.io.sinks.local_sink import LocalTarget
+
+        return LocalTarget(url, path)
+    from wds_datapipes.io.sinks.remote_sink import RemoteTarget
+
+    return RemoteTarget(url, storage_options or {})
+
+
+def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Remove a shard, or what goes with one, if it is there.
+
+    Raises:
+        ShardNotWritten: it cannot be removed.
+    """
+    path = local_path(url)
+    try:
+        if path is not None:
+            os.remove(path)  # noqa: PTH107  it is a text
+            return
+        from wds_datapipes.io.remote.filesystem import remote_filesystem
+
+        filesystem, place = remote_filesystem(url, storage_options)
+        filesystem.rm_file(place)
+    except FileNotFoundError:
+        return
+    except Exception as error:  # noqa: BLE001  every file system has errors of its own
+        from wds_datapipes.io.redaction import raise_alone
+        from wds_datapipes.io.remote.filesystem import hiding, reason
+
+        hide = hiding(storage_options or {})
+        raise_alone(ShardNotWritten(f"{hide(url)} cannot be removed: {reason(error, split_scheme(url)[0], hide)}"))
+
+
+def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
+    """Return the size of a shard in bytes, or ``None`` if there is none, or nothing that has a size.
+
+    Raises:
+        ShardNotOpened: its store does not tell.
+    """
+    path = local_path(url)
+    if path is not None:
+        try:
+            return os.stat(path).st_size  # noqa: PTH116  it is a text
+        except FileNotFoundError:
+            return None
+    if split_scheme(url)[0] in ("pipe", "-"):
+        return None
+    from wds_datapipes.io.redaction import raise_alone
+    from wds_datapipes.io.remote.filesystem import hiding, reason, remote_filesystem
+
+    filesystem, place = remote_filesystem(url, storage_options)
+    try:
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            filesystem.invalidate_cache()  # or it would tell what it was told before
+        size: int | None = filesystem.size(place)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001  every file system has errors of its own
+        hide = hiding(storage_options or {})
+        raise_alone(ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}"))
+    return size

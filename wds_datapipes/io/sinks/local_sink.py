@@ -1,0 +1,73 @@
+"""Shards that are written to local files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import cast
+
+from wds_datapipes.errors import ShardNotWritten
+from wds_datapipes.io.atomic_file import PartFile
+
+__all__ = ["LocalTarget"]
+
+
+class LocalTarget:
+    """Writes to a file of another name in the same folder, which gets its own at the end.
+
+    What is there and is no file, such as a named pipe, is written to as it is.
+    """
+
+    def __init__(self, url: str, path: str) -> None:
+        self.url = url
+        self._written = 0
+        self._file: PartFile | None = None
+        try:
+            place = Path(path).resolve()  # a link stays, and what it points to is replaced
+            if place.is_dir():
+                raise IsADirectoryError(0, "it is a folder")
+            if place.exists() and not place.is_file():
+                self._stream = cast(io.RawIOBase, place.open("wb", buffering=0))
+            else:
+                self._file = PartFile(str(place), buffer_bytes=0)
+                self._stream = cast(io.RawIOBase, self._file.stream)
+        except FileNotFoundError as error:
+            raise ShardNotWritten(
+                f"The shard {url!r} cannot be written: there is no folder {str(Path(path).parent)!r}. Make it first"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise self._failure(error) from error
+
+    def write(self, data: bytes, /) -> None:
+        """Write all of the bytes, which the system may take in parts."""
+        view = memoryview(data)
+        try:
+            while view:
+                taken = self._stream.write(view) or 0
+                self._written += taken
+                view = view[taken:]
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def finish(self) -> None:
+        """Write the file to the disk, and give it its name."""
+        try:
+            if self._file is None:
+                self._stream.close()
+            else:
+                self._file.finish()
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def discard(self) -> None:
+        """Remove the file, unless it is finished."""
+        if self._file is not None:
+            self._file.discard()
+        else:
+            self._stream.close()
+
+    def _failure(self, error: OSError | ValueError) -> ShardNotWritten:
+        reason = getattr(error, "strerror", None) or str(error)
+        left = "Nothing of it is left" if self._file is not None else "What was written is not whole"
+        after = f", after {self._written} bytes. {left}" if self._written else ""
+        return ShardNotWritten(f"The shard {self.url!r} cannot be written: {reason}{after}")

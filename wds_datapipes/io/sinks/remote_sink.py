@@ -1,0 +1,99 @@
+"""Shards that are written to the file systems of fsspec: object stores and others."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]  # it carries no types
+
+from wds_datapipes.errors import ShardNotWritten
+from wds_datapipes.io.redaction import raise_alone
+from wds_datapipes.io.remote.filesystem import hiding, reason, remote_filesystem
+from wds_datapipes.io.urls import split_scheme
+
+__all__ = ["RemoteTarget"]
+
+#: How much is sent at once to stores that take files in parts, in bytes. S3 takes 10,000 parts: 160 GB.
+PART_BYTES = 16 << 20
+
+
+class RemoteTarget:
+    """Uploads to an object store, where a file appears when its upload ends; or to a temporary name, and renames.
+
+    Stores such as S3 and Google's show nothing of an upload before it is finished, and can abort it. Other file systems
+    get a temporary name in the same folder.
+
+    Args:
+        url: ``scheme://...``.
+        storage_options: passed to the file system: credentials, an endpoint and so on. None of it is ever printed.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        self.url = url
+        self._hide = hiding(storage_options)
+        self._scheme, _ = split_scheme(url)
+        self._written = 0
+        if self._scheme in ("http", "https"):
+            raise ShardNotWritten(
+                f"{self._hide(url)} cannot be written: web servers differ in how they take files. Use a command that "
+                f"yours understands, such as pipe:curl -fsS -T - URL"
+            )
+        self._filesystem, self._path = remote_filesystem(url, storage_options)
+        self._part = ""
+        try:
+            self._part = f"{self._path}.{secrets.token_hex(8)}.part"
+            self._file = self._filesystem.open(self._part, "wb", block_size=PART_BYTES)
+            if _can_discard(self._file):
+                _abandon(self._file)  # nothing was sent of it
+                self._part = ""
+                self._file = self._filesystem.open(self._path, "wb", block_size=PART_BYTES)
+        except Exception as error:  # noqa: BLE001  every file system has errors of its own
+            raise_alone(self._failure(error))
+
+    def write(self, data: bytes, /) -> None:
+        """Hand the bytes to the file system."""
+        try:
+            self._file.write(data)
+        except Exception as error:  # noqa: BLE001  the same
+            raise_alone(self._failure(error))
+        self._written += len(data)
+
+    def finish(self) -> None:
+        """Finish the upload, or give the file its name."""
+        try:
+            self._file.close()
+            if self._part:
+                self._filesystem.mv(self._part, self._path)
+        except Exception as error:  # noqa: BLE001  the same
+            raise_alone(self._failure(error))
+
+    def discard(self) -> None:
+        """Abort the upload, or remove the file."""
+        with contextlib.suppress(Exception):
+            if not self._part:
+                _abandon(self._file)
+                return
+            self._file.close()
+        with contextlib.suppress(Exception):
+            self._filesystem.rm(self._part)
+
+    def _failure(self, error: Exception) -> ShardNotWritten:
+        told = reason(error, self._scheme, self._hide)
+        return ShardNotWritten(f"{self._hide(self.url)} cannot be written: {told}, after {self._written} bytes")
+
+
+def _can_discard(file: Any) -> bool:
+    """Whether nothing shows of a file before it is closed, and its upload can be aborted."""
+    kind = type(file)
+    return isinstance(file, AbstractBufferedFile) and kind.discard is not AbstractBufferedFile.discard
+
+
+def _abandon(file: Any) -> None:
+    """Abort an upload, also one whose end has failed; nothing more is sent when the file is collected as garbage."""
+    try:
+        file.discard()
+    finally:
+        file.closed = True

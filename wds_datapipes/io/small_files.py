@@ -1,0 +1,151 @@
+"""Files that stand beside shards: what they are called, and how they are read and written as a whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from wds_datapipes.errors import MissingSidecar, ShardError, ShardNotWritten, WdsError
+from wds_datapipes.io.atomic_file import PartFile
+from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
+from wds_datapipes.io.redaction import raise_alone
+from wds_datapipes.io.remote.filesystem import hiding, remote_filesystem
+from wds_datapipes.io.remote.fsspec_file import PATIENCE
+from wds_datapipes.io.remote.throughput import Attempt
+from wds_datapipes.io.remote.timeouts import Waiting
+from wds_datapipes.io.sinks.remote_sink import RemoteTarget
+
+__all__ = ["beside", "folder_of", "joined", "read_sidecar", "within", "write_sidecar"]
+
+
+def beside(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
+    """Return the name of a file that belongs to a shard: its own name with something behind it.
+
+    >>> beside("data/a.tar", ".wdsidx"), beside("https://host/a.tar?part=1", ".wdsidx", "indexes")
+    ('data/a.tar.wdsidx', 'indexes/a.tar.wdsidx')
+    >>> beside("https://host/a.tar?part=1", ".wdsidx")
+    'https://host/a.tar.wdsidx?part=1'
+
+    Args:
+        url: the shard.
+        suffix: what its name gets behind it.
+        folder: where the file is, if not where the shard is.
+    """
+    scheme, _ = split_scheme(url)
+    path, mark, query = url.partition("?") if scheme in ("http", "https") else (url, "", "")
+    if folder is not None:
+        return f"{os.fspath(folder).rstrip('/')}/{path.rstrip('/').rpartition('/')[2]}{suffix}"
+    if scheme in ("-", "pipe"):
+        raise ValueError(
+            f"{redact(url)} has no place for files beside it. Say in which folder they are, or write it to a file first"
+        )
+    return f"{path}{suffix}{mark}{query}"
+
+
+def folder_of(url: str) -> str:
+    """Return the folder of a file, with a slash behind it; that of a bare name is nothing."""
+    scheme, _ = split_scheme(url)
+    path = url.partition("?")[0] if scheme in ("http", "https") else url
+    return path[: path.rfind("/") + 1]
+
+
+def within(folder: str, url: str) -> str:
+    """Return the name of a file as it is from a folder; in another place, a name that holds from everywhere."""
+    if folder and url.startswith(folder):
+        return url[len(folder) :]
+    if split_scheme(url)[0]:
+        return url
+    path = Path(url).absolute()
+    if not split_scheme(folder)[0] and path.is_relative_to(place := Path(folder).absolute()):
+        return str(path.relative_to(place))
+    return str(path)
+
+
+def joined(folder: str, url: str) -> str:
+    """Return the name of a file that is named from a folder."""
+    return url if split_scheme(url)[0] or url.startswith("/") else folder + url
+
+
+def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
+    """Read a file as a whole.
+
+    Raises:
+        MissingSidecar: it cannot be read.
+    """
+    path = local_path(url)
+    try:
+        if path is not None:
+            return Path(path).read_bytes()
+        if split_scheme(url)[0] in known_schemes():
+            with open_url(url) as stream:
+                return b"".join(iter(lambda: stream.read(1 << 20), b""))
+        _, waiting = Waiting.split(storage_options)
+        patience = waiting.patience()
+        filesystem, place = remote_filesystem(url, storage_options, patience=patience)
+
+        def read() -> bytes:
+            return bytes(Attempt(partial(filesystem.cat_file, place)).result(PATIENCE * waiting.seconds))
+
+        return patience.patiently(read, f"{redact(url)} cannot be read")
+    except ShardError as error:
+        raise MissingSidecar(str(error)) from None
+    except WdsError:
+        raise
+    except Exception as error:  # noqa: BLE001  the same
+        raise_alone(_failed(url, storage_options, "read", error))
+
+
+def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Write a file, which is there as a whole or not at all, and replace one that was there.
+
+    Raises:
+        MissingSidecar: it cannot be written. One that was there is still there.
+    """
+    path = local_path(url)
+    try:
+        if path is not None:
+            _write_local(path, content)
+        elif split_scheme(url)[0] in known_schemes():
+            raise MissingSidecar(
+                f"{redact(url)} cannot be written: its opener only reads. Say in which folder it shall be"
+            )
+        else:
+            _write_remote(url, content, storage_options or {})
+    except ShardNotWritten as error:
+        raise MissingSidecar(str(error)) from None
+    except OSError as error:
+        if isinstance(error, MissingSidecar):
+            raise
+        raise_alone(_failed(url, storage_options, "written", error))
+
+
+def _write_local(path: str, content: bytes) -> None:
+    part = PartFile(str(Path(path).resolve()), buffer_bytes=len(content) + 1)
+    try:
+        part.stream.write(content)
+        part.finish()
+    except BaseException:
+        part.discard()
+        raise
+
+
+def _write_remote(url: str, content: bytes, storage_options: Mapping[str, Any]) -> None:
+    target = RemoteTarget(url, storage_options)
+    try:
+        target.write(content)
+        target.finish()
+    except BaseException:
+        target.discard()
+        raise
+
+
+def _failed(url: str, options: Mapping[str, Any] | None, what: str, error: Exception) -> WdsError:
+    hide = hiding(options or {})
+    if isinstance(error, FileNotFoundError):
+        missing = "file" if what == "read" else "folder"
+        return MissingSidecar(f"{hide(url)} cannot be {what}: there is no such {missing}")
+    reason = hide((isinstance(error, OSError) and error.strerror) or str(error))
+    return MissingSidecar(f"{hide(url)} cannot be {what}: {type(error).__name__}: {reason}")

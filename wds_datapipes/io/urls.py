@@ -1,0 +1,137 @@
+"""Which function opens the URLs of which scheme."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any, BinaryIO, cast
+
+from wds_datapipes.errors import ShardError
+from wds_datapipes.types import Opener
+
+__all__ = [
+    "OpeningURL",
+    "find_opener",
+    "is_registered",
+    "is_remote",
+    "known_schemes",
+    "register_opener",
+    "split_scheme",
+]
+
+#: Scheme -> "module:function", imported when the first URL of the scheme is opened.
+BUILT_IN: dict[str, str] = {
+    "": "wds_datapipes.io.local:open_path",
+    "-": "wds_datapipes.io.standard_input:open_standard_input",
+    "file": "wds_datapipes.io.local:open_file_url",
+    "pipe": "wds_datapipes.io.command:open_command",
+}
+
+#: What opens a ``scheme://...`` that nobody registered.
+FALLBACK = "wds_datapipes.io.remote.filesystem:open_remote"
+
+#: Two characters at least, so that the drive letter of a Windows path is no scheme.
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?")
+
+_registered: dict[str, Opener] = {}
+
+
+def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> None:
+    r"""Open the URLs of a scheme with a function of your own, everywhere in this process.
+
+    The function gets the whole URL, and the options of the stage that reads as keywords. It returns a binary stream
+    that reads forward; the stage closes it. From then on both ``scheme:...`` and ``scheme://...`` go to it, in front
+    of whatever fsspec knows under that name.
+
+    A worker process that is started by "spawn" or "forkserver" begins without it. Put the call into a module that the
+    workers import too, such as the one that defines the function.
+
+    Examples:
+        >>> import io
+        >>> from wds_datapipes.io.openers import open_url
+        >>> def open_zeros(url, /, **options):
+        ...     size = int(url.removeprefix("zeros:"))
+        ...     return io.BytesIO(bytes(size))
+        >>> register_opener("zeros", open_zeros)
+        >>> with open_url("zeros:3") as stream:
+        ...     stream.read()
+        b'\x00\x00\x00'
+
+    Args:
+        scheme: the part before the colon: a letter, then letters, digits, ``+``, ``-`` or ``.``, two characters at
+            least. Upper and lower case are the same.
+        opener: the function, see `Opener`.
+        replace: allow the scheme to be one that has an opener already.
+
+    Raises:
+        ValueError: ``scheme`` is no scheme, or it has another opener and ``replace`` was not given.
+    """
+    if not SCHEME.fullmatch(f"{scheme}:"):
+        raise ValueError(
+            f"{scheme!r} cannot be the scheme of a URL. Use two characters or more: a letter, then letters, digits, "
+            '"+", "-" or ".", without the colon'
+        )
+    name = scheme.lower()
+    taken = name in BUILT_IN or _registered.get(name, opener) is not opener
+    if taken and not replace:
+        raise ValueError(
+            f"URLs of the scheme {name!r} have an opener already. Pass replace=True to put yours in its place"
+        )
+    _registered[name] = opener
+
+
+def split_scheme(url: str) -> tuple[str, str]:
+    """Split a URL into its scheme, in lower case, and what follows the colon; the scheme of a local path is empty.
+
+    A name with a colon is a path unless the colon is followed by ``//``, or what stands before it has an opener here.
+
+    >>> split_scheme("S3://bucket/000.tar"), split_scheme("pipe:cat 000.tar"), split_scheme("run:000.tar")
+    (('s3', '//bucket/000.tar'), ('pipe', 'cat 000.tar'), ('', 'run:000.tar'))
+    """
+    if url == "-":
+        return "-", ""
+    if match := SCHEME.match(url):
+        scheme = match[1].lower()
+        if match[2] or scheme in _registered or scheme in BUILT_IN:
+            return scheme, url[match.end(1) + 1 :]
+    return "", url
+
+
+class OpeningURL(str):
+    """A URL that knows better than its scheme how it is opened.
+
+    Attributes:
+        local_path: the file that is read.
+    """
+
+    local_path: str
+
+    def opened(self, **options: Any) -> BinaryIO:
+        """Return what an opener would."""
+        raise NotImplementedError
+
+    def disown(self, error: ShardError) -> None:
+        """Take note that what was opened is damaged, or ends too early."""
+
+
+def find_opener(scheme: str) -> Opener:
+    """The function that opens the URLs of a scheme that `split_scheme` returned."""
+    if scheme in _registered:
+        return _registered[scheme]
+    module, _, function = BUILT_IN.get(scheme, FALLBACK).partition(":")
+    return cast(Opener, getattr(importlib.import_module(module), function))
+
+
+def is_registered(scheme: str) -> bool:
+    """Whether the URLs of a scheme go to an opener of `register_opener`."""
+    return scheme in _registered
+
+
+def is_remote(scheme: str) -> bool:
+    """Whether the URLs of a scheme go to fsspec."""
+    return scheme not in BUILT_IN and scheme not in _registered
+
+
+def known_schemes() -> list[str]:
+    """The schemes that are opened here, without those that fsspec knows; the empty one is left out."""
+    return sorted({*BUILT_IN, *_registered} - {""})

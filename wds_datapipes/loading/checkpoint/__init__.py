@@ -1,0 +1,1 @@
+"""The states of loaders: their format, their encoding, and resharding to another number of workers."""

@@ -1,0 +1,161 @@
+"""What the loaders return as their states: the checkpoints in it, whichever loader it comes from.
+
+A state is a dictionary of one text, which is JSON. So it has the same shape whenever it is asked for, and passes as a
+whole through everything that saves dictionaries: torch's distributed checkpoints fill only what they find in the state
+of a loader that has not begun.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.format import Checkpoint
+
+__all__ = ["STATE", "checkpoints_in", "state_of", "state_of_stream", "text_of"]
+
+#: The only key of a state.
+STATE = "wds_datapipes"
+#: Before version 3, instances were numbered by rank and then by worker, so that a shard went to another one of them.
+#: Before version 4, what a worker had made since it reported its state was made again and skipped by count.
+#: Before version 5, a state was a dictionary of many values.
+VERSION = 5
+#: What stands for the state of a worker that does not know which part of its stream the loop will have.
+STREAM = "stream"
+#: Where the state of a ``DataLoader2`` with a reading service of torchdata has the pickle of a pipeline.
+PICKLE = "serialized_datapipe"
+
+
+def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
+    """Return the state that holds the checkpoints of some ranks."""
+    return {STATE: text_of(checkpoints)}
+
+
+def text_of(checkpoints: Sequence[Checkpoint]) -> str:
+    """Return the text of a state."""
+    return _written([checkpoint.as_dict() for checkpoint in checkpoints])
+
+
+def state_of_stream() -> dict[str, str]:
+    """Return the state of a worker that does not know which part of its stream the loop will have."""
+    return {STATE: _written(STREAM)}
+
+
+def _written(ranks: Any) -> str:
+    return json.dumps({"version": VERSION, "ranks": ranks}, separators=(",", ":"))
+
+
+def checkpoints_in(state: Any) -> list[Checkpoint]:
+    """Return the checkpoints that a state holds, one of each rank that it is of.
+
+    Args:
+        state: of a ``DataLoader2``, a ``StatefulDataLoader``, a `ShardReadingService` or a `StatefulShards`; or what
+            `merge_states` has made of them; or the text of one.
+
+    Raises:
+        StateError: it holds none.
+    """
+    try:
+        found = _found(state)
+    except StateError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise StateError(f"This state of a loader is not whole: {type(error).__name__}: {error}") from None
+    if not found:
+        raise StateError("This is no state of a loader: it is one of no rank")
+    return found
+
+
+def _found(state: Any) -> list[Checkpoint]:
+    if isinstance(state, bytes | str):
+        return _read(state)
+    if not isinstance(state, Mapping):
+        raise StateError(f"This is no state of a loader, which is a dictionary with the key {STATE!r}: {state!r:.100}")
+    if STATE in state:
+        # A run that loads the state of another one has none of its items.
+        return [replace(checkpoint, is_drained=False) for checkpoint in _read(state[STATE])]
+    if "_snapshot" in state:
+        return [_of_workers(state)]
+    if "dataset_state" in state:
+        is_over = bool(state["_iterator_finished"])
+        return [_of_main_process(checkpoint, is_over) for checkpoint in _of_dataset(state)]
+    if PICKLE in state:
+        raise StateError(
+            "This is a state of torchdata: a pickle of a pipeline, which does not say where in the epoch the loop was. "
+            "The state of a DataLoader2 with ShardReadingService does"
+        )
+    keys = ", ".join(map(repr, state)) or "none"
+    raise StateError(f"This is no state of a loader, which has the key {STATE!r}: it has {keys:.200}")
+
+
+def _read(text: Any) -> list[Checkpoint]:
+    """Return the checkpoints in the text of a state."""
+    if not isinstance(text, bytes | str):
+        raise StateError(f"This is no state of a loader, since {STATE!r} is no text: {text!r:.100}")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"This is no state of a loader, since it is no JSON: {error}") from None
+    if not isinstance(found, dict) or "version" not in found:
+        raise StateError("This is no state of a loader: it does not say which version it has")
+    if found["version"] != VERSION:
+        raise StateError(
+            f"This state has version {found['version']}, and this release of wds-datapipes reads version {VERSION} "
+            f"alone. Load it with the release that has saved it, or begin the epoch again"
+        )
+    if found["ranks"] == STREAM:
+        raise StateError(
+            "A StatefulDataLoader does not know where a pipeline goes on that with_epoch cuts into epochs. Loop over "
+            "data.tracked(loader), and save and load the data set: data.state_dict(), data.load_state_dict(state)"
+        )
+    return [Checkpoint.of_dict(each) for each in found["ranks"]]
+
+
+def _of_main_process(checkpoint: Checkpoint, is_over: bool) -> Checkpoint:
+    """Return the checkpoint of a ``StatefulDataLoader`` without workers.
+
+    Args:
+        checkpoint: of its data set.
+        is_over: whether the loop has ended.
+    """
+    if checkpoint.is_drained and not is_over:
+        checkpoint = replace(checkpoint, is_over=False)
+    return replace(checkpoint, is_drained=False)
+
+
+def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint in what a ``StatefulDataLoader`` with workers has returned."""
+    if state["_steps_since_snapshot"]:
+        raise StateError(
+            f"This state of a StatefulDataLoader tells where its workers were {state['_steps_since_snapshot']} steps "
+            f"before it was saved, and only a StatefulDataLoader can make those steps again. Save it with "
+            f"snapshot_every_n_steps=1 to load it elsewhere"
+        )
+    snapshot = state["_snapshot"]
+    found = snapshot["_worker_snapshots"]
+    workers = [_of_dataset(found[f"worker_{number}"])[0] for number in range(len(found))]
+    own = sorted(workers, key=lambda each: each.worker or 0)
+    if [each.worker for each in own] != [*range(own[0].workers)]:
+        raise StateError(
+            f"This state of a StatefulDataLoader is not whole: it is of {own[0].workers} workers, and holds those of "
+            f"{', '.join(str(each.worker) for each in own)}"
+        )
+    # The processes may have other numbers than the workers, whose turn it was when an epoch went on.
+    turn = workers[(snapshot["_last_yielded_worker_id"] + 1) % len(workers)].worker or 0
+    parts = [part for each in own for part in each.parts]
+    return replace(workers[0], worker=None, turn=turn, parts=parts, is_over=bool(state["_iterator_finished"]))
+
+
+def _of_dataset(state: Mapping[str, Any]) -> list[Checkpoint]:
+    """Return the checkpoints that a data set has returned to a ``StatefulDataLoader``.
+
+    Raises:
+        StateError: it is not one of ours.
+    """
+    found = state.get("dataset_state")
+    if not isinstance(found, Mapping) or STATE not in found:
+        raise StateError("This is the state of a StatefulDataLoader whose data set is no StatefulShards")
+    return _read(found[STATE])

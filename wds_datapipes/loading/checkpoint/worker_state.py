@@ -1,0 +1,57 @@
+"""Where an epoch resumes in one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+from wds_datapipes.loading.checkpoint.encoding import read, written
+from wds_datapipes.pipes.state.pipeline_state import load_state, renewed
+
+__all__ = ["Resumed"]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a worker needs to resume in the middle of an epoch.
+
+    Attributes:
+        stages: the state of the pipeline, or the text of it; None is its beginning.
+    """
+
+    stages: Sequence[Mapping[str, Any] | None] | str | None
+
+    @property
+    def state(self) -> Sequence[Mapping[str, Any] | None] | None:
+        """The state of the pipeline.
+
+        Raises:
+            StateError: it is a text that is none.
+        """
+        return read(self.stages) if isinstance(self.stages, str) else self.stages
+
+    @property
+    def mark(self) -> int | None:
+        """A number that identifies this position in an epoch; None at the beginning of one.
+
+        Raises:
+            StateError: the state is a text that is none.
+        """
+        is_beginning = all(set(stage or ()) <= {"lasting"} for stage in self.state or ())
+        return None if is_beginning else crc32(str(self.as_dict()["stages"]).encode())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values; the state as text."""
+        stages = self.stages if self.stages is None or isinstance(self.stages, str) else written(self.stages)
+        return {"stages": stages}
+
+    def renewed(self) -> Resumed:
+        """Return where the next epoch begins, if this is the end of one."""
+        return Resumed(renewed(self.state))
+
+    def load(self, pipe: Any) -> None:
+        """Have a pipeline resume from here when it is iterated next."""
+        if self.stages is not None:
+            load_state(pipe, self.state)

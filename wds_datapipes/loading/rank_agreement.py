@@ -1,0 +1,160 @@
+"""What has to be the same on all ranks that share data: the number of their workers, and the list that is split."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Any
+
+from torch.utils.data import get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from wds_datapipes.loading.rank_and_worker import RankPlace
+from wds_datapipes.pipes.shard_list import ShardList
+from wds_datapipes.pipes.state.graph import splits, splitters, upstream
+
+__all__ = ["Agreement", "check_alike", "facts_of", "lists_of"]
+
+Facts = Mapping[str, Any]
+
+#: How long the store may take to answer a worker.
+CONNECT = timedelta(seconds=5)
+
+_numbers = Counter[str]()
+
+
+class Agreement:
+    """Compares what the ranks of a run have to have alike, through the store of their process group.
+
+    No rank waits: each shows its facts, and compares them with those that its neighbours have shown. So whichever
+    comes last finds the difference. A worker process has a connection of its own, where the store is a ``TCPStore``.
+
+    Args:
+        pipe: the pipeline. The n-th one of the same stages is that of the other ranks.
+        place: of this rank.
+    """
+
+    def __init__(self, pipe: Any, place: RankPlace) -> None:
+        kind = _digest(type(stage).__name__ for stage in upstream(pipe))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store when it restarts ranks
+        self._name = f"wds_datapipes/alike/{attempt}/{place.ranks}/{kind}/{_numbers[kind]}"
+        self._ranks, self._rank = place
+        self._address: tuple[str, int] | None = None
+        _numbers[kind] += 1
+
+    def compare(self, facts: Facts) -> None:
+        """Show facts, and compare them with those of other ranks, under the same names.
+
+        Raises:
+            RuntimeError: they differ.
+        """
+        for rank, found in self._neighbours(facts).items():
+            check_alike(self._rank, facts, rank, found)
+
+    def _neighbours(self, facts: Facts) -> dict[int, Facts]:
+        """Show facts, and return those of the neighbours, as far as they have come."""
+        found: dict[int, Facts] = {}
+        with suppress(RuntimeError):  # the group has gone, or its store is out of reach
+            if (store := self._store()) is not None:
+                name = f"{self._name}/{' '.join(facts)}"
+                store.set(f"{name}/{self._rank}", json.dumps(facts))
+                for rank in {(self._rank + step) % self._ranks for step in (1, -1)} - {self._rank}:
+                    if store.check([f"{name}/{rank}"]):
+                        found[rank] = json.loads(store.get(f"{name}/{rank}"))
+        return found
+
+    def _store(self) -> Any:
+        """Return the store of the process group; None in a worker that has no way to it."""
+        # Where torch has no distributed part, these cannot be imported.
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
+        from torch.distributed import distributed_c10d
+
+        if get_worker_info() is not None:
+            # The connection that a fork has belongs to the main process.
+            return self._address and TCPStore(*self._address, is_master=False, timeout=CONNECT)
+        store = distributed_c10d._get_default_store()
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        if isinstance(store, TCPStore):
+            self._address = store.host, store.port
+        return store
+
+
+def facts_of(pipe: Any, workers: int) -> dict[str, Any]:
+    """Return what all ranks have to have alike.
+
+    Args:
+        pipe: the pipeline, before it is split.
+        workers: how many processes of this rank run it.
+    """
+    return {"workers": max(workers, 1), **lists_of(pipe)} if any(map(splits, upstream(pipe))) else {}
+
+
+def lists_of(pipe: Any) -> dict[str, Any]:
+    """Return what all ranks have to have alike before it is known how many workers there are."""
+    return {"lists": [_outline(urls) for urls in _lists(pipe)]}
+
+
+def check_alike(rank: int, facts: Facts, other: int, others: Facts) -> None:
+    """Make sure that two ranks have the same.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    if not (facts and others):
+        return
+    if (own := facts.get("workers")) != (found := others.get("workers")) and None not in (own, found):
+        raise RuntimeError(
+            f"Rank {rank} reads with {_readers(own)}, and rank {other} with {_readers(found)}. Data is split between "
+            "as many on each rank, so that some of it would be read twice, and some never. Give every rank the same "
+            "num_workers"
+        )
+    for mine, theirs in zip(facts.get("lists", ()), others.get("lists", ()), strict=False):
+        if mine != theirs:
+            raise RuntimeError(
+                f"Rank {rank} lists {_text(mine)}, and rank {other} lists {_text(theirs)}. A list that the program "
+                "has split by rank already would be split once more, and most of it never read. Give all ranks the "
+                "same list, in the same order, without urls[rank::ranks]; or let each rank read a list of its own by "
+                "DataLoader2 with ShardReadingService(distributed=False)"
+            )
+
+
+def _lists(pipe: Any) -> Iterator[list[str]]:
+    """Yield the lists before what splits the data, as far as they are known before they are read."""
+    seen = set()
+    for splitter in splitters(pipe):
+        for stage in upstream(splitter):
+            if id(stage) not in seen:
+                seen.add(id(stage))
+                if type(stage) is ShardList:
+                    yield stage.urls
+                elif type(stage) is IterableWrapper and _is_list_of_urls(stage.iterable):
+                    yield [*stage.iterable]
+
+
+def _is_list_of_urls(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+
+
+def _outline(urls: list[str]) -> list[Any]:
+    """Return how many URLs there are, a digest of their names, and the first. Folders may differ from host to host."""
+    names = [re.split("[?#]", url.rstrip("/"))[0].rpartition("/")[2] for url in urls]
+    return [len(names), _digest(names), *names[:1]]
+
+
+def _digest(texts: Any) -> str:
+    return blake2b("\n".join(texts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _readers(workers: Any) -> str:
+    return "one process" if workers == 1 else f"{workers} workers"
+
+
+def _text(outline: list[Any]) -> str:
+    return f"{outline[0]} shards" + (f" from {outline[2]}" if outline[2:] else "")

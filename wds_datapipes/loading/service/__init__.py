@@ -1,0 +1,1 @@
+"""`ShardReadingService`: DataLoader2's reading service for worker processes and ranks."""

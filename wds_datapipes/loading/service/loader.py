@@ -1,0 +1,208 @@
+"""What ``DataLoader2`` has by a `ShardReadingService`: a state without a pickle, ``set_epoch``; and a length."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import distributed
+from torchdata.dataloader2 import DistributedReadingService
+from torchdata.dataloader2.graph._serialization import clone
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in, state_of
+from wds_datapipes.loading.lengths import length_of_rank, unknown_length
+from wds_datapipes.loading.lightning import without_ended_epoch
+from wds_datapipes.loading.service.service import ShardReadingService
+from wds_datapipes.loading.service.state_manager import described
+from wds_datapipes.user_warnings import warn_user
+
+__all__ = [
+    "epoch_setter",
+    "length_of",
+    "load_state",
+    "own_service",
+    "refuse_pipeline",
+    "refuse_state",
+    "save_state",
+    "warn_of_lost_position",
+]
+
+NO_PIPELINE = (
+    "The state holds no pipeline, whose functions and credentials may have changed. Make the loader with its pipeline, "
+    "DataLoader2(pipe, reading_service=ShardReadingService(...)), and call load_state_dict(state)"
+)
+
+
+def own_service(loader: Any) -> ShardReadingService | None:
+    """Return the `ShardReadingService` of a loader, which may be in a ``SequentialReadingService``."""
+    return _own(loader.reading_service)
+
+
+def save_state(loader: Any, service: ShardReadingService) -> dict[str, str]:
+    """Return where a loader is: the state of its service, which is all that there is to know.
+
+    Raises:
+        StateError: there is none, or another reading service has one, too.
+    """
+    before = [each for each in _services(loader.reading_service) if each is not service]
+    for other in before:
+        if callable(getattr(other, "checkpoint", None)):
+            raise StateError(
+                f"{type(other).__name__} has a state of its own, which has no place in that of a ShardReadingService. "
+                f"Save it beside loader.reading_service.state_dict(), or leave it out of the SequentialReadingService"
+            )
+    if not loader._adapted and loader.datapipe is not None:
+        service.know(loader.datapipe)
+    # The seed that was given since the last epoch began.
+    service.expect(
+        loader._seed if loader._reset_seed else None,
+        is_shared=any(isinstance(each, DistributedReadingService) for each in before),
+    )
+    return service.state_dict()
+
+
+def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
+    """Have a loader resume from a state, with the pipeline that it has, when it is iterated next.
+
+    A loader that has begun starts its workers again, and its iterators are no longer valid.
+
+    Raises:
+        StateError: it is no state, or that of another pipeline.
+    """
+    checkpoints = without_ended_epoch(checkpoints_in(state))
+    pipe = loader._datapipe_before_reading_service_adapt
+    if pipe is None:
+        raise StateError(NO_PIPELINE)
+    stages = described(pipe)
+    for checkpoint in checkpoints:
+        checkpoint.check(stages)
+    if loader._adapted:
+        _begin_again(loader, service)
+    service.load_state_dict(state_of(checkpoints), seeds_too=False)
+    following = checkpoints[0].next
+    if following is not None:
+        loader.seed(following)
+
+
+def _begin_again(loader: Any, service: ShardReadingService) -> None:
+    """Put a loader back to where it was before it was iterated for the first time."""
+    loader.reading_service.finalize_iteration()
+    loader.reading_service.finalize()
+    service.begin_again()
+    loader.datapipe = clone(loader._datapipe_before_reading_service_adapt)
+    loader._datapipe_iter, loader._adapted, loader._reset_iter, loader._is_paused = None, False, True, False
+    loader._begins_again = False
+    if loader.valid_iterator_id is not None:
+        loader.valid_iterator_id += 1
+
+
+def refuse_state(state: Any) -> None:
+    """Refuse a state of this package where the loader has another reading service.
+
+    Raises:
+        StateError: it is one.
+    """
+    if _is_own(state):
+        raise StateError(
+            "This is the state of a ShardReadingService. Make the loader with one, DataLoader2(pipe, "
+            "reading_service=ShardReadingService(...)), to load it"
+        )
+
+
+def refuse_pipeline(service: Any, state: Any) -> None:
+    """Refuse to make a loader from a state of this package, or for a `ShardReadingService`.
+
+    Raises:
+        StateError: it is one.
+    """
+    if _is_own(state) or _own(service) is not None:
+        checkpoints_in(state)
+        raise StateError(NO_PIPELINE)
+
+
+def epoch_setter(loader: Any) -> Callable[[int], None]:
+    """Return what chooses the number of the next epoch of a loader.
+
+    Raises:
+        AttributeError: its reading service cannot choose.
+    """
+    service = own_service(loader)
+    if service is None:
+        raise AttributeError(
+            f"set_epoch needs a ShardReadingService, and the reading service here is {loader.reading_service!r}"
+        )
+
+    def set_epoch(epoch: int) -> None:
+        service.set_epoch(epoch)
+        # An iterator that has yielded nothing begins the chosen epoch in the place of its own.
+        loader._begins_again = not loader._reset_iter and not service.is_resumed
+
+    return set_epoch
+
+
+def length_of(loader: Any) -> int:
+    """Return how many items a loader yields in an epoch, on this rank.
+
+    Raises:
+        TypeError: the pipeline does not know, or the ranks are not known yet.
+    """
+    pipe = loader._datapipe_before_reading_service_adapt
+    services = list(_services(loader.reading_service))
+    in_step = any(isinstance(each, DistributedReadingService) for each in services)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # list() asks for it too, and its caller did not
+            len(pipe)  # without a copy, for those that do not know
+    except TypeError as error:
+        raise unknown_length(error) from None
+    rank, ranks = 0, 1
+    if in_step or any(getattr(each, "distributed", False) for each in services):
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise TypeError("The length is that of this rank, which is known once init_process_group was called")
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    workers = max([1, *(getattr(each, "num_workers", 0) for each in services)])
+    known: dict[tuple[int, int], int] = loader.__dict__.setdefault("_lengths", {})
+    if (rank, ranks) not in known:
+        # In step, all ranks end with the first of them.
+        others = range(ranks) if in_step else [rank]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            known[rank, ranks] = min(length_of_rank(clone(pipe), each, ranks, workers) for each in others)
+    return known[rank, ranks]
+
+
+def warn_of_lost_position(loader: Any, ended: int | None) -> None:
+    """Warn of the state of a loader without a `ShardReadingService` that is in the middle of an epoch.
+
+    Args:
+        loader: of which a state is asked for.
+        ended: the number of the last of its iterators that has ended.
+    """
+    if any(callable(getattr(each, "checkpoint", None)) for each in _services(loader.reading_service)):
+        return
+    # The first item that an iterator yields sets `_reset_iter`.
+    if loader.valid_iterator_id not in (None, ended) and loader._reset_iter:
+        warn_user(
+            "The state of a DataLoader2 without ShardReadingService does not say where in the epoch the loop is: a run "
+            "that loads it now starts at the beginning of an epoch. Use ShardReadingService as the reading service, "
+            "whose state does"
+        )
+
+
+def _own(service: Any) -> ShardReadingService | None:
+    return next((each for each in _services(service) if isinstance(each, ShardReadingService)), None)
+
+
+def _is_own(state: Any) -> bool:
+    return isinstance(state, Mapping) and STATE in state
+
+
+def _services(service: Any) -> Iterator[Any]:
+    """Yield the reading services that are in one, or itself."""
+    if (within := getattr(service, "reading_services", None)) is None:
+        yield service
+    else:
+        for each in within:
+            yield from _services(each)

@@ -1,0 +1,112 @@
+"""Page-locked memory for what goes to a GPU, one step ahead of the loop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread, current_thread
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data._utils import pin_memory as torch_pinning
+
+from wds_datapipes.loading.workers.prefetch_thread import Reader, work_for
+from wds_datapipes.user_warnings import warn_user
+
+__all__ = ["MemoryPinner", "pinned"]
+
+#: How long the thread may take to end, in seconds. It takes longer only where it waits for a worker.
+JOIN_S = 0.1
+
+_END = object()
+
+
+class MemoryPinner(IterDataPipe[Any]):
+    """Applies a function to the items of the main process, in a thread, one item ahead of the loop.
+
+    torchdata's own ``pin_memory`` stage polls ten thousand times a second, and cannot be paused.
+
+    Args:
+        source: where the items come from.
+        pin: what is done with each.
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(self, source: IterDataPipe[Any], pin: Callable[[Any], Any]) -> None:
+        self.source = source
+        self.pin = pin
+        self._coming: Future[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()
+        reader = Reader()
+        # It may wait for a worker for ever. The interpreter ends the workers only after all threads but daemons.
+        thread = Thread(target=self._run, args=(iter(self.source), wanted, reader), name="pin-memory", daemon=True)
+        thread.start()
+        coming = self._ask(wanted)
+        try:
+            while (item := coming.result()) is not _END:
+                coming = self._ask(wanted)
+                yield item
+                del item  # its memory is free while the next one is waited for
+        finally:
+            if self._coming is coming:
+                self._coming = None
+            del coming  # it may hold the error that holds this frame
+            reader.stop_iteration = True
+            wanted.put(None)
+            # At the end of the interpreter, the thread no longer runs; and any thread may find this to be garbage. Nor
+            # does Ctrl-C wait for a slow worker, which the thread soon ceases to wait for.
+            if not sys.is_finalizing() and thread is not current_thread():
+                thread.join(JOIN_S)
+
+    def pause(self) -> None:
+        """Wait for the item that is being made."""
+        if self._coming is not None:
+            wait([self._coming])
+
+    def _ask(self, wanted: SimpleQueue[Future[Any] | None]) -> Future[Any]:
+        """Have the thread make an item."""
+        coming: Future[Any] = Future()
+        self._coming = coming
+        wanted.put(coming)
+        return coming
+
+    def _run(self, items: Iterator[Any], wanted: SimpleQueue[Future[Any] | None], reader: Reader) -> None:
+        """Make items as they are asked for."""
+        work_for(reader)
+        while (coming := wanted.get()) is not None:
+            self._make(items, coming)
+
+    def _make(self, items: Iterator[Any], coming: Future[Any]) -> None:
+        try:
+            for item in items:
+                coming.set_result(self.pin(item))
+                return
+            coming.set_result(_END)
+        except BaseException as error:  # noqa: BLE001 - it is not lost: whoever takes the item gets it
+            coming.set_exception(error)
+            del coming  # it holds the error that holds this frame
+
+    def is_replicable(self) -> bool:
+        """Return False: there is one, in the main process."""
+        return False
+
+
+def pinned(source: IterDataPipe[Any]) -> IterDataPipe[Any]:
+    """Return a pipe whose tensors are in page-locked memory, or ``source`` itself, with a warning, without CUDA."""
+    if not torch.cuda.is_available():
+        warn_user("pin_memory=True has no effect, since CUDA is not available.")
+        return source
+    return MemoryPinner(source, partial(_pin, torch.cuda.current_device()))
+
+
+def _pin(device: int, item: Any) -> Any:
+    torch.cuda.set_device(device)  # a new thread would begin with the first one, and take memory there
+    pin: Callable[[Any], Any] = torch_pinning.pin_memory
+    return pin(item)

@@ -1,0 +1,110 @@
+"""Which states a `StatefulShards` loads: those of its pipeline and its seed, of this rank or of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
+from wds_datapipes.pipes.state.graph import sources_of
+
+__all__ = ["check_place", "check_ranks", "check_seed", "ends_together"]
+
+#: What a program does that has several ranks.
+ADVICE = (
+    "Gather the states of all ranks, and load the same merge_states([...]) on each; or save each rank's state under a "
+    "name of its own, and load it on that rank. torch.distributed.checkpoint keeps one value for each key, and gives "
+    "that of rank 0 to all"
+)
+
+
+def check_seed(checkpoint: Checkpoint, seeds: Sequence[int]) -> None:
+    """Make sure that the orders of a state follow from the seed that there is now, and that no other splits the data.
+
+    Args:
+        checkpoint: the state of a rank.
+        seeds: which the first epoch may have here; the first is the one that it has.
+
+    Raises:
+        StateError: they do not.
+    """
+    if checkpoint.next is not None and checkpoint.first not in seeds:
+        raise StateError(
+            f"The state was saved with another seed: {checkpoint.first}, and here it is {seeds[0]}. Give "
+            f"StatefulShards the seed of the loader that has saved it"
+        )
+    if checkpoint.engines is not None:
+        raise StateError(
+            "The state comes from behind another reading service, whose part of the data is not known here. Use "
+            "ShardReadingService(distributed=True) instead of it"
+        )
+
+
+def check_place(checkpoint: Checkpoint, place: tuple[int, int, bool, int] | None) -> None:
+    """Make sure that the state of one worker is that of this worker.
+
+    Args:
+        checkpoint: of a rank, or of one of its workers.
+        place: of this process, if it is a worker.
+
+    Raises:
+        StateError: it is that of another one.
+    """
+    if checkpoint.worker is not None and checkpoint.place != place:
+        raise StateError(
+            f"This is the state of one worker, {checkpoint.worker} of {checkpoint.workers} on rank {checkpoint.rank} "
+            f"of {checkpoint.ranks}, and only the same worker can go on from it. Load the whole state of the loader. "
+            f"{ADVICE}"
+        )
+
+
+def check_ranks(
+    loaded: Sequence[Checkpoint], rank: int, ranks: int, end_together: Callable[[], bool] = lambda: True
+) -> None:
+    """Make sure that this rank can go on from a state: it is one of all ranks, or its own.
+
+    A rank whose epoch has ended does not know from its own state whether the other ranks go on in that epoch.
+
+    Args:
+        loaded: the states of some ranks.
+        rank: this one.
+        ranks: how many there are now.
+        end_together: tells whether epochs have as many items on each rank, or are known to have ended on all.
+
+    Raises:
+        StateError: it is not.
+    """
+    first = loaded[0]
+    if sorted(checkpoint.rank for checkpoint in loaded) == [*range(first.ranks)]:
+        return
+    if all(checkpoint.is_over and (checkpoint.epoch < 0 or checkpoint.next is None) for checkpoint in loaded):
+        return  # none of them has begun
+    own = [checkpoint for checkpoint in loaded if (checkpoint.rank, checkpoint.ranks) == (rank, ranks)]
+    if not own:
+        raise StateError(
+            f"This is the state of rank {first.rank} of {first.ranks}, and it was loaded on rank {rank} of {ranks}. "
+            f"{ADVICE}"
+        )
+    if own[0].is_over and not end_together():
+        raise StateError(
+            f"The epoch of rank {rank} had ended when this state was saved, and it does not tell whether those of the "
+            f"other {ranks - 1} had: this rank has to wait for them, or to begin the next epoch. Load "
+            f"merge_states([...]) of what all ranks have saved between the same steps"
+        )
+
+
+def ends_together(pipe: Any) -> bool:
+    """Whether an epoch of a pipeline has as many items on each rank, as ``with_epoch`` makes it."""
+    try:
+        len(pipe)
+    except TypeError:  # as behind a filter
+        return False
+    stage = pipe
+    while not isinstance(stage, EpochCutter):
+        sources = list(sources_of(stage))
+        if len(sources) != 1 or isinstance(stage, LengthDeclarer):
+            return False
+        (stage,) = sources
+    return True

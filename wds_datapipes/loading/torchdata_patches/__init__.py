@@ -1,0 +1,1 @@
+"""Patches for known defects of torchdata's own DataLoader2 and reading services."""

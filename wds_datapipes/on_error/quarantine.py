@@ -1,0 +1,71 @@
+"""A file that names all that was passed over: one line of JSON for each item, from any number of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from wds_datapipes.counters import SkippedItem
+from wds_datapipes.errors import CorruptSidecar, MissingSidecar
+
+__all__ = ["read_quarantine", "write_quarantine"]
+
+
+def write_quarantine(path: str, item: SkippedItem) -> None:
+    """Append an item to the file; what several processes append at a time does not mix.
+
+    Raises:
+        MissingSidecar: it cannot be written.
+    """
+    line = json.dumps(item._asdict()).encode() + b"\n"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            written = os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+        if written != len(line):
+            raise OSError("the disk is full")
+    except OSError as error:
+        raise MissingSidecar(
+            f"What is passed over cannot be written to {path}: {error.strerror or error}. The item is {item}"
+        ) from error
+
+
+def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
+    """Return what was passed over, in the order in which it was written, from the file of an `ErrorBudget`.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": "a", "cls": b"one"}, {"__key__": "b", "cls": b"2"}])
+        >>> budget = ErrorBudget(max_errors=10, quarantine="passed-over.jsonl", warn=False)
+        >>> len(list(samples.wds_decode(on_error=budget)))
+        1
+        >>> [(item.key, item.field, item.error) for item in read_quarantine("passed-over.jsonl")]
+        [('a', 'cls', 'DecodeError')]
+
+    Args:
+        path: the file.
+
+    Raises:
+        MissingSidecar: there is no such file.
+        CorruptSidecar: it is something else.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise MissingSidecar(f"The list of what was passed over, {path}, cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CorruptSidecar(f"{path} is no list of what was passed over: {error}") from error
+    return [_item(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+
+
+def _item(line: str, where: str) -> SkippedItem:
+    try:
+        item = SkippedItem(**json.loads(line))
+        if not all(isinstance(value, str) for value in item):
+            raise ValueError("its values are texts, and here one is not")
+        return item
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CorruptSidecar(f"{where} is no list of what was passed over: {error}") from error

@@ -1,0 +1,147 @@
+"""From shards to their members."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.state.graph import unsplit
+from wds_datapipes.pipes.state.hidden_pipelines import warn_if_hidden
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.position import Resume
+from wds_datapipes.tar.headers import EndMarker
+from wds_datapipes.types import Member, MemberTuple
+
+__all__ = ["ShardLoader"]
+
+
+@register_stage("load_wds_shards")
+class ShardLoader(IterDataPipe[Member]):
+    """Read the files of each shard (functional name: ``load_wds_shards``).
+
+    A shard is a local path, a ``file:`` URL, ``-`` for standard input, ``pipe:`` and a shell command that writes a tar
+    archive, a scheme of `register_opener`, or any URL that fsspec opens. gzip, bzip2, xz and zstd (extra ``zst``)
+    are recognised by content. Shards are read as streams, forward and once, and closed when they end, when they fail
+    and when iteration is abandoned.
+
+    Yields:
+        Member: ``(url: str, name: str, data: bytes, offset: int)`` of each regular file, in the order of the
+        archive; ``offset`` is where its first header begins in the uncompressed archive, in bytes.
+
+    Args:
+        source: yields the URL of each shard.
+        select_files: gets a file's name before its data is read; files that it refuses are passed over without being
+            kept.
+        rename_files: gets a file's name and returns the one to use; ``select_files`` sees the new name.
+        ignore_zeros: go on behind an end marker, to read archives that were concatenated.
+        end_marker: ``"optional"`` accepts an archive without the two blocks of zeros that end a tar archive. Such an
+            archive cannot be told from one that was cut between two files.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first pass over the
+            rest of a shard that cannot be read. The sample that was being read when it failed is never handed on.
+        storage_options: what fsspec needs to open the shards, such as credentials.
+        timeout_s: after how many seconds without an answer or a byte a store has failed; 30 by default for web servers.
+        retries: how often a shard of a store is asked for again, in all, after failures that may pass: a connection
+            that breaks, a server that is busy. It is read on from the byte that is next, if the store can tell that it
+            is still the same file; 10 by default, with growing pauses between them, of five minutes at the most.
+        read_ahead: how many bytes of remote shards are read by threads before they are asked for, those of the next
+            shards included, so that nothing waits for a store where a shard ends; 32 MiB by default, 128 KiB at
+            least, and 0 is none. The source is asked for the next shards meanwhile, while all of them are remote.
+        limits: what a shard may ask for: how large its members are, and more, see `ReadLimits`. The defaults refuse
+            what only an attack or damage asks for.
+        safe: open nothing but files on a network; see `ShardList`, which should have it as well.
+
+    Raises:
+        ShardNotOpened: a shard is not there, or may not be read.
+        TruncatedShard: a shard is cut anywhere, or ends without its end marker.
+        CorruptShard: a header's checksum is wrong, or the file is no tar archive.
+        UnsupportedMember: a shard holds a sparse file.
+        LimitExceeded: a shard asks for more than its limits; a member that is too large is not read.
+        RefusedURL: with ``safe``, a shard is a local file or a command; no ``on_error`` passes over that.
+        ChangedShard: a shard was replaced while it was read; no ``on_error`` passes over that.
+        CommandFailed: a ``pipe:`` command ended with an error, even if the archive looked whole.
+        ReadFailed: the disk, the store or the network failed.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> shard = build_shard("train.tar", [{"__key__": "a", "txt": b"one", "cls": b"1"}])
+        >>> [(member.name, member.data, member.offset) for member in ShardList(shard).load_wds_shards()]
+        [('a.txt', b'one', 0), ('a.cls', b'1', 1024)]
+    """
+
+    _is_child_datapipe = False
+
+    def __init__(
+        self,
+        source: IterDataPipe[str],
+        *,
+        select_files: Callable[[str], bool] | None = None,
+        rename_files: Callable[[str], str] | None = None,
+        ignore_zeros: bool = False,
+        end_marker: EndMarker = "required",
+        on_error: OnError = "raise",
+        storage_options: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        retries: int | None = None,
+        read_ahead: int = READ_AHEAD_BYTES,
+        limits: ReadLimits = DEFAULT_LIMITS,
+        safe: bool = False,
+    ) -> None:
+        super().__init__()
+        check_on_error(on_error)
+        if end_marker not in ("required", "optional"):
+            raise ValueError(f'end_marker is "required" or "optional", not {end_marker!r}')
+        for option, function in (("select_files", select_files), ("rename_files", rename_files)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{option} is a function that gets a file's name, not {function!r}")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}")
+        if retries is not None and operator.index(retries) < 0:
+            raise ValueError(f"retries is a whole number from 0, not {retries!r}")
+        if operator.index(read_ahead) < 0:
+            raise ValueError(f"read_ahead is a number of bytes from 0, not {read_ahead!r}")
+        if not isinstance(limits, ReadLimits):
+            raise TypeError(f"limits are ReadLimits, such as ReadLimits(member_bytes=10**9), not {limits!r}")
+        self.source = source
+        self.select_files = select_files
+        self.rename_files = rename_files
+        self.ignore_zeros = ignore_zeros
+        self.end_marker = end_marker
+        self.on_error = on_error
+        # Not under its own name, which torch would print with its value in the text of every error.
+        self._storage_options = storage_options
+        # Nor these, which change no sample: a state can be loaded with others.
+        self._limits, self._safe = limits, safe
+        self._timeout_s, self._retries, self._read_ahead = timeout_s, retries, read_ahead
+
+    def __iter__(self) -> Iterator[Member]:
+        yield from map(Member._make, self.members())
+
+    def members(self, resume: Resume | None = None) -> Iterator[MemberTuple]:
+        """Yield what iterating does, as plain tuples and without torch's hook around each; grouping takes these.
+
+        Args:
+            resume: what is left to read, if not all.
+        """
+        warn_if_hidden(self.source)
+        return load_wds_shards(
+            self.source if resume is None or resume.deal is None else unsplit(self.source),
+            select_files=self.select_files,
+            rename_files=self.rename_files,
+            ignore_zeros=self.ignore_zeros,
+            end_marker=self.end_marker,
+            on_error=self.on_error,
+            storage_options=self._storage_options,
+            timeout_s=self._timeout_s,
+            retries=self._retries,
+            read_ahead=self._read_ahead,
+            limits=self._limits,
+            safe=self._safe,
+            resume=resume,
+        )

@@ -1,0 +1,240 @@
+"""The stages before a stage, and where the data is split there."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import Mapper, ShardingFilter
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.shard_assignment import Place
+from wds_datapipes.shards.position import Address
+
+__all__ = [
+    "Groups",
+    "address_of",
+    "has_no_share",
+    "instance_of",
+    "number_instances",
+    "place_in",
+    "place_of",
+    "refuse_fed",
+    "sources_of",
+    "splits",
+    "splitters",
+    "turn_shares",
+    "turns_of",
+    "unsplit",
+    "upstream",
+]
+
+#: What torch's ``ShardingFilter`` remembers: for each kind of splitting, among how many and which of them.
+Groups = dict[int, tuple[int, int]]
+
+#: Where a ``.sharding_filter()`` keeps by how many numbers its share has moved on.
+_TURN = "_wds_datapipes_turn"
+
+#: How many sources a stage may have in one collection. A larger one holds data, and to look into all of it takes time.
+_MOST_SOURCES = 1000
+
+Pipe = IterDataPipe[Any]
+
+
+def address_of(pipe: Any) -> Callable[[], Address] | None:
+    """Return what tells where the sample is that a stage has yielded last: the nearest stage before it that knows."""
+    while not callable(address := getattr(pipe, "address", None)):
+        sources = list(sources_of(pipe))
+        if len(sources) != 1:
+            return None
+        pipe = sources[0]
+    return cast("Callable[[], Address]", address)
+
+
+def instance_of(groups: Groups) -> tuple[int, int]:
+    """Return among how many instances of a pipeline the data is split, and the number of this instance.
+
+    Instances are numbered as torch's ``DataLoader`` does: the first worker of every rank, then the second of every
+    rank, and so on. What is left over after an even deal then goes to different ranks.
+
+    >>> [instance_of({2: (2, rank), 3: (3, worker)}) for rank in range(2) for worker in range(3)]
+    [(6, 0), (6, 2), (6, 4), (6, 1), (6, 3), (6, 5)]
+    """
+    if SHARDING_PRIORITIES.DEFAULT in groups:
+        return groups[SHARDING_PRIORITIES.DEFAULT]
+    ranks, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
+    workers, worker = groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0))
+    return ranks * workers, worker * ranks + rank
+
+
+def number_instances(pipe: Any) -> None:
+    """Have every ``.sharding_filter()`` deal as torch's ``DataLoader`` does, once it knows its rank and its worker.
+
+    Left alone, it numbers all workers of rank 0 first where ranks and workers are set one after the other. A share
+    that `turn_shares` has moved on stays where it is.
+    """
+    for splitter in splitters(pipe):
+        if isinstance(splitter, ShardingFilter):
+            _number(splitter)
+
+
+def turn_shares(pipe: Any, turn: int) -> None:
+    """Give this instance the share that the instance ``turn`` numbers further on has by itself.
+
+    Stages that begin their source again move all shares on by one with each pass. Each pass is still dealt whole, and
+    an instance without data in one pass, as there are fewer shards than workers or its shards are empty, gets to the
+    data of the others.
+
+    Args:
+        pipe: the source of such a stage. Stages before it that count passes of their own count from here.
+        turn: by how many numbers.
+    """
+    for stage in _until_kept(pipe):
+        if hasattr(stage, "first_turn"):
+            stage.first_turn = turn
+        elif isinstance(stage, ShardingFilter):
+            vars(stage)[_TURN] = turn
+            _number(stage)
+        elif splits(stage) and hasattr(stage, "turn"):
+            stage.turn = turn
+
+
+def turns_of(pipe: Any) -> int:
+    """Return after how many passes an instance has had every share; 1 where nothing is split."""
+    turns = 1
+    for stage in _until_kept(pipe):
+        if splits(stage) and (isinstance(stage, ShardingFilter) or hasattr(stage, "turn")):
+            turns = max(turns, instance_of(stage.groups)[0])
+    return turns
+
+
+def _number(splitter: Any) -> None:
+    """Set the share of a ``.sharding_filter()``."""
+    groups, only = splitter.groups, splitter.sharding_group_filter
+    instances, instance = instance_of(groups) if only is None else groups.get(only, (1, 0))
+    splitter.num_of_instances = instances
+    splitter.instance_id = (instance + vars(splitter).get(_TURN, 0)) % instances
+
+
+def _until_kept(pipe: Any) -> Iterator[Any]:
+    """Yield a stage and those before it, up to those whose items belong to one instance in all passes."""
+    kept: set[int] = set()
+    for stage in upstream(pipe):
+        if id(stage) not in kept:
+            if getattr(stage, "lasts", False) or getattr(stage, "reads_again", False):
+                kept.update(map(id, upstream(stage)))
+            else:
+                yield stage
+
+
+def place_in(groups: Groups) -> Place:
+    """Return the place that a loader has told to a stage that splits the data."""
+    if SHARDING_PRIORITIES.DEFAULT in groups:
+        # torch's DataLoader counts all workers of all ranks in one group, first those of the same number.
+        instances, instance = groups[SHARDING_PRIORITIES.DEFAULT]
+        info = get_worker_info()
+        if info is None:
+            return Place(rank=instance)
+        return Place(instance % max(instances // info.num_workers, 1), info.num_workers, info.id)
+    _, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
+    return Place(rank, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
+
+
+def place_of(pipe: Pipe) -> Place:
+    """Return the place of a stage, as a stage before it knows it that splits the data."""
+    found = (getattr(splitter, "groups", None) for splitter in splitters(pipe))
+    return next((place_in(groups) for groups in found if groups), Place())
+
+
+def has_no_share(pipe: Pipe) -> bool:
+    """Whether a stage before this one, whose shares stay where they are, had nothing to deal to this instance."""
+    turning = {id(stage) for stage in _until_kept(pipe) if isinstance(stage, ShardingFilter) or hasattr(stage, "turn")}
+    return any(
+        not _yielded(splitter) and any(map(_yielded, sources_of(splitter)))
+        for splitter in splitters(pipe)
+        if id(splitter) not in turning
+    )
+
+
+def refuse_fed(pipe: Pipe, what: str) -> None:
+    """Refuse a source that only the loader can begin again, as its items come from another process.
+
+    Args:
+        pipe: the source.
+        what: what would begin it again.
+
+    Raises:
+        RuntimeError: it is one.
+    """
+    for stage in upstream(pipe):
+        if getattr(stage, "is_fed", False) or type(stage).__module__ == "torchdata.dataloader2.communication.iter":
+            raise RuntimeError(
+                f"{what} has to read its source on, and begin it again, at any time. Here its source is what other "
+                "processes send, which begins when the loader begins an epoch, and only then. Put the stage before "
+                "the one that is dispatched, or that stays in the main process."
+            )
+
+
+def splits(stage: object) -> bool:
+    """Whether a stage splits the data between ranks and workers."""
+    return inspect.ismethod(getattr(stage, "apply_sharding", None))
+
+
+def splitters(pipe: Pipe) -> Iterator[Any]:
+    """Yield the stages that split the data, at a stage or before it."""
+    return filter(splits, upstream(pipe))
+
+
+def unsplit(pipe: Any) -> Any:
+    """Return a stage that yields what a stage would yield if the list of shards were not split.
+
+    Raises:
+        StateError: it is no `.sharding_filter()`, and not a function of each URL behind one.
+    """
+    if type(pipe) is ShardingFilter and pipe.sharding_group_filter is None:
+        return pipe.source_datapipe
+    if type(pipe) is not Mapper:
+        raise StateError(
+            f"To go on with another number of ranks or workers, the list of shards is read as it was before it was "
+            f"split, and load_wds_shards reads from {type(pipe).__name__}. Put .sharding_filter() directly before it"
+        )
+    mapper = copy.copy(pipe)
+    mapper.datapipe = unsplit(pipe.datapipe)
+    return mapper
+
+
+def upstream(pipe: Any) -> Iterator[Any]:
+    """Yield a stage and all that are before it, each once, in an order that is the same in every copy."""
+    seen, found = set(), [pipe]
+    while found:
+        stage = found.pop()
+        if id(stage) not in seen:
+            seen.add(id(stage))
+            yield stage
+            found += reversed(list(sources_of(stage)))
+
+
+def sources_of(stage: Any) -> Iterator[Any]:
+    """Yield the stages that a stage reads from.
+
+    torch's own way to find them pickles all their collections, in which there may be functions.
+    """
+    return (source for value in vars(stage).values() for source in _pipes(value))
+
+
+def _pipes(value: Any) -> Iterator[Any]:
+    if isinstance(value, IterDataPipe | MapDataPipe):
+        yield value
+    elif isinstance(value, dict | list | tuple) and len(value) <= _MOST_SOURCES:
+        for each in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
+            yield from _pipes(each)
+
+
+def _yielded(stage: Any) -> bool:
+    """Whether a stage has ever yielded anything. torch counts that for the datapipes that are iterated."""
+    return getattr(stage, "_number_of_samples_yielded", 1) > 0

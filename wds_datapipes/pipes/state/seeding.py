@@ -1,0 +1,115 @@
+"""The seeds of random stages: one that a loader sets for an epoch, and those of later passes, which follow from it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from wds_datapipes.pipes.state.graph import upstream
+from wds_datapipes.seeds import derived_seed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["SEED", "Seeded", "derive_later_seeds", "later_seed", "pending_seed"]
+
+#: Where a stage of another package keeps its `Seed`, and what marks a method that takes care of it.
+SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
+
+
+class Seed(NamedTuple):
+    """The seed that was set last for a stage of another package, and whether a pass has begun with it."""
+
+    value: int
+    is_used: bool
+
+
+class Seeded:
+    """A stage that draws: the seed that a loader sets holds for one pass, and those of later passes follow from it.
+
+    A loader sets seeds once an epoch, and a stage behind this one, such as ``.cycle(2)``, may begin it more often.
+    Whatever is before the split has to draw the same in all workers and ranks then, too.
+    """
+
+    _seed: int | None = None
+    _last_seed: int | None = None
+
+    def set_seed(self, seed: int) -> Self:
+        """Give the seed of the next pass; loaders call this."""
+        self._seed = seed
+        return self
+
+    def take_seed(self) -> int:
+        """Return the seed of a pass that begins; where no loader has ever set one, a seed from torch's generator."""
+        seed, self._seed = self._seed, None
+        if seed is None:
+            if self._last_seed is None:
+                return int(torch.empty((), dtype=torch.int64).random_().item())
+            seed = later_seed(self._last_seed)
+        self._last_seed = seed
+        return seed
+
+
+def later_seed(seed: int) -> int:
+    """Return the seed of the pass after one with this seed."""
+    return derived_seed("later pass", seed)
+
+
+def pending_seed(stage: Any) -> int | None:
+    """Return the seed that was set for the next pass over a stage, if one was and the stage shows it."""
+    seed: Seed | None = vars(stage).get(SEED)
+    if seed is not None:
+        return None if seed.is_used else seed.value
+    return getattr(stage, "_seed", None)
+
+
+def derive_later_seeds(pipe: Any) -> None:
+    """Have the stages of other packages derive the seeds of later passes as `Seeded` does.
+
+    torch's ``.shuffle()`` forgets its seed when a pass begins. Begun again, it draws one from torch's generator, which
+    is another one in each worker, so that each worker splits another order. The methods by which a class takes its
+    seed and begins a pass are wrapped, once in a process.
+
+    Args:
+        pipe: the last stage. Loaders call this before they seed a pipeline.
+    """
+    for stage in upstream(pipe):
+        kind = type(stage)
+        if inspect.ismethod(getattr(stage, "set_seed", None)) and kind.__module__.partition(".")[0] != "wds_datapipes":
+            for name, wrapped in {"set_seed": _noting, "reset": _reseeding}.items():
+                method = getattr(kind, name, None)
+                if method is not None and not getattr(method, _MARK, False):
+                    setattr(kind, name, wrapped(method))
+
+
+def _noting(set_seed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``set_seed`` that takes note of the seed."""
+
+    @functools.wraps(set_seed)
+    def set_and_note(self: Any, seed: int, *args: Any, **kwargs: Any) -> Any:
+        vars(self)[SEED] = Seed(seed, is_used=False)
+        return set_seed(self, seed, *args, **kwargs)
+
+    setattr(set_and_note, _MARK, True)
+    return set_and_note
+
+
+def _reseeding(reset: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``reset`` that sets a seed where a pass begins and none was set since the last one began."""
+
+    @functools.wraps(reset)
+    def seed_and_reset(self: Any) -> None:
+        seed: Seed | None = vars(self).get(SEED)
+        if seed is not None and seed.is_used:
+            self.set_seed(later_seed(seed.value))
+        reset(self)
+        # A class may call the method of the one that it is derived from, so this is set behind the call.
+        if seed is not None:
+            vars(self)[SEED] = vars(self)[SEED]._replace(is_used=True)
+
+    setattr(seed_and_reset, _MARK, True)
+    return seed_and_reset

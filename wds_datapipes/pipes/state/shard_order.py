@@ -1,0 +1,323 @@
+"""The list of shards before it is split: the same in every worker, and the same again when a run is resumed."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from wds_datapipes.errors import ChangedShard
+from wds_datapipes.io.redaction import may_hold_credentials, redact
+from wds_datapipes.pipes.loading import ShardLoader
+from wds_datapipes.pipes.state.graph import splits, upstream
+from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.seeds import derived_seed
+
+__all__ = [
+    "Listing",
+    "Seen",
+    "checked_seen",
+    "guard_listings",
+    "listings_before",
+    "merged_seen",
+    "remove_listings",
+    "seed_listings",
+]
+
+Seen = list[Any]
+"""What was seen of a list, as a state has it: how many items, a digest of them, and the text of the last one."""
+
+#: How much of an item's text is kept for a message, in characters.
+MAX_TEXT = 200
+
+#: Stages of torch and torchdata that draw nothing, or with the seed that the loader gives them.
+DRAWING_NOTHING = {
+    f"{name}IterDataPipe"
+    for name in ("Batcher", "Concater", "Cycler", "Enumerator", "FileLister", "Header", "LengthSetter", "Multiplexer")
+} | {f"{name}IterDataPipe" for name in ("Repeater", "ShardingFilter", "Shuffler", "UnBatcher", "Zipper")}
+#: Stages of this package that call functions of the user, which may draw.
+CALLING = {
+    *("Associator", "DictMapper", "MockSamples", "RandomMapper", "RegisteredDecoder", "SampleDecoder", "SampleEncoder"),
+    *("SampleMapper", "StreamComposer", "TupleMapper"),
+}
+
+
+class Listing(IterDataPipe[Any]):
+    """Yields the items of a list, such as the URLs of shards, and keeps a digest of what it has yielded.
+
+    Loaders insert it before the stage that splits the list. A state has the digest, so a run that is resumed notices
+    when the list has changed, and workers whose lists differ are noticed at the end of a pass.
+
+    Yields:
+        Any: the items of ``source``, unchanged.
+
+    Args:
+        source: yields the list.
+        is_split: whether the list is split behind this stage, and so has to be the same in every worker.
+
+    Attributes:
+        whole: what was seen in the first pass of the epoch, once that has come to its end; None before.
+        seen: what was seen of the present pass. It is another object whenever it changes.
+
+    Raises:
+        ChangedShard: the list is not the one of which a state was saved.
+    """
+
+    _is_child_datapipe = False
+    is_transparent = True
+    holds_nothing = True
+    #: How often what was seen has changed in any of them.
+    changes = 0
+
+    def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
+        super().__init__()
+        self.source = source
+        self.is_split = is_split
+        self.whole: Seen | None = None
+        self.seen: Seen = [0, "", ""]
+        self._expected: Seen | None = None
+
+    def expect(self, seen: Seen) -> None:
+        """Have the next pass begin as one that was seen before."""
+        self._expected = seen
+
+    def __iter__(self) -> Iterator[Any]:
+        expected, self._expected = self._expected, None
+        self._see([0, "", ""])
+        items = self._items()
+        if expected is not None:
+            begun = list(islice(items, expected[0]))
+            _check(begun, expected)
+            for item in begun:
+                self._see(_with(self.seen, item))
+                yield item
+        for item in items:
+            self._see(_with(self.seen, item))
+            yield item
+        self.whole = self.whole or self.seen
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def _see(self, seen: Seen) -> None:
+        self.seen = seen
+        Listing.changes += 1
+
+    def _items(self) -> Iterator[Any]:
+        return iter(self.source)
+
+
+class DrawnListing(Listing):
+    """A `Listing` of which a stage may draw from the global generators, such as a user's ``random.shuffle``.
+
+    While the list is made, the generators of Python, NumPy and torch are in a state that follows from the seed of the
+    epoch: the same in every worker and on every rank, and again when a run is resumed.
+
+    Attributes:
+        seeds: of its passes. It has no ``set_seed``: loaders draw a seed for each stage that has one, so the orders of
+            all other stages would change.
+    """
+
+    def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
+        super().__init__(source, is_split=is_split)
+        self.seeds = Seeded()
+        self._own_seed = 0
+
+    def reset(self) -> None:
+        """Begin a pass, with the seed that was set for it."""
+        self._own_seed = self.seeds.take_seed()
+
+    def _items(self) -> Iterator[Any]:
+        generators = _Generators(self._own_seed)
+        with generators.used():
+            items = iter(self.source)
+        end = object()
+        while True:
+            with generators.used():
+                item = next(items, end)
+            if item is end:
+                return
+            yield item
+
+
+class _Generators:
+    """States of the global generators.
+
+    Args:
+        seed: what they follow from.
+    """
+
+    def __init__(self, seed: int) -> None:
+        own = [derived_seed("global generators", seed, number) for number in range(3)]
+        torchs = torch.Generator().manual_seed(own[2] >> 1)
+        numpys = np.random.RandomState(own[1] >> 32)
+        self._states = random.Random(own[0]).getstate(), numpys.get_state(), torchs.get_state()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Have the global generators go on from these states, and then from their own."""
+        others = _states()
+        _set_states(self._states)
+        try:
+            yield
+        finally:
+            self._states = _states()
+            _set_states(others)
+
+
+def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[Listing]:
+    """Insert a `Listing` before each stage that splits the data, and each that reads shards of a list that none splits.
+
+    Args:
+        pipe: the last stage.
+        drawn_only: insert it only where something may draw from the global generators, for loaders without a state.
+
+    Returns:
+        list: of all that are there, in an order that is the same in every worker.
+    """
+    for stage in [*upstream(pipe)]:
+        is_split = splits(stage)
+        if is_split or isinstance(stage, ShardLoader):
+            for name, source in [*vars(stage).items()]:
+                if not isinstance(source, IterDataPipe) or isinstance(source, Listing) or _is_split(source):
+                    continue
+                is_split = is_split and not _is_dispatched(source)
+                may_draw = _may_draw(source)
+                if may_draw or not drawn_only:
+                    setattr(stage, name, (DrawnListing if may_draw else Listing)(source, is_split=is_split))
+    found = listings_before(pipe)
+    for listing in found:
+        listing.whole = None
+    return found
+
+
+def seed_listings(pipe: Any, seed: int) -> None:
+    """Have the listings at a stage and before it draw the same in every worker and on every rank.
+
+    Args:
+        pipe: the last stage.
+        seed: of the epoch, which all workers and ranks share.
+    """
+    for number, listing in enumerate(listings_before(pipe)):
+        if isinstance(listing, DrawnListing):
+            listing.seeds.set_seed(derived_seed("listing", seed, number))
+
+
+def remove_listings(pipe: Any) -> None:
+    """Remove what `guard_listings` has inserted, so that users' functions find their own stages."""
+    for stage in [*upstream(pipe)]:
+        for name, source in [*vars(stage).items()]:
+            if isinstance(source, Listing):
+                setattr(stage, name, source.source)
+
+
+def listings_before(pipe: Any) -> list[Listing]:
+    """Return the listings at a stage or before it."""
+    return [stage for stage in upstream(pipe) if isinstance(stage, Listing)]
+
+
+def checked_seen(seen: Any) -> Seen:
+    """Return what a state says that was seen of a list.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not (isinstance(seen, list | tuple) and [type(each) for each in seen] == [int, str, str] and seen[0] >= 0):
+        raise ValueError(f"it has seen {seen!r:.100} of the list of shards")
+    return [*seen]
+
+
+def merged_seen(parts: Sequence[Sequence[Seen]]) -> list[Seen]:
+    """Return what was seen of each list by the instance that has seen most of it."""
+    return [max(seen, key=lambda each: int(each[0])) for seen in zip(*(part for part in parts if part), strict=False)]
+
+
+def _is_split(pipe: Any) -> bool:
+    return any(map(splits, upstream(pipe)))
+
+
+def _is_dispatched(pipe: Any) -> bool:
+    """Whether a list comes from a process that gives each worker other items, so that there is nothing to split."""
+    return any(getattr(stage, "is_fed", False) for stage in upstream(pipe))
+
+
+def _may_draw(pipe: Any) -> bool:
+    """Whether a stage at a stage or before it may draw from the global generators."""
+    return not all(map(_draws_nothing, upstream(pipe)))
+
+
+def _draws_nothing(stage: Any) -> bool:
+    kind = type(stage)
+    package = kind.__module__.partition(".")[0]
+    if kind is IterableWrapper:
+        return type(stage.iterable) in (list, tuple, range, str, dict)
+    if package == "wds_datapipes":
+        return kind.__name__ not in CALLING
+    return package in ("torch", "torchdata") and kind.__name__ in DRAWING_NOTHING
+
+
+def _check(begun: list[Any], expected: Seen) -> None:
+    """Make sure that a list begins as it did.
+
+    Raises:
+        ChangedShard: it does not.
+    """
+    found: Seen = [0, "", ""]
+    for item in begun:
+        found = _with(found, item)
+    if found == expected:
+        return
+    count, _, last = expected
+    if len(begun) < count:
+        how = f"it had {count} items or more, of which the last that was seen is {last}, and has {len(begun)} now"
+    elif found[2] != last:
+        how = f"item {count - 1} was {last}, and is {found[2]} now"
+    else:
+        how = f"one of the {count} items up to {last} is another one"
+    raise ChangedShard(
+        f"The list of shards has changed since the state was saved: {how}. What was read is known by its position in "
+        f"the list, so samples would be repeated and left out. Resume with the same list, in the same order"
+    )
+
+
+def _with(seen: Seen, item: Any) -> Seen:
+    """Return what was seen with one more item."""
+    count, digest, _ = seen
+    text = _text(item)
+    digest = blake2b(f"{digest} {text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return [count + 1, digest, text[-MAX_TEXT:]]
+
+
+def _text(item: Any) -> str:
+    """Return what tells an item of a list from others, without credentials."""
+    if isinstance(item, os.PathLike):
+        item = os.fspath(item)
+    if isinstance(item, str):
+        return redact(item) if may_hold_credentials(item) else item
+    if isinstance(item, dict):
+        named = [str(item[name]) for name in ("__url__", "__key__") if name in item]
+        return _text(" ".join(named)) if named else f"{len(item)} fields"
+    if isinstance(item, bytes):
+        return f"{len(item)} bytes {item[:16]!r}"
+    if isinstance(item, tuple | list):
+        return f"{len(item)} from {_text(item[0])}" if item else "none"  # the rest may be made in each worker
+    return repr(item) if isinstance(item, int | float | complex | None) else type(item).__name__
+
+
+def _states() -> tuple[Any, Any, Any]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _set_states(states: tuple[Any, Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])

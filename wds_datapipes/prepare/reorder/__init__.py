@@ -1,0 +1,1 @@
+"""Sorting and shuffling all samples of a dataset."""

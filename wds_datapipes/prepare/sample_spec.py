@@ -1,0 +1,187 @@
+"""Drafts of samples: what a sample is to be made of, before any of its files is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from wds_datapipes.errors import BadSource, ShardError
+from wds_datapipes.io.openers import open_url, redact
+from wds_datapipes.io.remote.range_reader import FileFacts, file_facts
+from wds_datapipes.types import Sample
+
+__all__ = ["CommandPart", "Draft", "FilePart", "Measured", "Part", "Source", "UrlPart", "measure", "read_draft"]
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """The content of a local file."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class UrlPart:
+    """The content of a file that is not of this host."""
+
+    url: str
+    storage_options: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class CommandPart:
+    """What a command prints, which bash runs."""
+
+    command: str
+
+
+Part: TypeAlias = bytes | FilePart | UrlPart | CommandPart
+"""What the data of a field are: bytes, or where they come from."""
+
+
+class Draft(NamedTuple):
+    """A sample that is to be written.
+
+    Attributes:
+        key: its key, as its source has it.
+        parts: its fields, in their order.
+        origin: where it comes from, for messages: a path, or a row of a table.
+    """
+
+    key: str
+    parts: dict[str, Part]
+    origin: str
+
+
+class Source(Protocol):
+    """Samples that are not made yet, of which any can be asked for at any time."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def draft(self, number: int, /) -> Draft:
+        """Return what one of them is to be made of; in a forked process, too.
+
+        Raises:
+            BadSource: that cannot be said.
+        """
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+class Measured(NamedTuple):
+    """How large a sample will be, as far as that is known without reading it."""
+
+    #: The bytes of each field; what is not known counts as none.
+    sizes: list[int]
+    #: Whether all are known, which that of what a command prints is not.
+    is_exact: bool
+    #: What differs, most likely, when a file has changed, or what it stands for: a number of 64 bits.
+    stamp: int
+
+
+def measure(draft: Draft) -> Measured:
+    """Ask for the sizes of all files of a sample.
+
+    Raises:
+        BadSource: a file is not there, or is none.
+    """
+    sizes = []
+    is_exact = True
+    digest = hashlib.blake2b(digest_size=8)
+    for field, part in draft.parts.items():
+        facts: tuple[object, ...]
+        if isinstance(part, FilePart):
+            found = _stat(part.path, field, draft)
+            sizes.append(found.st_size)
+            facts = (part.path, found.st_size, found.st_mtime_ns)
+        elif isinstance(part, UrlPart):
+            known = _asked(part, field, draft)
+            is_exact &= known.bytes is not None
+            sizes.append(known.bytes or 0)
+            facts = (redact(part.url), *known)  # the signature of a URL may be another one each time
+        elif isinstance(part, CommandPart):
+            is_exact = False
+            sizes.append(0)
+            facts = (part.command,)
+        else:
+            sizes.append(len(part))
+            facts = (part,)
+        digest.update(repr((field, facts)).encode("utf-8", "surrogatepass"))
+    return Measured(sizes, is_exact, int.from_bytes(digest.digest(), "little"))
+
+
+def read_draft(draft: Draft) -> Sample:
+    """Read the files and run the commands of a sample.
+
+    Raises:
+        BadSource: one of them fails.
+    """
+    sample: Sample = {"__key__": draft.key}
+    for field, part in draft.parts.items():
+        if isinstance(part, FilePart):
+            sample[field] = _content(part.path, field, draft)
+        elif isinstance(part, UrlPart):
+            sample[field] = _fetched(part.url, field, draft, storage_options=part.storage_options)
+        elif isinstance(part, CommandPart):
+            sample[field] = _fetched(f"pipe:{part.command}", field, draft)
+        else:
+            sample[field] = part
+    return sample
+
+
+def _stat(path: str, field: str, draft: Draft) -> os.stat_result:
+    try:
+        found = os.stat(path)  # noqa: PTH116  of a string, millions of times
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, field, draft, error) from None
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
+        raise BadSource(f"{_file(path, field, draft)} is {kind}. Name a file")
+    return found
+
+
+def _content(path: str, field: str, draft: Draft) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123  the same
+            return stream.readall()  # type: ignore[no-any-return, attr-defined, unused-ignore]  # it is a FileIO
+    except OSError as error:
+        raise _unreadable(path, field, draft, error) from None
+
+
+def _asked(part: UrlPart, field: str, draft: Draft) -> FileFacts:
+    try:
+        return file_facts(part.url, storage_options=part.storage_options)
+    except ShardError as error:
+        raise _unmade(field, draft, error) from None
+
+
+def _fetched(url: str, field: str, draft: Draft, **options: Any) -> bytes:
+    try:
+        with open_url(url, **options) as stream:
+            return b"".join(iter(lambda: stream.read(1 << 20), b""))
+    except ShardError as error:
+        raise _unmade(field, draft, error) from None
+
+
+def _unmade(field: str, draft: Draft, error: ShardError) -> BadSource | ShardError:
+    """Return what to raise: what concerns all files is no fault of a sample, and not passed over as one."""
+    return error if error.concerns_all else BadSource(f"The field {field!r} of {draft.origin} cannot be made: {error}")
+
+
+def _unreadable(path: str, field: str, draft: Draft, error: Exception) -> BadSource:
+    reason = getattr(error, "strerror", None) or str(error)
+    what = "is a link to nothing, or to itself" if os.path.islink(path) else "cannot be read"  # noqa: PTH114  it is a text
+    return BadSource(f"{_file(path, field, draft)} {what}: {reason}. Put the file there, or leave the sample out")
+
+
+def _file(path: str, field: str, draft: Draft) -> str:
+    """Name a file, and the sample that it is for if the path does not tell that."""
+    told = f"The file {path!r}"
+    return told if draft.origin == path else f"{told}, for the field {field!r} of {draft.origin},"

@@ -1,0 +1,225 @@
+"""The conversion of one shard: read, map, write."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from wds_datapipes.codecs.decoding import Decoder, wds_decode
+from wds_datapipes.errors import EncodeError, ShardNotOpened, UnwritableSample
+from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
+from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, Tally, note
+from wds_datapipes.parallel.executors import ending_later
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.samples.keys import KeyRule
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.types import Sample, ShardInfo
+from wds_datapipes.writing.shard_names import check_pattern
+from wds_datapipes.writing.tar_writer import TarWriter
+
+__all__ = ["ShardConverter", "Written", "output_names", "version_of"]
+
+#: The place of an input's name in a pattern.
+NAME = "{name}"
+ENDING = re.compile(r"\.(tar|tgz|tbz2?|txz|tzst)(\.(gz|bz2|xz|zst))?$")
+
+
+class Written(NamedTuple):
+    """What came of a shard."""
+
+    info: ShardInfo
+    #: How many samples were read.
+    read: int
+    #: How many faults were passed over.
+    skipped: int
+    #: What tells the input from a later one of that name.
+    version: str
+
+
+class ShardConverter:
+    """Converts a shard, in any process; `convert_shards` tells how."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        whole_shards: bool,
+        decode: Sequence[Decoder] | None,
+        key_rule: KeyRule,
+        on_error: OnError,
+        storage_options: Mapping[str, Any] | None,
+        limits: ReadLimits,
+        writing: Mapping[str, Any],
+    ) -> None:
+        self._function, self._whole_shards, self._decode = function, whole_shards, decode
+        self._key_rule, self._on_error = key_rule, on_error
+        self._storage_options, self._limits, self._writing = storage_options, limits, writing
+
+    def __repr__(self) -> str:
+        """Name the function alone: executors log what they are given, and there may be credentials."""
+        return f"ShardConverter({getattr(self._function, '__qualname__', type(self._function).__name__)})"
+
+    def __call__(self, url: str, place: str, _attempt: str) -> Written:
+        """Convert the shard ``url`` to ``place``. The attempt has a name, lest an executor hands out an old result."""
+        try:
+            return self._convert(url, place)
+        except Exception as error:
+            portable = _portable(error)
+            if portable is error:
+                raise
+        raise portable  # without a link to the error that would not arrive
+
+    def _convert(self, url: str, place: str) -> Written:
+        version = version_of(url, self._storage_options)
+        tally: Any = Tally(self._on_error)
+        policy = ErrorPolicy(tally, "convert_shards")
+        members = load_wds_shards(
+            [url],
+            storage_options=self._storage_options,
+            on_error=tally,
+            read_ahead=READ_AHEAD_BYTES,
+            limits=self._limits,
+        )
+        samples: Iterable[Sample] = group_samples(members, key_rule=self._key_rule, on_error=tally)
+        if self._decode is not None:
+            samples = wds_decode(samples, *self._decode, on_error=tally, limits=self._limits)
+        count = _Counted(samples)
+        given = self._function(iter(count)) if self._whole_shards else policy.counted(count)
+        with ExitStack() as opened:
+            with ending_later():
+                shard = opened.enter_context(TarWriter(place, **self._writing))
+            for sample in given:
+                if not self._write(shard, sample, policy):
+                    break
+        policy.finish()
+        assert shard.info is not None  # noqa: S101  it was closed without an error
+        return Written(shard.info, count.count, tally.count, version)
+
+    def _write(self, shard: TarWriter, sample: Any, policy: ErrorPolicy) -> bool:
+        """Write all of what comes of a sample, or none of it, and return whether to go on."""
+        try:
+            for packed in [shard.pack(each) for each in self._results(sample)]:
+                shard.append(packed)
+        except (EncodeError, UnwritableSample, _Refused) as error:
+            return policy.goes_on(error.error if isinstance(error, _Refused) else error, sample)
+        return True
+
+    def _results(self, sample: Any) -> Sequence[Sample]:
+        """Return what comes of a sample."""
+        if self._whole_shards:
+            return _checked([sample], "a function of whole shards yields samples, and has yielded")
+        origin = f"in the sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__')))}"
+        try:
+            result = self._function(sample)
+            if result is None:
+                return ()
+            if isinstance(result, Mapping):
+                return (result,)  # type: ignore[return-value]  # it is written, and nothing else is done with it
+            if isinstance(result, str | bytes) or not isinstance(result, Iterable):
+                result = [result]
+            return _checked(result, f"the function returns a sample, samples or None, and {origin} it has returned")
+        except Exception as error:
+            note(error, origin)
+            if self._on_error == "raise":
+                raise
+            raise _Refused(error) from error
+
+
+class _Refused(Exception):
+    """Carries an error of the user's function past those of the writer."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _Counted:
+    """Counts what is iterated over."""
+
+    def __init__(self, source: Iterable[Sample]) -> None:
+        self._source = source
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Sample]:
+        for sample in self._source:
+            self.count += 1
+            yield sample
+
+
+def _checked(samples: Iterable[Any], rule: str) -> list[Sample]:
+    found = list(samples)
+    for sample in found:
+        if not isinstance(sample, Mapping):
+            raise TypeError(f"{rule} {type(sample).__name__}")
+    return found
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be sent to another process; one that cannot would look there like a process's death."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  it was made here
+    except Exception:  # noqa: BLE001  whatever its class does
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def version_of(url: str, storage_options: Mapping[str, Any] | None) -> str:
+    """Return what tells a shard from a later one of that name, as far as its store knows; nothing if there is none."""
+    try:
+        facts = file_facts(url, storage_options=storage_options)
+    except ShardNotOpened:
+        return ""
+    path = local_path(url)
+    name = redact(url) if path is None else os.path.basename(path)  # noqa: PTH119  of a string
+    return f"{name}:{facts.bytes}:{facts.etag or facts.mtime_ns}"
+
+
+def output_names(urls: Sequence[str], output: str | os.PathLike[str]) -> tuple[str, list[str]]:
+    """Return the pattern of the shards that will be written, and the name of each.
+
+    >>> output_names(["data/a.tar", "data/b.tar.gz"], "out/")
+    ('out/{name}', ['out/a.tar', 'out/b.tar.gz'])
+    >>> output_names(["data/a.tar", "data/b.tar.gz"], "out/{name}.tar.zst")[1]
+    ['out/a.tar.zst', 'out/b.tar.zst']
+    >>> output_names(["data/a.tar", "data/b.tar.gz"], "out/train-%04d.tar")[1]
+    ['out/train-0000.tar', 'out/train-0001.tar']
+    """
+    pattern = os.fspath(output)
+    path = local_path(pattern)
+    if pattern.endswith("/") or (path is not None and os.path.isdir(path)):  # noqa: PTH112  of a string
+        pattern = f"{pattern.rstrip('/')}/{NAME}" if pattern.strip("/") else f"/{NAME}"
+        names = [pattern.replace(NAME, _base_name(url)) for url in urls]
+    elif NAME in pattern:
+        names = [pattern.replace(NAME, ENDING.sub("", _base_name(url))) for url in urls]
+    else:
+        check_pattern(pattern, maxcount=1, maxsize=1)
+        names = [pattern % number for number in range(len(urls))]
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise ValueError(f"Several shards would become {twice!r}. Number them, as in output='out/train-%06d.tar'")
+    places = {_real(url): url for url in urls}
+    if hit := next((name for name in names if _real(name) in places), None):
+        raise ValueError(f"The shard {places[_real(hit)]!r} would be written over. Name another folder for the output")
+    return pattern, names
+
+
+def _base_name(url: str) -> str:
+    name = redact(url).partition("?")[0].rpartition("/")[2] if local_path(url) is None else url.rpartition("/")[2]
+    if url.startswith("pipe:") or url == "-" or not name:
+        raise ValueError(
+            f"{redact(url)!r} tells no name for its output. Number them, as in output='out/train-%06d.tar'"
+        )
+    return name
+
+
+def _real(url: str) -> str:
+    path = local_path(url)
+    return url if path is None else os.path.realpath(path)

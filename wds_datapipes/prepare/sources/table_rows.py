@@ -1,0 +1,302 @@
+"""The rows of tables: CSV and JSON lines, read from their places when they are asked for, and Parquet.
+
+A file that is not of this host is copied to a temporary one without a name first.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import mmap
+import os
+import shutil
+import tempfile
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from wds_datapipes.errors import BadSource, ShardError
+from wds_datapipes.extras import require
+from wds_datapipes.io.openers import local_path, open_url, redact, split_scheme
+
+__all__ = ["Rows", "Slices", "ending_of", "open_rows"]
+
+#: The rows that are copied at once.
+COPIED = 1024
+
+
+class Rows(Protocol):
+    """A table of which any row can be asked for, in a forked process too."""
+
+    @property
+    def columns(self) -> Sequence[str] | None:
+        """The columns that every row has, in their order; ``None`` if each row tells its own."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether all values are text, as they stand in the file."""
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+
+    def row(self, number: int, /) -> Mapping[str, Any]:
+        """Return the values of a row by their columns.
+
+        Raises:
+            BadSource: it cannot be read.
+        """
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Rows:
+    """Open a table: ``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson`` or ``.parquet``.
+
+    Args:
+        path: the table, or its URL.
+        storage_options: passed to a remote file system.
+
+    Raises:
+        BadSource: it cannot be read.
+        MissingDependency: it is Parquet, and the package for it is not installed.
+        ValueError: its name tells another kind.
+    """
+    kinds: dict[str, Callable[[str, Mapping[str, Any] | None], Rows]] = {
+        ".csv": CsvRows,
+        ".tsv": lambda path, options: CsvRows(path, options, "\t"),
+        ".jsonl": JsonRows,
+        ".ndjson": JsonRows,
+        ".parquet": ParquetRows,
+    }
+    ending = ending_of(path)
+    if ending not in kinds:
+        told = f"A table is {', '.join(kinds)}, and {redact(path)!r} is none of these"
+        raise ValueError(f"{told}. Give it that name if it is")
+    return kinds[ending](path, storage_options)
+
+
+def ending_of(path: str) -> str:
+    """Return the ending of a file's name, in lower case, without what stands behind the name in a URL.
+
+    >>> ending_of("a.b/Rows.CSV"), ending_of("https://host/rows.csv?part=1.txt"), ending_of("rows.csv?part")
+    ('.csv', '.csv', '.csv?part')
+    """
+    name = path.partition("?")[0] if split_scheme(path)[0] in ("http", "https") else path
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122  of a string
+
+
+def descriptor_of(path: str, storage_options: Mapping[str, Any] | None) -> int:
+    """Open a file, or a copy of it, of which any part can be read.
+
+    Raises:
+        BadSource: it cannot be read.
+    """
+    local = local_path(path)
+    try:
+        if local is not None:
+            return os.open(local, os.O_RDONLY)
+        with open_url(path, storage_options=storage_options) as stream, tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(stream, copy, 1 << 20)
+            copy.flush()
+            return os.dup(copy.fileno())
+    except ShardError as error:
+        raise BadSource(str(error)) from None
+    except OSError as error:
+        raise BadSource(f"The file {redact(path)!r} cannot be read: {error.strerror}") from None
+
+
+class Slices:
+    """Parts of a file, whose places are remembered and not what they hold."""
+
+    _file = -1
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
+        self.path = redact(path)  # for messages
+        self._begins, self._ends = array("Q"), array("Q")
+        self._file = descriptor_of(path, storage_options)
+
+    def __len__(self) -> int:
+        """How many parts there are."""
+        return len(self._begins)
+
+    def add(self, begin: int, end: int) -> None:
+        """Remember a part."""
+        self._begins.append(begin)
+        self._ends.append(end)
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield each line of the file, with where it ends."""
+        try:
+            with open(self._file, "rb", closefd=False) as stream:
+                at = stream.seek(0)
+                for line in stream:
+                    at += len(line)
+                    yield at, line
+        except OSError as error:
+            raise BadSource(f"The file {self.path!r} cannot be read: {error.strerror}") from None
+
+    def text(self, number: int) -> str:
+        """Read a part."""
+        begin, end = self._begins[number], self._ends[number]
+        try:
+            data = os.pread(self._file, end - begin, begin)  # processes that are forked share the place in a file
+            if len(data) < end - begin:
+                raise OSError(0, "it has become shorter")
+            return data.decode()
+        except OSError as error:
+            raise BadSource(f"The file {self.path!r} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise BadSource(f"{self.told(number)} is no UTF-8: {error}") from None
+
+    def told(self, number: int) -> str:
+        """Name a part."""
+        return f"row {number + 1} of {self.path!r}"
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class CsvRows:
+    """A table whose first row names the columns; a value may be in quotes, and then have line ends."""
+
+    is_text = True
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None, delimiter: str = ",") -> None:
+        self._slices, self._delimiter = Slices(path, storage_options), delimiter
+        self._end = 0
+        try:
+            self.columns: list[str] = self._scan(self._slices.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _scan(self, path: str) -> list[str]:
+        reader = csv.reader(self._decoded(), delimiter=self._delimiter)
+        columns: list[str] | None = None
+        begin = 0
+        try:
+            for row in reader:  # which takes no line that is not of this row
+                if columns is None:
+                    columns = [name.strip() for name in row]
+                elif row:
+                    self._slices.add(begin, self._end)
+                begin = self._end
+        except csv.Error as error:
+            where = "the header" if columns is None else f"row {len(self._slices) + 1}"
+            raise BadSource(f"The table {path!r} cannot be read after {where}: {error}. Mend that row") from None
+        if not columns or not all(columns) or len(set(columns)) < len(columns):
+            raise BadSource(f"The first row of {path!r} has to name the columns, each once, and is {columns}")
+        return columns
+
+    def _decoded(self) -> Iterator[str]:
+        encoding = "utf-8-sig"
+        for end, line in self._slices.lines():
+            self._end = end
+            # What is no text is told when its row is asked for.
+            yield line.decode(encoding, "surrogateescape")
+            encoding = "utf-8"
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        """Read a row."""
+        lines = io.StringIO(self._slices.text(number), newline="\n")
+        [values] = csv.reader(lines, delimiter=self._delimiter)
+        if len(values) != len(self.columns):
+            raise BadSource(
+                f"{self._slices.told(number)} has {len(values)} values, and there are {len(self.columns)} columns. "
+                f"Put a value that has a {self._delimiter!r} in quotes"
+            )
+        return dict(zip(self.columns, values, strict=True))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._slices.close()
+
+
+class JsonRows:
+    """A file of JSON objects, one in a line."""
+
+    columns = None
+    is_text = False
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
+        self._slices = Slices(path, storage_options)
+        begin = 0
+        for end, line in self._slices.lines():
+            if line.strip():
+                self._slices.add(begin, end)
+            begin = end
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        """Read a row."""
+        try:
+            row = json.loads(self._slices.text(number).removeprefix("\ufeff"))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise BadSource(f"{self._slices.told(number)} is no JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise BadSource(f"{self._slices.told(number)} is {type(row).__name__}, and not an object with columns")
+        return row
+
+    def close(self) -> None:
+        """Close the file."""
+        self._slices.close()
+
+
+class ParquetRows:
+    """A Parquet file. Its rows are copied to a temporary file without a name, which gives any of them at once."""
+
+    is_text = False
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
+        arrow = require("pyarrow", extra="parquet", purpose="read tables in Parquet")
+        parquet = import_module("pyarrow.parquet")
+        self._memory: mmap.mmap | None = None
+        try:
+            with (
+                open(descriptor_of(path, storage_options), "rb") as table,
+                parquet.ParquetFile(table) as file,
+                tempfile.TemporaryFile() as copy,
+            ):
+                with arrow.ipc.new_file(copy, file.schema_arrow) as writer:
+                    for batch in file.iter_batches(COPIED, use_threads=False):
+                        writer.write_batch(batch)
+                copy.flush()
+                self._memory = mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, arrow.ArrowException) as error:
+            raise BadSource(f"The table {redact(path)!r} cannot be read: {error}") from None
+        reader = arrow.ipc.open_file(arrow.BufferReader(arrow.py_buffer(self._memory)))
+        self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]  # nothing is read yet
+        self._begins = [0]
+        for batch in self._batches:
+            self._begins.append(self._begins[-1] + batch.num_rows)
+        self.columns: list[str] = list(reader.schema.names)
+
+    def __len__(self) -> int:
+        return self._begins[-1]
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        """Return a row."""
+        at = bisect_right(self._begins, number) - 1
+        batch = self._batches[at]
+        position = number - self._begins[at]
+        return {name: batch.column(index)[position].as_py() for index, name in enumerate(self.columns)}
+
+    def close(self) -> None:
+        """Give the copy back; it is gone with the last of its rows."""
+        self._batches = []
+        self._memory = None

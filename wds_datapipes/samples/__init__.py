@@ -1,0 +1,1 @@
+"""Grouping members to samples, and what is done with samples: shuffling, selecting, mixing, joining."""

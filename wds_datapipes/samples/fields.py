@@ -1,0 +1,201 @@
+"""Choosing, renaming and mapping the fields of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from wds_datapipes.errors import MissingField
+from wds_datapipes.io.openers import redact
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
+from wds_datapipes.types import Sample
+
+__all__ = [
+    "Missing",
+    "map_dict",
+    "map_samples",
+    "map_tuple",
+    "no_sample",
+    "parse_specs",
+    "remember",
+    "rename",
+    "to_tuple",
+    "told",
+]
+
+Missing: TypeAlias = Literal["raise", "none"]
+Function: TypeAlias = Callable[[Any], Any]
+T = TypeVar("T")
+
+#: No field has this name, so a sample's ``get`` returns None for it.
+NO_FIELD = "\0"
+
+#: What tells where a sample is from.
+ORIGIN = ("__key__", "__url__", "__local_path__")
+
+
+def parse_specs(specs: Sequence[str]) -> list[tuple[str, ...]]:
+    """Split field specs into their alternatives.
+
+    >>> parse_specs(["jpg;png", "cls"]) == parse_specs(["jpg;png cls"]) == [("jpg", "png"), ("cls",)]
+    True
+    """
+    for text in specs:
+        if not isinstance(text, str):
+            raise TypeError(f'a field is named by a string, as in "jpg;png", "cls", and not by {text!r}')
+    parsed = [tuple(filter(None, spec.split(";"))) for text in specs for spec in text.split()]
+    if not parsed or () in parsed:
+        raise ValueError(f'fields are named as in "jpg;png", "cls" (";" separates alternatives), not {specs!r}')
+    return parsed
+
+
+def to_tuple(
+    source: Iterable[Sample], specs: Sequence[str], *, missing: Missing = "raise", on_error: OnError = "raise"
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the named fields of each sample as a tuple."""
+    policy = ErrorPolicy(on_error, "to_tuple")
+    alternatives = parse_specs(specs)
+    # Samples have the same few sets of fields again and again; which of them to take is found out once for each.
+    chosen: dict[tuple[str, ...], list[str]] = {}
+    for sample in policy.counted(source):
+        if not isinstance(sample, dict):
+            raise no_sample("to_tuple", sample)
+        names = chosen.get(fields := tuple(sample))
+        if names is None:
+            try:
+                names = [_choose(sample, options, missing) for options in alternatives]
+            except MissingField as error:
+                if policy.goes_on(error, sample):
+                    continue
+                break
+            remember(chosen, fields, names)
+        yield tuple(map(sample.get, names))
+    policy.finish()
+
+
+def rename(
+    source: Iterable[Sample], new: Mapping[str, str], *, keep: bool = True, on_error: OnError = "raise"
+) -> Iterator[Sample]:
+    """Yield each sample with its fields under new names."""
+    policy = ErrorPolicy(on_error, "rename")
+    alternatives = list(zip(new, parse_specs(list(new.values())), strict=True))
+    taken = frozenset(name for _, names in alternatives for name in names)
+    chosen: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # as above: the new names, and the old ones
+    for sample in policy.counted(source):
+        if not isinstance(sample, dict):
+            raise no_sample("rename", sample)
+        names = chosen.get(fields := tuple(sample))
+        if names is None:
+            kept = {name: name for name in fields if name[:2] == "__" or (keep and name not in taken)}
+            try:
+                names = [*{**kept, **{name: _choose(sample, options) for name, options in alternatives}}.items()]
+            except MissingField as error:
+                if policy.goes_on(error, sample):
+                    continue
+                break
+            remember(chosen, fields, names)
+        yield {name: sample[old] for name, old in names}
+    policy.finish()
+
+
+def map_samples(
+    source: Iterable[T], function: Callable[[T], Any], *, on_error: OnError = "raise", stage: str = "map_samples"
+) -> Iterator[Any]:
+    """Yield what a function makes of each item; None leaves the item out."""
+    policy = ErrorPolicy(on_error, stage)
+    for item in policy.counted(source):
+        origin = {name: item[name] for name in ORIGIN if name in item} if isinstance(item, dict) else {}
+        try:
+            mapped = function(item)
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
+            if origin:
+                note(error, f"This happened in {stage}, at {told(origin)}")
+            if policy.goes_on(error, origin):
+                continue
+            break
+        if mapped is not None:
+            yield {**origin, **mapped} if origin and isinstance(mapped, dict) else mapped
+    policy.finish()
+
+
+def map_dict(
+    source: Iterable[Sample], functions: Mapping[str, Function], *, on_error: OnError = "raise"
+) -> Iterator[Sample]:
+    """Yield each sample as a new dictionary with the functions applied to their fields."""
+    policy = ErrorPolicy(on_error, "map_dict")
+    for sample in policy.counted(source):
+        if not isinstance(sample, dict):
+            raise no_sample("map_dict", sample)
+        mapped = sample.copy()
+        field = ""
+        try:
+            for field, function in functions.items():
+                if field not in mapped:
+                    _choose(sample, (field,))
+                mapped[field] = function(mapped[field])
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
+            note(error, f"This happened in map_dict, at the field {field!r} of {told(sample)}")
+            if policy.goes_on(error, sample, field=field):
+                continue
+            break
+        yield mapped
+    policy.finish()
+
+
+def map_tuple(
+    source: Iterable[Sequence[Any]], functions: Sequence[Function | None], *, on_error: OnError = "raise"
+) -> Iterator[tuple[Any, ...]]:
+    """Yield each sequence as a tuple with the functions applied by position; None leaves one as it is."""
+    policy = ErrorPolicy(on_error, "map_tuple")
+    for values in policy.counted(source):
+        if isinstance(values, Mapping):
+            raise TypeError("map_tuple takes tuples, and got a sample: put it after to_tuple, or use map_dict")
+        mapped = list(values)
+        if len(functions) > len(mapped):
+            raise ValueError(
+                f"map_tuple has {len(functions)} functions, and got {len(mapped)} elements ({type(values).__name__}). "
+                f"Give at most one function for each element"
+            )
+        place = 0
+        try:
+            for place, function in enumerate(functions):
+                if function is not None:
+                    mapped[place] = function(mapped[place])
+        except Exception as error:  # noqa: BLE001 - as above
+            note(error, f"This happened in map_tuple, at element {place} of {len(mapped)}")
+            if policy.goes_on(error):
+                continue
+            break
+        yield tuple(mapped)
+    policy.finish()
+
+
+def no_sample(stage: str, item: object) -> TypeError:
+    """Make the error of a stage that takes samples and gets something else."""
+    return TypeError(
+        f"{stage} takes samples, each a dict of fields, and got a {type(item).__name__}: "
+        f"put it after group_samples, and before stages such as to_tuple"
+    )
+
+
+def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") -> str:
+    """Return the first of some fields that a sample has."""
+    for name in names:
+        if name in sample:
+            return name
+    if missing == "none":
+        return NO_FIELD
+    fields = [name for name in sample if name[:2] != "__"]
+    raise MissingField(f"the field {';'.join(names)!r} was asked for, and {told(sample)} has {fields}")
+
+
+def remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:
+    """Keep what was found for samples that have these fields, but not for ever more of them."""
+    if len(chosen) > 1000:  # samples whose fields are never the same again
+        chosen.clear()
+    chosen[fields] = names
+
+
+def told(sample: Sample) -> str:
+    """Say which sample it is, for a message."""
+    return f"the sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__', 'an unknown shard')))}"

@@ -1,0 +1,114 @@
+"""Where samples are of which a part comes from shards that stand beside their own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from wds_datapipes.samples.derived_position import addresses_in, values_of
+from wds_datapipes.shards.position import NOTHING_LEFT, Address, Resume, gone
+
+__all__ = ["Beside", "source_of"]
+
+#: Where a sample begins in a shard, and where the next one does; -1 is the shard's end.
+Span = tuple[int, int]
+
+#: The number of a shard, and of the source and the pass that it comes from, if there are several.
+Reading = tuple[int, ...]
+
+
+class Beside:
+    """What a reading of shards in step has to know to go on where it was: the last sample, and its places.
+
+    To go on, that sample is read again in all shards, which are then behind it. So are those that later stages wait
+    for, each at its own places.
+
+    Args:
+        state: where it goes on.
+        again: samples that wait in later stages. In front of the way of each are its places in the shards beside.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | None = None, again: Iterable[Address] = ()) -> None:
+        state = state or {}
+        self._at: Address | None = None
+        self._at_places: Sequence[Span] = ()
+        self._last: Address | None = next(iter(addresses_in(state.get("waiting", ()))), None)
+        self._places: Sequence[Span] = [(start, end) for start, end in state.get("columns", ())]
+        self._reading: Reading | None = None
+        wanted = {source_of(address): address.way[0] for address in again}
+        self._wanted = {address.place for address in wanted}
+        # Of each reading of a shard, the places of the samples, each in all shards beside.
+        self._spans = defaultdict[Reading, list[Sequence[Span]]](list)
+        for address, places in wanted.items():
+            self._spans[_reading(address)].append([*zip(places[::2], places[1::2], strict=True)])
+        if self._last is not None and self._last.place not in self._wanted:
+            self._spans[_reading(self._last)].append(self._places)
+        self._left = self._wanted | ({self._last.place} if self._last is not None else set())
+
+    def address(self) -> Address:
+        """Return where the sample is that was noted last, as later stages know it."""
+        shard, start, end, way = self._at or Address(-1, 0, 0)
+        return Address(shard, start, end, (tuple(chain.from_iterable(self._at_places)), *way))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the last sample is, in its own shard and in those beside."""
+        return {
+            "waiting": values_of([] if self._last is None else [self._last]),
+            "columns": [[start, end] for start, end in self._places],
+        }
+
+    def is_again(self, at: Address) -> bool:
+        """Tell whether a sample has been read before.
+
+        Raises:
+            ChangedShard: it has not, and others that have are still to come.
+        """
+        if not self._left:
+            return False
+        if at.place not in self._left:
+            raise gone(len(self._left))
+        self._left.remove(at.place)
+        return True
+
+    def is_wanted(self, at: Address) -> bool:
+        """Tell whether a later stage waits for a sample that has been read before."""
+        return at.place in self._wanted
+
+    def turn_to(self, at: Address) -> bool:
+        """Tell whether a sample is from another reading of a shard than the one before it."""
+        before, self._reading = self._reading, _reading(at)
+        return before != self._reading
+
+    def resumes(self, at: Address) -> list[Resume]:
+        """Return what is to be read of the shards beside that of a sample that has been read before."""
+        found = []
+        goes_on = self._last is not None and _reading(at) == _reading(self._last)
+        for column, spans in enumerate(zip(*self._spans[_reading(at)], strict=True)):
+            end = self._places[column][1] if goes_on else -1
+            found.append(Resume(NOTHING_LEFT if end < 0 else (0, end), {0: spans}))
+        return found
+
+    def note(self, at: Address, places: Sequence[Span], *, is_new: bool) -> None:
+        """Take note of a sample before it is yielded.
+
+        Args:
+            at: where it is.
+            places: where it is in the shards beside.
+            is_new: whether it comes for the first time.
+        """
+        self._at, self._at_places = at, places
+        if is_new:
+            self._last, self._places = at, places
+
+
+def source_of(address: Address) -> Address:
+    """Return where a sample is in its own shard."""
+    return address._replace(way=address.way[1:])
+
+
+def _reading(address: Address) -> Reading:
+    if not address.way:
+        return (address.shard,)
+    return (address.shard, *(each for each in address.way if isinstance(each, int)))

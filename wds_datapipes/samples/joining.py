@@ -1,0 +1,191 @@
+"""Fields from elsewhere: from a table, by key, and from shards that stand beside those being read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from wds_datapipes.errors import MissingEntry, MissingField, WdsError
+from wds_datapipes.io.openers import redact
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
+from wds_datapipes.samples.fields import ORIGIN, no_sample, told
+from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.samples.joined_position import Beside
+from wds_datapipes.samples.keys import KeyRule
+from wds_datapipes.samples.parallel_shard import Column, URLRule
+from wds_datapipes.samples.select import Lacking
+from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.position import Address, Progress, Resume, gone
+from wds_datapipes.types import Sample
+
+__all__ = ["Entry", "Replacement", "add_columns", "associate", "parse_url_of"]
+
+Entry: TypeAlias = Mapping[str, Any] | None
+
+#: How many samples of a parallel shard are looked at to find a key, if errors are passed over.
+LOOK_AHEAD = 64
+
+
+def associate(
+    source: Iterable[Sample],
+    find: Callable[[Any], Entry],
+    *,
+    by: str = "__key__",
+    missing: Lacking = "raise",
+    on_error: OnError = "raise",
+) -> Iterator[Sample]:
+    """Yield each sample with the fields that are found by its key, or by another field."""
+    policy = ErrorPolicy(on_error, "associate")
+    for sample in policy.counted(source):
+        if not isinstance(sample, dict):
+            raise no_sample("associate", sample)
+        try:
+            if by not in sample:
+                raise MissingField(f"associate looks samples up by their {by!r}, and one has only {list(sample)}")
+            entry = find(sample[by])
+            if entry is None and missing == "raise":
+                raise MissingEntry(
+                    f"associate found nothing for {told(sample)}. "
+                    f'Pass missing="keep" to hand such samples on as they are, or missing="skip" to leave them out'
+                )
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
+            if not isinstance(error, WdsError):
+                note(error, f"This happened in associate, at {told(sample)}")
+            if policy.goes_on(error, sample):
+                continue
+            break
+        if entry is None and missing == "skip":
+            continue
+        if entry is not None and not isinstance(entry, Mapping):
+            raise TypeError(
+                f"associate adds dicts of fields, and found a {type(entry).__name__} for {told(sample)}: "
+                f'make it a dict, as in {{"label": {entry!r:.40}}}'
+            )
+        yield {**sample, **(entry or {}), **{name: sample[name] for name in ORIGIN if name in sample}}
+    policy.finish()
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Makes the URL of a parallel shard by replacing a part."""
+
+    old: str
+    new: str
+
+    def __call__(self, url: str) -> str:
+        """Return the URL of the shard that stands beside ``url``."""
+        if self.old not in url:
+            raise ValueError(f"add_columns replaces {self.old!r} by {self.new!r}, and {redact(url)} does not hold it")
+        return url.replace(self.old, self.new)
+
+
+def parse_url_of(url_of: Any) -> list[URLRule]:
+    """Return the functions that are meant by a function, a pair of strings, or a list of such."""
+    if callable(url_of):
+        return [url_of]
+    if isinstance(url_of, list | tuple) and url_of:
+        if all(isinstance(text, str) for text in url_of):
+            if len(url_of) == 2 and url_of[0] and url_of[0] != url_of[1]:
+                return [Replacement(*url_of)]
+        else:
+            return [rule for each in url_of for rule in parse_url_of(each)]
+    raise TypeError(
+        f'add_columns makes the URL of a parallel shard by a function, or by what to replace, as in ("images", '
+        f'"labels"), or takes a list of these, not {url_of!r}'
+    )
+
+
+def add_columns(
+    source: Iterable[Sample],
+    rules: Sequence[URLRule],
+    *,
+    key_rule: KeyRule,
+    fields: Collection[str] | None = None,
+    rename_files: Callable[[str], str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    on_error: OnError = "raise",
+    state: Beside | None = None,
+    address: Callable[[], Address] | None = None,
+) -> Iterator[Sample]:
+    """Yield each sample with the fields that parallel shards have for it.
+
+    A sample gets all of its columns or is not handed on. Samples are told by their keys alone, so what a policy passes
+    over in one shard never shifts those of another: if the key is not the next one, it is looked for among the next
+    `LOOK_AHEAD` of the parallel shard, and those before it are given up; if it is not among them, the sample is.
+
+    With ``state``, it goes on where that says, and it is kept up to date if ``address`` tells where the sample is that
+    ``source`` has yielded last.
+    """
+    policy = ErrorPolicy(on_error, "add_columns")
+    passing = on_error != "raise"
+
+    def read(
+        url: str, refuse: Callable[[Exception], bool], resume: Resume | None, progress: Progress
+    ) -> Iterator[Sample]:
+        return group_samples(
+            load_wds_shards([url], rename_files=rename_files, storage_options=storage_options, resume=resume),
+            key_rule=key_rule,
+            on_returning_key="ignore",  # it is the same as in the first shard, or an error here
+            on_error=refuse if passing else "raise",
+            progress=progress,
+        )
+
+    columns = [Column(rule, read, LOOK_AHEAD if passing else 0) for rule in rules]
+    names = None if fields is None else [field.lower() for field in fields]
+    told = Beside() if state is None else state
+    url = ""
+    try:
+        for sample in policy.counted(source):
+            if not isinstance(sample, dict):
+                raise no_sample("add_columns", sample)
+            if not {"__key__", "__url__"} <= sample.keys():
+                raise TypeError(f"add_columns needs samples with '__key__' and '__url__', and one has {list(sample)}")
+            key, beside = sample["__key__"], sample["__url__"]
+            at = None if address is None else address()
+            is_again = at is not None and told.is_again(at)
+            is_other = at is None or told.turn_to(at)
+            if at is not None and is_again:
+                if is_other:
+                    for column, resume in zip(columns, told.resumes(at), strict=True):
+                        column.begin(beside, resume)
+            # The samples of one reading of a shard share one string; a copy of it may be from a reading or the next.
+            elif (
+                beside is not url and is_other and (beside != url or not any(column.expects(key) for column in columns))
+            ):
+                verdicts = [_passed(column.end(), policy, url=column.url) for column in columns]
+                if False in verdicts:
+                    break
+                for column in columns:
+                    column.begin(beside)
+            url = beside
+            added: Sample = {}
+            faults = list(filter(None, [column.add(sample, names, added) for column in columns]))
+            if is_again and (faults or any(column.gap for column in columns)):
+                raise gone(1)
+            verdicts = [_passed(column.gap, policy, url=column.url) for column in columns]
+            if False in verdicts:
+                break
+            if not faults:
+                if at is not None:
+                    told.note(at, [column.at for column in columns], is_new=not is_again)
+                    if is_again and not told.is_wanted(at):
+                        continue
+                yield {**sample, **added}
+            elif not policy.goes_on(faults.pop(0), sample):
+                break
+        else:
+            for column in columns:
+                if not _passed(column.end(), policy, url=column.url):
+                    break
+        policy.finish()
+    finally:
+        for column in columns:
+            column.close()
+
+
+def _passed(fault: Exception | None, policy: ErrorPolicy, *, url: str) -> bool:
+    try:
+        return fault is None or policy.goes_on(fault, url=url)
+    finally:
+        del fault  # a frame that holds the error that goes through it would keep all open that other frames hold

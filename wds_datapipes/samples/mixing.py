@@ -1,0 +1,105 @@
+"""Several sources as one."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from itertools import accumulate
+from random import Random
+from typing import Literal, TypeVar
+
+from wds_datapipes.errors import EmptySource
+from wds_datapipes.samples.epochs import EMPTY_PASSES
+
+__all__ = ["MixState", "Stop", "mix_samples"]
+
+T = TypeVar("T")
+
+Stop = Literal["first", "all", "never"]
+_END = object()
+
+
+class MixState:
+    """What a mixture has to know to go on where it was.
+
+    Args:
+        left: the sources that have not ended.
+        turn: which of these is next, where each has its turn.
+        draws: how many numbers were drawn.
+
+    Attributes:
+        at: the source of the last item.
+    """
+
+    def __init__(self, left: list[int], turn: int = 0, draws: int = 0) -> None:
+        self.left = left
+        self.turn = turn
+        self.draws = draws
+        self.at = 0
+
+
+def mix_samples(
+    passes: MutableSequence[Iterator[T]],
+    begin_again: Callable[[int], Iterator[T]],
+    *,
+    weights: Sequence[float] | None,
+    stop: Stop,
+    rng: Random,
+    has_no_share: Callable[[int], bool],
+    turns: Callable[[int], int],
+    state: MixState,
+) -> Iterator[T]:
+    """Yield items of several sources, from each in turn or from one that is drawn by its weight.
+
+    Args:
+        passes: one over each source.
+        begin_again: begins another pass over a source.
+        weights: one for each source, or None to take them in turn.
+        stop: when to stop.
+        rng: draws.
+        has_no_share: whether nothing of a source is ever dealt to this instance.
+        turns: in how many passes this instance gets to all of a source.
+        state: where to begin; it is kept up to date.
+
+    Raises:
+        EmptySource: a source that has to begin again has no item.
+    """
+    left = state.left
+    bounds = _bounds(left, weights)
+    for _ in range(state.draws):
+        rng.random()
+    while left:
+        if weights is None:
+            turn = state.turn % len(left)
+        else:
+            turn = bisect(bounds, rng.random() * bounds[-1], 0, len(left) - 1)
+            state.draws += 1
+        source = left[turn]
+        item = next(passes[source], _END)
+        empty = 0
+        while item is _END and stop == "never":
+            passes[source] = begin_again(source)
+            item = next(passes[source], _END)
+            if item is _END:
+                if has_no_share(source):
+                    break
+                empty += 1
+                if empty >= EMPTY_PASSES * turns(source):
+                    raise EmptySource(
+                        f'mix_samples(stop="never") has to begin source {source} (of 0 to {len(passes) - 1}) again, '
+                        f"and it yields nothing, {empty} times in a row"
+                    )
+        if item is not _END:
+            state.turn, state.at = turn + 1, source
+            yield item  # type: ignore[misc]  # mypy does not know that there is one _END
+        elif stop == "first":
+            left.clear()
+        else:
+            del left[turn]
+            state.turn = turn
+            bounds = _bounds(left, weights)
+
+
+def _bounds(left: list[int], weights: Sequence[float] | None) -> list[float]:
+    """Return the upper bounds of what is drawn for each source."""
+    return [] if weights is None else list(accumulate(weights[source] for source in left))

@@ -1,0 +1,154 @@
+"""A shard that stands beside the one that is being read, and is read in step with it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from wds_datapipes.errors import DuplicateField, MisalignedShards, MissingField
+from wds_datapipes.io.openers import redact
+from wds_datapipes.on_error.policy import note
+from wds_datapipes.shards.position import Progress, Resume
+from wds_datapipes.types import Sample
+
+__all__ = ["Column", "Read", "URLRule"]
+
+URLRule: TypeAlias = Callable[[str], str]
+
+Read: TypeAlias = Callable[[str, Callable[[Exception], bool], Resume | None, Progress], Iterator[Sample]]
+"""Reads a shard, or what is left of it, with what judges its errors; and tells where the samples are."""
+
+
+class Column:
+    """Reads the shards that stand beside others, one at a time.
+
+    Attributes:
+        url: the shard that is being read.
+        gap: says what was given up to find the latest sample, if there was anything.
+        at: where the latest sample is in its shard, from one byte to another; -1 is the shard's end.
+    """
+
+    def __init__(self, rule: URLRule, read: Read, look_ahead: int) -> None:
+        self.url = ""
+        self.gap: MisalignedShards | None = None
+        self.at = (0, -1)
+        self._rule = rule
+        self._read = read
+        self._look_ahead = look_ahead
+        self._beside = ""
+        self._samples: Iterator[Sample] | None = None
+        self._progress = Progress()
+        self._ahead: deque[tuple[Sample, tuple[int, int]]] = deque()
+        self._broken: Exception | None = None
+        self._told = False  # whether it was said that it is broken
+        self._refused: Exception | None = None
+
+    def begin(self, beside: str, resume: Resume | None = None) -> None:
+        """Turn to the shard that stands beside another one, or to what is left to read of it."""
+        self.close()
+        self._beside = self.url = beside
+        self._told = False
+        try:
+            url: object = self._rule(beside)
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
+            note(error, f"This happened in add_columns, at the shard {redact(beside)}")
+            self._broken = error
+            return
+        if not isinstance(url, str):
+            raise TypeError(f"add_columns needs the URL of a shard beside {redact(beside)}, and got {url!r}")
+        self.url = url
+        self._progress = Progress()
+        self._samples = self._read(url, self._refuse, resume, self._progress)
+
+    def expects(self, key: str) -> bool:
+        """Tell whether the next sample has this key."""
+        return self._reach(1) and self._key(0) == key
+
+    def add(self, sample: Sample, names: list[str] | None, added: Sample) -> Exception | None:
+        """Put the fields for a sample into ``added``, or return what is wrong."""
+        found = self._find(sample["__key__"])
+        if isinstance(found, Exception):
+            try:
+                return found
+            finally:
+                del found  # as in `_passed`: its frames lead back to this one
+        where = f"for the sample {sample['__key__']!r} of {redact(self._beside)}"
+        for name in names if names is not None else found:
+            if names is None and name[:2] == "__":
+                continue
+            if name not in found:
+                fields = [field for field in found if field[:2] != "__"]
+                return MissingField(f"add_columns needs {name!r} {where}, and {redact(self.url)} has {fields}")
+            if name in sample or name in added:
+                return DuplicateField(
+                    f"add_columns got {name!r} from {redact(self.url)} {where}, and there is one already. Choose "
+                    f"others by fields=, or rename the first before"
+                )
+            added[name] = found[name]
+        return None
+
+    def end(self) -> Exception | None:
+        """Return what is wrong at the end of the samples, unless that was told before."""
+        if self._reach(1):
+            return self._misaligned(f"has the sample {self._key(0)!r} where {redact(self._beside)} has ended")
+        return None if self._told else self._broken
+
+    def close(self) -> None:
+        """Close the shard."""
+        close = getattr(self._samples, "close", None)
+        self._samples = self._broken = self._refused = self.gap = None
+        self._ahead.clear()
+        if close is not None:
+            close()
+
+    def _find(self, key: str) -> Sample | Exception:
+        self.gap = None
+        if self.expects(key):
+            return self._next()
+        for place in range(1, self._look_ahead):
+            if not self._reach(place + 1):
+                break
+            if self._key(place) == key:
+                given_up = [self._next()["__key__"] for _ in range(place)]
+                self.gap = self._misaligned(f"has the samples {given_up}, which {redact(self._beside)} has not")
+                return self._next()
+        if self._broken is not None and not self._ahead:
+            self._told = True
+            return self._broken
+        other = f"the sample {self._key(0)!r}" if self._ahead else "ended"
+        return self._misaligned(f"has {other} where {redact(self._beside)} has the sample {key!r}")
+
+    def _reach(self, count: int) -> bool:
+        """Read until so many samples are ahead; return False if the shard has fewer."""
+        while len(self._ahead) < count and self._samples is not None:
+            try:
+                sample = next(self._samples)
+                self._ahead.append((sample, self._progress.last[1:]))
+            except StopIteration:  # noqa: PERF203 - an error ends the reading, and not the loop
+                self._samples = None
+            except Exception as error:  # noqa: BLE001 - it is told for each sample that is lost by it
+                self._broken, self._samples = error, None
+        return len(self._ahead) >= count
+
+    def _key(self, place: int) -> str:
+        """Return the key of one of the samples that are ahead."""
+        key: str = self._ahead[place][0]["__key__"]
+        return key
+
+    def _next(self) -> Sample:
+        """Take the next of the samples that are ahead."""
+        sample, self.at = self._ahead.popleft()
+        return sample
+
+    def _refuse(self, error: Exception) -> bool:
+        """Pass over a sample of this shard; the one that it belongs to will miss it."""
+        self._refused = error
+        return True
+
+    def _misaligned(self, what: str) -> MisalignedShards:
+        refused = f". What was passed over in it last: {self._refused}" if self._refused is not None else ""
+        return MisalignedShards(
+            f"{redact(self.url)} {what}{refused}. Parallel shards hold the same keys in the same order, and "
+            f"add_columns stands directly after group_samples, before what leaves out, shuffles or mixes samples"
+        )

@@ -1,0 +1,196 @@
+"""A file of pickled samples, which is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+from zlib import crc32
+
+from wds_datapipes.errors import CacheError
+from wds_datapipes.io.atomic_file import PartFile
+
+__all__ = ["DamagedFile", "SampleFileWriter", "open_samples", "payloads"]
+
+#: A file begins with this, and then has frames: the facts that it was made from, and one for each sample.
+MAGIC = b"wds-datapipes samples 1\n"
+#: The length of what follows, and its checksum.
+FRAME = struct.Struct("<QI")
+#: A mark, the number of samples, the bytes of all frames, the checksum of their heads, and one of these four.
+TRAILER = struct.Struct("<8sQQII")
+END = b"complete"
+
+
+class DamagedFile(Exception):
+    """A file is cut off, or is not what was written."""
+
+
+class SampleFileWriter:
+    """Writes a file that has its name when all is on the disk.
+
+    Args:
+        path: what the file will be called.
+        facts: what the samples were made from.
+
+    Raises:
+        CacheError: the file cannot be written. Nothing is left of it then.
+    """
+
+    def __init__(self, path: str, facts: Mapping[str, Any]) -> None:
+        self._path = path
+        self._count = self._bytes = self._sum = 0
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._file = PartFile(path, buffer_bytes=1 << 20)
+        except OSError as error:
+            raise self._failure(error) from error
+        try:
+            self._file.stream.write(MAGIC)
+            self._frame(json.dumps(facts).encode())
+        except OSError as error:
+            self.discard()
+            raise self._failure(error) from error
+
+    @property
+    def size(self) -> int:
+        """How many bytes all frames have."""
+        return self._bytes
+
+    def write(self, payload: bytes) -> None:
+        """Write a sample."""
+        try:
+            self._frame(payload)
+        except OSError as error:
+            self.discard()
+            raise self._failure(error) from error
+        self._count += 1
+
+    def finish(self) -> None:
+        """Give the file its name."""
+        try:
+            self._file.stream.write(_trailer(self._count, self._bytes, self._sum))
+            self._file.finish()
+        except OSError as error:
+            self.discard()
+            raise self._failure(error) from error
+
+    def discard(self) -> None:
+        """Leave nothing of the file, unless it is finished."""
+        self._file.discard()
+
+    def _frame(self, payload: bytes) -> None:
+        head = FRAME.pack(len(payload), crc32(payload))
+        self._file.stream.write(head)
+        self._file.stream.write(payload)
+        self._sum = crc32(head, self._sum)
+        self._bytes += len(head) + len(payload)
+
+    def _failure(self, error: OSError) -> CacheError:
+        return CacheError(
+            f"The cache {self._path} cannot be written: {error.strerror}, after {self._count} samples of together "
+            f"{self._bytes} bytes. Nothing of it was left. Make room, or choose another place"
+        )
+
+
+def open_samples(path: str, facts: Mapping[str, Any]) -> BinaryIO | None:
+    """Open a file, to be read by `payloads` and then closed.
+
+    Returns:
+        The file, behind its facts, or ``None`` if there is none.
+
+    Raises:
+        DamagedFile: it is cut off, or is none of ours.
+        CacheError: it was made from something else.
+    """
+    try:
+        stream = open(path, "rb")  # noqa: PTH123, SIM115  the caller closes it
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        _check(stream, path, facts)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def payloads(stream: BinaryIO, path: str) -> Iterator[bytes]:
+    """Yield what was written, from an open file.
+
+    Raises:
+        CacheError: the file is damaged.
+    """
+    place = len(MAGIC)
+    stream.seek(-TRAILER.size, os.SEEK_END)
+    _, count, frames_bytes, heads_sum, _ = TRAILER.unpack(stream.read())
+    stream.seek(place)
+    limit = place + frames_bytes
+    total = 0
+    for number in range(-1, count):
+        head = stream.read(FRAME.size)
+        length, checksum = FRAME.unpack(head) if len(head) == FRAME.size else (limit, 0)
+        if place + FRAME.size + length > limit:
+            raise CacheError(_damaged(path, number, place, "a length that cannot be"))
+        payload = stream.read(length)
+        if len(payload) < length or crc32(payload) != checksum:
+            raise CacheError(_damaged(path, number, place, "a wrong checksum"))
+        total = crc32(head, total)
+        place += len(head) + length
+        if number >= 0:
+            yield payload
+    if place != limit or total != heads_sum:
+        raise CacheError(_damaged(path, count, place, "a wrong checksum of the whole"))
+
+
+def _check(stream: BinaryIO, path: str, facts: Mapping[str, Any]) -> None:
+    """Check all but the samples."""
+    size = stream.seek(0, os.SEEK_END)
+    if size < len(MAGIC) + FRAME.size + TRAILER.size:
+        raise DamagedFile(f"it has only {size} bytes")
+    stream.seek(-TRAILER.size, os.SEEK_END)
+    end = stream.read()
+    _, count, frames_bytes, heads_sum, _ = TRAILER.unpack(end)
+    if end != _trailer(count, frames_bytes, heads_sum) or size != len(MAGIC) + frames_bytes + TRAILER.size:
+        raise DamagedFile(f"its {size} bytes have no end, or a wrong one")
+    stream.seek(0)
+    if stream.read(len(MAGIC)) != MAGIC:
+        raise DamagedFile("it begins otherwise")
+    length, checksum = FRAME.unpack(stream.read(FRAME.size))
+    text = stream.read(min(length, frames_bytes))
+    if crc32(text) != checksum:
+        raise DamagedFile("its facts have a wrong checksum")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"its facts are no JSON: {error}") from error
+    if found != json.loads(json.dumps(facts)):
+        raise CacheError(
+            f"The cache {path} was made by another pipeline: {_difference(found, facts)}. Delete it, or give this "
+            f"pipeline another path"
+        )
+
+
+def _trailer(count: int, frames_bytes: int, heads_sum: int) -> bytes:
+    facts = (END, count, frames_bytes, heads_sum)
+    return TRAILER.pack(*facts, crc32(repr(facts).encode()))
+
+
+def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Say where two pipelines differ first."""
+    before, now = found.get("stages", []), facts.get("stages", [])
+    for old, new in zip(before, now, strict=False):
+        if old != new:
+            return f"it had {old} where this one has {new}"
+    if len(before) != len(now):
+        return f"it had {len(before)} stages before the cache, and this one has {len(now)}"
+    return f"it had { ({key: found[key] for key in found if found[key] != facts.get(key)})!r}"
+
+
+def _damaged(path: str, number: int, place: int, what: str) -> str:
+    return (
+        f"The cache {path} is damaged: at byte {place}, where sample {number} begins, it has {what}. The samples "
+        f"before it have been yielded, so it cannot be made again now: delete it, and begin the epoch again"
+    )

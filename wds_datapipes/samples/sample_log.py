@@ -1,0 +1,154 @@
+"""A short view of what passes by, for people, and a line for each sample, for programs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from wds_datapipes.io.openers import redact
+from wds_datapipes.shards.position import Address, Passed
+
+__all__ = ["Journal", "describe", "log_samples"]
+
+T = TypeVar("T")
+
+Journal: TypeAlias = "logging.Logger | Literal['stdout', 'stderr']"
+
+#: What separates the columns and lines of the file of keys, so that a key may hold it too.
+ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+#: Numbers as people read them; of others, the first few are shown without a look at the rest.
+PLAIN_NUMBERS = "biufcSU"
+
+
+def log_samples(
+    source: Iterable[T],
+    to: Journal,
+    *,
+    first: int,
+    every: int | None,
+    name: str,
+    width: int,
+    keys_to: str | None,
+    place: Callable[[], tuple[int, int]],
+    passed: Passed,
+    address: Callable[[], Address] | None = None,
+) -> Iterator[T]:
+    """Yield all items; tell of the first ones and of each ``every``-th, and write a line for each.
+
+    What passes once more was told before.
+    """
+    rank, worker = place()
+    file = None if keys_to is None else os.open(keys_to, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        for item in source:
+            if passed.once_more(address):
+                yield item
+                continue
+            index = passed.count - 1
+            if file is not None:
+                key, url = (item.get("__key__", ""), item.get("__url__", "")) if isinstance(item, dict) else ("", "")
+                columns = (index, worker, rank, key, redact(str(url)))
+                _append(file, "\t".join(str(column).translate(ESCAPES) for column in columns) + "\n")
+            if index < first or (every is not None and (index + 1) % every == 0):
+                _tell(to, f"{name}: item {index} of worker {worker}, rank {rank}", item, width)
+            yield item
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+def describe(value: object, width: int = 60) -> str:
+    """Return a short view of a value: its type, its size, and how it begins.
+
+    >>> describe(b"abc" * 1000, width=12), describe(np.zeros((2, 3), np.uint8))
+    ("bytes, 3,000 bytes: b'abcabca...", 'ndarray uint8 (2, 3), 6 bytes: [0, 0, 0]')
+    """
+    return _described(value, width, depth=0)
+
+
+def _described(value: object, width: int, depth: int) -> str:
+    try:
+        return f"{type(value).__name__}{_facts(value, width, depth)}"
+    except Exception as error:  # noqa: BLE001 - a value that cannot be shown is no reason to stop the training
+        return f"{type(value).__name__}, which cannot be shown: {type(error).__name__}"
+
+
+def _facts(value: Any, width: int, depth: int) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f" of {value.bit_length():,} bits"
+    if isinstance(value, bool | int | float | complex | np.generic):
+        return f" {_cut(repr(value), width)}"
+    if isinstance(value, str):
+        return f", {len(value):,} characters: {_cut(repr(value[: width + 1]), width)}"
+    if isinstance(value, bytes | bytearray | memoryview):
+        size = value.nbytes if isinstance(value, memoryview) else len(value)
+        return f", {size:,} bytes: {_cut(repr(bytes(value[: width + 1])), width)}"
+    if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "nbytes"):
+        device = str(getattr(value, "device", "cpu"))
+        where = "" if device == "cpu" else f" on {device}"
+        begin = _cut(_beginning(value), width) if device == "cpu" else ""  # from elsewhere it would have to be fetched
+        return f" {value.dtype} {tuple(value.shape)}, {value.nbytes:,} bytes{where}{begin and f': {begin}'}"
+    if isinstance(value, Mapping):
+        parts = [f"{key!s:.30}: {_described(part, width // 2, depth + 1)}" for key, part in islice(value.items(), 3)]
+        return _several(len(value), parts, depth)
+    if isinstance(value, list | tuple | set | frozenset):
+        return _several(len(value), [_described(part, width // 2, depth + 1) for part in islice(value, 3)], depth)
+    if callable(getattr(value, "getbands", None)):  # a Pillow image
+        return f" {value.mode} {value.size[0]}x{value.size[1]}"
+    return ""
+
+
+def _several(count: int, parts: list[str], depth: int) -> str:
+    more = "; ..." if count > len(parts) else ""
+    return f" of {count:,}" + (f" ({'; '.join(parts)}{more})" if parts and depth < 2 else "")
+
+
+def _beginning(array: Any) -> str:
+    kind = getattr(array.dtype, "kind", "f")
+    if 0 in array.shape or kind not in PLAIN_NUMBERS:
+        return ""
+    while array.ndim > 1:
+        array = array[0]
+    if array.ndim == 0:
+        return repr(array.tolist())
+    return repr(array[:5].tolist())[:-1] + (", ...]" if len(array) > 5 else "]")
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(width - 3, 0)]}..."
+
+
+def _tell(to: Journal, title: str, item: object, width: int) -> None:
+    if isinstance(to, logging.Logger) and not to.isEnabledFor(logging.INFO):
+        return
+    lines = [title]
+    if isinstance(item, dict):
+        shown = {**item, "__url__": redact(str(item["__url__"]))} if "__url__" in item else item
+        lines += [f"    {field!s:.60}: {_described(value, width, 0)}" for field, value in shown.items()]
+    elif isinstance(item, list | tuple):
+        lines += [f"    [{place}]: {_described(value, width, 0)}" for place, value in enumerate(item[:20])]
+    else:
+        lines.append(f"    {_described(item, width, 0)}")
+    text = "\n".join(lines)
+    if isinstance(to, logging.Logger):
+        to.info("%s", text)
+    else:
+        (sys.stdout if to == "stdout" else sys.stderr).write(f"{text}\n")
+
+
+def _append(file: int, line: str) -> None:
+    """Write a line at the end of a file at once, so that those of other processes stay whole."""
+    data = line.encode("utf-8", "surrogateescape")
+    written = os.write(file, data)
+    if written != len(data):
+        raise OSError(
+            f"log_samples could write only {written} of the {len(data)} bytes of a line: the disk may be full"
+        )

@@ -1,0 +1,135 @@
+"""A part of a stream: drawn at random, or by position; and that there is anything at all."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from random import Random
+from typing import TypeVar, cast
+
+from wds_datapipes.errors import EmptySource
+from wds_datapipes.shards.position import Address, Passed
+
+__all__ = ["non_empty", "parse_slice", "rsample", "slice_samples"]
+
+T = TypeVar("T")
+
+_END = object()
+
+
+def rsample(
+    source: Iterable[T], p: float, *, rng: Random, passed: Passed, address: Callable[[], Address] | None = None
+) -> Iterator[T]:
+    """Yield each item with the probability ``p``; what passes once more was drawn before.
+
+    Args:
+        source: the items.
+        p: the probability.
+        rng: draws.
+        passed: for how many was drawn; it is kept up to date.
+        address: tells where the item is that ``source`` has yielded last, if that is known.
+    """
+    for _ in range(passed.count):
+        rng.random()
+    for item in source:
+        if passed.once_more(address) or rng.random() < p:
+            yield item
+
+
+def parse_slice(positions: tuple[int | None, ...]) -> tuple[int, int | None, int]:
+    """Return the start, stop and step that are meant, as for ``itertools.islice``.
+
+    >>> parse_slice((10,)), parse_slice((2, None)), parse_slice((None, 10, 3))
+    ((0, 10, 1), (2, None, 1), (0, 10, 3))
+    """
+    if not 1 <= len(positions) <= 3:
+        raise TypeError(f"slice_samples takes stop, or start, stop and step, not {len(positions)} numbers")
+    given = (None, *positions) if len(positions) == 1 else positions
+    numbers = []
+    for name, number in zip(("start", "stop", "step"), given, strict=False):
+        try:
+            numbers.append(None if number is None else operator.index(number))
+        except TypeError:
+            raise TypeError(f"the {name} of slice_samples is a number or None, not {number!r}") from None
+        if number is not None and number < (name == "step"):
+            raise ValueError(
+                f"the {name} of slice_samples is a number from {int(name == 'step')}, not {number!r}: "
+                f"a stream has no end to count from"
+            )
+    start, stop, step = (*numbers, None)[:3]
+    return start or 0, stop, step or 1
+
+
+def slice_samples(
+    source: Iterable[T],
+    start: int,
+    stop: int | None,
+    step: int,
+    *,
+    passed: Passed,
+    address: Callable[[], Address] | None = None,
+) -> Iterator[T]:
+    """Yield the items at some positions; the source is closed before the last leaves, and not read beyond it.
+
+    Args:
+        source: the items.
+        start: the first position.
+        stop: the first one behind the last, or None.
+        step: from one to the next.
+        passed: how many items there were before; it is kept up to date.
+        address: tells where the item is that ``source`` has yielded last, if that is known.
+    """
+    wanted = range(start, sys.maxsize if stop is None else stop, step)
+    if not wanted:
+        return
+    last = wanted[-1]
+    items = iter(source)
+    if passed.count > last and not passed.awaits:
+        # The stages before use up the state that was loaded for them. What they would read now is nobody's error.
+        with suppress(Exception):
+            next(items, None)
+        _close(items)
+        return
+    while passed.awaits or passed.count <= last:
+        item = next(cast(Iterator[object], items), _END)
+        if item is _END:
+            return
+        if passed.once_more(address):
+            yield cast(T, item)
+        elif (position := passed.count - 1) in wanted:
+            if position == last:
+                _close(items)
+            yield cast(T, item)
+
+
+def _close(items: object) -> None:
+    close = getattr(items, "close", None)
+    if close is not None:
+        close()
+
+
+def non_empty(
+    source: Iterable[T],
+    *,
+    upstream: Callable[[], str],
+    passed: Passed,
+    address: Callable[[], Address] | None = None,
+) -> Iterator[T]:
+    """Yield all items; that there is none is an error.
+
+    Args:
+        source: the items.
+        upstream: names the stages before.
+        passed: how many items there were; it is kept up to date.
+        address: tells where the item is that ``source`` has yielded last, if that is known.
+    """
+    for item in source:
+        passed.once_more(address)
+        yield item
+    if not passed.count:
+        raise EmptySource(
+            f"non_empty got nothing from {upstream()}. The shards may be empty, a stage may have left out or passed "
+            f"over all, or there are more workers or ranks than shards: put non_empty before the split in that case"
+        )

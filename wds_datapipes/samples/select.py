@@ -1,0 +1,197 @@
+"""Choosing and renaming the fields of samples by patterns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import translate
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from wds_datapipes.errors import DuplicateField, MissingField
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError
+from wds_datapipes.samples.fields import NO_FIELD, Missing, no_sample, remember, told
+from wds_datapipes.types import Sample
+
+__all__ = ["Alternatives", "Lacking", "extract_keys", "parse_patterns", "parse_rules", "rename_keys", "select_fields"]
+
+T = TypeVar("T")
+
+Alternatives: TypeAlias = "str | Sequence[str]"
+"""Patterns of which one has to match: ``"jpg;png"``, or a list of them."""
+
+Lacking: TypeAlias = Literal["raise", "keep", "skip"]
+"""What becomes of a sample for which something is missing."""
+
+
+class Pattern:
+    """Shell patterns, and what they match: a field, as it is or with a dot before it, in lower case.
+
+    Meta data are matched by patterns that begin with two underscores alone, so that ``*`` means the fields.
+    """
+
+    def __init__(self, alternatives: Sequence[str]) -> None:
+        self.text = ";".join(alternatives)
+        both = [[pattern for pattern in alternatives if (pattern[:2] == "__") is meta] for meta in (False, True)]
+        self._matches, self._meta_matches = ([re.compile(translate(p.lower())).match for p in part] for part in both)
+
+    def __call__(self, field: str) -> bool:
+        name = field.lower()
+        if name[:2] == "__":
+            return any(match(name) for match in self._meta_matches)
+        return any(match(name) or match(f".{name}") for match in self._matches)
+
+
+def parse_patterns(stage: str, patterns: Sequence[Alternatives]) -> list[Pattern]:
+    """Split patterns into their alternatives.
+
+    >>> [pattern.text for pattern in parse_patterns("extract_keys", ["*.jpg;*.png", ["cls", "txt"]])]
+    ['*.jpg;*.png', 'cls;txt']
+    """
+    parsed = []
+    for given in patterns:
+        texts: Any = given.split(";") if isinstance(given, str) else given
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise TypeError(f'{stage} takes patterns as in "*.jpg;*.png", "cls", or lists of them, not {given!r}')
+        texts = [text.strip() for text in texts if text.strip()]
+        if not texts:
+            raise ValueError(f"{stage} got {given!r}, which matches no field")
+        parsed.append(Pattern(texts))
+    if not parsed:
+        raise ValueError(f'{stage} needs the fields that it shall take, as in {stage}("*.jpg;*.png", "cls")')
+    return parsed
+
+
+def parse_rules(pairs: Sequence[tuple[str, str]], new: Mapping[str, str]) -> list[tuple[str, Pattern]]:
+    """Return the new names, each with what it takes, as ``rename_keys`` gets them."""
+    rules = []
+    pair: Any
+    for pair in [*pairs, *new.items()]:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise TypeError(
+                f'rename_keys takes pairs of a new name and a pattern, as in ("image", "*.jpg"), not {pair!r}'
+            )
+        rules.append((pair[0], Pattern([pair[1]])))
+    if not rules:
+        raise ValueError('rename_keys needs a new name and a pattern, as in rename_keys(("image", "*.jpg"))')
+    texts = [pattern.text.lower() for _, pattern in rules]
+    for text in texts:
+        if texts.count(text) > 1:
+            raise ValueError(f"rename_keys has the pattern {text!r} twice, and the last rule takes all: give it once")
+    return rules
+
+
+def rename_keys(
+    source: Iterable[Sample],
+    rules: Sequence[tuple[str, Pattern]],
+    *,
+    keep_unselected: bool = False,
+    must_match: bool = True,
+    duplicate_is_error: bool = True,
+    on_error: OnError = "raise",
+) -> Iterator[Sample]:
+    """Yield each sample with the fields that patterns match under new names; the last rule that matches counts."""
+
+    def find(sample: Sample) -> list[tuple[str, str]]:
+        found: dict[str, str] = {}
+        idle = dict(enumerate(rules))
+        for field in sample:
+            number = next((number for number in reversed(range(len(rules))) if rules[number][1](field)), None)
+            if number is None:
+                if not keep_unselected or field[:2] == "__":
+                    continue
+                name = field
+            else:
+                name = rules[number][0]
+                idle.pop(number, None)
+            if name not in found:
+                found[name] = field
+            elif duplicate_is_error:
+                raise DuplicateField(
+                    f"rename_keys would call both {found[name]!r} and {field!r} of {told(sample)} {name!r}. Make the "
+                    f"patterns narrower, or pass duplicate_is_error=False to take the first"
+                )
+        if must_match and idle:
+            name, pattern = next(iter(idle.values()))
+            raise _missing("rename_keys", pattern, sample, f", which was to be called {name!r}")
+        return [*{**{name: name for name in sample if name[:2] == "__"}, **found}.items()]
+
+    for sample, names in _chosen("rename_keys", source, find, on_error):
+        yield {name: sample[field] for name, field in names}
+
+
+def extract_keys(
+    source: Iterable[Sample],
+    patterns: Sequence[Alternatives],
+    *,
+    missing: Missing = "raise",
+    on_error: OnError = "raise",
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the fields that patterns match as a tuple, one for each pattern."""
+    parsed = parse_patterns("extract_keys", patterns)
+
+    def find(sample: Sample) -> list[str]:
+        names = []
+        for pattern in parsed:
+            matching = [field for field in sample if pattern(field)]
+            if len(matching) > 1:
+                raise DuplicateField(
+                    f"extract_keys takes one field for each pattern, and {pattern.text!r} matches {matching} of "
+                    f"{told(sample)}. Make it narrower; to_tuple takes the first of several"
+                )
+            if not matching and missing == "raise":
+                raise _missing("extract_keys", pattern, sample)
+            names.append(matching[0] if matching else NO_FIELD)
+        return names
+
+    for sample, names in _chosen("extract_keys", source, find, on_error):
+        yield tuple(map(sample.get, names))
+
+
+def select_fields(
+    source: Iterable[Sample],
+    patterns: Sequence[Alternatives],
+    *,
+    missing: Lacking = "raise",
+    on_error: OnError = "raise",
+) -> Iterator[Sample]:
+    """Yield each sample with only its meta data and the fields that patterns match."""
+    parsed = parse_patterns("select_fields", patterns)
+
+    def find(sample: Sample) -> list[str] | None:
+        for pattern in parsed if missing != "keep" else ():
+            if not any(map(pattern, sample)):
+                if missing == "skip":
+                    return None
+                raise _missing("select_fields", pattern, sample)
+        return [field for field in sample if field[:2] == "__" or any(pattern(field) for pattern in parsed)]
+
+    for sample, names in _chosen("select_fields", source, find, on_error):
+        if names is not None:
+            yield {name: sample[name] for name in names}
+
+
+def _chosen(
+    stage: str, source: Iterable[Sample], find: Callable[[Sample], T], on_error: OnError
+) -> Iterator[tuple[Sample, T]]:
+    """Yield each sample with what is found for it; samples with the same fields are looked at once."""
+    policy = ErrorPolicy(on_error, stage)
+    chosen: dict[tuple[str, ...], T] = {}
+    for sample in policy.counted(source):
+        if not isinstance(sample, dict):
+            raise no_sample(stage, sample)
+        fields = tuple(sample)
+        if fields not in chosen:
+            try:
+                names = find(sample)
+            except (DuplicateField, MissingField) as error:
+                if policy.goes_on(error, sample):
+                    continue
+                break
+            remember(chosen, fields, names)
+        yield sample, chosen[fields]
+    policy.finish()
+
+
+def _missing(stage: str, pattern: Pattern, sample: Sample, what: str = "") -> MissingField:
+    fields = [name for name in sample if name[:2] != "__"]
+    return MissingField(f"{stage} was asked for a field like {pattern.text!r}{what}, and {told(sample)} has {fields}")

@@ -1,0 +1,173 @@
+"""The shards of a stage that are read from their copies, and the next ones fetched meanwhile."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from wds_datapipes.errors import ShardError, WdsError
+from wds_datapipes.io.openers import open_url, redact
+from wds_datapipes.io.url_safety import refuse_unsafe
+from wds_datapipes.io.urls import OpeningURL
+from wds_datapipes.shard_cache.download import NoRoom, Stopped, Wanted
+from wds_datapipes.shard_cache.store import CacheFolder
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["CachedShard", "Known", "cache_wds_shards"]
+
+#: How long the end of a pass waits for the end of a download, in seconds; after that it ends by itself.
+GRACE_S = 2.0
+#: What cannot be read twice.
+STANDARD_INPUT = "-"
+
+Known = Mapping[str, tuple[int, str | None]]
+"""URL -> the size of the shard in bytes, and its SHA-256 where that is known."""
+
+
+class CachedShard(OpeningURL):
+    """The URL of a shard that is opened as its copy, which is fetched when it is opened first.
+
+    Nothing is fetched for a shard that is passed over, as when a state is loaded that is behind it.
+    """
+
+    _folder: CacheFolder
+    _size: int | None
+    _sha256: str | None
+    _following: Sequence[CachedShard]
+    _ahead: Ahead | None
+
+    def __new__(cls, url: str, folder: CacheFolder, size: int | None = None, sha256: str | None = None) -> Self:
+        """Make a URL that opens its copy in ``folder``."""
+        self = super().__new__(cls, url)
+        self.local_path = str(folder.entry(url).path)
+        self._folder, self._size, self._sha256 = folder, size, sha256
+        self._following, self._ahead = (), None
+        return self
+
+    def __reduce__(self) -> tuple[type[CachedShard], tuple[Any, ...]]:
+        return CachedShard, (str(self), self._folder, self._size, self._sha256)
+
+    def precede(self, following: Sequence[CachedShard], ahead: Ahead) -> Self:
+        """Have others fetched once this one is open."""
+        self._following, self._ahead = following, ahead
+        return self
+
+    def opened(self, **options: Any) -> BinaryIO:
+        """Open the copy, or the source where there is no room for a copy."""
+        try:
+            copy = self._folder.open(self.wanted(options))
+        except NoRoom:
+            self._folder.warn_of_no_room(redact(self))
+            copy = None
+        if self._ahead is not None:
+            self._ahead.fetch(self._following, options)
+        return open_url(str(self), **options) if copy is None else copy
+
+    def disown(self, error: ShardError) -> None:
+        """Remove the copy."""
+        self._folder.discard(str(self), error)
+
+    def fetch(self, options: Mapping[str, Any], stop: threading.Event) -> None:
+        """Fetch the copy, unless another process does, or there is no room for it."""
+        copy = self._folder.open(self.wanted(options), wait=False, is_wanted=lambda: not stop.is_set())
+        if copy is not None:
+            copy.close()
+
+    def wanted(self, options: Mapping[str, Any]) -> Wanted:
+        """Return what there is to fetch.
+
+        Raises:
+            RefusedURL: the options say that nothing is opened but files on a network, and it is something else.
+        """
+        if options.get("safe"):
+            refuse_unsafe(str(self))  # before its size is asked for
+        return Wanted(str(self), self._size, self._sha256, options)
+
+
+class Ahead:
+    """Fetches copies in a thread, which begins when there is something to fetch."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[CachedShard, Mapping[str, Any]]] = deque()
+        self._stirred, self._stop = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        # Also at the end of the interpreter, so that no part is left of what is being fetched.
+        self._end = weakref.finalize(self, _end, self._stirred, self._stop)
+
+    def fetch(self, shards: Iterable[CachedShard], options: Mapping[str, Any]) -> None:
+        """Fetch these, one after the other, and no longer those that were asked for before."""
+        self._waiting.clear()
+        self._waiting.extend((shard, options) for shard in shards)
+        if not self._waiting or self._stop.is_set():
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_fetch, args=(self._waiting, self._stirred, self._stop), name="wds-cache", daemon=True
+            )
+            self._thread.start()
+        self._stirred.set()
+
+    def close(self) -> None:
+        """Fetch nothing more, and leave nothing of what is not whole."""
+        self._end()
+        if self._thread is not None:
+            self._thread.join(GRACE_S)
+
+
+def _end(stirred: threading.Event, stop: threading.Event) -> None:
+    stop.set()
+    stirred.set()
+
+
+def _fetch(
+    waiting: deque[tuple[CachedShard, Mapping[str, Any]]], stirred: threading.Event, stop: threading.Event
+) -> None:
+    while stirred.wait() and not stop.is_set():
+        stirred.clear()
+        while waiting and not stop.is_set():
+            try:
+                shard, options = waiting.popleft()
+            except IndexError:  # it was cleared meanwhile
+                break
+            try:
+                shard.fetch(options, stop)
+            except (NoRoom, Stopped, WdsError):  # whoever opens the shard meets it, too
+                continue
+
+
+def cache_wds_shards(
+    source: Iterable[str | os.PathLike[str]], folder: CacheFolder, *, prefetch: int, known: Known
+) -> Generator[str, None, None]:
+    """Yield each shard of ``source`` as one that opens its copy; while it is read, the next ones are fetched."""
+    ahead = Ahead()
+    waiting: deque[CachedShard] = deque()
+    try:
+        for address in source:
+            if not isinstance(address, str | os.PathLike):
+                raise TypeError(
+                    f"cache_wds_shards copies shards by their URL, so its source has to yield str, not "
+                    f"{type(address).__name__}: {reprlib.repr(address)}"
+                )
+            url = os.fspath(address)
+            if url == STANDARD_INPUT:
+                while waiting:
+                    first = waiting.popleft()
+                    yield first.precede(tuple(waiting), ahead)
+                yield url
+                continue
+            waiting.append(CachedShard(url, folder, *known.get(url, (None, None))))
+            if len(waiting) > prefetch:
+                first = waiting.popleft()
+                yield first.precede(tuple(waiting), ahead)
+        while waiting:
+            first = waiting.popleft()
+            yield first.precede(tuple(waiting), ahead)
+    finally:
+        ahead.close()

@@ -1,0 +1,122 @@
+"""Copies under webdataset's names: files that its cache, or a user, has put into the folder."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import logging
+import os
+from pathlib import Path
+from stat import S_ISREG
+from urllib.parse import quote, urlsplit
+
+from wds_datapipes.errors import MissingDependency, ShardError, ShardNotOpened
+from wds_datapipes.io.openers import local_path
+from wds_datapipes.io.remote.range_reader import file_facts
+from wds_datapipes.shard_cache.download import FACTS_OPTIONS, Wanted
+from wds_datapipes.shard_cache.entry import READ_ONLY, Entry, Facts, entries
+from wds_datapipes.tar.scanner import scan_shard
+
+__all__ = ["adopt", "webdataset_name"]
+
+LOGGER = logging.getLogger("wds_datapipes")
+
+#: The schemes whose URLs webdataset names by their last part; all others by the whole URL, quoted.
+BY_LAST_PART = {"http", "https", "ftp", "ftps", "gs", "s3", "ais"}
+#: The characters that it does not quote, and how much of the end it keeps.
+UNQUOTED, LONGEST = "_+{}*,-", 128
+
+
+def webdataset_name(url: str) -> str | None:
+    """Return what webdataset's cache calls the copy of a shard; None if it makes none.
+
+    >>> webdataset_name("https://host/train/000.tar?sig=1"), webdataset_name("pipe:cat a.tar")
+    ('000.tar', 'pipe%3Acat%20a.tar')
+    """
+    if local_path(url) is not None:
+        return None
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    name = parts.path.rpartition("/")[2] if parts.scheme in BY_LAST_PART else quote(url, safe=UNQUOTED)[-LONGEST:]
+    return None if name in ("", ".", "..") else name
+
+
+def adopt(folder: Path, entry: Entry, wanted: Wanted) -> io.FileIO | None:
+    """Return the file that has webdataset's name for a shard, open and pinned, if it is that shard.
+
+    The name holds neither host nor folder, so the size has to be that of the shard, the SHA-256 that of the manifest if
+    there is one, and the archive has to be whole. The copy then is a link to the file, which stays where it is, and no
+    other URL may have it.
+
+    Args:
+        folder: the folder of the cache.
+        entry: of the shard; its lock is held, unless the disk can only be read.
+        wanted: the shard.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    name = webdataset_name(wanted.url)
+    if name is None:
+        return None
+    try:
+        copy = io.FileIO(folder / name, "r")
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+    try:
+        fcntl.flock(copy, fcntl.LOCK_SH)
+        found = "another URL has the same name" if _has_owner(folder, name, entry) else _compared(copy, wanted)
+        if isinstance(found, str):
+            LOGGER.warning("%s has webdataset's name for %s, and is not used: %s", folder / name, wanted.name, found)
+            copy.close()
+            return None
+        try:
+            entry.remove()  # a link to what was there before
+            entry.write_facts(found)
+            entry.path.symlink_to(name)
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+        LOGGER.info("%s is read from %s, which has webdataset's name for it", wanted.name, folder / name)
+        copy.seek(0)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def _has_owner(folder: Path, name: str, entry: Entry) -> bool:
+    """Whether a file is the copy of another shard."""
+    others = (each.path for each in entries(folder) if each.digest != entry.digest)
+    return any(path.is_symlink() and os.readlink(path) == name for path in others)  # noqa: PTH115  a text is compared
+
+
+def _compared(copy: io.FileIO, wanted: Wanted) -> str | Facts:
+    """Compare a file with a shard; return what is to be known of it, or say why it cannot be its copy."""
+    status = os.fstat(copy.fileno())
+    if not S_ISREG(status.st_mode):
+        return "it is no file"
+    size = wanted.size
+    if size is None:
+        asked = {name: value for name, value in wanted.options.items() if name in FACTS_OPTIONS}
+        try:
+            size = file_facts(wanted.url, **asked).bytes
+        except ShardNotOpened as error:
+            LOGGER.warning("The size of a copy cannot be compared with that of its shard: %s", error)
+    if size not in (None, status.st_size):
+        return f"it has {status.st_size} bytes, and the shard has {size}"
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(1 << 20))
+    while count := copy.readinto(buffer):
+        digest.update(buffer[:count])
+    found = digest.hexdigest()
+    if wanted.sha256 not in (None, found):
+        return f"its SHA-256 is {found}, where {wanted.sha256} is known"
+    try:
+        scan_shard(f"/proc/self/fd/{copy.fileno()}", lambda *_: None, ignore_zeros=True)
+    except (ShardError, MissingDependency) as error:
+        return f"it is no whole archive ({type(error).__name__})"
+    return Facts(wanted.name, status.st_size, found, status.st_mtime_ns)

@@ -1,0 +1,1 @@
+"""Listing shards and loading their members."""

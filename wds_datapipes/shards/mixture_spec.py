@@ -1,0 +1,282 @@
+"""A mixture of shard collections, as a specification in a YAML or JSON file tells it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, TypeGuard
+
+from wds_datapipes.errors import MissingSidecar, PatternError, SpecError
+from wds_datapipes.extras import require
+from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.io.openers import local_path, redact, split_scheme
+from wds_datapipes.io.plain_yaml import plain_yaml
+from wds_datapipes.io.small_files import read_sidecar
+from wds_datapipes.io.url_safety import refuse_commands, refuse_unsafe
+from wds_datapipes.shards.patterns import MAX_SHARDS, split_patterns
+
+__all__ = ["Collection", "Mixture", "read_mixture"]
+
+#: webdataset's documentation has called the last one by either name.
+TOP_KEYS = ("prefix", "buckets", "datasets", "dataset")
+DATASET_KEYS = ("buckets", "name", "shards", "resample", "choose", "scaleprob", "scale", "extensions", "settings")
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class Collection(NamedTuple):
+    """Some shards, and how many of them an epoch has."""
+
+    name: str
+    urls: list[str]
+    taken: int
+    #: Whether ``taken`` are drawn with replacement; otherwise without.
+    again: bool
+    #: What the specification says about its samples, for the pipeline to use.
+    settings: Mapping[str, Any]
+
+
+class Mixture:
+    """All collections of a specification. It is no list, since torch looks into each of those for every epoch."""
+
+    def __init__(self, collections: list[Collection]) -> None:
+        self.collections = collections
+
+    def __len__(self) -> int:
+        return sum(collection.taken for collection in self.collections)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether anything is drawn."""
+        return any(some.again or some.taken < len(some.urls) for some in self.collections)
+
+    @property
+    def settings(self) -> dict[str, Mapping[str, Any]]:
+        """The settings of each shard's collection, by URL."""
+        return {url: some.settings for some in self.collections if some.settings for url in some.urls}
+
+    def fingerprint(self) -> str:
+        """Return how many shards an epoch has of which datasets, and a digest of their URLs."""
+        facts = [(some.name, some.urls, some.taken, some.again) for some in self.collections]
+        return f"{len(self)} shards of {len(self.collections)} datasets #{fingerprint(facts)[:12]}"
+
+    def draw(self, rng: Random) -> Iterator[str]:
+        """Yield the shards of an epoch, in the order of the specification."""
+        for _, urls, taken, again, _ in self.collections:
+            if again:
+                yield from map(urls.__getitem__, sorted(rng.choices(range(len(urls)), k=taken)))
+            elif taken < len(urls):
+                yield from map(urls.__getitem__, sorted(rng.sample(range(len(urls)), taken)))
+            else:
+                yield from urls
+
+
+def read_mixture(
+    spec: object,
+    expand: Callable[[str], list[str]],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    safe: bool = False,
+    allow_commands: bool = False,
+) -> Mixture:
+    """Read a specification.
+
+    Args:
+        spec: the path or the URL of a file, or what such a file holds.
+        expand: makes the URLs of shards from a pattern.
+        storage_options: passed to the remote file system that the file is in.
+        safe: read the file only if it is on a network.
+        allow_commands: let a file that is not of this host name commands.
+
+    Raises:
+        SpecError: the specification is wrong.
+        PatternError: a pattern in it cannot be expanded, or matches nothing.
+        MissingDependency: it is a YAML file, and PyYAML is not installed.
+        RefusedURL: it is not of this host and names a command, or ``safe`` does not allow it.
+    """
+    origin = None
+    if isinstance(spec, Mapping):
+        where: str = "the given specification"
+        content: object = spec
+    elif isinstance(spec, str | os.PathLike):
+        origin = os.fspath(spec)
+        if safe:
+            refuse_unsafe(origin)
+        where = redact(origin)
+        content = _loaded(origin, where, storage_options)
+    else:
+        raise SpecError(f"A specification is the path of a {', '.join(SUFFIXES)} file or a dict, not {spec!r}")
+    top = _mapping(content, where, TOP_KEYS)
+    if "datasets" in top and "dataset" in top:
+        raise SpecError(f"{where} has both 'datasets' and 'dataset'. Put all into the first")
+    datasets = top.get("datasets", top.get("dataset"))
+    if not isinstance(datasets, list) or not datasets:
+        raise SpecError(f"{where} needs a list of at least one dataset under 'datasets', and has {datasets!r}")
+    prefix = _text(top.get("prefix", ""), where, "prefix")
+
+    def admitted(pattern: str) -> list[str]:
+        urls = expand(pattern)
+        if origin is not None and not allow_commands:
+            for url in urls:
+                refuse_commands(url, origin)
+        return urls
+
+    collections = [
+        _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), admitted)
+        for number, dataset in enumerate(datasets)
+    ]
+    _check_settings(collections, where)
+    return Mixture(collections)
+
+
+def _loaded(url: str, path: str, storage_options: Mapping[str, Any] | None) -> object:
+    """Return what a file holds; ``path`` is what messages call it."""
+    name = url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
+    if not name.endswith(SUFFIXES):
+        raise SpecError(f"A specification is a file that ends in {', '.join(SUFFIXES)}, and {path!r} does not")
+    file = local_path(url)
+    try:
+        text = (Path(file).read_bytes() if file is not None else read_sidecar(url, storage_options)).decode()
+    except MissingSidecar as error:
+        raise SpecError(f"The specification {error}") from error
+    except OSError as error:
+        raise SpecError(f"The specification {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"The specification {path} is no text in UTF-8: {error}") from error
+    if name.endswith(".json"):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SpecError(f"The specification {path} is no JSON: {error}") from error
+    yaml = require("yaml", extra="yaml", purpose=f"read the specification {path}")
+    try:
+        return plain_yaml(yaml, text)
+    except ValueError as error:
+        raise SpecError(f"The specification {path} is no YAML of plain values: {error}") from error
+
+
+def _collection(
+    dataset: object, where: str, prefix: str, buckets: object, expand: Callable[[str], list[str]]
+) -> Collection:
+    found = _mapping(dataset, where, DATASET_KEYS)
+    bucket = _bucket(found.get("buckets", buckets), where)
+    name = _text(found.get("name", f"@{bucket}"), where, "name")
+    where = f"{where} ({name})"
+    shards = found.get("shards")
+    patterns = [shards] if isinstance(shards, str) else shards
+    if not isinstance(patterns, list) or not patterns:
+        raise SpecError(f"{where} needs its shards as a string or a list of strings, and has {shards!r}")
+    urls: list[str] = []
+    try:
+        for text in patterns:
+            for part in split_patterns(_text(text, where, "shards")):
+                urls += expand(prefix + os.path.join(_home(bucket), _home(part)))  # noqa: PTH118  URLs are no paths
+    except PatternError as error:
+        raise PatternError(f"{where}: {error}") from error
+    given = [key for key in ("resample", "choose", "scaleprob") if key in found]
+    if len(given) > 1:
+        raise SpecError(f"{where} has {' and '.join(given)}, and may have one of them")
+    settings = _settings(found, where)
+    if not given:
+        return Collection(name, urls, len(urls), again=False, settings=settings)
+    key = given[0]
+    return Collection(name, urls, _count(key, found[key], len(urls), where), key == "resample", settings)
+
+
+def _settings(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return what a dataset says about its samples."""
+    settings = dict(_string_keys(found.get("settings", {}), where))
+    if twice := settings.keys() & {"scale", "extensions"} & found.keys():
+        raise SpecError(f"{where} has {' and '.join(sorted(twice))} twice: in its settings, and beside them")
+    if "scale" in found:
+        scale = found["scale"]
+        limits = scale if isinstance(scale, list) and len(scale) == 2 else [scale, scale]
+        if not all(_is_positive(limit) for limit in limits) or limits[0] > limits[1]:
+            raise SpecError(
+                f"{where}: scale is a number above 0 or the least and the largest of a range, as in [0.5, 2.0], "
+                f"not {scale!r}"
+            )
+        settings["scale"] = scale
+    if "extensions" in found:
+        extensions = found["extensions"]
+        words = extensions if isinstance(extensions, list) else [extensions]
+        if not words or not all(isinstance(word, str) and word.strip() for word in words):
+            raise SpecError(f"{where}: extensions is a string or a list of strings, as in nrm.jpg, not {extensions!r}")
+        settings["extensions"] = extensions
+    return settings
+
+
+def _string_keys(settings: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
+        raise SpecError(f"{where}: settings is a mapping from names to values, not {settings!r}")
+    return settings
+
+
+def _check_settings(collections: list[Collection], where: str) -> None:
+    """Refuse collections that say different things about one shard: a sample does not tell which it came from."""
+    said: dict[str, Collection] = {}
+    if not any(some.settings for some in collections):
+        return
+    for some in collections:
+        for url in some.urls:
+            other = said.setdefault(url, some)
+            if other.settings != some.settings:
+                raise SpecError(
+                    f"{where}: {redact(url)} is in {other.name} and in {some.name}, whose settings differ: "
+                    f"{dict(other.settings)!r} and {dict(some.settings)!r}"
+                )
+
+
+def _is_positive(value: object) -> TypeGuard[int | float]:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf
+
+
+def _count(key: str, value: object, shards: int, where: str) -> int:
+    """Return how many shards an epoch has, where it is given as a number or as a share of all."""
+    if not _is_positive(value):
+        raise SpecError(f"{where}: {key} is a number above 0, not {value!r}")
+    if key == "scaleprob":
+        value = float(value)
+    if key != "resample" and value > (shards if isinstance(value, int) else 1):
+        raise SpecError(
+            f"{where}: {key} is {value!r}, and there are {shards} shards, each of which it takes once at most. "
+            f"Use resample to take some of them more than once"
+        )
+    taken = value if isinstance(value, int) else max(1, math.floor(value * shards + 0.5))
+    if taken > MAX_SHARDS:
+        raise SpecError(f"{where}: {key} is {value!r:.100}, and {MAX_SHARDS:,} shards are the limit of an epoch")
+    return taken
+
+
+def _bucket(buckets: object, where: str) -> str:
+    """Return the one bucket of a dataset, or nothing if it has none."""
+    several = [buckets] if isinstance(buckets, str) else buckets
+    if not isinstance(several, list) or len(several) > 1:
+        raise SpecError(f"{where}: buckets is a string, or a list of one string, not {buckets!r}")
+    return _text(several[0], where, "buckets") if several else ""
+
+
+def _mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return a mapping that has none but these keys."""
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{where} has to be a mapping with some of the keys {', '.join(keys)}, not {value!r}")
+    unknown = [key for key in value if key not in keys]
+    if unknown:
+        own = ". Put keys of your own under 'settings'" if "settings" in keys else ""
+        raise SpecError(
+            f"{where} has the unknown keys {', '.join(map(repr, unknown))}; known are {', '.join(keys)}{own}"
+        )
+    return value
+
+
+def _text(value: object, where: str, key: str) -> str:
+    if not isinstance(value, str):
+        raise SpecError(f"{where}: {key} is a string, not {value!r}")
+    return value
+
+
+def _home(path: str) -> str:
+    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111  a Path would change the text

@@ -1,0 +1,240 @@
+"""From a pattern to the URLs of its shards."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from braceexpand import braceexpand
+
+from wds_datapipes.errors import PatternError, RefusedURL
+from wds_datapipes.io.openers import redact
+from wds_datapipes.io.url_safety import refuse_unsafe
+from wds_datapipes.shards.listing import GLOB_MARKS, listed
+from wds_datapipes.shards.url_rewriting import Rewrite, Rules, rewritten, rules_of
+
+__all__ = ["MAX_SHARDS", "Patterns", "expand_urls"]
+
+Patterns: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+"""A pattern, or an iterable of patterns in the order that their shards shall have."""
+
+#: How deep the values of variables may refer to further variables.
+MAX_ROUNDS = 10
+
+#: The most shards that the braces of one pattern stand for, and the most characters of their names together.
+MAX_SHARDS, MAX_CHARACTERS = 10_000_000, 1 << 31
+
+#: What stands between braces that count.
+RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
+VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+def expand_urls(
+    urls: Patterns,
+    *,
+    variables: Mapping[str, str],
+    storage_options: Mapping[str, Any] | None = None,
+    rewrite: Rewrite | None = None,
+    safe: bool = False,
+) -> list[str]:
+    r"""List the shards of a pattern, or of several, in order.
+
+    A pattern is read in these steps:
+
+    1. ``::`` separates patterns.
+    2. ``${NAME}`` becomes the value of the variable ``WDS_NAME``, which may hold all of what follows.
+    3. Braces: ``{000..146}`` counts with leading zeros, ``{0..8..2}`` in steps, ``{9..0}`` down, ``{train,val}`` lists.
+       They nest. In a pattern with braces, a backslash takes the meaning from the character behind it.
+    4. The first rule of `rules_of` that changes the URL does so.
+    5. A local path with ``*``, ``?``, ``[...]`` or ``**``, unless there is a file of that very name, becomes the files
+       that match it, sorted. In a URL of a remote file system only ``*`` does so.
+    6. A directory, which ends in ``/``, becomes its shards, sorted: the files that end in ``.tar``, ``.tgz`` and so on.
+
+    The steps 5 and 6 leave ``-``, ``pipe:`` and the schemes of `register_opener` alone.
+
+    >>> expand_urls("s3://bucket/{train-{08..10},val-0}.tar", variables={})
+    ['s3://bucket/train-08.tar', 's3://bucket/train-09.tar', 's3://bucket/train-10.tar', 's3://bucket/val-0.tar']
+    >>> expand_urls(["${DATA}/0.tar", "pipe:cat 1.tar"], variables={"WDS_DATA": "/data"})
+    ['/data/0.tar', 'pipe:cat 1.tar']
+
+    Args:
+        urls: a string, a path, or an iterable of these.
+        variables: the values for step 2, usually ``os.environ``.
+        storage_options: passed to the remote file systems that are listed.
+        rewrite: the rules for step 4, see `rules_of`.
+        safe: take no URLs but those of files on a network, and no variables.
+
+    Raises:
+        PatternError: a pattern cannot be read, or nothing matches it.
+        UnknownScheme: a remote file system has to be listed and is not known.
+        MissingDependency: or its package is not installed.
+        RefusedURL: with ``safe``, a pattern has a variable, or stands for what is no file on a network.
+    """
+    options = storage_options or {}
+    rules = rules_of(rewrite, variables)
+    expanded: list[str] = []
+    for text in pattern_texts(urls, safe):
+        for pattern in split_patterns(text):
+            if safe and (found := VARIABLE.search(pattern)):
+                raise RefusedURL(
+                    f"The shard pattern {redact(pattern)!r} was refused: with safe=True no variable of the environment "
+                    f"is put in, as {found[0]} would be"
+                )
+            expanded += expand_pattern(substitute(pattern, variables), options, rules, safe)
+    if not expanded:
+        raise PatternError(f"There is no shard in {urls!r}. Name at least one")
+    return expanded
+
+
+def pattern_texts(urls: Patterns, safe: bool = False) -> Iterator[str]:
+    """Every pattern as a string; with ``safe``, no directory is looked for."""
+    if isinstance(urls, (str, os.PathLike)):
+        yield pattern_text(urls, safe=safe)
+        return
+    if isinstance(urls, (set, frozenset)):
+        raise PatternError("Shards cannot be given as a set: its order differs between processes. Use sorted(...)")
+    if isinstance(urls, (bytes, bytearray, Mapping)) or not isinstance(urls, Iterable):
+        raise PatternError(f"Shards are given as a string, a path or a list of these, not as {type(urls).__name__}")
+    for position, item in enumerate(urls):
+        yield pattern_text(item, f" at position {position}", safe=safe)
+
+
+def pattern_text(item: object, where: str = "", *, safe: bool = False) -> str:
+    """A pattern as a string; a path that is a directory gets the slash that a path object cannot hold."""
+    text = os.fspath(item) if isinstance(item, os.PathLike) else item
+    if not isinstance(text, str):
+        raise PatternError(f"A shard pattern is a string or a path, and {item!r}{where} is {type(item).__name__}")
+    return f"{text}/" if isinstance(item, os.PathLike) and not safe and Path(text).is_dir() else text
+
+
+def split_patterns(text: str) -> Iterator[str]:
+    """Split at ``::``, but not within brackets, as in ``http://[::1]/``."""
+    parts: list[str] = []
+    for piece in text.split("::"):
+        if parts and parts[-1].rfind("[") > parts[-1].rfind("]") and "]" in piece:
+            parts[-1] += f"::{piece}"
+        else:
+            parts.append(piece)
+    for part in parts:
+        if not part:
+            raise PatternError(f"The shard pattern {redact(text)!r} {'has an empty part' if text else 'is empty'}")
+        yield part
+
+
+def substitute(pattern: str, variables: Mapping[str, str]) -> str:
+    """Put the values of variables in, and of those that they refer to."""
+
+    def value(match: re.Match[str]) -> str:
+        name = f"WDS_{match[1]}"
+        if name not in variables:
+            raise PatternError(
+                f"The shard pattern {redact(pattern)!r} needs {match[0]}, and the environment variable {name} is not "
+                "set. Set it, or write the value into the pattern"
+            )
+        return variables[name]
+
+    text = pattern
+    for _ in range(MAX_ROUNDS):
+        text, changes = VARIABLE.subn(value, text)
+        if not changes:
+            return text
+    if VARIABLE.search(text):
+        raise PatternError(
+            f"The variables in the shard pattern {redact(pattern)!r} refer to others more than {MAX_ROUNDS} deep. One "
+            "of them may refer to itself"
+        )
+    return text
+
+
+def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rules, safe: bool = False) -> list[str]:
+    """The shards of a pattern without variables; with ``safe``, each is looked at before it is listed, and after."""
+    urls = expand_braces(pattern)
+    if safe:
+        return [shard for url in urls for shard in _safely_listed(rewritten(url, rules), storage_options)]
+    # A million shards take little more than their strings do, if not each of them is looked at.
+    if not rules and GLOB_MARKS.isdisjoint(pattern) and not pattern.endswith(("/", "}")):
+        return urls
+    if "" in urls:
+        raise PatternError(f"One of the shards of the pattern {redact(pattern)!r} has an empty name")
+    return [shard for url in urls for shard in listed(rewritten(url, rules), storage_options)]
+
+
+def _safely_listed(url: str, storage_options: Mapping[str, Any]) -> list[str]:
+    refuse_unsafe(url)
+    found = listed(url, storage_options)
+    for each in found:
+        refuse_unsafe(each)
+    return found
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """All that the braces of a pattern stand for."""
+    if "{" not in pattern and "}" not in pattern:
+        return [pattern]
+    try:
+        count, longest = _braces(pattern)
+        if count > MAX_SHARDS or count * longest > MAX_CHARACTERS:
+            raise PatternError(
+                f"The braces in the shard pattern {redact(pattern)[:200]!r} stand for {count:,} shards, and "
+                f"{MAX_SHARDS:,} are the limit. Name fewer at once"
+            )
+        # Looking for backslashes in the results costs more than all of the rest.
+        return list(braceexpand(pattern, escape="\\" in pattern))
+    except PatternError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise PatternError(
+            f"The braces in the shard pattern {redact(pattern)!r} do not pair. Write \\{{ or \\}} for one that is part "
+            "of a name"
+        ) from error
+
+
+def _braces(pattern: str) -> tuple[int, int]:
+    """Return how many names the braces of a pattern stand for at the most, and about how long; make none of them.
+
+    >>> _braces("a-{00..99}-{b,c{1..3}}.tar")
+    (400, 15)
+    """
+    outer: list[_Part] = []
+    part, start = _Part(), 0
+    characters = iter(enumerate(pattern))
+    for at, character in characters:
+        if character == "\\":
+            next(characters, None)
+            part.length += 2
+        elif character == "{":
+            outer.append(part)
+            part, start = _Part(), at + 1
+        elif character == "," and outer:
+            part.before.append((part.count, part.length))
+            part.count, part.length = 1, 0
+        elif character == "}" and outer:
+            if match := RANGE.fullmatch(pattern, start, at):
+                first, last, step = int(match[1]), int(match[2]), int(match[3] or 1) or 1
+                part.count, part.length = abs(last - first) // step + 1, max(len(match[1]), len(match[2]))
+            elif pattern[start + 1 : start + 3] == ".." and at - start >= 4:  # letters, which are few
+                part.count, part.length = (
+                    max(part.count, abs(ord(pattern[start]) - ord(pattern[start + 3])) + 1),
+                    part.length,
+                )
+            inner, part = part, outer.pop()
+            choices = [*inner.before, (inner.count, inner.length)]
+            part.count *= sum(count for count, _ in choices)
+            part.length += max(length for _, length in choices) + 2 * (not inner.before)
+        else:
+            part.length += 1
+    # Braces that do not pair stand for themselves.
+    pieces = [piece for each in (*outer, part) for piece in (*each.before, (each.count, each.length + 1))]
+    return math.prod(count for count, _ in pieces), sum(length + 1 for _, length in pieces) - 2
+
+
+class _Part:
+    """What was read between two braces, or a brace and a comma: how many names, and how long."""
+
+    def __init__(self) -> None:
+        self.before: list[tuple[int, int]] = []
+        self.count, self.length = 1, 0

@@ -1,0 +1,1 @@
+"""Reading tar archives: headers, members, and the headers that writers need."""

@@ -1,0 +1,132 @@
+"""Headers of tar members: ustar where a member fits into it, and PAX records before it where it does not.
+
+A ustar header (IEEE Std 1003.1) holds 100 characters of a name, or 155 more before a slash, and sizes below 8 GiB. It
+has no encoding for names, so others than ASCII get a PAX record, which is UTF-8.
+"""
+
+from __future__ import annotations
+
+from zlib import adler32
+
+from wds_datapipes.tar.headers import BLOCK
+
+__all__ = ["END", "NAME_BYTES", "PADDING", "TOO_LARGE", "HeaderWriter"]
+
+#: What ends an archive.
+END = bytes(2 * BLOCK)
+#: The zeros behind data whose size has that rest by a block.
+PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
+#: From here on, a size has more digits than the header has room for.
+TOO_LARGE = 8**11
+NAME_BYTES, PREFIX_BYTES = 100, 155
+
+
+class _Checksums(dict[int, bytes]):
+    """Sums to what stands in a header for them; there are some thousand."""
+
+    def __missing__(self, total: int) -> bytes:
+        field = self[total] = b"%06o\0 " % total
+        return field
+
+
+CHECKSUMS = _Checksums()
+
+
+class HeaderWriter:
+    """Makes headers of plain files that differ in name and size alone.
+
+    Args:
+        user: the name of the owner, whose number is 0.
+        group: the name of the group, whose number is 0.
+        mode: the permissions.
+        mtime: the time of the last change, in seconds since 1970; a fraction would need a PAX header for each member.
+
+    Raises:
+        ValueError: one of them does not fit into a header.
+    """
+
+    def __init__(self, *, user: str, group: str, mode: int, mtime: float) -> None:
+        seconds = int(mtime)
+        if not 0 <= mode <= 0o7777:
+            raise ValueError(f"mode is a number of permissions such as 0o644, not {mode!r}")
+        if not 0 <= seconds < TOO_LARGE:
+            raise ValueError(f"mtime is a number of seconds since 1970, not {mtime!r}")
+        names = []
+        for what, name in (("user", user), ("group", group)):
+            raw = name.encode("utf-8")
+            if len(raw) >= 32 or b"\0" in raw:
+                raise ValueError(f"{what} has at most 31 bytes, none of them 0, and {name!r} is no such name")
+            names.append(raw.ljust(32, b"\0"))
+        owner = b"%07o\0" % 0
+        self._before_size = b"%07o\0" % mode + owner + owner
+        self._time = b"%011o\0" % seconds
+        #: All behind the kind of the member, up to the prefix.
+        self._before_prefix = bytes(100) + b"ustar\x0000" + names[0] + names[1] + owner + owner
+        self._tail = b"0" + self._before_prefix + bytes(PREFIX_BYTES + 12)
+        self._tail_sum = sum(self._tail) + 8 * ord(" ")
+        #: Size -> what stands between the name and the checksum, and the sum of a header without a name.
+        self._middles: dict[int, tuple[bytes, int]] = {}
+
+    def header(self, name: str, size: int) -> bytes:
+        """Return all that stands before the data of a file.
+
+        Raises:
+            UnicodeEncodeError: half of a surrogate pair is in the name.
+        """
+        if len(name) <= NAME_BYTES and size < TOO_LARGE and name.isascii():
+            return b"".join(self.plain(name.encode("ascii"), size))
+        try:
+            raw, binary = name.encode("utf-8"), False
+        except UnicodeEncodeError:
+            raw, binary = name.encode("utf-8", "surrogateescape"), True  # of a file name that was no UTF-8
+        records = b""
+        prefix, short = (b"", raw) if name.isascii() else (b"", b"")
+        if len(short) > NAME_BYTES:
+            prefix, short = _split(raw)
+        if not short:
+            if binary:
+                records += _record(b"hdrcharset", b"BINARY")
+            records += _record(b"path", raw)
+            short = name.encode("ascii", "replace")[:NAME_BYTES]
+        if size >= TOO_LARGE:
+            records += _record(b"size", b"%d" % size)
+            size = 0
+        if not records:
+            return self._block(short, size, b"0", prefix)
+        extended = self._block(b"././@PaxHeader", len(records), b"x")
+        return extended + records + PADDING[len(records) % BLOCK] + self._block(short, size, b"0", prefix)
+
+    def plain(self, raw: bytes, size: int) -> tuple[bytes, ...]:
+        """Return the header of a file in parts: its name has at most 100 ASCII characters, its size is below 8 GiB."""
+        # The low half of Adler-32 is one plus the sum of the bytes, as long as these are few.
+        try:
+            middle, total = self._middles[size]
+        except KeyError:
+            if len(self._middles) > 8192:
+                self._middles.clear()
+            middle = self._before_size + b"%011o\0" % size + self._time
+            total = (adler32(middle) & 0xFFFF) - 1 + self._tail_sum
+            self._middles[size] = middle, total
+        checksum = CHECKSUMS[total + (adler32(raw) & 0xFFFF) - 1]
+        return raw.ljust(NAME_BYTES, b"\0"), middle, checksum, self._tail
+
+    def _block(self, name: bytes, size: int, kind: bytes, prefix: bytes = b"") -> bytes:
+        before = name.ljust(NAME_BYTES, b"\0") + self._before_size + b"%011o\0" % size + self._time
+        after = kind + self._before_prefix + prefix.ljust(PREFIX_BYTES + 12, b"\0")
+        return before + b"%06o\0 " % (sum(before) + 8 * ord(" ") + sum(after)) + after
+
+
+def _split(raw: bytes) -> tuple[bytes, bytes]:
+    """Split a long name at a slash into a prefix and what is left; both are empty if no slash is right."""
+    at = raw.rfind(b"/", 0, PREFIX_BYTES + 1)
+    short = raw[at + 1 :]
+    return (raw[:at], short) if at > 0 and 0 < len(short) <= NAME_BYTES else (b"", b"")
+
+
+def _record(keyword: bytes, value: bytes) -> bytes:
+    """Return a PAX record, whose length counts its own digits too."""
+    rest = b" " + keyword + b"=" + value + b"\n"
+    length = len(rest) + 1
+    while len(b"%d" % length) + len(rest) != length:
+        length = len(b"%d" % length) + len(rest)
+    return b"%d" % length + rest

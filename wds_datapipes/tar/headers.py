@@ -1,0 +1,350 @@
+"""Tar headers: what a block of 512 bytes says about the member that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Literal, NamedTuple, TypeAlias
+from zlib import adler32
+
+from wds_datapipes.errors import CorruptShard, TruncatedShard, UnsupportedMember
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, exceeded, padded_too_far
+from wds_datapipes.tar.buffer import Ahead
+
+__all__ = [
+    "ADLERS",
+    "AGAIN",
+    "BLOCK",
+    "DAMAGED",
+    "FILE",
+    "NUMBERS",
+    "PAX_LOCAL",
+    "EndMarker",
+    "Entry",
+    "HeaderReader",
+    "text",
+]
+
+EndMarker: TypeAlias = Literal["required", "optional"]
+
+BLOCK = 512
+ZERO_BLOCK = bytes(BLOCK)
+END_MARKER_BYTES = 2 * BLOCK
+#: The most bytes that a long name or a PAX header may take; real ones take some hundred.
+MAX_EXTENSION = 1024 * 1024
+
+#: name, size, checksum, kind, magic, prefix
+FIELDS = Struct("100s 24x 12s 12x 8s c 100x 6s 82x 155s")
+SIGNED_BYTES = Struct("512b")
+#: What a header's own field for a name holds.
+NAME_BYTES = 100
+
+FILE, OLD_FILE, CONTIGUOUS_FILE = b"0", b"\0", b"7"
+GNU_LONG_NAME, GNU_LONG_LINK, GNU_SPARSE, GNU_CONTINUED = b"L", b"K", b"S", b"M"
+PAX_LOCAL, PAX_GLOBAL, PAX_SOLARIS = b"x", b"g", b"X"
+EXTENSIONS = (GNU_LONG_NAME, GNU_LONG_LINK, PAX_LOCAL, PAX_GLOBAL, PAX_SOLARIS)
+HARD_LINK, SYMBOLIC_LINK = b"1", b"2"
+#: Links, devices, directories and pipes: whatever their size field says, no data follows.
+WITHOUT_DATA = (HARD_LINK, SYMBOLIC_LINK, b"3", b"4", b"5", b"6")
+
+AGAIN = "The file was not copied or written to its end; write or fetch it again"
+DAMAGED = "The archive is damaged; write or fetch it again"
+
+
+class Entry(NamedTuple):
+    """A member, as its headers tell it."""
+
+    #: Its whole name.
+    name: str
+    #: How much data follows the header, in bytes, without what fills up its last block.
+    size: int
+    is_file: bool
+    #: Where its first header begins in the archive, be that the one of its long name or of its PAX records.
+    start: int
+
+
+class HeaderReader:
+    """Tells what a header means when it is not simply the header of a plain file, and where the archive ends."""
+
+    def __init__(
+        self,
+        ahead: Ahead,
+        archive: str,
+        *,
+        ignore_zeros: bool,
+        end_marker: EndMarker,
+        stop: int = -1,
+        limits: ReadLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._ahead = ahead
+        self._limits = limits
+        self._most_headers, self._most_of_gap = limits.most("headers"), limits.most("gap_bytes")
+        self._most_of_name, self._most_of_tail = limits.most("name_bytes"), limits.most("tail_bytes")
+        #: Where the last gap began, and where it ended, or goes on.
+        self._gap_from = self._gap_to = -1
+        self._stop = stop
+        self._archive = archive
+        self._ignore_zeros = ignore_zeros
+        self._end_marker = end_marker
+        self._globals: dict[str, bytes] = {}
+        #: Whether the last member was a link.
+        self.is_link = False
+        #: Whether a header without a long name or PAX header before it means what it says, and is within the limits.
+        self.plain = self._is_plain()
+
+    def resolve(self, block: bytes) -> Entry | None:
+        """Follow the headers from ``block``, just taken, to the next member; return None at the archive's end."""
+        start = position = self._ahead.offset - len(block)
+        if position != self._gap_to:  # a file was between
+            self._gap_from = position
+        pending: dict[str, bytes] = {}
+        count = 0
+        while True:
+            if not block and start == position == self._stop:
+                return None
+            if len(block) < BLOCK:
+                self._check_end(block, position, inside=position > start)
+                return None
+            if block == ZERO_BLOCK:
+                if position > start:
+                    raise self._corrupt(
+                        f"has its end marker at byte {position}, right after a long name or PAX header at byte "
+                        f"{start}, whose member is missing"
+                    )
+                block, position = self._after_zeros(position)
+                if not block:
+                    return None
+                start = position
+                continue
+            raw_name, raw_size, raw_checksum, kind = FIELDS.unpack_from(block)[:4]
+            self._verify(block, raw_checksum, position)
+            size = NUMBERS[raw_size]
+            if size < 0:
+                raise self._corrupt(
+                    f"has a header at byte {position} (member {text(raw_name)!r}) whose size field is {raw_size!r}, "
+                    f"which is no number"
+                )
+            if kind not in EXTENSIONS:
+                entry = self._entry(block, {**self._globals, **pending}, start)
+                if not entry.is_file:
+                    self._go_on_to(self._ahead.offset + padded(entry.size))
+                return entry
+            count += 1
+            if count > self._most_headers:
+                found = f"{self._archive} has {count} headers for one member, of which the last is at byte {position}"
+                raise exceeded(self._limits, "headers", found)
+            self._extend(pending, kind, size, position)
+            if kind == PAX_GLOBAL and start == position:
+                start = self._ahead.offset  # it stands for itself, and belongs to no member
+            position = self._ahead.offset
+            block = self._ahead.take(BLOCK)
+
+    def may_be_ignored(self, records: bytes) -> bool:
+        """Whether PAX records are in order, and say nothing of how to read a member."""
+        try:
+            return not self._records(records, 0)
+        except CorruptShard:
+            return False
+
+    def _extend(self, pending: dict[str, bytes], kind: bytes, size: int, position: int) -> None:
+        """Read the long name or the PAX records that stand before a member, from the header at ``position``."""
+        if size > MAX_EXTENSION:
+            raise self._corrupt(
+                f"has a long name or PAX header of {size} bytes at byte {position}, where {MAX_EXTENSION} are the limit"
+            )
+        content = self._ahead.take(padded(size))
+        if len(content) < padded(size):
+            raise self._cut()
+        if kind == GNU_LONG_NAME:
+            pending.setdefault("path", content[:size].partition(b"\0")[0])
+        elif kind == PAX_GLOBAL:
+            self._globals.update(self._records(content[:size], position))
+            self.plain = self._is_plain()
+        elif kind != GNU_LONG_LINK:
+            for keyword, value in self._records(content[:size], position).items():
+                pending.setdefault(keyword, value)
+
+    def _entry(self, block: bytes, records: dict[str, bytes], start: int) -> Entry:
+        """Tell the member that the header ``block`` and the records before it describe."""
+        raw_name, raw_size, _, kind, magic, raw_prefix = FIELDS.unpack_from(block)
+        path = records.get("path")
+        if not path:
+            path = raw_name.partition(b"\0")[0]
+            if magic == b"ustar\0" and raw_prefix[0]:
+                path = b"%b/%b" % (raw_prefix.partition(b"\0")[0], path)
+        if len(path) > self._most_of_name:
+            what = f"{self._archive} has a member at byte {start} whose name has {len(path)} bytes"
+            raise exceeded(self._limits, "name_bytes", f"{what} and begins with {text(path[:40])!r}")
+        name = text(path)
+        size = NUMBERS[raw_size]
+        if given := records.get("size"):
+            if not given.isdigit() or len(given) > 19:
+                raise self._corrupt(
+                    f"has a PAX header (member {name!r}, at byte {start}) whose size is {given!r}, which is no number"
+                )
+            size = int(given)
+        continued = kind == GNU_CONTINUED or "GNU.volume" in records
+        if continued or kind == GNU_SPARSE or "GNU.sparse" in records:
+            what = "began on another volume" if continued else "is a sparse file"
+            raise UnsupportedMember(
+                f"{self._archive} holds the member {name!r} (header at byte {start}), which {what} and cannot be read "
+                f"from a shard. Write the archive again without it, or without tar's --sparse and --multi-volume"
+            )
+        self.is_link = kind in (HARD_LINK, SYMBOLIC_LINK)
+        is_directory = kind == OLD_FILE and name.endswith("/")
+        if kind in (FILE, OLD_FILE, CONTIGUOUS_FILE) and not is_directory:
+            return Entry(name, size, True, start)
+        return Entry(name, 0 if is_directory or kind in WITHOUT_DATA else size, False, start)
+
+    def _check_end(self, block: bytes, position: int, *, inside: bool) -> None:
+        """Raise unless an archive may end with ``block``, which is shorter than a header, at ``position``.
+
+        It may not ``inside`` the headers of one member.
+        """
+        if position == 0:
+            what = "is empty" if not block else "is shorter than one tar header"
+            raise TruncatedShard(
+                f"{self._archive} {what}: {len(block)} bytes. It is no tar archive; write or fetch it again"
+            )
+        if block or inside:
+            raise self._cut()
+        if self._end_marker == "required":
+            raise TruncatedShard(
+                f"{self._archive} ends at byte {self._ahead.position} without the two blocks of zeros that end a tar "
+                f'archive, so members may be missing. {AGAIN}; or, if it was written so, pass end_marker="optional"'
+            )
+
+    def _after_zeros(self, position: int) -> tuple[bytes, int]:
+        """Read past the zeros from the block at ``position``: to the next header, or to the end, which is ``b""``."""
+        zeros_at = position
+        while True:
+            position += BLOCK
+            block = self._ahead.take(BLOCK)
+            is_too_long = position + len(block) - zeros_at - END_MARKER_BYTES > self._most_of_tail
+            if block == ZERO_BLOCK:
+                if is_too_long and not self._ignore_zeros:  # whatever follows
+                    raise padded_too_far(self._limits, self._archive, f"its end marker at byte {zeros_at}")
+                self._go_on_to(position)
+                continue
+            if block.strip(b"\0"):
+                if self._ignore_zeros and len(block) == BLOCK:
+                    return block, position
+                raise CorruptShard(
+                    f"{self._archive} has data at byte {position}, after the end marker at byte {zeros_at}. "
+                    f"If archives were concatenated, pass ignore_zeros=True to read them all; "
+                    f"otherwise it is damaged: write or fetch it again"
+                )
+            if position == zeros_at + BLOCK and self._end_marker == "required" and position != self._stop:
+                raise TruncatedShard(
+                    f"{self._archive} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
+                    f'{AGAIN}; or, if it was written so, pass end_marker="optional"'
+                )
+            if is_too_long:
+                raise padded_too_far(self._limits, self._archive, f"its end marker at byte {zeros_at}")
+            return b"", position
+
+    def _verify(self, block: bytes, raw_checksum: bytes, position: int) -> None:
+        """Raise unless the checksum of the header in ``block`` is right, by the standard or by signed bytes."""
+        if adler32(block) & 0xFFFF == ADLERS[raw_checksum]:
+            return
+        stored = NUMBERS[raw_checksum]
+        others = block[:148] + b" " * 8 + block[156:]
+        # Some old programs summed signed bytes, which differs where a name is not ASCII.
+        if stored not in (sum(others), sum(SIGNED_BYTES.unpack(others))):
+            if position == 0:
+                raise CorruptShard(
+                    f"{self._archive} is no tar archive, plain or compressed with gzip, bzip2, xz or zstd: it begins "
+                    f"with {block[:24]!r}. Look at what the file holds; error pages of web servers are a common cause"
+                )
+            raise self._corrupt(
+                f"has a damaged header at byte {position}: its checksum field is {raw_checksum!r}, and its bytes "
+                f"sum to {sum(others):o} (octal)"
+            )
+
+    def _records(self, content: bytes, position: int) -> dict[str, bytes]:
+        """Parse the records of a PAX header, and keep those that say how to read a member."""
+        records: dict[str, bytes] = {}
+        at = 0
+        while at < len(content) and content[at]:
+            digits = content[at : at + 10].partition(b" ")[0]
+            end = at + int(digits) if digits.isdigit() else 0
+            keyword, equals, value = content[at + len(digits) + 1 : end - 1].partition(b"=")
+            if not equals or end > len(content) or content[end - 1 : end] != b"\n":
+                raise self._corrupt(
+                    f"has a damaged PAX header at byte {position}: {content[at : at + 40]!r} is no record of the "
+                    f"form 'length keyword=value'"
+                )
+            if keyword == b"path":
+                records["path"] = value
+            elif keyword == b"size":
+                records["size"] = value
+            elif keyword.startswith(b"GNU.sparse."):
+                records["GNU.sparse"] = value
+            elif keyword == b"GNU.volume.offset":
+                records["GNU.volume"] = value
+            at = end
+        return records
+
+    def _is_plain(self) -> bool:
+        return not self._globals and self._most_of_name >= NAME_BYTES
+
+    def _go_on_to(self, position: int) -> None:
+        """Note that there is no file up to a place, and raise if that is too far."""
+        self._gap_to = position
+        if position - self._gap_from > self._most_of_gap:
+            found = f"{self._archive} has no file from byte {self._gap_from} to byte {position}"
+            raise exceeded(self._limits, "gap_bytes", found)
+
+    def _corrupt(self, found: str) -> CorruptShard:
+        return CorruptShard(f"{self._archive} {found}. {DAMAGED}")
+
+    def _cut(self) -> TruncatedShard:
+        return TruncatedShard(f"{self._archive} ends inside a header, at byte {self._ahead.position}. {AGAIN}")
+
+
+def padded(size: int) -> int:
+    """Round a size up to whole blocks."""
+    return (size + BLOCK - 1) & -BLOCK
+
+
+def text(raw: bytes) -> str:
+    """Decode a name field; bytes that are not UTF-8 are kept as surrogate escapes, as Python does for file names."""
+    try:
+        return raw.partition(b"\0")[0].decode()
+    except UnicodeDecodeError:
+        return raw.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def _number(raw: bytes) -> int:
+    if raw[0] == 0x80:
+        return int.from_bytes(raw[1:], "big")
+    digits = raw.partition(b"\0")[0].strip(b" ")
+    if not digits:
+        return 0
+    return int(digits, 8) if digits.isdigit() and b"8" not in digits and b"9" not in digits else -1
+
+
+def _adler(raw_checksum: bytes) -> int:
+    stored = NUMBERS[raw_checksum]
+    return -1 if stored < 0 else (1 + stored - 8 * ord(" ") + sum(raw_checksum)) % 65521
+
+
+class _Remembered(dict[bytes, int]):
+    """The values of a function, for the arguments met last: sizes and checksums repeat."""
+
+    def __init__(self, function: Callable[[bytes], int]) -> None:
+        self._function = function
+
+    def __missing__(self, raw: bytes) -> int:
+        if len(self) > 8192:
+            self.clear()
+        value = self[raw] = self._function(raw)
+        return value
+
+
+#: A number field to its number: octal digits, or base 256 where it is too large for them; -1 is not a number.
+NUMBERS = _Remembered(_number)
+#: A checksum field to the low half that the Adler-32 of its header has if the checksum is right, or -1. A tar checksum
+#: is the sum of the header's bytes with blanks for the checksum itself. The low half of Adler-32 is one plus the sum of
+#: all bytes, modulo 65521, and takes a tenth of the time of `sum`. The two differ by what the field itself holds.
+ADLERS = _Remembered(_adler)

@@ -1,0 +1,7 @@
+"""For tests of pipelines and of stages: write shards, check a stage's contract, and check that a pipeline resumes."""
+
+from wds_datapipes.testing.pipeline_checks import check_coverage, check_resume
+from wds_datapipes.testing.stage_contract import check_stage
+from wds_datapipes.testing.tar_files import build_shard
+
+__all__ = ["build_shard", "check_coverage", "check_resume", "check_stage"]

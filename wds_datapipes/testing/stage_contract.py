@@ -1,0 +1,87 @@
+"""The contract that every loader expects a stage to keep."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.graph import traverse_dps
+from torch.utils.data.graph_settings import apply_random_seed
+
+__all__ = ["check_stage", "same_items"]
+
+
+def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
+    """Check what every loader expects of a stage.
+
+    Its ``__iter__`` is a generator function (another kind that fails before its first item makes DataLoader2 wait for
+    ever); it is pickled before, during and after an iteration; it is iterated again after a whole and after a
+    broken-off iteration, each time with the same items under the same seed; it does the same in a worker process; and
+    torch finds its sources, to seed and to shard them.
+
+    Args:
+        make_pipe: builds a new pipeline that ends in the stage and yields at least two items.
+
+    Raises:
+        AssertionError: the stage breaks the contract, with the sentence that it breaks.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> check_stage(lambda: IterableWrapper([{"a": 1}, {"a": 2}]).to_tuple("a"))
+    """
+    pipe = make_pipe()
+    name = type(pipe).__name__
+    assert inspect.isgeneratorfunction(type(pipe).__iter__), f"{name}.__iter__ is not a generator function"
+    expected = _items(pipe)
+    assert len(expected) >= 2, f"{name} yields {len(expected)} items here, and the contract needs two to be checked"
+    assert same_items(_items(pipe), expected), f"{name} yields other items when it is iterated again"
+    assert same_items(_items(make_pipe()), expected), f"{name} yields other items when it is built again"
+
+    assert same_items(_items(pickle.loads(pickle.dumps(make_pipe()))), expected), f"{name} changes when it is pickled"
+    started = _seeded(make_pipe())
+    iterator = iter(started)
+    next(iterator)
+    pickle.dumps(started)  # raises where an open file or a generator sits in an attribute
+    del iterator
+    assert same_items(_items(started), expected), f"{name} yields other items after an iteration that was broken off"
+    assert same_items(_items(pickle.loads(pickle.dumps(started))), expected), (
+        f"{name} changes when it is pickled after use"
+    )
+
+    loader = DataLoader(make_pipe(), batch_size=None, num_workers=1, generator=torch.Generator().manual_seed(0))
+    received = list(loader)
+    assert len(received) == len(expected), f"{name} yields {len(received)} items in a worker, not {len(expected)}"
+
+    values = [each for value in vars(pipe).values() for each in (value if isinstance(value, tuple) else (value,))]
+    sources = [value for value in values if isinstance(value, IterDataPipe)]
+    found = {id(child) for child, _ in next(iter(traverse_dps(pipe).values()))[1].values()}
+    assert found == {id(source) for source in sources}, f"torch does not find the sources of {name} in its graph"
+
+
+def same_items(left: Any, right: Any) -> bool:
+    """Whether two items are equal, with arrays and tensors compared by type, shape and content."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Mapping):
+        return list(left) == list(right) and all(same_items(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same_items, left, right))
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    return bool(left == right)
+
+
+def _seeded(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
+    apply_random_seed(pipe, torch.Generator().manual_seed(0))
+    return pipe
+
+
+def _items(pipe: IterDataPipe[Any]) -> list[Any]:
+    return list(_seeded(pipe))

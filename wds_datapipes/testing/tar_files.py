@@ -1,0 +1,51 @@
+"""Shards for tests, written with Python's own tarfile module."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterable, Mapping
+
+__all__ = ["build_shard"]
+
+
+def build_shard(
+    path: str | os.PathLike[str],
+    samples: Iterable[Mapping[str, bytes | str]],
+    *,
+    tar_format: int = tarfile.USTAR_FORMAT,
+    end_marker: bool = True,
+) -> str:
+    """Write a shard with Python's own tarfile module, independent of this package's reader.
+
+    Args:
+        path: the file to write; compressed if its name ends in ``gz``, ``bz2`` or ``xz``.
+        samples: each with ``__key__`` and its fields as bytes; the fields are written in their order. Fields that begin
+            with two underscores are not written.
+        tar_format: one of tarfile's formats.
+        end_marker: write the two blocks of zeros that end an archive, and the blocks that fill up its last record.
+
+    Returns:
+        The path, as ``str``.
+
+    Examples:
+        >>> build_shard("a.tar", [{"__key__": "000", "txt": b"hello", "cls": b"7"}])
+        'a.tar'
+    """
+    name = os.fspath(path)
+    compression = next((kind for kind in ("gz", "bz2", "xz") if name.endswith(kind)), "")
+    with tarfile.open(name, f"w:{compression}", format=tar_format) as archive:  # type: ignore[call-overload]  # a mode that is made up
+        for sample in samples:
+            for field, value in sample.items():
+                if not field.startswith("__"):
+                    member = tarfile.TarInfo(f"{sample['__key__']!s}.{field}")
+                    data = value.encode() if isinstance(value, str) else value
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+        end = archive.offset
+    if not end_marker:
+        if compression:
+            raise ValueError(f"{name} is compressed, so its end marker cannot be cut off")
+        os.truncate(name, end)
+    return name

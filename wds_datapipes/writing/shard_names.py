@@ -1,0 +1,163 @@
+"""Numbers in the names of shards that are written, and how several writers share them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from glob import escape, glob
+from typing import Any
+
+from wds_datapipes.index.file_format import index_url
+from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.sinks import remove_file, size_of
+
+__all__ = [
+    "NUMBER",
+    "check_pattern",
+    "deal_numbers",
+    "describe_old_shards",
+    "find_old_shards",
+    "journal_path",
+    "journals_of_all",
+    "remove_old_shards",
+    "written_over",
+]
+
+#: Where the number goes in a pattern.
+NUMBER = re.compile(r"%[-+ 0#]*\d*[diu]")
+#: The fields of a pattern, as `re.escape` writes them.
+FIELDS = re.compile(r"\\\{(rank|worker)\\\}")
+
+
+def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: float) -> str:
+    """Return a pattern as a string, if it and the limits of shards make sense.
+
+    Raises:
+        ValueError: they do not.
+    """
+    text = os.fspath(pattern)
+    try:
+        different = text % 0 != text % 1
+    except (TypeError, ValueError):
+        different = False
+    if not different:
+        raise ValueError(
+            f"A pattern for shards has one place for their numbers, as in 'train-%06d.tar', and {text!r} has not. "
+            f"Another percent sign is written twice"
+        )
+    if maxcount < 1:
+        raise ValueError(f"maxcount is a number of samples, from 1, not {maxcount!r}")
+    if not maxsize > 0:
+        raise ValueError(f"maxsize is a number of bytes, above 0, not {maxsize!r}")
+    return text
+
+
+def deal_numbers(pattern: str, start: int, *, rank: int, ranks: int, worker: int, workers: int) -> tuple[str, int, int]:
+    """Return what one of several writers has to use: its pattern, its first number, and its step.
+
+    ``{rank}`` and ``{worker}`` in the pattern become numbers. The writers that this does not tell apart take turns.
+
+    >>> deal_numbers("train-%06d.tar", 0, rank=0, ranks=1, worker=1, workers=4)
+    ('train-%06d.tar', 1, 4)
+    >>> deal_numbers("train-{worker}-%06d.tar", 0, rank=2, ranks=8, worker=1, workers=4)
+    ('train-1-%06d.tar', 2, 8)
+    """
+    first, step = 0, 1
+    if "{worker}" not in pattern:
+        first, step = worker, workers
+    if "{rank}" not in pattern:
+        first, step = first + step * rank, step * ranks
+    return pattern.replace("{rank}", str(rank)).replace("{worker}", str(worker)), start + first, step
+
+
+def find_old_shards(
+    pattern: str, number: int, step: int = 1, storage_options: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return the shards that stand where the next ones of a writer would: ``number``, and on without a gap.
+
+    After the last shard of a writer, they are from an earlier run with more shards, and a pattern such as
+    ``{000..099}`` or ``*`` takes them for shards of this one.
+    """
+    found: list[str] = []
+    while size_of(url := pattern % number, storage_options) is not None:
+        found.append(url)
+        number += step
+    return found
+
+
+def remove_old_shards(urls: list[str], storage_options: Mapping[str, Any] | None = None) -> None:
+    """Remove shards and their indexes, the last one first: a break leaves no gap that would hide the others."""
+    for url in reversed(urls):
+        remove_file(index_url(url), storage_options)
+        remove_file(url, storage_options)
+
+
+def describe_old_shards(urls: list[str]) -> str:
+    """Return the beginning of a message about shards of an earlier run."""
+    if len(urls) == 1:
+        return f"{redact(urls[0])!r} is from an earlier run, and would be read as one of the new shards"
+    return (
+        f"{redact(urls[0])!r} and the shards up to {redact(urls[-1])!r} are from an earlier run, and would be read "
+        f"with the new ones"
+    )
+
+
+def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: int, step: int) -> str:
+    """Return the path of a journal: the one that was asked for, or one beside the shards; each writer has its own.
+
+    Raises:
+        ValueError: the shards are not local, and no path was asked for.
+    """
+    stem, ending = _journal_name(pattern, journal)
+    return f"{stem}-{first}-of-{step}{ending}" if step > 1 else f"{stem}{ending}"
+
+
+def journals_of_all(pattern: str, journal: str | os.PathLike[str] | None) -> list[str]:
+    """Return the journals that there are of all writers with a pattern, however many have taken turns.
+
+    Fields for the rank and the worker stand for any number.
+    """
+    stem, ending = _journal_name(pattern, journal)
+    any_stem = escape(stem).replace("{rank}", "*").replace("{worker}", "*")
+    found = {*glob(f"{any_stem}{escape(ending)}"), *glob(f"{any_stem}-*-of-*{escape(ending)}")}  # noqa: PTH207  strings
+    is_one = re.compile(FIELDS.sub(r"\\d+", re.escape(stem)) + r"(-\d+-of-\d+)?" + re.escape(ending)).fullmatch
+    return sorted(filter(is_one, found))
+
+
+def _journal_name(pattern: str, journal: str | os.PathLike[str] | None) -> tuple[str, str]:
+    """Return what stands before and behind what tells the journals of several writers apart."""
+    if journal is not None:
+        return os.fspath(journal), ""
+    path = local_path(pattern)
+    if path is None:
+        raise ValueError(
+            f"{pattern!r} is no local path, and lines cannot be added to a file in a store. Name a local file for the "
+            f"journal, as in journal='shards.journal'"
+        )
+    return NUMBER.sub("shards", path), ".journal"
+
+
+def written_over(pattern: str, urls: Iterable[str]) -> str | None:
+    """Return the first of some shards that has a name which a pattern gives, whatever the number is.
+
+    >>> written_over("./train-%06d.tar", ["val-000000.tar", "train-000012.tar"])
+    'train-000012.tar'
+    """
+    target = local_path(pattern)
+    begin, end = (re.escape(text.replace("%%", "%")) for text in NUMBER.split(_placed(target or pattern), maxsplit=1))
+    is_name = re.compile(rf"{begin} *[-+]?\d+ *{end}").fullmatch
+    for url in urls:
+        path = local_path(url)
+        names = {url} if path is None else {_placed(path), os.path.realpath(path)}
+        if (path is None) is (target is None) and any(map(is_name, names)):
+            return url
+    return None
+
+
+def _placed(path: str) -> str:
+    """Return the name of a local file in its real folder, and a URL as it is."""
+    if local_path(path) is None:
+        return path
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118  a pattern is no path
