@@ -44,7 +44,7 @@ LONG = (
     "test_service.py",
     "test_laws_of_state.py",
     "test_uneven_ranks.py",
-    "test_conversion.py",
+    "test_convert.py",
     "test_tar_faults.py",
     "test_same_as_webdataset.py",
     "test_random_pipelines.py",

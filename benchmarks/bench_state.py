@@ -51,7 +51,7 @@ from rich.table import Table
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.loading.checkpoint.encoding import read
-from wds_datapipes.loading.workers import worker as serving
+from wds_datapipes.loading.workers import worker
 from wds_datapipes.pipes.state.pipeline_state import record_state
 
 # Silenced by the import above.
@@ -148,7 +148,7 @@ def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
             spent[0] = 0.0
         return record
 
-    vars(serving)["record_state"] = timed  # workers are forked with it
+    vars(worker)["record_state"] = timed  # workers are forked with it
     first = make()
     iterator: Iterator[Any] = iter(first)
     next(iterator)

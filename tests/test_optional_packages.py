@@ -15,8 +15,7 @@ from fsspec.registry import known_implementations  # type: ignore[import-untyped
 
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
-from wds_datapipes.codecs import media
-from wds_datapipes.codecs import msgpack_cbor as records
+from wds_datapipes.codecs import media, msgpack_cbor
 from wds_datapipes.errors import MissingDependency
 from wds_datapipes.io.remote.filesystem import EXTRAS
 from wds_datapipes.parallel.dask_cluster import connected
@@ -122,7 +121,7 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
     package: str, extra: str, use: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for remembered in (media._av, records._msgpack, records._cbor):
+    for remembered in (media._av, msgpack_cbor._msgpack, msgpack_cbor._cbor):
         remembered.cache_clear()  # another test may have imported it
     with pytest.raises(
         MissingDependency, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""

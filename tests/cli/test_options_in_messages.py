@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from wds_datapipes.cli import COMMANDS, program
+from wds_datapipes.cli import COMMANDS, _app
 from wds_datapipes.testing import build_shard
 
 FUNCTIONS = {
@@ -23,14 +23,14 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_a_message_advises_is_an_option_of_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = program.options_of_command(FUNCTIONS[name])
-    monkeypatch.setattr(program, "_available", options)
-    for words, option in program.WORDS.items():
-        line = program.on_one_line(f"The first sentence. It is wrong; {words}. The last one.")
-        assert set(program.OPTION.findall(line)) <= options
+    options = _app.options_of_command(FUNCTIONS[name])
+    monkeypatch.setattr(_app, "_available", options)
+    for words, option in _app.WORDS.items():
+        line = _app.on_one_line(f"The first sentence. It is wrong; {words}. The last one.")
+        assert set(_app.OPTION.findall(line)) <= options
         assert line.startswith("The first sentence")
         assert line.endswith("The last one.")
-        assert (option in line) is (set(program.OPTION.findall(option)) <= options)
+        assert (option in line) is (set(_app.OPTION.findall(option)) <= options)
         if option not in line:
             assert words not in line
 
@@ -44,8 +44,8 @@ def test_what_a_message_advises_is_an_option_of_the_command(name: str, monkeypat
     ],
 )
 def test_advice_without_an_option_is_left_out(message: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_available", frozenset({"--json"}))
-    assert program.on_one_line(message) == line
+    monkeypatch.setattr(_app, "_available", frozenset({"--json"}))
+    assert _app.on_one_line(message) == line
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -56,13 +56,13 @@ def test_texts_of_a_command_name_its_options(name: str) -> None:
         for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    named = {option for text in texts for option in program.OPTION.findall(text)}
+    named = {option for text in texts for option in _app.OPTION.findall(text)}
     options = {o for full, function in FUNCTIONS.items() if full.split()[0] == name for o in option_names(function)}
     assert named <= options | {"--help"}
 
 
 def option_names(function: Any) -> frozenset[str]:
-    return program.options_of_command(function)
+    return _app.options_of_command(function)
 
 
 @pytest.mark.parametrize("command", ["ls", "split"])

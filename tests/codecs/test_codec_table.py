@@ -189,10 +189,10 @@ def test_bad_gzip_is_a_decode_error(data: bytes, text: str) -> None:
 def test_a_missing_package_is_never_skipped(
     extension: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wds_datapipes.codecs import msgpack_cbor as records
+    from wds_datapipes.codecs import msgpack_cbor
 
-    records._msgpack.cache_clear()
-    records._cbor.cache_clear()
+    msgpack_cbor._msgpack.cache_clear()
+    msgpack_cbor._cbor.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependency, match=rf"{module}.*\[{extra}\]"):
         decode(extension, CASES[extension][0], on_error="skip")

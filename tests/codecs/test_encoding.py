@@ -268,10 +268,10 @@ def test_what_comes_in_stays_as_it_is() -> None:
 def test_a_missing_package_is_never_skipped(
     extension: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wds_datapipes.codecs import msgpack_cbor as records
+    from wds_datapipes.codecs import msgpack_cbor
 
-    records._msgpack.cache_clear()
-    records._cbor.cache_clear()
+    msgpack_cbor._msgpack.cache_clear()
+    msgpack_cbor._cbor.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependency, match=rf"encode.*\[{extra}\]"):
         encode(extension, {}, on_error="skip")

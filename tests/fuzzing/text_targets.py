@@ -12,9 +12,9 @@ from harness import Finding, Target, change_bytes
 
 from wds_datapipes.errors import PatternError
 from wds_datapipes.io.openers import redact, split_scheme
-from wds_datapipes.io.remote import http as web
+from wds_datapipes.io.remote import http
 from wds_datapipes.io.remote.retry import asked_for, status_of
-from wds_datapipes.shards import patterns as shards
+from wds_datapipes.shards import patterns
 from wds_datapipes.shards.patterns import expand_braces, split_patterns, substitute
 from wds_datapipes.shards.url_rewriting import rewritten, rules_of
 
@@ -26,7 +26,7 @@ SECRET = "hunter2"
 def expand(data: bytes) -> None:
     """Expand a pattern, but for the files that it matches, and apply rules to what comes of it."""
     text = data.decode("utf-8", "surrogateescape")
-    with contextlib.suppress(PatternError), patch.object(shards, "MAX_SHARDS", 10_000):  # a million take a while
+    with contextlib.suppress(PatternError), patch.object(patterns, "MAX_SHARDS", 10_000):  # a million take a while
         for part in split_patterns(text):
             for url in expand_braces(substitute(part, VARIABLES))[:1000]:
                 split_scheme(url)
@@ -83,9 +83,9 @@ def headers(data: bytes) -> None:
         (206, {"Content-Range": first, "Content-Length": second, "ETag": second}),
         (200, {"Content-Length": first, "Content-Encoding": second}),
     ):
-        origin = web.WebOrigin(web.Website("http", {}, 1.0), "http://h/x")
-        answer = patch.object(web.Website, "_ask", return_value=Response(status, answered))  # which would ask a server
-        with answer, contextlib.suppress(web.UnfitAnswer):
+        origin = http.WebOrigin(http.Website("http", {}, 1.0), "http://h/x")
+        answer = patch.object(http.Website, "_ask", return_value=Response(status, answered))  # which would ask a server
+        with answer, contextlib.suppress(http.UnfitAnswer):
             opened = origin.open_at(512 if status == 206 else 0)
             if opened.start < 0 or (opened.size is not None and opened.size < 0):
                 raise Finding(f"{answered} is {opened}")

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from wds_datapipes.errors import CommandFailed, ShardNotOpened
-from wds_datapipes.io import shell_process as shellprocess
+from wds_datapipes.io import shell_process
 from wds_datapipes.io.openers import open_url
 
 
@@ -240,9 +240,9 @@ def test_a_command_that_cannot_be_started(shell: str) -> None:
 def other_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory that is all there is in the PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    shellprocess.shell.cache_clear()
+    shell_process.shell.cache_clear()
     yield tmp_path
-    shellprocess.shell.cache_clear()
+    shell_process.shell.cache_clear()
 
 
 def test_another_shell_with_pipefail_will_do(other_shell: Path) -> None:

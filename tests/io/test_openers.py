@@ -32,13 +32,13 @@ from wds_datapipes.errors import (
     StaleSidecar,
     UnknownScheme,
 )
+from wds_datapipes.io import urls
 from wds_datapipes.io.openers import (
     known_schemes,
     local_path,
     open_url,
     redact,
     register_opener,
-    schemes,
     split_scheme,
 )
 from wds_datapipes.io.remote.range_reader import open_ranges
@@ -93,7 +93,7 @@ def test_what_is_a_scheme(url: str, scheme: str, rest: str) -> None:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schemes, "_registered", {})
+    monkeypatch.setattr(urls, "_registered", {})
 
 
 @pytest.mark.usefixtures("registry")

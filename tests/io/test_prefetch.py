@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.errors import ShardNotOpened, TruncatedShard
-from wds_datapipes.io import prefetch as readahead
+from wds_datapipes.io import prefetch
 from wds_datapipes.io.prefetch import ReadAhead
-from wds_datapipes.io.remote import fsspec_file as blocks
+from wds_datapipes.io.remote import fsspec_file
 from wds_datapipes.shards.loading import load_wds_shards
 from wds_datapipes.testing import build_shard
 
@@ -149,8 +149,8 @@ def test_the_next_shard_is_read_while_one_is_used(shards: dict[str, str]) -> Non
 
 def test_no_more_is_held_than_was_asked_for(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     block = 1 << 14
-    monkeypatch.setattr(readahead, "BLOCK_BYTES", block)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
+    monkeypatch.setattr(prefetch, "BLOCK_BYTES", block)
+    monkeypatch.setattr(fsspec_file, "BLOCK_BYTES", block)
     limit = 200_000
     taken = most = 0
     ahead = ReadAhead([shards[name] for name in "cecb"], limit, {}, lambda _: True)

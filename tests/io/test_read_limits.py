@@ -27,7 +27,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes import ErrorBudget, ReadLimits, ShardList
 from wds_datapipes.codecs.gzip_fields import gunzip, to_gzip
 from wds_datapipes.errors import CorruptShard, DecodeError, ErrorBudgetExceeded, LimitExceeded
-from wds_datapipes.io import read_limits as limits_module
+from wds_datapipes.io import read_limits
 from wds_datapipes.io.compression.decompress import decompressed
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.tar.reader import read_members
@@ -294,7 +294,7 @@ def read_compressed(data: bytes, given: ReadLimits = DEFAULT_LIMITS) -> tuple[in
 
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_a_bomb_is_told_where_it_has_expanded_too_far(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(limits_module, "EXPANSION_FROM_BYTES", MIB)
+    monkeypatch.setattr(read_limits, "EXPANSION_FROM_BYTES", MIB)
     bomb = COMPRESSED[kind](shard_of(*[bytes(MIB // 2)] * 10))
     most = 5 * MIB / len(bomb) / 2
     count, limit = read_compressed(bomb, ReadLimits(expansion=most))
@@ -304,7 +304,7 @@ def test_a_bomb_is_told_where_it_has_expanded_too_far(monkeypatch: pytest.Monkey
 
 
 def test_the_message_of_a_bomb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(limits_module, "EXPANSION_FROM_BYTES", MIB)
+    monkeypatch.setattr(read_limits, "EXPANSION_FROM_BYTES", MIB)
     (tmp_path / "x.tar").write_bytes(to_gzip(shard_of(bytes(4 * MIB))))
     pipe = ShardList(tmp_path / "x.tar").load_wds_shards(limits=ReadLimits(expansion=100))
     with pytest.raises(
@@ -316,7 +316,7 @@ def test_the_message_of_a_bomb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_small_bombs_and_large_noise_are_none(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     assert read_compressed(COMPRESSED[kind](shard_of(bytes(4 * MIB)))) == (1, "")
-    monkeypatch.setattr(limits_module, "EXPANSION_FROM_BYTES", 0)
+    monkeypatch.setattr(read_limits, "EXPANSION_FROM_BYTES", 0)
     noise = Random(0).randbytes(MIB // 4)
     assert read_compressed(COMPRESSED[kind](shard_of(noise)), ReadLimits(expansion=1.5)) == (1, "")
 
@@ -387,7 +387,7 @@ def test_a_field_that_is_a_bomb_takes_no_more_memory_than_its_limit(monkeypatch:
         gunzip(bomb, limits=ReadLimits(member_bytes=2 * MIB))
     assert tracemalloc.get_traced_memory()[1] < 8 * MIB
     tracemalloc.stop()
-    monkeypatch.setattr(limits_module, "EXPANSION_FROM_BYTES", MIB)
+    monkeypatch.setattr(read_limits, "EXPANSION_FROM_BYTES", MIB)
     with pytest.raises(LimitExceeded, match=r"expand to \d+ bytes or more, and the limit is expansion=100\. "):
         gunzip(bomb, limits=ReadLimits(expansion=100))
 

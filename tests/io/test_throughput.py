@@ -19,7 +19,7 @@ from wds_datapipes import ShardList
 from wds_datapipes.counters import LEDGER, Ledger
 from wds_datapipes.errors import ChangedShard, ReadFailed
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote import throughput as pace
+from wds_datapipes.io.remote import throughput
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, PATIENCE, UNGUARDED
 from wds_datapipes.io.remote.retry import Patience, passes
 from wds_datapipes.io.remote.throughput import Attempt, Pace, TooSlow
@@ -34,7 +34,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nobody_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The log of slow stores, as it is in a new process."""
-    monkeypatch.setattr(pace, "_told_at", -pace.QUIET_S)
+    monkeypatch.setattr(throughput, "_told_at", -throughput.QUIET_S)
     LEDGER.clear()
     yield
     LEDGER.clear()

@@ -25,8 +25,7 @@ import pytest
 
 from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, check_index, convert_shards, read_index
 from wds_datapipes.errors import ConversionFailed, ShardNotOpened, ShardNotWritten
-from wds_datapipes.io.sinks import remote_sink as remote
-from wds_datapipes.io.sinks import size_of
+from wds_datapipes.io.sinks import remote_sink, size_of
 from wds_datapipes.testing import build_shard
 
 #: The smallest part that S3 takes; a larger shard is uploaded in several.
@@ -158,7 +157,7 @@ def bucket(s3_store: Any) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(remote, "PART_BYTES", PART)
+    monkeypatch.setattr(remote_sink, "PART_BYTES", PART)
     monkeypatch.chdir(tmp_path)
 
 

@@ -24,9 +24,9 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.loading.torchdata_patches import patches as repairs
+from wds_datapipes.loading.torchdata_patches import patches
 
-repairs.apply()
+patches.apply()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.loading.torchdata_patches import patches as repairs
+from wds_datapipes.loading.torchdata_patches import patches
 
-repairs.apply()
+patches.apply()
 
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402 - after the repairs
 

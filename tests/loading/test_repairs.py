@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torchdata
 
-from wds_datapipes.loading.torchdata_patches import patches as repairs
+from wds_datapipes.loading.torchdata_patches import patches
 
 #: How long all scenarios together may take, in seconds: those that hang by design take half of it on a busy machine.
 LIMIT_S = 300
@@ -118,7 +118,7 @@ def test_every_scenario_is_judged(mended: dict[str, str]) -> None:
 
 
 def test_repairs_lists_every_repair_with_its_fault() -> None:
-    listed = repairs.repairs()
+    listed = patches.repairs()
     assert [repair.name for repair in listed] == [
         "uneven_workers",
         "dead_workers",
@@ -147,9 +147,9 @@ def test_repairs_lists_every_repair_with_its_fault() -> None:
 def test_applying_again_changes_nothing() -> None:
     from torchdata.dataloader2 import MultiProcessingReadingService
 
-    before = dict(vars(MultiProcessingReadingService)), repairs.repairs()
-    repairs.apply()
-    assert (dict(vars(MultiProcessingReadingService)), repairs.repairs()) == before
+    before = dict(vars(MultiProcessingReadingService)), patches.repairs()
+    patches.apply()
+    assert (dict(vars(MultiProcessingReadingService)), patches.repairs()) == before
 
 
 # The reason is decided in an interpreter that has nothing imported yet.
@@ -186,7 +186,7 @@ def test_torchdata_is_left_alone(case: str) -> None:
 import json, sys
 from torch.utils.data import IterDataPipe
 {setup}
-from wds_datapipes.loading.torchdata_patches import patches as repairs
+from wds_datapipes.loading.torchdata_patches import patches
 repairs._done.clear()
 repairs.apply()
 print(json.dumps([repair[3:] for repair in repairs.repairs()]))

@@ -22,9 +22,9 @@ from torchdata.datapipes.iter import IterableWrapper
 from wds_datapipes import ShardReadingService
 from wds_datapipes.counters import LATEST, LEDGER, Skipped, SkippedItem
 from wds_datapipes.errors import WorkerDied
-from wds_datapipes.io import urls as schemes
+from wds_datapipes.io import urls
 from wds_datapipes.loading.report import LoadingReport, WorkerReport
-from wds_datapipes.loading.workers import in_process as local
+from wds_datapipes.loading.workers import in_process
 from wds_datapipes.pipes.shard_list import ShardList
 from wds_datapipes.testing import build_shard
 
@@ -203,7 +203,7 @@ def test_no_credentials_are_told(workers: int, tmp_path: Path, monkeypatch: pyte
         return shard.open("rb")
 
     shard = Path(build_shard(tmp_path / "a.tar", [{"__key__": "0", "txt": "a"}]))
-    monkeypatch.setitem(schemes._registered, "test", open_or_fail)
+    monkeypatch.setitem(urls._registered, "test", open_or_fail)
     addresses = [f"test://ada:secret@host/{name}.tar?token=secret" for name in ("bad", "good")]
     with load(IterableWrapper(addresses).load_wds_shards(on_error="skip").group_samples(), workers) as loader:
         assert len(list(loader)) == max(workers, 1)
@@ -412,8 +412,8 @@ def test_time_in_the_loop_is_not_that_of_the_pipeline(monkeypatch: pytest.Monkey
                 now[0] += 2
                 yield number
 
-    monkeypatch.setattr(local, "perf_counter", lambda: now[0])
-    items = local.LocalItems(TwoSecondsEach())
+    monkeypatch.setattr(in_process, "perf_counter", lambda: now[0])
+    items = in_process.LocalItems(TwoSecondsEach())
     for _ in items:
         now[0] += 50
     found = items.report()
@@ -422,7 +422,7 @@ def test_time_in_the_loop_is_not_that_of_the_pipeline(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("stop", [0, 3])
 def test_items_are_counted_as_they_are_taken(stop: int) -> None:
-    items = local.LocalItems(IterableWrapper(range(5)))
+    items = in_process.LocalItems(IterableWrapper(range(5)))
     iterator = iter(items)
     for _ in range(stop):
         next(iterator)
@@ -440,7 +440,7 @@ def test_functions_of_other_services_are_called_without_workers() -> None:
         calls.append(("worker_reset_fn", info.num_workers, info.worker_id, generator))
         return pipe.map(str)
 
-    items = local.LocalItems(IterableWrapper(range(2)))
+    items = in_process.LocalItems(IterableWrapper(range(2)))
     items.reset_with(reset_pipe, reset_worker, "generator")
     assert calls == [("iter_reset_fn",), ("worker_reset_fn", 1, 0, "generator")]
     assert list(items) == ["0", "1"]

@@ -190,11 +190,11 @@ def test_a_subclass_that_cannot_work_is_refused_when_it_is_defined() -> None:
 
 @pytest.fixture
 def forgets_names() -> Iterator[None]:
-    from wds_datapipes.codecs import registry as words
+    from wds_datapipes.codecs import registry
 
     yield
     del IterDataPipe.functions["counted"]
-    del words._named["counted"]
+    del registry._named["counted"]
 
 
 @pytest.mark.usefixtures("forgets_names")

@@ -20,7 +20,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DirectoryShards, ShardReadingService
 from wds_datapipes.errors import CacheError, PatternError, TruncatedShard
-from wds_datapipes.shards import directory_queue as claims
+from wds_datapipes.shards import directory_queue
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
@@ -315,7 +315,7 @@ class Clock:
 @leaves_nothing
 def test_it_rests_between_two_looks_and_ends_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(claims, "time", clock)
+    monkeypatch.setattr(directory_queue, "time", clock)
     assert names(take(poll_s=1.0, timeout_s=4.5)) == ["late.tar"]
     assert clock.rests == [1.0] * 3 + [1.0, 1.0, 1.0, 1.0, 0.5]
 
@@ -323,7 +323,7 @@ def test_it_rests_between_two_looks_and_ends_after_the_timeout(monkeypatch: pyte
 @leaves_nothing
 def test_a_lost_shard_comes_although_new_ones_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(claims, "time", clock)
+    monkeypatch.setattr(directory_queue, "time", clock)
     put("0.tar")
     taken = take(poll_s=1.0)
     found = names([next(taken)])

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import DuplicateField, ReturningKey, TruncatedShard
-from wds_datapipes.samples import grouping as samples_module
+from wds_datapipes.samples import grouping
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import load_wds_shards
@@ -149,7 +149,7 @@ def test_the_same_key_in_another_shard_does_not_come_back() -> None:
 
 
 def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples_module, "KEYS_REMEMBERED", 2)
+    monkeypatch.setattr(grouping, "KEYS_REMEMBERED", 2)
     assert len(group("a.jpg", "b.jpg", "c.jpg", "c.txt", "d.jpg", "c.cls")) == 5
     with pytest.raises(ReturningKey):
         group("a.jpg", "b.jpg", "c.jpg", "a.txt", on_returning_key="raise")
@@ -360,7 +360,7 @@ def consume(samples: Iterable[Sample]) -> None:
 
 
 def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples_module, "KEYS_REMEMBERED", 100)
+    monkeypatch.setattr(grouping, "KEYS_REMEMBERED", 100)
 
     def run(count: int) -> None:
         url = ShardURL("s.tar")

@@ -18,7 +18,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_datapipes  # noqa: F401  it registers the stages
 from wds_datapipes.errors import MissingField, ShardError, TruncatedShard
-from wds_datapipes.io import prefetch as readahead
+from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.samples.fields import map_dict, to_tuple
 from wds_datapipes.samples.grouping import group_samples
@@ -56,7 +56,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BinaryIO]]:
         streams.append(stream)
         return stream
 
-    monkeypatch.setattr(readahead, "open_url", open_and_keep)
+    monkeypatch.setattr(prefetch, "open_url", open_and_keep)
     yield streams
     assert streams
     assert all(stream.closed for stream in streams)

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from wds_datapipes.loading.transport import shared_memory as segments
+from wds_datapipes.loading.transport import shared_memory
 from wds_datapipes.loading.transport.shared_memory import (
     SMALLEST,
     Lender,
@@ -411,7 +411,7 @@ def test_an_error_of_the_c_library_is_raised(monkeypatch: pytest.MonkeyPatch) ->
     class Library:
         @staticmethod
         def memfd_create(name: bytes, flags: int) -> int:
-            assert (name, flags) == (b"wds-datapipes", segments.MFD_CLOEXEC)
+            assert (name, flags) == (b"wds-datapipes", shared_memory.MFD_CLOEXEC)
             ctypes.set_errno(24)
             return -1
 

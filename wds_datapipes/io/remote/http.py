@@ -15,7 +15,7 @@ from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no 
 
 from wds_datapipes.io.compression.formats import GzipUnit
 from wds_datapipes.io.redaction import redact
-from wds_datapipes.io.remote import http_listing as weblisting
+from wds_datapipes.io.remote import http_listing
 from wds_datapipes.io.remote.http_request import Answer, RefusedRequest, ask
 from wds_datapipes.io.remote.resuming_stream import Opened, version_of
 from wds_datapipes.io.remote.retry import passes
@@ -205,12 +205,12 @@ class Website:
 
     def ls(self, url: str, detail: bool = True) -> list[Any]:
         """Return what the page of a folder links to in it."""
-        found = weblisting.entries_of(self.cat_file(url, LARGEST_PAGE), url)
+        found = http_listing.entries_of(self.cat_file(url, LARGEST_PAGE), url)
         return found if detail else [entry["name"] for entry in found]
 
     def glob(self, url: str) -> list[str]:
         """Return the files that match, by the pages of their folders."""
-        return weblisting.matches(url, self.ls)
+        return http_listing.matches(url, self.ls)
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL of a path, which it is."""
