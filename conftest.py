@@ -21,7 +21,7 @@ from sftp_server import SftpServer, find_rclone, running_sftp
 
 # Before a test module imports torchdata: that alone would show its banner, and a warning is an error here.
 import wds_datapipes
-from wds_datapipes.counters import LEDGER
+from wds_datapipes.counters import COUNTERS
 
 
 def pytest_configure() -> None:
@@ -96,9 +96,9 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture
 def own_ledger() -> Iterator[None]:
     """Begin with an empty book: this process has read other shards in other tests."""
-    LEDGER.clear()
+    COUNTERS.clear()
     yield
-    LEDGER.clear()
+    COUNTERS.clear()
 
 
 @pytest.fixture

@@ -168,35 +168,38 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: DatasetSpec({"datasets": [{"shards": "a.tar", "wieght": 2}]}),
         r"datasets\[0\] has the unknown keys 'wieght'",
     ),
-    "UnknownScheme": (lambda folder: members("nowhere://x.tar"), r"scheme 'nowhere'.*register_opener"),
-    "MissingDependency": (
+    "UnknownSchemeError": (lambda folder: members("nowhere://x.tar"), r"scheme 'nowhere'.*register_opener"),
+    "MissingDependencyError": (
         lambda folder: require("no_such_module", extra="zst", purpose="read"),
         r"'no_such_module' is needed to read.*pip install \"wds-datapipes\[zst\]\"",
     ),
-    "RefusedURL": (
+    "RefusedURLError": (
         lambda folder: list(IterableWrapper([shard(folder)]).load_wds_shards(safe=True)),
         r"x\.tar' was refused: it is a path of this host\. With safe=True",
     ),
-    "ShardNotOpened": (lambda folder: members(f"{folder}/none.tar"), r"There is no file '.*none\.tar'"),
-    "CommandFailed": (lambda folder: members("pipe:exit 3"), r"'exit 3' ended with status 3 after 0 bytes"),
-    "ReadFailed": (read_failing, r"/proc/self/mem could not be read to its end: OSError"),
-    "TruncatedShard": (lambda folder: members(cut(folder)), r"x\.tar ends inside a header, at byte 1100"),
-    "CorruptShard": (lambda folder: members(written(folder, b"<html>" * 100)), r"x\.tar is no tar archive.*<html>"),
-    "UnsupportedMember": (lambda folder: members(sparse(folder)), r"x\.tar holds the member 'a\.cls'.*sparse"),
-    "LimitExceeded": (
+    "ShardOpenError": (lambda folder: members(f"{folder}/none.tar"), r"There is no file '.*none\.tar'"),
+    "CommandError": (lambda folder: members("pipe:exit 3"), r"'exit 3' ended with status 3 after 0 bytes"),
+    "ShardReadError": (read_failing, r"/proc/self/mem could not be read to its end: OSError"),
+    "TruncatedShardError": (lambda folder: members(cut(folder)), r"x\.tar ends inside a header, at byte 1100"),
+    "CorruptShardError": (
+        lambda folder: members(written(folder, b"<html>" * 100)),
+        r"x\.tar is no tar archive.*<html>",
+    ),
+    "UnsupportedMemberError": (lambda folder: members(sparse(folder)), r"x\.tar holds the member 'a\.cls'.*sparse"),
+    "ReadLimitError": (
         lambda folder: list(IterableWrapper([shard(folder)]).load_wds_shards(limits=ReadLimits(member_bytes=0))),
         r"x\.tar has the member 'a\.cls' \(header at byte 0\) of 1 bytes, and the limit is member_bytes=0\. ",
     ),
-    "ChangedShard": (resumed_elsewhere, r"is not what it was when the state was saved"),
+    "ChangedShardError": (resumed_elsewhere, r"is not what it was when the state was saved"),
     "StateError": (
         lambda folder: save_state(samples(shard(folder)).compose(iter)),
         r"StreamComposer may hold samples back, and cannot tell which",
     ),
-    "DuplicateField": (
+    "DuplicateFieldError": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "cls": "1", "CLS": "2"}))),
         r"x\.tar holds the field 'cls' of the sample 'a' twice, at bytes 0 and 1024",
     ),
-    "ReturningKey": (
+    "RepeatedKeyError": (
         lambda folder: list(
             samples(
                 shard(folder, {"__key__": "a", "x": "1"}, {"__key__": "b", "x": "1"}, {"__key__": "a", "y": "1"}),
@@ -205,15 +208,15 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         r"x\.tar holds the sample 'a' in parts: a file of it stands at byte 2048",
     ),
-    "MissingField": (
+    "MissingFieldError": (
         lambda folder: list(samples(shard(folder)).to_tuple("jpg;png")),
         r"field 'jpg;png' was asked for, and the sample 'a' of .*x\.tar has \['cls'\]",
     ),
-    "MissingEntry": (
+    "MissingEntryError": (
         lambda folder: list(samples(shard(folder)).associate({"b": {}})),
         r"found nothing for the sample 'a' of .*x\.tar",
     ),
-    "MisalignedShards": (
+    "MisalignedShardsError": (
         lambda folder: list(samples(shard(folder)).add_columns(beside)),
         r"y\.tar has the sample 'c' where .*x\.tar has the sample 'b'",
     ),
@@ -225,32 +228,32 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: list(IterableWrapper([{"__key__": "a", "cls": None}]).wds_encode()),
         r"field 'cls' of sample 'a' holds None, which cannot be encoded.*It takes an int",
     ),
-    "BadSource": (
+    "SampleSourceError": (
         lambda folder: create_shards(Recipe(written(folder, b"a.jpg no.jpg"), root=folder), folder / "a.tar"),
         r"file '.*/no\.jpg', for the field 'jpg' of the sample 'a' of '.*', cannot be read: No such file",
     ),
-    "UnwritableSample": (
+    "UnwritableSampleError": (
         lambda folder: write(folder, {"__key__": "a.b", "cls": 1}),
         r"key 'a\.b' cannot be written: its files would be read back as of 'a'",
     ),
-    "SampleCommandFailed": (
+    "SampleCommandError": (
         lambda _: SampleCommand("echo no cat >&2; exit 3")({"__key__": "a", "__url__": "x.tar", "txt": b""}),
         r"exit 3' ended with status 3 for the sample 'a' of x\.tar\. It said last: no cat",
     ),
-    "ShardNotWritten": (lambda folder: TarWriter(folder / "no/x.tar"), r"no folder '.*/no'\. Make it first"),
-    "ConversionFailed": (
+    "ShardWriteError": (lambda folder: TarWriter(folder / "no/x.tar"), r"no folder '.*/no'\. Make it first"),
+    "ConversionError": (
         lambda folder: convert_shards(cast(Any, len), [shard(folder)], f"{folder}/out/", retries=0, max_workers=0),
         r"1 of 1 shards .*\n.*x\.tar: TypeError: the function returns a sample, samples or None",
     ),
-    "UnsafeCodec": (
+    "UnsafeCodecError": (
         lambda folder: list(samples(shard(folder, {"__key__": "a", "pyd": pickle.dumps(1)})).wds_decode()),
         r"unsafe=True",
     ),
-    "EmptySource": (
+    "EmptySourceError": (
         lambda folder: list(IterableWrapper([]).with_epoch(3)),
         r"with_epoch has to yield 3 more items, and its source has ended without any",
     ),
-    "ErrorBudgetExceeded": (
+    "ErrorBudgetError": (
         lambda folder: list(
             samples(shard(folder, {"__key__": "a", "json": "{"})).wds_decode(
                 on_error=ErrorBudget(max_errors=0, warn=False)
@@ -258,20 +261,20 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         r"wds_decode had to pass over 1 of 1 items \(1 x DecodeError\)",
     ),
-    "MissingSidecar": (
+    "MissingSidecarError": (
         lambda folder: read_index(f"{folder}/x.tar.wdsidx"),
         r"x\.tar\.wdsidx cannot be read: No such file",
     ),
-    "CorruptSidecar": (
+    "CorruptSidecarError": (
         lambda folder: read_index(written(folder, b"v1.2 1\n")),
         r"x\.tar is no index of a shard: it begins with b'v1\.2 1",
     ),
-    "StaleSidecar": (changed, r"x\.tar has changed since its index was built: it has 10752 bytes, and had 10240"),
-    "WrongSidecar": (
+    "StaleSidecarError": (changed, r"x\.tar has changed since its index was built: it has 10752 bytes, and had 10240"),
+    "WrongSidecarError": (
         misled,
         r"Line 2 of \S*x\.idx says that data of \S*x\.tar begin at byte 512, where no member's do",
     ),
-    "UnsupportedSidecar": (
+    "UnsupportedSidecarError": (
         lambda folder: build_index(build_shard(folder / "x.tgz", [])).check_random_access(),
         r"x\.tgz is of a shard that is compressed with gzip",
     ),
@@ -279,15 +282,15 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: list(IterableWrapper([threading.Lock()], deepcopy=False).cache_samples()),
         r"cache_samples cannot keep an item of type lock, as it cannot be pickled: TypeError",
     ),
-    "WorkerDied": (
+    "WorkerDiedError": (
         lambda folder: list(DataLoader2(Deadly(), reading_service=MultiProcessingReadingService(num_workers=1))),
         r"SIGKILL",
     ),
-    "WorkerTimeout": (
+    "WorkerTimeoutError": (
         lambda folder: list(DataLoader2(Stuck(), reading_service=ShardReadingService(1, timeout_s=0.2))),
         r"Worker 0 \(pid \d+\) has sent nothing for timeout_s=0\.2 s",
     ),
-    "RankLost": (left_alone, r"rank 1 has ended its service after LookupError: no such label"),
+    "RankLostError": (left_alone, r"rank 1 has ended its service after LookupError: no such label"),
 }
 #: What groups the others, and is raised by nothing.
 GROUPS = {"WdsError", "ShardError", "SampleError", "SidecarError"}

@@ -16,7 +16,7 @@ from fsspec.registry import known_implementations  # type: ignore[import-untyped
 import wds_datapipes
 from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.codecs import media, msgpack_cbor
-from wds_datapipes.errors import MissingDependency
+from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
 from wds_datapipes.parallel.dask_cluster import connected
 from wds_datapipes.prepare.sources.imagenet import find_imagenet
@@ -124,7 +124,7 @@ def test_a_missing_package_is_an_error_that_names_its_extra(
     for remembered in (media._av, msgpack_cbor._msgpack, msgpack_cbor._cbor):
         remembered.cache_clear()  # another test may have imported it
     with pytest.raises(
-        MissingDependency, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""
+        MissingDependencyError, match=rf"'{package}' is needed to .*pip install \"wds-datapipes\[{extra}\]\""
     ):
         use(tmp_path)
 

@@ -37,22 +37,22 @@ from wds_datapipes.loading.torchdata_patches.patches import apply as _apply_repa
 from wds_datapipes.loading.torchdata_patches.patches import repairs
 from wds_datapipes.on_error.policy import ErrorBudget
 from wds_datapipes.on_error.quarantine import read_quarantine
-from wds_datapipes.pipes.caching import CachedSamples
+from wds_datapipes.pipes.caching import SampleCacher
 from wds_datapipes.pipes.composing import StreamComposer
 from wds_datapipes.pipes.decoding import SampleDecoder, register_decoder
 from wds_datapipes.pipes.directory_shards import DirectoryShards
 from wds_datapipes.pipes.encoding import SampleEncoder
-from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
+from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
 from wds_datapipes.pipes.fields import DictMapper, FieldRenamer, SampleMapper, TupleMaker, TupleMapper
 from wds_datapipes.pipes.grouping import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.joining import Associator, ColumnAdder
 from wds_datapipes.pipes.loading import ShardLoader
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.mock_samples import MockSamples
-from wds_datapipes.pipes.random_functions import RandomMapper
+from wds_datapipes.pipes.random_functions import RngSampleMapper
 from wds_datapipes.pipes.resampling import ShardResampler
 from wds_datapipes.pipes.sample_log import SampleLogger
-from wds_datapipes.pipes.sampling import EmptinessChecker, SampleSlicer, SampleThinner
+from wds_datapipes.pipes.sampling import NonEmptyChecker, SampleRsampler, SampleSlicer
 from wds_datapipes.pipes.select import FieldSelector, KeyExtractor, KeyRenamer
 from wds_datapipes.pipes.shard_cache import ShardCacher
 from wds_datapipes.pipes.shard_list import DatasetSpec, ShardList
@@ -73,38 +73,38 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "Associator",
-    "CachedSamples",
     "ColumnAdder",
     "Continue",
     "ConvertedShard",
     "DatasetSpec",
     "DictMapper",
     "DirectoryShards",
-    "EmptinessChecker",
-    "EpochCutter",
+    "EpochSetter",
     "ErrorBudget",
     "FieldRenamer",
     "FieldSelector",
     "ImageDecoder",
     "KeyExtractor",
     "KeyRenamer",
-    "LengthDeclarer",
+    "LengthSetter",
     "LoadingReport",
     "Manifest",
     "Member",
     "MockSamples",
-    "RandomMapper",
+    "NonEmptyChecker",
     "ReadLimits",
+    "RngSampleMapper",
     "Sample",
+    "SampleCacher",
     "SampleDecoder",
     "SampleEncoder",
     "SampleGrouper",
     "SampleLogger",
     "SampleMapper",
     "SampleMixer",
+    "SampleRsampler",
     "SampleShuffler",
     "SampleSlicer",
-    "SampleThinner",
     "SampleUnbatcher",
     "SampleWriter",
     "ShardCacher",

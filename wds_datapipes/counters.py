@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["LEDGER", "Ledger", "Skipped", "SkippedItem"]
+__all__ = ["COUNTERS", "Counters", "Skipped", "SkippedItem"]
 
 #: How many of the latest errors are kept whole.
 LATEST = 20
@@ -43,7 +43,7 @@ class Skipped:
     """What was passed over.
 
     Attributes:
-        counts: how many items, by stage and kind of error, such as ``{"group_samples: DuplicateField": 3}``.
+        counts: how many items, by stage and kind of error, such as ``{"group_samples: DuplicateFieldError": 3}``.
         latest: the last few of them, oldest first.
     """
 
@@ -56,7 +56,7 @@ class Skipped:
         return sum(self.counts.values())
 
 
-class Ledger:
+class Counters:
     """The book that stages write into: the shard that was opened last, and every item that was passed over.
 
     Attributes:
@@ -108,5 +108,5 @@ class Ledger:
 
 
 #: The book of this process.
-LEDGER = Ledger()
-os.register_at_fork(after_in_child=LEDGER.renew)
+COUNTERS = Counters()
+os.register_at_fork(after_in_child=COUNTERS.renew)

@@ -1,95 +1,95 @@
 """Every error this package raises on purpose.
 
     WdsError
-    ├── PatternError (ValueError)           a shard pattern that cannot be expanded, or matches nothing
-    ├── SpecError (ValueError)              a dataset specification that is wrong
-    ├── UnknownScheme (ValueError)          a URL scheme that no opener and no file system answers for
-    ├── RefusedURL (ValueError)             a URL that names a file of this host or a command, where none is wanted
-    ├── MissingDependency (ImportError)     an optional package is not installed
-    ├── ShardError                          one shard cannot be read to its end
-    │   ├── ShardNotOpened (OSError)        it could not be opened
-    │   ├── CommandFailed (OSError)         a ``pipe:`` command ended with an error
-    │   ├── ReadFailed (OSError)            its disk, store or network failed in the middle
-    │   ├── TruncatedShard (EOFError)       it ends too early
-    │   ├── CorruptShard (ValueError)       it holds bytes that are not a tar archive
-    │   ├── UnsupportedMember (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
-    │   ├── LimitExceeded (ValueError)      it asks for more than `ReadLimits` allow
-    │   └── ChangedShard (ValueError)       it is not what it was when a state was saved
-    ├── SampleError                         one sample cannot be used
-    │   ├── DuplicateField (ValueError)     a field occurs twice in one sample
-    │   ├── ReturningKey (ValueError)       a key comes back after other samples of its shard
-    │   ├── MissingField (ValueError)       a field that was asked for is not there
-    │   ├── MissingEntry (LookupError)      a table has nothing for its key
-    │   ├── DecodeError (ValueError)        a field's bytes are not what its name says
-    │   │   └── UnsafeCodec                 the field's codec can run code, and that was not allowed
-    │   ├── EncodeError (ValueError)        a field's value is not what its name says
-    │   ├── BadSource (ValueError)          what it is to be made of cannot be read, or makes no sample
-    │   ├── UnwritableSample (ValueError)   its names would be read back as others, or its key is there already
-    │   └── SampleCommandFailed (OSError)   a shell command that maps samples has failed with it
-    ├── ShardNotWritten (OSError)           a shard could not be written, and nothing stands under its name
-    ├── ConversionFailed (RuntimeError)     some of many shards could not be converted, and the others are
-    ├── MisalignedShards (ValueError)       parallel shards do not hold the same keys in the same order
-    ├── EmptySource (ValueError)            a stage needs an item of its source, which yields none
-    ├── StateError (ValueError)             a state cannot be saved or loaded
-    ├── SidecarError                        a file that describes a shard or a dataset cannot be used
-    │   ├── MissingSidecar (OSError)        it cannot be opened, or cannot be written
-    │   ├── CorruptSidecar (ValueError)     it is damaged, or is something else
-    │   ├── StaleSidecar (ValueError)       what it describes has changed since it was written
-    │   ├── WrongSidecar (ValueError)       it says something that is not so, such as an offset without a member
-    │   └── UnsupportedSidecar (ValueError) its format cannot hold what is to be described, or not serve what is asked
-    ├── ErrorBudgetExceeded (RuntimeError)  a stage had to pass over more than it was allowed to
-    ├── CacheError (RuntimeError)           a cache cannot be written, is damaged, or belongs to another pipeline
-    ├── WorkerDied (RuntimeError)           a worker process ended without a word
-    ├── WorkerTimeout (TimeoutError)        a worker process has sent nothing for too long
-    └── RankLost (RuntimeError)             another rank of a distributed run has failed, left, or is silent
+    ├── PatternError (ValueError)                a shard pattern that cannot be expanded, or matches nothing
+    ├── SpecError (ValueError)                   a dataset specification that is wrong
+    ├── UnknownSchemeError (ValueError)          a URL scheme that no opener and no file system answers for
+    ├── RefusedURLError (ValueError)             a URL that names a file of this host or a command, where none is wanted
+    ├── MissingDependencyError (ImportError)     an optional package is not installed
+    ├── ShardError                               one shard cannot be read to its end
+    │   ├── ShardOpenError (OSError)             it could not be opened
+    │   ├── CommandError (OSError)               a ``pipe:`` command ended with an error
+    │   ├── ShardReadError (OSError)             its disk, store or network failed in the middle
+    │   ├── TruncatedShardError (EOFError)       it ends too early
+    │   ├── CorruptShardError (ValueError)       it holds bytes that are not a tar archive
+    │   ├── UnsupportedMemberError (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
+    │   ├── ReadLimitError (ValueError)          it asks for more than `ReadLimits` allow
+    │   └── ChangedShardError (ValueError)       it is not what it was when a state was saved
+    ├── SampleError                              one sample cannot be used
+    │   ├── DuplicateFieldError (ValueError)     a field occurs twice in one sample
+    │   ├── RepeatedKeyError (ValueError)        a key comes back after other samples of its shard
+    │   ├── MissingFieldError (ValueError)       a field that was asked for is not there
+    │   ├── MissingEntryError (LookupError)      a table has nothing for its key
+    │   ├── DecodeError (ValueError)             a field's bytes are not what its name says
+    │   │   └── UnsafeCodecError                 the field's codec can run code, and that was not allowed
+    │   ├── EncodeError (ValueError)             a field's value is not what its name says
+    │   ├── SampleSourceError (ValueError)       what it is to be made of cannot be read, or makes no sample
+    │   ├── UnwritableSampleError (ValueError)   its names would be read back as others, or its key is there already
+    │   └── SampleCommandError (OSError)         a shell command that maps samples has failed with it
+    ├── ShardWriteError (OSError)                a shard could not be written, and nothing stands under its name
+    ├── ConversionError (RuntimeError)           some of many shards could not be converted, and the others are
+    ├── MisalignedShardsError (ValueError)       parallel shards do not hold the same keys in the same order
+    ├── EmptySourceError (ValueError)            a stage needs an item of its source, which yields none
+    ├── StateError (ValueError)                  a state cannot be saved or loaded
+    ├── SidecarError                             a file that describes a shard or a dataset cannot be used
+    │   ├── MissingSidecarError (OSError)        it cannot be opened, or cannot be written
+    │   ├── CorruptSidecarError (ValueError)     it is damaged, or is something else
+    │   ├── StaleSidecarError (ValueError)       what it describes has changed since it was written
+    │   ├── WrongSidecarError (ValueError)       it does not match its shard
+    │   └── UnsupportedSidecarError (ValueError) its format cannot hold or serve what is asked
+    ├── ErrorBudgetError (RuntimeError)          a stage had to pass over more than it was allowed to
+    ├── CacheError (RuntimeError)                a cache cannot be written, is damaged, or belongs to another pipeline
+    ├── WorkerDiedError (RuntimeError)           a worker process ended without a word
+    ├── WorkerTimeoutError (TimeoutError)        a worker process has sent nothing for too long
+    └── RankLostError (RuntimeError)             another rank of a distributed run has failed, left, or is silent
 
 An error is built from one message, and the facts are in the message: torch rebuilds an exception that crosses a process
 boundary from its message alone, and an error class with more arguments arrives there as a bare ``RuntimeError``.
 """
 
 __all__ = [
-    "BadSource",
     "CacheError",
-    "ChangedShard",
-    "CommandFailed",
-    "ConversionFailed",
-    "CorruptShard",
-    "CorruptSidecar",
+    "ChangedShardError",
+    "CommandError",
+    "ConversionError",
+    "CorruptShardError",
+    "CorruptSidecarError",
     "DecodeError",
-    "DuplicateField",
-    "EmptySource",
+    "DuplicateFieldError",
+    "EmptySourceError",
     "EncodeError",
-    "ErrorBudgetExceeded",
-    "LimitExceeded",
-    "MisalignedShards",
-    "MissingDependency",
-    "MissingEntry",
-    "MissingField",
-    "MissingSidecar",
+    "ErrorBudgetError",
+    "MisalignedShardsError",
+    "MissingDependencyError",
+    "MissingEntryError",
+    "MissingFieldError",
+    "MissingSidecarError",
     "PatternError",
-    "RankLost",
-    "ReadFailed",
-    "RefusedURL",
-    "ReturningKey",
-    "SampleCommandFailed",
+    "RankLostError",
+    "ReadLimitError",
+    "RefusedURLError",
+    "RepeatedKeyError",
+    "SampleCommandError",
     "SampleError",
+    "SampleSourceError",
     "ShardError",
-    "ShardNotOpened",
-    "ShardNotWritten",
+    "ShardOpenError",
+    "ShardReadError",
+    "ShardWriteError",
     "SidecarError",
     "SpecError",
-    "StaleSidecar",
+    "StaleSidecarError",
     "StateError",
-    "TruncatedShard",
-    "UnknownScheme",
-    "UnsafeCodec",
-    "UnsupportedMember",
-    "UnsupportedSidecar",
-    "UnwritableSample",
+    "TruncatedShardError",
+    "UnknownSchemeError",
+    "UnsafeCodecError",
+    "UnsupportedMemberError",
+    "UnsupportedSidecarError",
+    "UnwritableSampleError",
     "WdsError",
-    "WorkerDied",
-    "WorkerTimeout",
-    "WrongSidecar",
+    "WorkerDiedError",
+    "WorkerTimeoutError",
+    "WrongSidecarError",
 ]
 
 
@@ -105,15 +105,15 @@ class SpecError(WdsError, ValueError):
     """A dataset specification cannot be read, or says what makes no sense."""
 
 
-class UnknownScheme(WdsError, ValueError):
+class UnknownSchemeError(WdsError, ValueError):
     """No opener and no file system answers for a URL's scheme."""
 
 
-class RefusedURL(WdsError, ValueError):
+class RefusedURLError(WdsError, ValueError):
     """A URL names a file of this host or a command, and those were not allowed where it comes from."""
 
 
-class MissingDependency(WdsError, ImportError):
+class MissingDependencyError(WdsError, ImportError):
     """An optional package is needed and not installed."""
 
 
@@ -128,35 +128,35 @@ class ShardError(WdsError):
     concerns_all = False
 
 
-class ShardNotOpened(ShardError, OSError):
+class ShardOpenError(ShardError, OSError):
     """A shard could not be opened."""
 
 
-class CommandFailed(ShardError, OSError):
+class CommandError(ShardError, OSError):
     """A ``pipe:`` command ended with an error."""
 
 
-class ReadFailed(ShardError, OSError):
+class ShardReadError(ShardError, OSError):
     """The disk, the store or the network failed while a shard was being read."""
 
 
-class TruncatedShard(ShardError, EOFError):
+class TruncatedShardError(ShardError, EOFError):
     """A shard ends before its end marker, or in the middle of a member."""
 
 
-class CorruptShard(ShardError, ValueError):
+class CorruptShardError(ShardError, ValueError):
     """A shard holds bytes that are not a tar archive."""
 
 
-class UnsupportedMember(ShardError, ValueError):
+class UnsupportedMemberError(ShardError, ValueError):
     """A shard holds a member that cannot be read faithfully."""
 
 
-class LimitExceeded(ShardError, ValueError):
+class ReadLimitError(ShardError, ValueError):
     """A shard asks for more than `ReadLimits` allow."""
 
 
-class ChangedShard(ShardError, ValueError):
+class ChangedShardError(ShardError, ValueError):
     """A shard is not what it was when a state was saved."""
 
 
@@ -164,19 +164,19 @@ class SampleError(WdsError):
     """A sample cannot be used."""
 
 
-class DuplicateField(SampleError, ValueError):
+class DuplicateFieldError(SampleError, ValueError):
     """A field occurs twice in one sample."""
 
 
-class ReturningKey(SampleError, ValueError):
+class RepeatedKeyError(SampleError, ValueError):
     """A key comes back after other samples of the same shard."""
 
 
-class MissingField(SampleError, ValueError):
+class MissingFieldError(SampleError, ValueError):
     """A field that was asked for is not in the sample."""
 
 
-class MissingEntry(SampleError, LookupError):
+class MissingEntryError(SampleError, LookupError):
     """A table has nothing for the key of a sample."""
 
 
@@ -188,27 +188,27 @@ class EncodeError(SampleError, ValueError):
     """The value of a field is not what the field's name says, or nothing encodes such fields."""
 
 
-class BadSource(SampleError, ValueError):
+class SampleSourceError(SampleError, ValueError):
     """What a sample is to be made of cannot be read, has changed meanwhile, or makes no sample."""
 
 
-class UnsafeCodec(DecodeError):
+class UnsafeCodecError(DecodeError):
     """Decoding the field can run code, or could if it was encoded so, and that was not allowed."""
 
 
-class UnwritableSample(SampleError, ValueError):
+class UnwritableSampleError(SampleError, ValueError):
     """A sample would be read back as another: by its key, the name of a field, or a key that is there already."""
 
 
-class SampleCommandFailed(SampleError, OSError):
+class SampleCommandError(SampleError, OSError):
     """A shell command has failed with a sample, has taken too long, or has left what is no sample."""
 
 
-class ShardNotWritten(WdsError, OSError):
+class ShardWriteError(WdsError, OSError):
     """A shard could not be written, and nothing of it stands under its name."""
 
 
-class ConversionFailed(WdsError, RuntimeError):
+class ConversionError(WdsError, RuntimeError):
     """Some of many shards could not be converted. The others are.
 
     Attributes:
@@ -220,11 +220,11 @@ class ConversionFailed(WdsError, RuntimeError):
         self.failures: dict[str, BaseException] = {}
 
 
-class MisalignedShards(WdsError, ValueError):
+class MisalignedShardsError(WdsError, ValueError):
     """Parallel shards do not hold the same keys in the same order."""
 
 
-class EmptySource(WdsError, ValueError):
+class EmptySourceError(WdsError, ValueError):
     """A stage needs an item of its source, and the source yields none."""
 
 
@@ -236,27 +236,27 @@ class SidecarError(WdsError):
     """A file that describes a shard or a dataset cannot be used."""
 
 
-class MissingSidecar(SidecarError, OSError):
+class MissingSidecarError(SidecarError, OSError):
     """An index or a manifest cannot be opened, or cannot be written."""
 
 
-class CorruptSidecar(SidecarError, ValueError):
+class CorruptSidecarError(SidecarError, ValueError):
     """An index or a manifest is damaged, or is something else."""
 
 
-class StaleSidecar(SidecarError, ValueError):
+class StaleSidecarError(SidecarError, ValueError):
     """What an index or a manifest describes has changed since it was written."""
 
 
-class WrongSidecar(SidecarError, ValueError):
+class WrongSidecarError(SidecarError, ValueError):
     """An index says something of its shard that is not so."""
 
 
-class UnsupportedSidecar(SidecarError, ValueError):
+class UnsupportedSidecarError(SidecarError, ValueError):
     """The format of an index cannot describe the shard, or the index cannot serve what is asked of it."""
 
 
-class ErrorBudgetExceeded(WdsError, RuntimeError):
+class ErrorBudgetError(WdsError, RuntimeError):
     """A stage had to pass over more items than its `ErrorBudget` allows."""
 
 
@@ -264,13 +264,13 @@ class CacheError(WdsError, RuntimeError):
     """A cache of samples cannot be written, is damaged, or belongs to another pipeline."""
 
 
-class WorkerDied(WdsError, RuntimeError):
+class WorkerDiedError(WdsError, RuntimeError):
     """A worker process ended without sending a result or an error."""
 
 
-class WorkerTimeout(WdsError, TimeoutError):
+class WorkerTimeoutError(WdsError, TimeoutError):
     """A worker process has sent nothing for longer than it was given."""
 
 
-class RankLost(WdsError, RuntimeError):
+class RankLostError(WdsError, RuntimeError):
     """Another rank of a distributed run has failed, has left, or says nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from wds_datapipes.errors import MissingDependency
+from wds_datapipes.errors import MissingDependencyError
 
 __all__ = ["require"]
 
@@ -19,12 +19,12 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         purpose: what it is needed for, as the end of the sentence "... is needed to".
 
     Raises:
-        MissingDependency: it is not installed, or it cannot be imported; the cause is chained.
+        MissingDependencyError: it is not installed, or it cannot be imported; the cause is chained.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingDependency(
+        raise MissingDependencyError(
             f"{module!r} is needed to {purpose}, and importing it failed ({error}). "
             f'Install it with: python -m pip install "wds-datapipes[{extra}]"'
         ) from error

@@ -139,7 +139,7 @@ def test_a_shard_is_repaired_in_its_place(program: Any, shards: list[str]) -> No
     assert Path("a-0.tar").stat().st_size == 4000
     done = program("cat", "a-0.tar", "-o", "a-0.tar", "--skip-bad")
     assert done.code == 0
-    assert done.err.startswith("Passed over: TruncatedShard: a-0.tar ends inside ")
+    assert done.err.startswith("Passed over: TruncatedShardError: a-0.tar ends inside ")
     assert read("a-0.tar") == before[:1]  # the second sample may lack a field
 
 
@@ -149,7 +149,7 @@ def test_a_key_that_comes_twice_is_refused_or_made_anew(program: Any, shards: li
     assert "--rekey" in done.err
     assert not Path("o.tar").exists()
     done = program("cat", "a-0.tar", "a-0.tar", "-o", "o.tar", "--skip-bad", "--json")
-    assert [skipped["kind"] for skipped in json.loads(done.out)["skipped"]] == ["UnwritableSample"] * 4
+    assert [skipped["kind"] for skipped in json.loads(done.out)["skipped"]] == ["UnwritableSampleError"] * 4
     assert keys("o.tar") == ["00", "01", "02", "03"]
     assert program("cat", "a-0.tar", "a-0.tar", "-o", "o.tar", "--rekey", "{number}").code == 0
     assert keys("o.tar") == [str(n) for n in range(8)]

@@ -271,9 +271,9 @@ def test_what_cannot_be_written_is_told_first_and_passed_over_on_request(
     assert done.code == 0
     assert contents("out.tar") == pets
     assert [fault["kind"] for fault in json.loads(done.out)["skipped"]] == [
-        "UnwritableSample",
-        "BadSource",
-        "BadSource",
+        "UnwritableSampleError",
+        "SampleSourceError",
+        "SampleSourceError",
     ]
     assert "is that of pets/cat/1.jpg and of pets/cat/1.png" in json.loads(done.out)["skipped"][2]["message"]
     done = program("create", "pets", "-o", "out.tar", "--skip-bad", "--rekey", "{number:03d}")

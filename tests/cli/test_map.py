@@ -181,7 +181,7 @@ def test_bad_samples_are_passed_over_and_told_once(program: Any, shards: list[st
         assert done.code == 0
         assert done.lines[1].startswith(f"{workers}/a-1.tar: 3 samples of 4 read")
         assert done.err == (
-            f"Passed over: SampleCommandFailed: The command {command!r} ended with status 1 for the sample '11' of "
+            f"Passed over: SampleCommandError: The command {command!r} ended with status 1 for the sample '11' of "
             f"a-1.tar. It said last: no such label\n"
         )
         assert [key for key, _ in read(f"{workers}/a-1.tar")] == ["10", "12", "13"]
@@ -192,10 +192,10 @@ def test_a_broken_shard_is_a_fault_or_passed_over(program: Any, shards: list[str
     call = ["map", *shards, "-c", ":", "-o", "o/", "--shard-retries", "0"]
     done = program(*call)
     assert done.code == 1
-    assert "Error: a-1.tar: TruncatedShard: a-1.tar ends " in done.err
+    assert "Error: a-1.tar: TruncatedShardError: a-1.tar ends " in done.err
     done = program(*call, "--skip-bad", "--json")
     assert done.code == 0
-    assert [each["kind"] for each in json.loads(done.out)["skipped"]] == ["TruncatedShard"]
+    assert [each["kind"] for each in json.loads(done.out)["skipped"]] == ["TruncatedShardError"]
 
 
 def test_a_full_disk_is_no_bad_sample(program: Any, shards: list[str]) -> None:
@@ -221,7 +221,7 @@ def test_hostile_names_write_nothing_outside(program: Any, folder: Path) -> None
     before = sorted(path.name for path in folder.rglob("*"))
     done = program("map", "h.tar", "-c", "cat sample.* > /dev/null", "-o", "o/", "--skip-bad", "--json")
     facts = json.loads(done.out)
-    assert facts["skipped"][0]["kind"] == "UnwritableSample"
+    assert facts["skipped"][0]["kind"] == "UnwritableSampleError"
     assert "names of files have at most 255 bytes" in facts["skipped"][0]["message"]
     made = sorted(path.name for path in folder.rglob("*"))
     assert [name for name in made if name not in before] == ["o", "shards.journal"]
@@ -240,7 +240,7 @@ def test_a_cluster_does_the_same(program: Any, shards: list[str]) -> None:
         assert written("o") == written("wanted")
         done = program("map", *shards, "-c", "test $(cat sample.__key__) != 11", "-o", "p/", "--skip-bad", *on_it)
         assert done.code == 0
-        assert done.err.startswith("Passed over: SampleCommandFailed: ")
+        assert done.err.startswith("Passed over: SampleCommandError: ")
         assert done.err.count("\n") == 1
         assert sum(len(read(f"p/{shard}")) for shard in shards) == 11
 
@@ -259,7 +259,7 @@ def test_a_killed_process_is_replaced_and_leaves_nothing(program: Any, shards: l
     finally:
         tempfile.tempdir = before
     assert done.code == 0
-    assert "is tried again: WorkerDied" in done.err
+    assert "is tried again: WorkerDiedError" in done.err
     assert [read(f"o/{shard}") for shard in shards] == [read(shard) for shard in shards]
     assert list(place.iterdir()) == []
     deadline = time.monotonic() + 10

@@ -27,7 +27,7 @@ from wds_datapipes.cli.show_sheet import make_sheet, size_bars
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
 from wds_datapipes.cli.show_sheet_png import sheet_as_png
 from wds_datapipes.cli.show_terminal import half_blocks
-from wds_datapipes.prepare.random_samples import DrawnSamples
+from wds_datapipes.prepare.random_samples import RandomSamples
 from wds_datapipes.testing import build_shard
 
 
@@ -302,7 +302,9 @@ def test_a_hostile_sample_is_only_text(evil: str, tmp_path: Path) -> None:
             "json": json.dumps([evil]).encode(),
         },
     ]
-    sheet = make_sheet(DrawnSamples(samples, np.array([3, 4, 5]), 1, 10, []), evil, label_fields=["cls", "txt", "json"])
+    sheet = make_sheet(
+        RandomSamples(samples, np.array([3, 4, 5]), 1, 10, []), evil, label_fields=["cls", "txt", "json"]
+    )
     page = safe_page(sheet_as_html(sheet))
     shown = evil.replace("\x00", r"\x00").replace("\x1b", r"\x1b").replace("\ud800", r"\xd800")
     assert shown in page.texts
@@ -317,7 +319,7 @@ def test_samples_without_pictures_show_their_texts() -> None:
         {"__key__": "c", "__url__": "u", "pkl": b""},
         {"__key__": "d", "__url__": "u", "npy": b""},
     ]
-    cards = make_sheet(DrawnSamples(samples, np.array([1, 1, 1, 1]), 1, 10, []), "t").cards
+    cards = make_sheet(RandomSamples(samples, np.array([1, 1, 1, 1]), 1, 10, []), "t").cards
     assert [card.text for card in cards][:3] == [
         "a long text about it",
         "jpg: ValueError: the data is in no image format that Pillow reads",

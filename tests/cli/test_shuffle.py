@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from wds_datapipes import check_index, read_index
-from wds_datapipes.prepare.reorder.sort_key import DrawnOrder
+from wds_datapipes.prepare.reorder.sort_key import RandomSortKey
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import load_wds_shards
 from wds_datapipes.testing import build_shard
@@ -56,7 +56,7 @@ def test_all_samples_are_there_in_the_order_that_is_drawn(program: Any, many: li
     done = program("shuffle", "m-*.tar", "--seed", "5", "--maxcount", "110", "-o", "s-%d.tar")
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(r"(s-\d.tar: (110|80) samples, [\d.]+ [kM]B\n){3}", done.out)
-    order = sorted(range(300), key=DrawnOrder(5))
+    order = sorted(range(300), key=RandomSortKey(5))
     assert read("s-0.tar", "s-1.tar", "s-2.tar") == [before[place] for place in order]
     assert names() == sorted([*many, "s-0.tar", "s-1.tar", "s-2.tar"])
 
@@ -151,7 +151,7 @@ def test_a_bad_shard_is_told_before_anything_is_written(program: Any, shards: li
     assert done.code == 0
     assert sorted(keys("o.tar")) == ["00", "01", "02", "03", "10", "20", "21", "22", "23"]
     told = sorted(line.split(": ")[1] for line in done.err.splitlines())
-    assert told == ["ShardNotOpened", "TruncatedShard", *["UnwritableSample"] * 4]
+    assert told == ["ShardOpenError", "TruncatedShardError", *["UnwritableSampleError"] * 4]
 
 
 def test_a_key_that_cannot_be_written_is_told_before_anything_is(program: Any, folder: Path) -> None:

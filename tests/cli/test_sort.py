@@ -95,7 +95,7 @@ def test_a_sample_without_a_value_is_named(program: Any, values: str) -> None:
         "it, use --missing first, or --missing last\n"
     )
     done = program("sort", values, "--by", "json/size/w", "--skip-bad", "--json", "-o", "o.tar")
-    assert [skipped["kind"] for skipped in json.loads(done.out)["skipped"]] == ["MissingField"] * 2
+    assert [skipped["kind"] for skipped in json.loads(done.out)["skipped"]] == ["MissingFieldError"] * 2
     assert keys("o.tar") == ["b", "a", "c"]
 
 

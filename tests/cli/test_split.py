@@ -70,7 +70,7 @@ def test_a_bad_shard_leaves_finished_ones_alone(program: Any, shards: list[str])
     assert keys("s-0.tar") == ["00", "01", "02"]
     done = program("split", *shards, "--maxcount", "3", "-o", "s-%d.tar", "--skip-bad")
     assert done.code == 0
-    assert done.err.startswith("Passed over: TruncatedShard: a-1.tar ends at byte 4000")
+    assert done.err.startswith("Passed over: TruncatedShardError: a-1.tar ends at byte 4000")
     assert keys("s-0.tar", "s-1.tar", "s-2.tar") == ["00", "01", "02", "03", "10", "20", "21", "22", "23"]
 
 

@@ -59,7 +59,7 @@ def test_what_cannot_be_read_is_told(program: Any, shards: list[str]) -> None:
     assert done.code == 1
     assert done.lines[0].startswith("3 shards of 20.5 kB, 9 samples")
     assert done.err.startswith("Error: a-1.tar ends at byte 4000 ")
-    assert json.loads(program("stats", *shards, "--json").out)["faults"][0]["kind"] == "TruncatedShard"
+    assert json.loads(program("stats", *shards, "--json").out)["faults"][0]["kind"] == "TruncatedShardError"
 
 
 def test_what_is_not_there_is_wrong_use(program: Any, shards: list[str]) -> None:

@@ -62,11 +62,11 @@ def test_all_faults_are_found_in_one_go(program: Any, shards: list[str]) -> None
     assert done.err == ""
     lines = done.lines
     for heading in (
-        "CorruptShard (1):",
-        "DuplicateField (1):",
-        "ReturningKey (1):",
-        "ShardNotOpened (1):",
-        "TruncatedShard (3):",
+        "CorruptShardError (1):",
+        "DuplicateFieldError (1):",
+        "RepeatedKeyError (1):",
+        "ShardOpenError (1):",
+        "TruncatedShardError (3):",
     ):
         assert heading in lines
     assert "Note: parts.tar: 1 files belong to no sample, such as 'README'" in lines
@@ -76,7 +76,7 @@ def test_all_faults_are_found_in_one_go(program: Any, shards: list[str]) -> None
 
 def test_the_end_marker_may_be_missing_if_that_is_said(program: Any, folder: Path) -> None:
     build_shard("open.tar", [{"__key__": "a", "txt": "x"}], end_marker=False)
-    assert kinds(program("verify", "open.tar", "--json")) == {"TruncatedShard": 1}
+    assert kinds(program("verify", "open.tar", "--json")) == {"TruncatedShardError": 1}
     assert kinds(program("verify", "open.tar", "--json", "--end-marker", "optional")) == {}
 
 
@@ -122,13 +122,13 @@ def test_a_broken_shard_is_decoded_as_far_as_it_goes(program: Any, folder: Path)
     build_shard("d.tar", [{"__key__": f"{n}", "cls": "one"} for n in range(5)])
     with Path("d.tar").open("r+b") as file:
         file.truncate(3 * 1024 + 100)
-    assert kinds(program("verify", "d.tar", "--json", "--decode")) == {"TruncatedShard": 1, "DecodeError": 2}
+    assert kinds(program("verify", "d.tar", "--json", "--decode")) == {"TruncatedShardError": 1, "DecodeError": 2}
 
 
 def test_fields_may_be_asked_for(program: Any, folder: Path) -> None:
     build_shard("f.tar", [{"__key__": "a", "jpg": "x", "cls": "1"}, {"__key__": "b", "PNG": "x"}])
     done = program("verify", "f.tar", "-f", "jpg;png", "-f", "cls", "--json")
-    assert kinds(done) == {"MissingField": 1}
+    assert kinds(done) == {"MissingFieldError": 1}
     assert json.loads(done.out)["faults"][0]["message"] == "f.tar has no field 'cls' in the sample 'b'"
 
 
@@ -138,7 +138,7 @@ def test_an_index_that_tells_something_else_is_a_fault(program: Any, shards: lis
     build_shard("a-1.tar", [{"__key__": "new", "txt": "x"}])
     index = Path("a-2.tar.wdsidx").read_bytes()
     Path("a-2.tar.wdsidx").write_bytes(index[:-10])
-    assert kinds(program("verify", *shards, "--json")) == {"StaleSidecar": 1, "CorruptSidecar": 1}
+    assert kinds(program("verify", *shards, "--json")) == {"StaleSidecarError": 1, "CorruptSidecarError": 1}
     assert kinds(program("verify", *shards, "--json", "--no-index")) == {}
 
 
@@ -149,7 +149,7 @@ def test_digests_notice_what_headers_do_not(program: Any, shards: list[str]) -> 
     Path("a-2.tar").write_bytes(data)
     assert kinds(program("verify", *shards, "--json", "--manifest", "m.json")) == {}
     done = program("verify", *shards, "--json", "--manifest", "m.json", "--digest")
-    assert kinds(done) == {"StaleSidecar": 2}
+    assert kinds(done) == {"StaleSidecarError": 2}
     for name in ("SHA-256", "the manifest"):
         assert name in done.out
     build_shard("a-0.tar", [{"__key__": "new", "txt": "x"}])

@@ -26,7 +26,7 @@ from webdataset import tenbin
 from wds_datapipes import codecs
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, TRUSTED_CODECS, UNSAFE, find_codec
 from wds_datapipes.codecs.decoding import wds_decode
-from wds_datapipes.errors import DecodeError, MissingDependency, UnsafeCodec
+from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeCodecError
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -121,7 +121,9 @@ def test_bad_bytes_are_a_decode_error_that_says_all(extension: str) -> None:
 
 @pytest.mark.parametrize("extension", sorted(UNSAFE))
 def test_pickles_are_refused_unless_allowed(extension: str) -> None:
-    with pytest.raises(UnsafeCodec, match=rf"field '{extension}' of sample 'k' in shard 's.tar'.*unsafe=True.*only="):
+    with pytest.raises(
+        UnsafeCodecError, match=rf"field '{extension}' of sample 'k' in shard 's.tar'.*unsafe=True.*only="
+    ):
         decode(extension, CASES[extension][0], on_error="skip")
     assert decode(extension, CASES[extension][0], **{extension: bytes}) == CASES[extension][0]
 
@@ -142,7 +144,7 @@ def plant() -> str:
 
 def test_pth_loads_weights_alone_unless_allowed() -> None:
     data = torch_saved({"w": torch.ones(2), "x": Planted()})
-    with pytest.raises(UnsafeCodec, match=r"holds more than tensors.*plant.*unsafe=True"):
+    with pytest.raises(UnsafeCodecError, match=r"holds more than tensors.*plant.*unsafe=True"):
         decode("pth", data, on_error="skip")
     assert not Planted.ran
     loaded = decode("pth", data, unsafe=True)
@@ -194,7 +196,7 @@ def test_a_missing_package_is_never_skipped(
     msgpack_cbor._msgpack.cache_clear()
     msgpack_cbor._cbor.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingDependency, match=rf"{module}.*\[{extra}\]"):
+    with pytest.raises(MissingDependencyError, match=rf"{module}.*\[{extra}\]"):
         decode(extension, CASES[extension][0], on_error="skip")
 
 

@@ -25,7 +25,7 @@ from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE
 from wds_datapipes.codecs.decoding import wds_decode
 from wds_datapipes.codecs.encoding import wds_encode
 from wds_datapipes.codecs.tenbin import DTYPES
-from wds_datapipes.errors import EncodeError, MissingDependency, UnsafeCodec
+from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeCodecError
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
 ARRAYS = hnp.arrays(
@@ -205,7 +205,7 @@ def test_a_refused_sample_is_passed_over_on_request() -> None:
 
 @pytest.mark.parametrize("field", ["pyd", "a.pickle", "pkl.gz"])
 def test_pickles_are_refused_unless_allowed(field: str) -> None:
-    with pytest.raises(UnsafeCodec, match=rf"field '{field}' of sample 'k'.*unsafe=True"):
+    with pytest.raises(UnsafeCodecError, match=rf"field '{field}' of sample 'k'.*unsafe=True"):
         encode(field, {"a": 1}, on_error="skip")
     assert decode(field, encode(field, {"a": 1}, unsafe=True), unsafe=True) == {"a": 1}
 
@@ -218,7 +218,7 @@ class Model:
 
 
 def test_pth_holds_tensors_alone_unless_allowed() -> None:
-    with pytest.raises(UnsafeCodec, match=r"field 'pth' of sample 'k'.*holds more than tensors"):
+    with pytest.raises(UnsafeCodecError, match=r"field 'pth' of sample 'k'.*holds more than tensors"):
         encode("pth", Model())
     assert decode("pth", encode("pth", Model(), unsafe=True), unsafe=True).weights.sum() == 2
 
@@ -273,7 +273,7 @@ def test_a_missing_package_is_never_skipped(
     msgpack_cbor._msgpack.cache_clear()
     msgpack_cbor._cbor.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependency, match=rf"encode.*\[{extra}\]"):
+    with pytest.raises(MissingDependencyError, match=rf"encode.*\[{extra}\]"):
         encode(extension, {}, on_error="skip")
 
 

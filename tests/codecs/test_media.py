@@ -11,7 +11,7 @@ import torch
 
 from wds_datapipes.codecs.decoding import wds_decode
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, AudioDecoder, VideoDecoder
-from wds_datapipes.errors import DecodeError, MissingDependency
+from wds_datapipes.errors import DecodeError, MissingDependencyError
 
 RATE = 48000
 FRAMES, HEIGHT, WIDTH = 10, 48, 64
@@ -176,5 +176,5 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(__import__("sys").modules, "av", None)
     media._av.cache_clear()
-    with pytest.raises(MissingDependency, match=r"'av' is needed to decode video and audio fields.*\[media\]"):
+    with pytest.raises(MissingDependencyError, match=r"'av' is needed to decode video and audio fields.*\[media\]"):
         list(wds_decode([{"wav": b"x"}], "torch_audio", on_error="skip"))

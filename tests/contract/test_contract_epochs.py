@@ -27,7 +27,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DatasetSpec, DirectoryShards, ShardList, ShardReadingService, ShardResampler
-from wds_datapipes.errors import EmptySource
+from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
@@ -245,7 +245,7 @@ def test_43_more_workers_than_shards_are_no_error() -> None:
     want = [(b"%d" % n,) for n in range(COUNT)]
     assert epochs(pipe, 0, 1, workers=4) == [want]
     assert [tuple(item) for item in DataLoader(pipe, batch_size=None, num_workers=4)] == want
-    with pytest.raises(EmptySource, match="more workers or ranks than shards"):
+    with pytest.raises(EmptySourceError, match="more workers or ranks than shards"):
         epochs(ours().non_empty(), 0, 1, workers=4)
 
 

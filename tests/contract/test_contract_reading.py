@@ -18,7 +18,7 @@ import webdataset
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, first_dot
-from wds_datapipes.errors import CorruptShard, DuplicateField, ShardNotOpened, TruncatedShard
+from wds_datapipes.errors import CorruptShardError, DuplicateFieldError, ShardOpenError, TruncatedShardError
 from wds_datapipes.testing import build_shard
 
 # webdataset leaves files and pipes to the garbage collection.
@@ -195,7 +195,7 @@ def test_measured_k_of_two_archives_in_one_file_none_is_lost_without_a_word() ->
     parts = [Path(build_shard(f"{n}.tar", [{"__key__": f"{n}", "cls": b"1"}])).read_bytes() for n in range(2)]
     Path("both.tar").write_bytes(b"".join(parts))
     assert [sample["__key__"] for sample in theirs("both.tar")] == ["0"]
-    with pytest.raises(CorruptShard, match=r"after the end marker.*pass ignore_zeros=True to read them all"):
+    with pytest.raises(CorruptShardError, match=r"after the end marker.*pass ignore_zeros=True to read them all"):
         ours("both.tar")
     assert [sample["__key__"] for sample in ours("both.tar", ignore_zeros=True)] == ["0", "1"]
 
@@ -216,7 +216,7 @@ def test_measured_c_fields_that_differ_in_case_alone_clash() -> None:
     url = archive("case.tar", [("a.txt", b"1"), ("a.TXT", b"2")])
     with pytest.raises(ValueError, match="duplicate file name in tar file txt"):
         theirs(url)
-    with pytest.raises(DuplicateField, match=r"case.tar holds the field 'txt' of the sample 'a' twice"):
+    with pytest.raises(DuplicateFieldError, match=r"case.tar holds the field 'txt' of the sample 'a' twice"):
         ours(url)
 
 
@@ -243,7 +243,7 @@ def test_17_a_command_that_is_cut_is_an_error_or_the_end() -> None:
     url = "pipe:dd if=digits.tar bs=512 count=95 2> /dev/null"
     with pytest.raises(tarfile.ReadError):
         theirs(url)
-    with pytest.raises(TruncatedShard, match=r"dd if=digits.tar"):
+    with pytest.raises(TruncatedShardError, match=r"dd if=digits.tar"):
         ours(url)
     stop = webdataset.ignore_and_stop
     got = ours(url, on_error=stop)
@@ -272,7 +272,10 @@ def test_measured_g_an_empty_archive_is_fine_and_what_is_none_is_an_error() -> N
     assert ours([empty, good]) == theirs([empty, good]) != []
     Path("nothing.tar").write_bytes(b"")
     Path("garbage.tar").write_bytes(b"garbage!" * 1000)
-    for url, error, text in [("nothing.tar", TruncatedShard, "empty"), ("garbage.tar", CorruptShard, "garbage.tar")]:
+    for url, error, text in [
+        ("nothing.tar", TruncatedShardError, "empty"),
+        ("garbage.tar", CorruptShardError, "garbage.tar"),
+    ]:
         with pytest.raises(tarfile.ReadError):
             theirs(url)
         with pytest.raises(error, match=text):
@@ -319,7 +322,7 @@ def test_71_a_shard_that_is_not_there_is_an_os_error(web: str) -> None:
     for read in (theirs, ours):
         with pytest.raises(OSError, match=r"none\.tar"):
             read("none.tar")
-    with pytest.raises(ShardNotOpened) as caught:
+    with pytest.raises(ShardOpenError) as caught:
         ours(f"{web}/none.tar")
     assert isinstance(caught.value, OSError)
 

@@ -20,7 +20,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset.filters import default_collation_fn
 
 from wds_datapipes import MockSamples, ShardList
-from wds_datapipes.errors import DuplicateField, EmptySource, MissingField
+from wds_datapipes.errors import DuplicateFieldError, EmptySourceError, MissingFieldError
 from wds_datapipes.testing import build_shard
 
 # webdataset leaves files and pipes to the garbage collection.
@@ -106,7 +106,7 @@ def test_24_functions_get_samples_or_fields_and_their_errors_arrive() -> None:
             list(pipe)
     with pytest.raises(KeyError):
         list(theirs().map_dict(missing=len))
-    with pytest.raises(MissingField, match=r"'missing' was asked for, and the sample '000' of digits\.tar has"):
+    with pytest.raises(MissingFieldError, match=r"'missing' was asked for, and the sample '000' of digits\.tar has"):
         list(ours().map_dict(missing=len))
 
 
@@ -138,7 +138,7 @@ def test_20_a_field_that_is_missing_is_a_value_error() -> None:
         with pytest.raises(ValueError, match="didn't find"):
             list(pipe)
     for stage in (ours().to_tuple("none"), ours().rename(x="none")):
-        with pytest.raises(MissingField, match=r"'none' was asked for.*'000' of digits\.tar") as caught:
+        with pytest.raises(MissingFieldError, match=r"'none' was asked for.*'000' of digits\.tar") as caught:
             list(stage)
         assert isinstance(caught.value, ValueError)
 
@@ -151,7 +151,7 @@ def test_21_fields_get_new_names_and_a_sample_keeps_its_origin() -> None:
         got = list(ours().rename(**new))
         assert fields(got[0]) == {"cls", "image", "wnid", "xml"}
         assert got == list(theirs().rename(**new))
-    with pytest.raises(MissingField):
+    with pytest.raises(MissingFieldError):
         list(ours().rename(image="missing"))
 
 
@@ -167,7 +167,7 @@ def test_48_every_pattern_has_to_match_and_a_key_stays() -> None:
     assert list(IterableWrapper([sample]).rename_keys(new_key="old_key")) == [{"__key__": "a", "new_key": 1}]
     with pytest.raises(ValueError, match="Not all patterns"):
         run(webdataset.rename_keys(new_key="none"), [sample])
-    with pytest.raises(MissingField, match="like 'none', which was to be called 'new_key'"):
+    with pytest.raises(MissingFieldError, match="like 'none', which was to be called 'new_key'"):
         list(IterableWrapper([sample]).rename_keys(new_key="none"))
     got = list(IterableWrapper([sample]).rename_keys(new_key="none", must_match=False))
     assert got == [{"__key__": "a"}]
@@ -184,7 +184,7 @@ def test_47_patterns_have_alternatives_and_a_tuple_keeps_its_length() -> None:
     twice = [{"a1": 1, "a2": 2}]
     with pytest.raises(ValueError, match="Multiple sample keys"):
         run(webdataset.extract_keys("a*"), twice)
-    with pytest.raises(DuplicateField, match=r"'a\*' matches \['a1', 'a2'\]"):
+    with pytest.raises(DuplicateFieldError, match=r"'a\*' matches \['a1', 'a2'\]"):
         list(IterableWrapper(twice).extract_keys("a*"))
 
 
@@ -220,7 +220,7 @@ def test_11_a_stage_insists_on_items() -> None:
     assert list(IterableWrapper([1, 2]).non_empty()) == run(webdataset.non_empty, [1, 2]) == [1, 2]
     with pytest.raises(ValueError, match="received no data"):
         run(webdataset.non_empty, [])
-    with pytest.raises(EmptySource):
+    with pytest.raises(EmptySourceError):
         list(IterableWrapper([]).non_empty())
 
 

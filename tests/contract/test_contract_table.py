@@ -64,7 +64,7 @@ TABLE = [
     Row(
         "17",
         "a pipe that is cut is a ReadError, or with ignore_and_stop the end",
-        "the error is TruncatedShard, with the shard; the sample before the cut is held back, as it may lack a field",
+        "the error is TruncatedShardError, with the shard; the sample at the cut is held back, as it may lack a field",
     ),
     Row("18", "'pipe:cat FILE' reads what the command writes"),
     Row(
@@ -83,7 +83,7 @@ TABLE = [
     Row(
         "24",
         "map gets dicts; errors of functions arrive as they are; map_dict of a missing field is a KeyError",
-        "a missing field is MissingField, a ValueError, in map_dict as in all other stages",
+        "a missing field is MissingFieldError, a ValueError, in map_dict as in all other stages",
     ),
     Row("25", "rgb8 makes uint8 arrays, pil images, and without decode all is bytes"),
     Row("26", "decode(only=...) leaves the other fields as bytes"),
@@ -254,7 +254,7 @@ TABLE = [
     Row(
         "g",
         "an empty archive has no samples; an empty file and garbage are ReadErrors",
-        "the errors are TruncatedShard and CorruptShard, which tell the shard",
+        "the errors are TruncatedShardError and CorruptShardError, which tell the shard",
     ),
     Row("h", "a file of no bytes is a field of no bytes"),
     Row("i", "links and folders are passed over"),

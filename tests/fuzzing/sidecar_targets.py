@@ -18,14 +18,14 @@ from shard_targets import scratch
 
 from wds_datapipes.errors import (
     CacheError,
-    CorruptSidecar,
-    MissingSidecar,
+    CorruptSidecarError,
+    MissingSidecarError,
     PatternError,
-    ShardNotOpened,
+    ShardOpenError,
     SidecarError,
     SpecError,
     StateError,
-    WrongSidecar,
+    WrongSidecarError,
 )
 from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_index
@@ -36,7 +36,7 @@ from wds_datapipes.index.manifest import Manifest, ManifestEntry, read_manifest,
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.samples.sample_file import DamagedFile, SampleFileWriter, open_samples, payloads
-from wds_datapipes.shard_cache.entry import Entry, Facts
+from wds_datapipes.shard_cache.entry import CopyFacts, Entry
 from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.testing import build_shard
@@ -71,7 +71,7 @@ def read_index_bytes(data: bytes) -> None:
     content = data[1:] if data[:1] == b"\1" else with_index_checksums(data[1:])
     try:
         index = parse_index(content, where="x")
-    except CorruptSidecar:
+    except CorruptSidecarError:
         return
     for sample in index:
         for entry in sample.entries:
@@ -116,7 +116,7 @@ def change_index(data: bytes, rng: Random) -> bytes:
 
 def read_shard_lists(data: bytes) -> None:
     """Read a manifest, and an index of wids without a look at the shards that it names."""
-    with contextlib.suppress(CorruptSidecar):
+    with contextlib.suppress(CorruptSidecarError):
         manifest = read_manifest(place("manifest.json", data))
         if read_back(manifest).fingerprint != manifest.fingerprint:
             raise Finding("a manifest is another one once it is written and read")
@@ -156,7 +156,7 @@ def read_wids(data: bytes) -> None:
     content = place("wids.json", data)
     if any(mark in data for mark in (b":", b"//")) and b"://" in data.replace(b"\\/", b"/"):
         return  # remote shards, whose stores would be asked
-    with ThreadPoolExecutor(1) as executor, contextlib.suppress(SidecarError, ShardNotOpened):
+    with ThreadPoolExecutor(1) as executor, contextlib.suppress(SidecarError, ShardOpenError):
         read_wids_index(content, depth="size", executor=executor)
 
 
@@ -171,7 +171,7 @@ def wids_seeds() -> list[bytes]:
 def read_others(data: bytes) -> None:
     """Read indexes of DALI and Energon, and hold them against a shard."""
     path = place("other.idx", data[1:])
-    with contextlib.suppress(CorruptSidecar, WrongSidecar):
+    with contextlib.suppress(CorruptSidecarError, WrongSidecarError):
         if data[:1] == b"d":
             index: ShardIndex = read_dali_index(path, shard(), on_duplicate="first")
         else:
@@ -191,7 +191,7 @@ def read_energon(data: bytes) -> None:
     info, _, split = data.partition(b"\0")
     place(".nv-meta/.info.json", info)
     place(".nv-meta/split.yaml", split)
-    with contextlib.suppress(CorruptSidecar):
+    with contextlib.suppress(CorruptSidecarError):
         read_energon_dataset(scratch())
 
 
@@ -277,7 +277,7 @@ def change_spec(data: bytes, rng: Random) -> bytes:
 
 def read_records(data: bytes) -> None:
     """Read a list of what was passed over, a journal, and what is known of a copy."""
-    with contextlib.suppress(CorruptSidecar, MissingSidecar):
+    with contextlib.suppress(CorruptSidecarError, MissingSidecarError):
         for item in read_quarantine(place("passed-over.jsonl", data)):
             for value in item:
                 if not isinstance(value, str):
@@ -305,7 +305,7 @@ SETTINGS = {"max_samples": 10}
 def record_seeds() -> list[bytes]:
     passed = {"stage": "wds_decode", "error": "DecodeError", "url": "a.tar", "key": "x", "field": "cls", "reason": "r"}
     entry = Entry.of(scratch(), "a.tar")
-    entry.write_facts(Facts("a.tar", 10, "ab", 12))
+    entry.write_facts(CopyFacts("a.tar", 10, "ab", 12))
     path = place("new-journal", b"")
     journal = ShardJournal(path, SETTINGS)
     journal.add(FinishedShard(0, ShardInfo("a", 1, 2, "c"), 3, "d"))

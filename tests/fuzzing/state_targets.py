@@ -15,12 +15,12 @@ from harness import Target, change_json
 from shard_targets import scratch
 
 from wds_datapipes import ShardList, StatefulShards
-from wds_datapipes.errors import ChangedShard, ShardError, StateError
+from wds_datapipes.errors import ChangedShardError, ShardError, StateError
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.loading.checkpoint.encoding import read, written
 from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import merge_states
-from wds_datapipes.shards.position import Deal
+from wds_datapipes.shards.position import ShardShare
 from wds_datapipes.testing import build_shard
 
 #: No more items of a loader are looked at than these.
@@ -69,7 +69,7 @@ def load(data: bytes) -> None:
         state = data
     if re.search(rb"draws[^0-9a-z]{1,6}[0-9]{7}", data):
         return  # a number is drawn for each sample before
-    with warnings.catch_warnings(), contextlib.suppress(StateError, ChangedShard, ShardError):
+    with warnings.catch_warnings(), contextlib.suppress(StateError, ChangedShardError, ShardError):
         warnings.simplefilter("ignore")
         checkpoints_in(data)
         own = loader()
@@ -112,7 +112,7 @@ def read_text(data: bytes) -> None:
 def text_seeds() -> list[bytes]:
     waiting = [[shard, 512 * number, 512 * number + 1024] for shard in range(3) for number in range(10)]
     texts = [written([{"next": [3, 512]}, None, {"waiting": waiting}]), written(None)]
-    deal: Any = Deal(2, 1, 3, {0: [(512, -1)]}).state_dict()
+    deal: Any = ShardShare(2, 1, 3, {0: [(512, -1)]}).state_dict()
     return [text.encode() for text in [*texts, written([deal])]]
 
 

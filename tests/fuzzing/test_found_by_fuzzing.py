@@ -17,7 +17,7 @@ from state_targets import loader, states
 
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.media import AudioDecoder
-from wds_datapipes.errors import CorruptSidecar, PatternError, SpecError, StateError, UnwritableSample
+from wds_datapipes.errors import CorruptSidecarError, PatternError, SpecError, StateError, UnwritableSampleError
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.interop.dali import read_dali_index, write_dali_index
 from wds_datapipes.index.interop.energon import read_energon_dataset
@@ -120,7 +120,7 @@ def test_an_epoch_has_no_more_shards_than_memory_holds(taken: float) -> None:
 def test_a_count_of_dali_has_only_the_blanks_that_dali_knows(tmp_path: Path, first: str) -> None:
     index, shard = tmp_path / "a.idx", build_shard(tmp_path / "a.tar", [{"__key__": "a", "txt": "x"}])
     index.write_text(f"{first}\ntxt 512 1 a.txt\n")
-    with pytest.raises(CorruptSidecar, match="its first line"):
+    with pytest.raises(CorruptSidecarError, match="its first line"):
         read_dali_index(index, shard)
 
 
@@ -172,7 +172,7 @@ def test_a_journal_that_begins_with_nested_lists_is_none(tmp_path: Path) -> None
 def test_a_list_of_what_was_passed_over_holds_texts(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "passed-over.jsonl"
     path.write_bytes(text)
-    with pytest.raises(CorruptSidecar, match="line 1"):
+    with pytest.raises(CorruptSidecarError, match="line 1"):
         read_quarantine(path)
 
 
@@ -218,7 +218,7 @@ def test_no_server_can_ask_for_a_wait_without_an_end(text: str) -> None:
 @pytest.mark.parametrize(("key", "field"), [("__a__", "b__"), ("__x", "y.z__")])
 def test_a_sample_is_not_written_under_a_name_that_describes_the_shard(key: str, field: str) -> None:
     with TarWriter(io.BytesIO()) as writer:
-        with pytest.raises(UnwritableSample, match="two underscores"):
+        with pytest.raises(UnwritableSampleError, match="two underscores"):
             writer.write({"__key__": key, field: b"x"})
         writer.write({"__key__": key, "txt": b"x"})
 

@@ -83,9 +83,11 @@ def headers(data: bytes) -> None:
         (206, {"Content-Range": first, "Content-Length": second, "ETag": second}),
         (200, {"Content-Length": first, "Content-Encoding": second}),
     ):
-        origin = http.WebOrigin(http.Website("http", {}, 1.0), "http://h/x")
-        answer = patch.object(http.Website, "_ask", return_value=Response(status, answered))  # which would ask a server
-        with answer, contextlib.suppress(http.UnfitAnswer):
+        origin = http.HttpSource(http.HttpClient("http", {}, 1.0), "http://h/x")
+        answer = patch.object(
+            http.HttpClient, "_ask", return_value=Response(status, answered)
+        )  # which would ask a server
+        with answer, contextlib.suppress(http.UnexpectedResponseError):
             opened = origin.open_at(512 if status == 206 else 0)
             if opened.start < 0 or (opened.size is not None and opened.size < 0):
                 raise Finding(f"{answered} is {opened}")

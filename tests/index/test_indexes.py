@@ -34,18 +34,18 @@ from wds_datapipes import (
     write_index,
 )
 from wds_datapipes.errors import (
-    CorruptShard,
-    CorruptSidecar,
-    DuplicateField,
-    MissingSidecar,
+    CorruptShardError,
+    CorruptSidecarError,
+    DuplicateFieldError,
+    MissingSidecarError,
     PatternError,
-    ReadFailed,
-    ReturningKey,
-    ShardNotOpened,
-    StaleSidecar,
-    TruncatedShard,
-    UnsupportedSidecar,
-    WorkerDied,
+    RepeatedKeyError,
+    ShardOpenError,
+    ShardReadError,
+    StaleSidecarError,
+    TruncatedShardError,
+    UnsupportedSidecarError,
+    WorkerDiedError,
 )
 from wds_datapipes.index.build_many import IndexResult
 from wds_datapipes.index.file_format import index_bytes
@@ -89,7 +89,7 @@ def test_an_index_tells_where_samples_are(tmp_path: Path) -> None:
 def test_a_compressed_shard_cannot_be_read_in_any_order(tmp_path: Path) -> None:
     index = build_index(shard(tmp_path / "x.tar.gz"))
     assert index.keys == ["0", "1", "2"]
-    with pytest.raises(UnsupportedSidecar, match=r"x\.tar\.gz is of a shard that is compressed with gzip.*Unpack"):
+    with pytest.raises(UnsupportedSidecarError, match=r"x\.tar\.gz is of a shard that is compressed with gzip.*Unpack"):
         index.check_random_access()
 
 
@@ -116,7 +116,7 @@ def test_a_returning_key_is_told_or_an_error(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"x\.tar holds the sample 'a' in parts: a file of it stands at byte 2048"):
         index = build_index(url)
     assert (index.keys, index.find("a")) == (["a", "b", "a"], 0)
-    with pytest.raises(ReturningKey, match="in parts"):
+    with pytest.raises(RepeatedKeyError, match="in parts"):
         build_index(url, on_returning_key="raise")
 
 
@@ -124,7 +124,7 @@ def test_archives_that_were_concatenated(tmp_path: Path) -> None:
     one, two = shard(tmp_path / "1.tar", 2), shard(tmp_path / "2.tar", 1)
     both = tmp_path / "both.tar"
     both.write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
-    with pytest.raises(CorruptShard, match="ignore_zeros=True"):
+    with pytest.raises(CorruptShardError, match="ignore_zeros=True"):
         build_index(both)
     with pytest.warns(UserWarning, match="in parts"):
         index = build_index(both, ignore_zeros=True)
@@ -160,9 +160,9 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
     os.truncate(url, 3000)
     for digest in (False, True):
-        with pytest.raises(TruncatedShard):
+        with pytest.raises(TruncatedShardError):
             build_index(url, digest=digest)
-    with pytest.raises(ShardNotOpened, match=r"There is no file"):
+    with pytest.raises(ShardOpenError, match=r"There is no file"):
         build_index(tmp_path / "none.tar")
 
 
@@ -212,22 +212,24 @@ def test_a_shard_that_has_changed_is_noticed(tmp_path: Path) -> None:
     for depth in ("size", "headers", "bytes"):
         check_index(index, url, depth=depth)
     shard(tmp_path / "x.tar", 30)
-    with pytest.raises(StaleSidecar, match=r"x\.tar has changed since its index was built: it has \d+ bytes, and had"):
+    with pytest.raises(
+        StaleSidecarError, match=r"x\.tar has changed since its index was built: it has \d+ bytes, and had"
+    ):
         check_index(index, url)
     shard(tmp_path / "x.tar", 3, 6)
     check_index(index, url)
     with pytest.raises(
-        StaleSidecar, match=r"x\.tar has changed .*: sample 0 \('0'\) is .*size=6.*, and was '0', .*size=5"
+        StaleSidecarError, match=r"x\.tar has changed .*: sample 0 \('0'\) is .*size=6.*, and was '0', .*size=5"
     ):
         check_index(index, url, depth="headers")
     shard(tmp_path / "x.tar", 2)
-    with pytest.raises(StaleSidecar, match=r"it has 2 samples up to byte 4096, and had 3 up to byte 6144"):
+    with pytest.raises(StaleSidecarError, match=r"it has 2 samples up to byte 4096, and had 3 up to byte 6144"):
         check_index(index, url, depth="headers")
     content = bytearray(Path(shard(tmp_path / "x.tar")).read_bytes())
     content[512] = 1
     Path(url).write_bytes(content)
     check_index(index, url, depth="headers")
-    with pytest.raises(StaleSidecar, match=r"its SHA-256 is [0-9a-f]{64}, and was [0-9a-f]{64}"):
+    with pytest.raises(StaleSidecarError, match=r"its SHA-256 is [0-9a-f]{64}, and was [0-9a-f]{64}"):
         check_index(index, url, depth="bytes")
     with pytest.raises(ValueError, match=r'depth is "size", "headers" or "bytes", not \'all\''):
         check_index(index, url, depth="all")  # type: ignore[arg-type]  # that is what is tested
@@ -241,26 +243,26 @@ def test_a_shard_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: p
         return open_path(url)
 
     monkeypatch.setitem(schemes._registered, "", open_and_touch)
-    with pytest.raises(StaleSidecar, match=r"x\.tar has changed while its headers were read"):
+    with pytest.raises(StaleSidecarError, match=r"x\.tar has changed while its headers were read"):
         build_index(url, digest=True)
 
 
 def test_what_is_no_index(tmp_path: Path) -> None:
     place = tmp_path / "x.wdsidx"
-    with pytest.raises(MissingSidecar, match=r"x\.wdsidx cannot be read: No such file"):
+    with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be read: No such file"):
         read_index(str(place))
     for content in (b"", b"v1.2 3\n", b"\x80\x04pickle"):
         place.write_bytes(content)
-        with pytest.raises(CorruptSidecar, match=r"x\.wdsidx is no index of a shard: it begins with"):
+        with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is no index of a shard: it begins with"):
             read_index(str(place))
-    with pytest.raises(MissingSidecar, match=r"x\.wdsidx cannot be written: "):
+    with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be written: "):
         write_index(build_index(shard(tmp_path / "x.tar")), str(tmp_path / "none/x.wdsidx"))
 
 
 def write_on_a_full_disk(index: ShardIndex, place: Path) -> None:
     """In a process of its own, of which a limit stands for the disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-    with pytest.raises(MissingSidecar, match=r"x\.wdsidx cannot be written: OSError: File too large"):
+    with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be written: OSError: File too large"):
         write_index(index, str(place))
 
 
@@ -285,7 +287,7 @@ def test_the_version_of_the_format_is_told(tmp_path: Path) -> None:
     content = content[:12] + crc32(content[16 : 16 + length]).to_bytes(4, "little") + content[16:]
     (tmp_path / "x.wdsidx").write_bytes(content)
     with pytest.raises(
-        CorruptSidecar, match=r"it has version 2 of the format, and this version of wds-datapipes reads 1"
+        CorruptSidecarError, match=r"it has version 2 of the format, and this version of wds-datapipes reads 1"
     ):
         read_index(str(tmp_path / "x.wdsidx"))
 
@@ -353,11 +355,11 @@ def test_indexes_in_a_folder(shards: list[str], tmp_path: Path) -> None:
 def test_a_broken_shard_is_told_and_the_others_are_indexed(shards: list[str]) -> None:
     os.truncate(shards[1], 515)
     for workers in (1, 2):
-        with pytest.raises(TruncatedShard, match=r"b\.tar ends inside"):
+        with pytest.raises(TruncatedShardError, match=r"b\.tar ends inside"):
             build_indexes(shards, max_workers=workers)
         results = build_indexes(shards, on_error="skip", max_workers=workers)
         assert [result.url for result in results] == [shards[0], shards[2]]
-        with pytest.warns(UserWarning, match=r"build_indexes passed over an item: TruncatedShard: .*b\.tar"):
+        with pytest.warns(UserWarning, match=r"build_indexes passed over an item: TruncatedShardError: .*b\.tar"):
             build_indexes(shards, on_error="warn", max_workers=workers)
     assert not Path(index_url(shards[1])).exists()
     with pytest.raises(ValueError, match="on_error is"):
@@ -374,7 +376,7 @@ def test_arguments_that_make_no_sense(shards: list[str]) -> None:
 
 def test_duplicates_are_as_asked(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": "a", "txt": "1", "TXT": "22"}])
-    with pytest.raises(DuplicateField, match=r"holds the field 'txt' of the sample 'a' twice, .* byte 1024"):
+    with pytest.raises(DuplicateFieldError, match=r"holds the field 'txt' of the sample 'a' twice, .* byte 1024"):
         build_indexes([url])
     assert build_indexes([url], on_duplicate="first")[0].members == 1
     assert read_index(index_url(url))[0].entries[0].size == 1
@@ -401,7 +403,7 @@ def deadly(url: str, /, **options: Any) -> Any:
 def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
     register_opener("deadly", deadly)
     with pytest.raises(
-        WorkerDied, match=r"A worker process has ended without a result, while deadly:[12] was worked on"
+        WorkerDiedError, match=r"A worker process has ended without a result, while deadly:[12] was worked on"
     ):
         build_indexes(["deadly:1", "deadly:2"], max_workers=2, folder=tmp_path)
 
@@ -553,9 +555,11 @@ def test_a_remote_shard_that_has_changed_is_noticed(tmp_path: Path, server: tupl
     index = build_index(f"{address}/x.tar")
     check_index(index, f"{address}/x.tar")
     handler.files["/x.tar"] = Path(shard(tmp_path / "x.tar", 3, 6)).read_bytes()
-    with pytest.raises(StaleSidecar, match=r"x\.tar has changed .*: its store calls it '-?[0-9a-f]+', and called it"):
+    with pytest.raises(
+        StaleSidecarError, match=r"x\.tar has changed .*: its store calls it '-?[0-9a-f]+', and called it"
+    ):
         check_index(index, f"{address}/x.tar")
-    with pytest.raises(ShardNotOpened, match="HTTP status 404"):
+    with pytest.raises(ShardOpenError, match="HTTP status 404"):
         build_index(f"{address}/none.tar")
 
 
@@ -572,7 +576,7 @@ def test_a_remote_shard_that_changes_while_it_is_indexed(
         send(request, body)
 
     monkeypatch.setattr(handler, "respond", send_another_later)
-    with pytest.raises(StaleSidecar, match=r"x\.tar has changed while its headers were read"):
+    with pytest.raises(StaleSidecarError, match=r"x\.tar has changed while its headers were read"):
         build_index(f"{address}/x.tar")
 
 
@@ -582,7 +586,7 @@ def test_a_range_that_is_cut_is_an_error() -> None:
     parts = open_remote_parts("memory://ranges/x.tar")
     assert parts is not None
     reader = RangeReader(parts, "memory://ranges/x.tar", 2000)
-    with pytest.raises(ReadFailed, match=r"x\.tar was asked for its bytes 0 to 2000, and gave 1000 bytes"):
+    with pytest.raises(ShardReadError, match=r"x\.tar was asked for its bytes 0 to 2000, and gave 1000 bytes"):
         reader.read(10)
     reader.close()
 
@@ -591,12 +595,12 @@ def test_a_range_that_is_cut_is_an_error() -> None:
 def test_indexes_of_a_scheme_of_ones_own(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
     register_opener("mine", lambda url, /, **options: open_path(str(tmp_path / url.removeprefix("mine:"))))
-    with pytest.raises(MissingSidecar, match=r"mine:x\.tar\.wdsidx cannot be written: its opener only reads"):
+    with pytest.raises(MissingSidecarError, match=r"mine:x\.tar\.wdsidx cannot be written: its opener only reads"):
         build_indexes(["mine:x.tar"])
     write_index(build_index(url), index_url(url))
     assert read_index("mine:x.tar.wdsidx") == build_index(url)
     assert build_indexes(["mine:x.tar"], folder=tmp_path / "indexes")[0].samples == 3
-    with pytest.raises(MissingSidecar, match=r"There is no file '.*none'"):
+    with pytest.raises(MissingSidecarError, match=r"There is no file '.*none'"):
         read_index("mine:none")
 
 
@@ -611,7 +615,7 @@ def test_indexes_in_a_remote_store(tmp_path: Path) -> None:
         index = read_index(index_url(url))
         assert index.places_equal(build_index(local))
         assert index == build_index(url)
-        with pytest.raises(MissingSidecar, match=r"memory://indexed/none cannot be read: there is no such file"):
+        with pytest.raises(MissingSidecarError, match=r"memory://indexed/none cannot be read: there is no such file"):
             read_index("memory://indexed/none")
     finally:
         store.rm("/indexed", recursive=True)

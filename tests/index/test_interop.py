@@ -36,13 +36,13 @@ from wds_datapipes import (
     write_wids_index,
 )
 from wds_datapipes.errors import (
-    CorruptSidecar,
-    DuplicateField,
-    MissingSidecar,
+    CorruptSidecarError,
+    DuplicateFieldError,
+    MissingSidecarError,
     SidecarError,
-    TruncatedShard,
-    UnsupportedSidecar,
-    WrongSidecar,
+    TruncatedShardError,
+    UnsupportedSidecarError,
+    WrongSidecarError,
 )
 from wds_datapipes.index.interop.dali import dali_index_url, dali_text
 from wds_datapipes.index.interop.energon import energon_index_url, energon_rule
@@ -134,7 +134,7 @@ WRONG_DALI = [
 def test_a_wrong_index_of_dali_is_refused(plain: str, lines: str, text: str) -> None:
     place = Path(plain).with_name("y.idx")
     place.write_text(f"v1.2 {lines.count(chr(10)) + 1}\n{lines}\n")
-    with pytest.raises(WrongSidecar, match=text):
+    with pytest.raises(WrongSidecarError, match=text):
         read_dali_index(place, plain)
 
 
@@ -160,24 +160,24 @@ CORRUPT_DALI = [
 def test_what_is_no_index_of_dali_is_refused(plain: str, text: str, found: str) -> None:
     place = Path(plain).with_name("y.idx")
     place.write_text(text)
-    with pytest.raises(CorruptSidecar, match=found):
+    with pytest.raises(CorruptSidecarError, match=found):
         read_dali_index(place, plain)
 
 
 def test_what_an_index_of_dali_cannot_hold(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     for name in ("with blank.jpg", "with\ttab.jpg", "a.j\npg", "a."):
-        with pytest.raises(UnsupportedSidecar, match=r"x\.tar holds the member .* an index of DALI cannot"):
+        with pytest.raises(UnsupportedSidecarError, match=r"x\.tar holds the member .* an index of DALI cannot"):
             write_dali_index(shard(path, [name]))
-    with pytest.raises(UnsupportedSidecar, match=r"x\.tar has no samples"):
+    with pytest.raises(UnsupportedSidecarError, match=r"x\.tar has no samples"):
         write_dali_index(shard(path, ["README"]))
-    with pytest.raises(UnsupportedSidecar, match=r"compressed with gzip"):
+    with pytest.raises(UnsupportedSidecarError, match=r"compressed with gzip"):
         write_dali_index(build_shard(tmp_path / "x.tgz", [{"__key__": "a", "txt": "1"}]))
-    with pytest.raises(UnsupportedSidecar, match=r"by the rule last_dot, and DALI splits names at the first dot"):
+    with pytest.raises(UnsupportedSidecarError, match=r"by the rule last_dot, and DALI splits names at the first dot"):
         dali_text(build_index(shard(path, ["a.b.jpg"]), key_rule=last_dot))
     with pytest.raises(ValueError, match=r'The version is "v1\.1" or "v1\.2", not \'v2\''):
         write_dali_index(path, version="v2")  # type: ignore[arg-type]  # that is what is tested
-    with pytest.raises(DuplicateField):
+    with pytest.raises(DuplicateFieldError):
         write_dali_index(shard(path, ["a.jpg", "a.jpg"]))
     assert sorted(tmp_path.iterdir()) == [tmp_path / "x.tar", tmp_path / "x.tgz"]
 
@@ -189,7 +189,7 @@ def test_capitals_and_what_is_in_no_sample(tmp_path: Path) -> None:
     assert read_dali_index(place, url) == build_index(url)
     assert read_dali_index(place, url, lowercase=False).fields == ["JPG", "cls", "jpg"]
     (tmp_path / "x.idx").write_text("v1.2 1\nREADME 1536 6 README\n")  # which wds2idx makes
-    with pytest.raises(WrongSidecar, match=r"has the member 'README', which is in no sample"):
+    with pytest.raises(WrongSidecarError, match=r"has the member 'README', which is in no sample"):
         read_dali_index(place, url)
 
 
@@ -243,23 +243,23 @@ def test_an_index_of_energon_has_the_offsets_of_first_headers(any_shard: str) ->
 )
 def test_a_wrong_index_of_energon_is_refused(plain: str, offsets: list[int], text: str) -> None:
     np.array(offsets, "<u8").tofile(f"{plain}.idx")
-    with pytest.raises(WrongSidecar, match=text):
+    with pytest.raises(WrongSidecarError, match=text):
         read_energon_index(f"{plain}.idx", plain)
 
 
 def test_what_is_no_index_of_energon_is_refused(plain: str) -> None:
     for content in (b"", bytes(15)):
         Path(f"{plain}.idx").write_bytes(content)
-        with pytest.raises(CorruptSidecar, match=rf"it has {len(content)} bytes, no multiple of 8"):
+        with pytest.raises(CorruptSidecarError, match=rf"it has {len(content)} bytes, no multiple of 8"):
             read_energon_index(f"{plain}.idx", plain)
-    with pytest.raises(MissingSidecar):
+    with pytest.raises(MissingSidecarError):
         read_energon_index(f"{plain}.none", plain)
 
 
 def test_what_energon_cannot_use(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedSidecar, match=r"x\.tar has no samples"):
+    with pytest.raises(UnsupportedSidecarError, match=r"x\.tar has no samples"):
         write_energon_index(shard(tmp_path / "x.tar", ["README"]))
-    with pytest.raises(UnsupportedSidecar, match="compressed with gzip"):
+    with pytest.raises(UnsupportedSidecarError, match="compressed with gzip"):
         write_energon_index(build_shard(tmp_path / "x.tgz", [{"__key__": "a", "txt": "1"}]))
 
 
@@ -298,10 +298,12 @@ def test_a_dataset_of_energon(tmp_path: Path) -> None:
     assert (meta / "dataset.yaml").read_text() == "mine"
     for text in ("[", "split_parts: 7", "{}"):
         (meta / "split.yaml").write_text(text)
-        with pytest.raises(CorruptSidecar, match=r"split\.yaml is none of Energon's, or is damaged"):
+        with pytest.raises(CorruptSidecarError, match=r"split\.yaml is none of Energon's, or is damaged"):
             read_energon_dataset(tmp_path)
     (meta / ".info.json").write_text('{"shard_counts": {"a.tar": "3"}}')
-    with pytest.raises(CorruptSidecar, match=r"\.info\.json is none of Energon's, or is damaged: its counts are no"):
+    with pytest.raises(
+        CorruptSidecarError, match=r"\.info\.json is none of Energon's, or is damaged: its counts are no"
+    ):
         read_energon_dataset(tmp_path)
 
 
@@ -326,7 +328,7 @@ def test_energon_finds_samples_by_key(tmp_path: Path) -> None:
     before, told = table.read_bytes(), (tmp_path / ".nv-meta/index.uuid").read_text()
     assert len(told) == 36
     shard(tmp_path / "b.tar", fields(["b0", "a1"]))
-    with pytest.raises(UnsupportedSidecar, match=r"The key 'a1' of \S+/b\.tar was there before.* pass keys=False"):
+    with pytest.raises(UnsupportedSidecarError, match=r"The key 'a1' of \S+/b\.tar was there before.* pass keys=False"):
         write_energon_dataset(tmp_path, splits, max_workers=1)
     assert table.read_bytes() == before
     write_energon_dataset(tmp_path, splits, keys=False, max_workers=1)
@@ -409,7 +411,7 @@ def test_an_index_of_wids_that_refers_to_others(tmp_path: Path) -> None:
     place.write_text(json.dumps(facts))
     assert read_wids_index(place).urls == urls
     (tmp_path / "far/part.json").write_text(json.dumps({"datasets": [{"source_url": "../index.json"}]}))
-    with pytest.raises(CorruptSidecar, match=r"part\.json is no index of wids, .* refers to a file that refers"):
+    with pytest.raises(CorruptSidecarError, match=r"part\.json is no index of wids, .* refers to a file that refers"):
         read_wids_index(place)
 
 
@@ -427,7 +429,7 @@ def test_a_wrong_index_of_wids_is_refused(plain: str, change: dict[str, Any], de
     facts = json.loads(place.read_text())
     facts["shardlist"][0] |= change
     place.write_text(json.dumps(facts))
-    with pytest.raises(WrongSidecar, match=rf"index\.json {text}"):
+    with pytest.raises(WrongSidecarError, match=rf"index\.json {text}"):
         read_wids_index(place, depth=depth)
 
 
@@ -451,7 +453,7 @@ def test_a_wrong_index_of_wids_is_refused(plain: str, change: dict[str, Any], de
 def test_what_is_no_index_of_wids_is_refused(plain: str, facts: Any) -> None:
     place = Path(plain).with_name("index.json")
     place.write_text(json.dumps(facts))
-    with pytest.raises(CorruptSidecar, match=r"index\.json is no index of wids, or is damaged"):
+    with pytest.raises(CorruptSidecarError, match=r"index\.json is no index of wids, or is damaged"):
         read_wids_index(place)
 
 
@@ -534,6 +536,6 @@ def test_a_damaged_foreign_index_is_refused_or_says_the_same(plain: str, kind: s
 @pytest.mark.parametrize("kind", WRITERS)
 def test_of_a_shard_that_is_cut_nothing_is_written(plain: str, kind: str, tmp_path: Path) -> None:
     Path(plain).write_bytes(Path(plain).read_bytes()[:3000])
-    with pytest.raises(TruncatedShard):
+    with pytest.raises(TruncatedShardError):
         WRITERS[kind](plain, tmp_path / "y")
     assert list(tmp_path.iterdir()) == [Path(plain)]

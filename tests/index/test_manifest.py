@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes import Manifest, TarWriter, build_indexes, check_manifest, read_manifest, write_manifest
-from wds_datapipes.errors import CorruptSidecar, MissingSidecar, StaleSidecar
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.testing import build_shard
 
@@ -113,25 +113,25 @@ def test_shards_that_are_not_as_the_manifest_says(manifest: Manifest) -> None:
         check_manifest(manifest, depth=depth, max_workers=2)
     shard(Path(manifest.urls[0]), 4)  # of the same size
     check_manifest(manifest)
-    with pytest.raises(StaleSidecar, match=r"1 of 3 shards are not .*: \S*a\.tar has 4 samples, not 3\. Fetch"):
+    with pytest.raises(StaleSidecarError, match=r"1 of 3 shards are not .*: \S*a\.tar has 4 samples, not 3\. Fetch"):
         check_manifest(manifest, depth="headers")
     shard(Path(manifest.urls[0]), 3, "2")
     check_manifest(manifest, depth="headers")
-    with pytest.raises(StaleSidecar, match=r"a\.tar has the SHA-256 [0-9a-f]{64}, not [0-9a-f]{64}"):
+    with pytest.raises(StaleSidecarError, match=r"a\.tar has the SHA-256 [0-9a-f]{64}, not [0-9a-f]{64}"):
         check_manifest(manifest, depth="bytes")
     os.truncate(manifest.urls[1], 5000)
     os.unlink(manifest.urls[2])
     twice = Manifest([*manifest.entries, ManifestEntry(manifest.urls[0], 9, 9)])
-    with pytest.raises(StaleSidecar, match="different things of one shard"):
+    with pytest.raises(StaleSidecarError, match="different things of one shard"):
         check_manifest(twice)
     for executor in (None, ThreadPoolExecutor(2)):
         with pytest.raises(
-            StaleSidecar, match=r"2 of 3 shards .*b\.tar has 5000 bytes, not \d+; There is no file .*c\.tar"
+            StaleSidecarError, match=r"2 of 3 shards .*b\.tar has 5000 bytes, not \d+; There is no file .*c\.tar"
         ):
             check_manifest(manifest, executor=executor)
         if executor is not None:
             executor.shutdown()
-    with pytest.raises(StaleSidecar, match=r"3 of 3 shards"):
+    with pytest.raises(StaleSidecarError, match=r"3 of 3 shards"):
         check_manifest(manifest, depth="bytes")
     with pytest.raises(ValueError, match=r'depth is "size", "headers" or "bytes"'):
         check_manifest(manifest, depth="all")  # type: ignore[arg-type]  # that is what is tested
@@ -140,7 +140,7 @@ def test_shards_that_are_not_as_the_manifest_says(manifest: Manifest) -> None:
 def test_a_damaged_shard_of_the_right_size(manifest: Manifest) -> None:
     with open(manifest.urls[0], "r+b") as file:
         file.write(b"x")
-    with pytest.raises(StaleSidecar, match=r"1 of 3 shards .*a\.tar is no tar archive"):
+    with pytest.raises(StaleSidecarError, match=r"1 of 3 shards .*a\.tar is no tar archive"):
         check_manifest(manifest, depth="headers", max_workers=1)
 
 
@@ -167,19 +167,19 @@ def test_a_manifest_that_makes_no_sense(manifest: Manifest, tmp_path: Path, chan
     facts = json.loads(place.read_text())
     change(facts)
     place.write_text(json.dumps(facts))
-    with pytest.raises(CorruptSidecar, match=rf"manifest\.json is no manifest, or is damaged: .*{found}"):
+    with pytest.raises(CorruptSidecarError, match=rf"manifest\.json is no manifest, or is damaged: .*{found}"):
         read_manifest(place)
 
 
 def test_a_file_that_is_no_manifest(tmp_path: Path) -> None:
     place = tmp_path / "manifest.json"
-    with pytest.raises(MissingSidecar, match=r"manifest\.json cannot be read: there is no such file"):
+    with pytest.raises(MissingSidecarError, match=r"manifest\.json cannot be read: there is no such file"):
         read_manifest(place)
     for content in (b"", b"[]", b"{", b"\xff", b"[" * 100_000):
         place.write_bytes(content)
-        with pytest.raises(CorruptSidecar, match=r"manifest\.json is no manifest, or is damaged"):
+        with pytest.raises(CorruptSidecarError, match=r"manifest\.json is no manifest, or is damaged"):
             read_manifest(place)
-    with pytest.raises(MissingSidecar, match=r"manifest\.json cannot be written: there is no such folder"):
+    with pytest.raises(MissingSidecarError, match=r"manifest\.json cannot be written: there is no such folder"):
         write_manifest(Manifest([]), tmp_path / "none/manifest.json")
 
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 import psutil
 import pytest
 
-from wds_datapipes.errors import CommandFailed, ShardNotOpened
+from wds_datapipes.errors import CommandError, ShardOpenError
 from wds_datapipes.io import shell_process
 from wds_datapipes.io.openers import open_url
 
@@ -82,7 +82,7 @@ def test_a_command_gets_no_standard_input() -> None:
     ],
 )
 def test_a_command_that_fails_is_an_error_at_its_end(shell: str, message: str) -> None:
-    with pytest.raises(CommandFailed, match=message):
+    with pytest.raises(CommandError, match=message):
         read(f"pipe:{shell}")
 
 
@@ -90,7 +90,7 @@ def test_the_error_comes_with_every_read_of_the_end() -> None:
     with open_url("pipe:printf abc; exit 1") as stream:
         assert stream.read(3) == b"abc"
         for _ in range(2):
-            with pytest.raises(CommandFailed):
+            with pytest.raises(CommandError):
                 stream.read(1)
 
 
@@ -101,7 +101,7 @@ def test_what_a_command_says_is_passed_on(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_a_command_that_says_much_does_not_hang(capfd: pytest.CaptureFixture[str]) -> None:
     talk = "head -c 1000000 /dev/zero | tr '\\0' x >&2"
-    with pytest.raises(CommandFailed, match=r"after 4 bytes. It said last: x{1996}end\Z"):
+    with pytest.raises(CommandError, match=r"after 4 bytes. It said last: x{1996}end\Z"):
         read(f"pipe:{talk}; printf data; exec >&-; {talk}; echo end >&2; exit 1")
     assert len(capfd.readouterr().err) == 2000004
 
@@ -226,13 +226,13 @@ def test_a_command_ends_when_its_process_is_killed_and_a_fork_of_it_lives_on(tmp
 
 @pytest.mark.parametrize("url", ["pipe:", "pipe: \n"])
 def test_no_command(url: str) -> None:
-    with pytest.raises(ShardNotOpened, match=r"holds no command. Write it behind the colon"):
+    with pytest.raises(ShardOpenError, match=r"holds no command. Write it behind the colon"):
         open_url(url)
 
 
 @pytest.mark.parametrize("shell", ["echo " + "x" * 200_000, "echo a\0b"])
 def test_a_command_that_cannot_be_started(shell: str) -> None:
-    with pytest.raises(ShardNotOpened, match="cannot be started"):
+    with pytest.raises(ShardOpenError, match="cannot be started"):
         open_url(f"pipe:{shell}")
 
 
@@ -248,7 +248,7 @@ def other_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 def test_another_shell_with_pipefail_will_do(other_shell: Path) -> None:
     (other_shell / "sh").symlink_to("/bin/bash")
     assert read("pipe:echo $0") == f"{other_shell}/sh\n".encode()
-    with pytest.raises(CommandFailed):
+    with pytest.raises(CommandError):
         read("pipe:false | echo")
 
 
@@ -257,5 +257,5 @@ def test_a_shell_without_pipefail_will_not_do(other_shell: Path, shell: Any) -> 
     if shell:
         (other_shell / "sh").write_text(shell)
         (other_shell / "sh").chmod(0o755)
-    with pytest.raises(ShardNotOpened, match=r"needs a shell that has the option pipefail.*Install bash"):
+    with pytest.raises(ShardOpenError, match=r"needs a shell that has the option pipefail.*Install bash"):
         open_url("pipe:echo")

@@ -20,7 +20,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import CommandFailed, CorruptShard, MissingDependency, TruncatedShard
+from wds_datapipes.errors import CommandError, CorruptShardError, MissingDependencyError, TruncatedShardError
 from wds_datapipes.io.compression.decompress import BUFFER_BYTES, decompressed
 from wds_datapipes.io.openers import open_url
 
@@ -124,11 +124,13 @@ def test_any_size_of_read_gives_the_same(compress: Compress) -> None:
 def test_a_cut_anywhere_is_noticed(kind: str, compress: Compress) -> None:
     whole = compress(SMALL)
     for size in range(10, len(whole)):
-        with pytest.raises(TruncatedShard, match=rf"The {kind} data of s3://b/x.tar \(after \d+ unc.* end too early"):
+        with pytest.raises(
+            TruncatedShardError, match=rf"The {kind} data of s3://b/x.tar \(after \d+ unc.* end too early"
+        ):
             expand(whole[:size])
     for size in range(1, len(whole)):
         with pytest.raises(
-            (TruncatedShard, CorruptShard), match=rf"The {kind} data of s3://b/x.tar \(after [3-6]\d\d unc"
+            (TruncatedShardError, CorruptShardError), match=rf"The {kind} data of s3://b/x.tar \(after [3-6]\d\d unc"
         ):
             expand(whole + whole[:size])
 
@@ -137,7 +139,7 @@ def test_a_cut_in_long_data_tells_how_much_was_whole(kind: str, compress: Compre
     whole = compress(DATA)
     stream = decompressed(io.BytesIO(whole[: len(whole) * 2 // 3]), url="https://h/x.tar?sig=hunter2")
     got = bytearray()
-    with pytest.raises(TruncatedShard, match=rf"{kind} data of https://h/x.tar\?sig=\*\*\* \(") as caught:
+    with pytest.raises(TruncatedShardError, match=rf"{kind} data of https://h/x.tar\?sig=\*\*\* \(") as caught:
         drain(stream, got)
     assert DATA.startswith(got)
     assert f"(after {len(got)} uncompressed bytes)" in str(caught.value)
@@ -148,7 +150,7 @@ def test_a_flipped_bit_is_noticed(compress: Compress) -> None:
     for position in range(10, len(whole)):
         damaged = bytearray(whole)
         damaged[position] ^= 0x10
-        with contextlib.suppress(CorruptShard, TruncatedShard):
+        with contextlib.suppress(CorruptShardError, TruncatedShardError):
             assert expand(bytes(damaged)) == SMALL  # such as a bit that gzip's header does not use
 
 
@@ -156,14 +158,14 @@ def test_damage_says_what_is_wrong(kind: str, compress: Compress) -> None:
     whole = bytearray(compress(DATA))
     whole[len(whole) // 2 : len(whole) // 2 + 100] = bytes(100)
     with pytest.raises(
-        CorruptShard, match=rf"The {kind} data of s3://b/x.tar \(after \d+ uncompressed bytes\) are damaged: ."
+        CorruptShardError, match=rf"The {kind} data of s3://b/x.tar \(after \d+ uncompressed bytes\) are damaged: ."
     ):
         expand(bytes(whole))
 
 
 @pytest.mark.parametrize("garbage", [b"garbage", b"g", bytes(5) + b"garbage garbage"])
 def test_something_else_behind_the_data(kind: str, compress: Compress, garbage: bytes) -> None:
-    with pytest.raises(CorruptShard, match=rf"The {kind} data.*after 300 unc.*followed by something else.*b'g"):
+    with pytest.raises(CorruptShardError, match=rf"The {kind} data.*after 300 unc.*followed by something else.*b'g"):
         expand(compress(SMALL) + garbage)
 
 
@@ -179,9 +181,9 @@ def test_zstd_of_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "compression.zstd", zstd)
     frame = KINDS["zstd"](DATA)
     assert expand(frame * 2) == DATA * 2
-    with pytest.raises(TruncatedShard, match="The zstd data"):
+    with pytest.raises(TruncatedShardError, match="The zstd data"):
         expand(frame[:-1])
-    with pytest.raises(CorruptShard, match="The zstd data"):
+    with pytest.raises(CorruptShardError, match="The zstd data"):
         expand(frame[:9] + frame[10:])
 
 
@@ -189,7 +191,7 @@ def test_zstd_without_a_package_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "compression.zstd", None)
     source = io.BytesIO(KINDS["zstd"](SMALL))
-    with pytest.raises(MissingDependency, match=r"wds-datapipes\[zst\]"):
+    with pytest.raises(MissingDependencyError, match=r"wds-datapipes\[zst\]"):
         decompressed(source, url="x.tar")
     assert source.closed
 
@@ -229,5 +231,5 @@ def test_closing_closes_the_source(compressed: str | None, step: int) -> None:
 def test_the_error_of_a_command_comes_through(tmp_path: Path, compress: Compress) -> None:
     (tmp_path / "x").write_bytes(compress(DATA))
     for command in (f"cat {tmp_path}/x; exit 3", f"head -c 10000 {tmp_path}/x; exit 3", "printf ab; exit 3", "exit 3"):
-        with pytest.raises(CommandFailed, match="status 3"):
+        with pytest.raises(CommandError, match="status 3"):
             drain(decompressed(open_url(f"pipe:{command}"), url="pipe:"), bytearray())

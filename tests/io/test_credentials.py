@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from torch.utils.data.graph import traverse_dps
 
 from wds_datapipes import ErrorBudget, ShardList, TarWriter, build_index, read_index, read_quarantine
-from wds_datapipes.counters import LEDGER
+from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import WdsError
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.io.remote.retry import RetryPolicy
 
 #: Begins with what no message has.
 SECRETS = st.text("abcXYZ0189-._~+/=!$%&'\" \\", min_size=6).map(lambda word: f"Zq7{word}7qZ")
@@ -103,7 +103,7 @@ def leaky() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Patience, "rest", lambda *_: None)
+    monkeypatch.setattr(RetryPolicy, "rest", lambda *_: None)
 
 
 #: Where the secret of a URL is.
@@ -202,7 +202,7 @@ def test_nothing_that_is_told_has_a_secret(
     caplog: pytest.LogCaptureFixture, secret: str, scheme: str, place: str, kind: str
 ) -> None:
     url, options = f"{scheme}://{PLACES[place](secret)}", OPTIONS[kind](secret)
-    LEDGER.clear()
+    COUNTERS.clear()
     caplog.clear()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -220,8 +220,8 @@ def test_nothing_that_is_told_has_a_secret(
         assert len(read_quarantine(f"{folder}/passed-over")) == 1
         words.append(Path(f"{folder}/passed-over").read_text())
         words.extend(str(path) for path in Path(folder).rglob("*"))
-    assert LEDGER.skipped().total >= 2
-    words.extend([str(LEDGER.skipped()), LEDGER.shard, *caplog.messages, *(str(each.message) for each in warned)])
+    assert COUNTERS.skipped().total >= 2
+    words.extend([str(COUNTERS.skipped()), COUNTERS.shard, *caplog.messages, *(str(each.message) for each in warned)])
     assert caplog.messages
     for line in words:
         assert not [form for form in told(secret) if form in line], line

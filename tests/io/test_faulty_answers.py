@@ -17,12 +17,19 @@ from faults import Fault, FaultProxy, fault_proxy
 from nginx_server import Nginx
 
 from wds_datapipes import ShardList
-from wds_datapipes.errors import MissingSidecar, PatternError, ReadFailed, ShardError, ShardNotOpened, SidecarError
+from wds_datapipes.errors import (
+    MissingSidecarError,
+    PatternError,
+    ShardError,
+    ShardOpenError,
+    ShardReadError,
+    SidecarError,
+)
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.testing import build_shard
 
@@ -39,7 +46,7 @@ PLACE = 2 * 3584
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for nothing."""
-    monkeypatch.setattr(Patience, "rest", lambda *_: None)
+    monkeypatch.setattr(RetryPolicy, "rest", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +123,11 @@ def test_a_part_is_never_taken_for_the_file(proxy: FaultProxy, shard: bytes, nam
         if on_error == "skip":
             assert keys(address(proxy), on_error=on_error) == []
             continue
-        with pytest.raises(ShardNotOpened, match=rf"/answers/a\.tar cannot be opened: .*{told}"):
+        with pytest.raises(ShardOpenError, match=rf"/answers/a\.tar cannot be opened: .*{told}"):
             keys(address(proxy))
         with pytest.raises(ShardError, match=rf"/answers/a\.tar .*{told}"):
             keys(address(proxy), tmp_path / "copies")
-        with pytest.raises(MissingSidecar, match=rf"/answers/a\.tar cannot be read: .*{told}"):
+        with pytest.raises(MissingSidecarError, match=rf"/answers/a\.tar cannot be read: .*{told}"):
             read_sidecar(address(proxy))
         with pytest.raises(PatternError, match=rf"cannot be listed: .*{told}"):
             list(ShardList(f"http://127.0.0.1:{proxy.port}/answers/*.tar"))
@@ -159,7 +166,7 @@ def test_a_part_whose_end_is_not_the_end_is_read_on(proxy: FaultProxy, shard: by
 @pytest.mark.parametrize("status", [201, 202, 204, 205, 207, 226, 299, 300, 304])
 def test_a_status_without_the_file_is_no_empty_file(proxy: FaultProxy, status: int) -> None:
     proxy.faults[:] = [Fault(status=status)] * 9
-    with pytest.raises(ShardNotOpened, match=rf"a\.tar cannot be opened: HTTP status {status}"):
+    with pytest.raises(ShardOpenError, match=rf"a\.tar cannot be opened: HTTP status {status}"):
         keys(address(proxy))
 
 
@@ -181,7 +188,7 @@ def test_what_was_compressed_for_the_way_is_read(proxy: FaultProxy, shard: bytes
 @pytest.mark.parametrize("name", ["br", "zstd", "deflate", "gzip, gzip", "nonsense"])
 def test_what_nobody_can_undo_is_an_error(proxy: FaultProxy, shard: bytes, name: str) -> None:
     proxy.faults[:] = [Fault(body=deflated(shard), headers={"Content-Encoding": name})] * 9
-    with pytest.raises(ShardNotOpened, match=f"has compressed the file for the way, unasked, as '{name}'"):
+    with pytest.raises(ShardOpenError, match=f"has compressed the file for the way, unasked, as '{name}'"):
         keys(address(proxy))
 
 
@@ -189,10 +196,12 @@ def test_compressed_data_that_end_too_early_are_an_error(proxy: FaultProxy, shar
     body = gzip.compress(shard)
     for cut in (0, 1, 10, len(body) // 2, len(body) - 9, len(body) - 1):
         proxy.faults[:] = [Fault(body=body[:cut], headers={"Content-Encoding": "gzip"})] * 9
-        with pytest.raises(ReadFailed, match=r"a\.tar failed after \d+ bytes: EOFError: the data that were compressed"):
+        with pytest.raises(
+            ShardReadError, match=r"a\.tar failed after \d+ bytes: EOFError: the data that were compressed"
+        ):
             keys(address(proxy), retries=1)
     proxy.faults[:] = [Fault(body=body[:50] + b"xx" + body[52:], headers={"Content-Encoding": "gzip"})] * 9
-    with pytest.raises(ReadFailed, match=r"a\.tar failed after \d+ bytes: error: Error -3"):
+    with pytest.raises(ShardReadError, match=r"a\.tar failed after \d+ bytes: error: Error -3"):
         keys(address(proxy), retries=1)
 
 
@@ -273,7 +282,7 @@ def test_http_needs_no_package(proxy: FaultProxy, tmp_path: Path) -> None:
 
 
 def test_unreachable_is_an_error_that_says_how_often_it_was_tried(unused_port: int) -> None:
-    with pytest.raises(ShardNotOpened, match=r"cannot be opened: ConnectionRefusedError: .*It was tried 3 times"):
+    with pytest.raises(ShardOpenError, match=r"cannot be opened: ConnectionRefusedError: .*It was tried 3 times"):
         open_url(f"http://127.0.0.1:{unused_port}/a.tar", retries=2)
 
 

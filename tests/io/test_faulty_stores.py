@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ErrorBudget, ShardList
-from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError, ShardNotOpened, TruncatedShard
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError, TruncatedShardError
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.testing import build_shard
 
 SAMPLES: list[dict[str, Any]] = [
@@ -32,7 +32,7 @@ SAMPLES: list[dict[str, Any]] = [
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Keep a record of the pauses, and make none."""
     found: list[float] = []
-    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: found.append(pause_s))
+    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: found.append(pause_s))
     return found
 
 
@@ -163,7 +163,7 @@ def test_a_server_may_say_how_long_to_wait(site: FaultProxy, pauses: list[float]
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
 def test_what_no_waiting_cures_is_told_at_once(site: FaultProxy, pauses: list[float], status: int) -> None:
     site.faults[:] = [Fault(status=status)]
-    with pytest.raises(ShardNotOpened, match=rf"a\.tar cannot be opened: HTTP status {status}"):
+    with pytest.raises(ShardOpenError, match=rf"a\.tar cannot be opened: HTTP status {status}"):
         keys(url_of(site))
     assert pauses == []
     assert len(site.asked) == 1
@@ -172,18 +172,18 @@ def test_what_no_waiting_cures_is_told_at_once(site: FaultProxy, pauses: list[fl
 def test_patience_ends(site: FaultProxy, pauses: list[float]) -> None:
     site.faults[:] = [Fault(at=1000, how="stall"), *[Fault(status=503)] * 20]
     with pytest.raises(
-        ReadFailed, match=r"Reading \S+a\.tar failed after 1000 bytes: HTTP status 503, .*\. It was tried 4 times"
+        ShardReadError, match=r"Reading \S+a\.tar failed after 1000 bytes: HTTP status 503, .*\. It was tried 4 times"
     ):
         keys(url_of(site), retries=3, timeout_s=0.3)
     assert len(pauses) == 3
     site.faults[:] = [Fault(status=500)] * 20
-    with pytest.raises(ShardNotOpened, match=r"cannot be opened: HTTP status 500, .*\. It was tried 3 times"):
+    with pytest.raises(ShardOpenError, match=r"cannot be opened: HTTP status 500, .*\. It was tried 3 times"):
         keys(url_of(site), retries=2)
     site.faults[:] = [Fault(status=503, headers={"Retry-After": "3000"})]
-    with pytest.raises(ShardNotOpened, match="HTTP status 503"):
+    with pytest.raises(ShardOpenError, match="HTTP status 503"):
         keys(url_of(site))
     site.faults[:] = [Fault(status=503)]
-    with pytest.raises(ShardNotOpened, match="HTTP status 503"):
+    with pytest.raises(ShardOpenError, match="HTTP status 503"):
         keys(url_of(site), retries=0)
 
 
@@ -202,7 +202,7 @@ def test_a_shard_that_was_replaced_is_an_error_and_never_a_splice(
     for on_error in ("raise", "skip"):
         body = b"ab" if "Content-Range" in headers else None
         site.faults[:] = [Fault(at=40_000, how="stall"), Fault(headers=headers, body=body)]
-        with pytest.raises(ChangedShard, match=r"a\.tar was replaced while it was read: after 40000 bytes"):
+        with pytest.raises(ChangedShardError, match=r"a\.tar was replaced while it was read: after 40000 bytes"):
             keys(url_of(site), on_error=on_error, timeout_s=0.3)
 
 
@@ -219,7 +219,7 @@ def test_a_server_without_ranges_sends_all_again(site: FaultProxy, root: Path) -
 
 def test_a_server_that_tells_no_version_is_not_read_on(site: FaultProxy) -> None:
     site.faults[:] = [Fault(at=40_000, how="stall", headers={"ETag": None})]
-    with pytest.raises(ReadFailed, match=r"failed after 40000 bytes: .*Its store tells neither ETag nor date"):
+    with pytest.raises(ShardReadError, match=r"failed after 40000 bytes: .*Its store tells neither ETag nor date"):
         keys(url_of(site), timeout_s=0.3)
 
 
@@ -232,7 +232,7 @@ def test_a_body_that_is_shorter_than_the_server_says_is_no_end(site: FaultProxy,
 def test_a_server_that_says_too_little_is_a_truncated_shard(site: FaultProxy, root: Path) -> None:
     whole = (root / "a.tar").read_bytes()
     site.faults[:] = [Fault(body=whole[:30_000])]
-    with pytest.raises(TruncatedShard, match=r"a\.tar"):
+    with pytest.raises(TruncatedShardError, match=r"a\.tar"):
         keys(url_of(site))
 
 
@@ -256,7 +256,7 @@ def test_credentials_that_are_not_accepted_stop_whatever_the_policy_is(
 
 def test_a_store_that_refuses_a_key_stops_whatever_the_policy_is(s3_store: Any) -> None:
     options = {**s3_store.options(), "secret": "wrong", "skip_instance_cache": True}
-    with pytest.raises(ShardNotOpened, match=r"s3://bucket/a\.tar cannot be opened: permission denied"):
+    with pytest.raises(ShardOpenError, match=r"s3://bucket/a\.tar cannot be opened: permission denied"):
         keys("s3://bucket/a.tar", storage_options=options, on_error="skip")
 
 
@@ -276,7 +276,7 @@ def test_s3_is_read_on(s3_store: Any, root: Path, how: str) -> None:
 
 def test_pauses_grow_and_are_drawn(pauses: list[float]) -> None:
     for _ in range(200):
-        patience = Patience(8, 1e9)
+        patience = RetryPolicy(8, 1e9)
         while patience.wait(ConnectionResetError(), "x", patience.clock()):
             pass
     by_try = [pauses[at::8] for at in range(8)]

@@ -17,9 +17,9 @@ from faults import Fault, FaultProxy, fault_proxy
 from nginx_server import Nginx
 
 from wds_datapipes import ShardList
-from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError, TruncatedShard
-from wds_datapipes.io.remote.resuming_stream import SteadyStream
-from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
+from wds_datapipes.io.remote.resuming_stream import ResumingStream
+from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
@@ -100,12 +100,12 @@ def once_read(error: type[ShardError]) -> Callable[[int], type[ShardError] | Non
 
 def if_left(at: int) -> type[ShardError] | None:
     """An error, if there is anything left to read."""
-    return ReadFailed if at < SIZE else None
+    return ShardReadError if at < SIZE else None
 
 
 def if_short(at: int) -> type[ShardError] | None:
     """An error, if something is missing: the store itself says that there is no more."""
-    return TruncatedShard if at < REGIONS["behind the end marker"] else None
+    return TruncatedShardError if at < REGIONS["behind the end marker"] else None
 
 
 REPLACED = r"/fault/a\.tar was replaced while it was read: after {at} bytes"
@@ -121,19 +121,19 @@ CASES = {
     "503 at first": Case(lambda at: [Fault(status=503), Fault(at=at, how="reset"), Fault(status=503)]),
     "no ranges by then": Case(held(Fault(no_range=True))),
     "the range begins before": Case(held(Fault(body=SHARD, headers={"Content-Range": f"bytes 0-{SIZE - 1}/{SIZE}"}))),
-    "another ETag": Case(held(Fault(headers={"ETag": '"other"'})), once_read(ChangedShard), REPLACED),
+    "another ETag": Case(held(Fault(headers={"ETag": '"other"'})), once_read(ChangedShardError), REPLACED),
     "another date": Case(
-        held(Fault(headers={"Last-Modified": "Sun, 06 Nov 1994 08:49:37 GMT"})), once_read(ChangedShard), REPLACED
+        held(Fault(headers={"Last-Modified": "Sun, 06 Nov 1994 08:49:37 GMT"})), once_read(ChangedShardError), REPLACED
     ),
-    "no ETag by then": Case(held(Fault(headers={"ETag": None})), once_read(ChangedShard), REPLACED),
+    "no ETag by then": Case(held(Fault(headers={"ETag": None})), once_read(ChangedShardError), REPLACED),
     "another size": Case(
         held(Fault(headers={"Content-Range": f"bytes 0-{SIZE}/{SIZE + 1}"}, body=SHARD + b"\0")),
-        once_read(ChangedShard),
+        once_read(ChangedShardError),
         REPLACED,
     ),
     "no version": Case(
         lambda at: [Fault(at=at, how="held", headers={"ETag": None, "Last-Modified": None})],
-        once_read(ReadFailed),
+        once_read(ShardReadError),
         FAILED + ".*tells neither ETag nor date",
     ),
     "404": Case(held(Fault(status=404)), if_left, FAILED + "HTTP status 404"),
@@ -153,7 +153,7 @@ CASES = {
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Keep a record of the pauses, and make none."""
     found: list[float] = []
-    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: found.append(pause_s))
+    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: found.append(pause_s))
     return found
 
 
@@ -171,9 +171,9 @@ def proxy(nginx: Nginx) -> Iterator[FaultProxy]:
 def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Return what lets the proxy reset a connection that is held, once so many bytes of the shard were read."""
     places = [0]
-    read_once = SteadyStream.read_once
+    read_once = ResumingStream.read_once
 
-    def noted(stream: SteadyStream, size: int) -> bytes:
+    def noted(stream: ResumingStream, size: int) -> bytes:
         data = read_once(stream, size)
         if stream._at >= places[0]:
             proxy.released.set()
@@ -185,7 +185,7 @@ def reached(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         if not at:
             proxy.released.set()
 
-    monkeypatch.setattr(SteadyStream, "read_once", noted)
+    monkeypatch.setattr(ResumingStream, "read_once", noted)
     proxy.faults.clear()
     yield hold
     proxy.released.set()
@@ -308,7 +308,7 @@ def test_a_part_of_another_file_is_no_splice(proxy: FaultProxy, reached: Callabl
                 if not after and "ETag" not in headers:
                     continue  # a server that knows no ranges: all is read again
                 load_state(resumed := pipeline(on_error), state)
-                with pytest.raises(ChangedShard, match=r"/fault/a\.tar was replaced while parts of it were read"):
+                with pytest.raises(ChangedShardError, match=r"/fault/a\.tar was replaced while parts of it were read"):
                     list(resumed)
 
 

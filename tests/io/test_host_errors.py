@@ -18,9 +18,9 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ErrorBudget, ShardList
-from wds_datapipes.errors import CorruptShard, DecodeError, MissingSidecar, ShardNotOpened, WdsError
+from wds_datapipes.errors import CorruptShardError, DecodeError, MissingSidecarError, ShardOpenError, WdsError
 from wds_datapipes.io.host_errors import is_systemic
-from wds_datapipes.io.remote.retry import Patience, concerns_all, passes
+from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, passes
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.testing import build_shard
 
@@ -59,7 +59,7 @@ def test_too_many_open_files_end_the_reading_of_files(tmp_path: Path, on_error: 
     shards = [build_shard(tmp_path / f"{n}.tar", [{"__key__": "a", "cls": "1"}]) for n in range(3)]
     pipe = ShardList(shards).load_wds_shards(on_error=on_error)
     with no_more_files():
-        ended_by(pipe, ShardNotOpened, "0.tar' cannot be opened: Too many open files")
+        ended_by(pipe, ShardOpenError, "0.tar' cannot be opened: Too many open files")
     assert len(list(pipe)) == 3
 
 
@@ -67,7 +67,7 @@ def test_too_many_open_files_end_the_reading_of_stores(
     tmp_path: Path, on_error: OnError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(Patience.__init__, "__defaults__", (pauses.append,))
+    monkeypatch.setattr(RetryPolicy.__init__, "__defaults__", (pauses.append,))
     build_shard(tmp_path / "a.tar", [{"__key__": "a", "cls": "1"}])
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -82,7 +82,7 @@ def test_too_many_open_files_end_the_reading_of_stores(
         pipe = ShardList([url, url]).load_wds_shards(on_error=on_error, read_ahead=0)
         assert len(list(pipe)) == 2
         with no_more_files():
-            ended_by(pipe, ShardNotOpened, r"a\.tar cannot be opened: .*Too many open files")
+            ended_by(pipe, ShardOpenError, r"a\.tar cannot be opened: .*Too many open files")
         server.shutdown()
         thread.join()
     assert pauses == []
@@ -114,7 +114,7 @@ def test_a_host_that_is_at_its_end_ends_decoding(decode: Callable[[bytes], None]
 def test_a_list_that_cannot_be_written_ends_what_would_be_passed_over() -> None:
     budget = ErrorBudget(quarantine="/dev/full", warn=False)
     samples = [{"__key__": str(n), "cls": b"x"} for n in range(3)]
-    ended_by(IterableWrapper(samples).wds_decode(on_error=budget), MissingSidecar, "No space left")
+    ended_by(IterableWrapper(samples).wds_decode(on_error=budget), MissingSidecarError, "No space left")
 
 
 def raised(error: Exception, cause: BaseException | None) -> Exception:
@@ -128,7 +128,7 @@ def test_what_is_an_error_of_the_host() -> None:
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         error = OSError(number, os.strerror(number))
         outer = raised(DecodeError("x"), raised(ValueError("y"), error))
-        for each in (error, raised(ShardNotOpened("x"), error), outer):
+        for each in (error, raised(ShardOpenError("x"), error), outer):
             assert is_systemic(each)
             assert concerns_all(each)
             assert not passes(each)
@@ -136,7 +136,7 @@ def test_what_is_an_error_of_the_host() -> None:
         assert not is_systemic(raised(WdsError("x"), OSError(number, "")))
     assert is_systemic(MemoryError())
     # What a damaged header asks for is no fault of the host.
-    assert not is_systemic(raised(CorruptShard("x"), MemoryError()))
+    assert not is_systemic(raised(CorruptShardError("x"), MemoryError()))
     # An error that holds itself, and one without an end.
     circle = ValueError("x")
     circle.__context__ = circle

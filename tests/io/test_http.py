@@ -16,9 +16,9 @@ from faults import Fault, fault_proxy
 from nginx_server import PASSWORD, USER, Nginx
 
 from wds_datapipes import ShardList
-from wds_datapipes.errors import ChangedShard, ReadFailed, ShardNotOpened
+from wds_datapipes.errors import ChangedShardError, ShardOpenError, ShardReadError
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
@@ -36,7 +36,7 @@ LOCATIONS = {"": True, "whole/": False, "gzip/": True, "gzip-for-all/": False, "
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Keep a record of the pauses, and make none."""
     found: list[float] = []
-    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: found.append(pause_s))
+    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: found.append(pause_s))
     return found
 
 
@@ -105,13 +105,13 @@ def test_a_wrong_password_names_the_shard_and_stops_whatever_the_policy_is(
 ) -> None:
     url = f"http://{USER}:wrong-and-secret@127.0.0.1:{server.http}/closed/a.tar"
     with pytest.raises(
-        ShardNotOpened,
+        ShardOpenError,
         match=rf"http://\*\*\*@127\.0\.0\.1:{server.http}/closed/a\.tar cannot be opened: HTTP status 401",
     ) as found:
         read(url, on_error=on_error)
     assert found.value.concerns_all
     assert "secret" not in f"{found.value!r} {found.value.args} {vars(found.value)}"
-    with pytest.raises(ShardNotOpened, match="HTTP status 403"):
+    with pytest.raises(ShardOpenError, match="HTTP status 403"):
         read(f"http://127.0.0.1:{server.http}/forbidden/a.tar", on_error=on_error)
     assert pauses == []
 
@@ -135,7 +135,7 @@ def test_an_unknown_authority_is_an_error_that_says_what_to_do(server: Nginx, pa
     url = f"https://127.0.0.1:{server.https}/a.tar"
     for on_error in ("raise", "skip"):
         with pytest.raises(
-            ShardNotOpened,
+            ShardOpenError,
             match=r"a\.tar cannot be opened: no authority that is trusted here vouches for its certificate .*"
             r'storage_options=\{"ca_file": "authority\.pem"\}',
         ) as found:
@@ -154,7 +154,7 @@ def test_an_authority_of_ones_own_is_named_by_its_file(server: Nginx, tmp_path: 
     cached = ShardList(url).cache_wds_shards(tmp_path / "copies").load_wds_shards(**options).group_samples()
     assert len(list(cached)) == len(WANT)
     # It vouches for no other name.
-    with pytest.raises(ShardNotOpened, match="no authority that is trusted here vouches for its certificate"):
+    with pytest.raises(ShardOpenError, match="no authority that is trusted here vouches for its certificate"):
         read(f"https://localhost:{server.https}/a.tar", **options)
 
 
@@ -163,7 +163,7 @@ def test_a_file_without_certificates_is_an_error(server: Nginx, tmp_path: Path, 
     path = tmp_path / "authority.pem"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ShardNotOpened, match=r"storage_options\['ca_file'\] has to be a file with certificates"):
+    with pytest.raises(ShardOpenError, match=r"storage_options\['ca_file'\] has to be a file with certificates"):
         read(f"https://127.0.0.1:{server.https}/a.tar", storage_options={"ca_file": str(path)})
 
 
@@ -188,7 +188,7 @@ def test_a_server_is_waited_for_until_it_is_up(server: Nginx, monkeypatch: pytes
         if len(waited) == 4:
             server.start()
 
-    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: wait(pause_s))
+    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: wait(pause_s))
     with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar") as stream:
         data = stream.read(10_000)
         server.stop()
@@ -201,10 +201,12 @@ def test_a_server_that_stays_away_is_an_error_with_the_place(server: Nginx, paus
     with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar", retries=3) as stream:
         pieces = [stream.read(10_000)]
         server.stop()
-        with pytest.raises(ReadFailed, match=r"/slow/a\.tar failed after (\d+) bytes: .*It was tried 4 times") as found:
+        with pytest.raises(
+            ShardReadError, match=r"/slow/a\.tar failed after (\d+) bytes: .*It was tried 4 times"
+        ) as found:
             pieces.extend(iter(lambda: stream.read(10_000), b""))
     assert f"after {sum(map(len, pieces))} bytes" in str(found.value)
-    with pytest.raises(ShardNotOpened, match=r"a\.tar cannot be opened: .*It was tried 3 times"):
+    with pytest.raises(ShardOpenError, match=r"a\.tar cannot be opened: .*It was tried 3 times"):
         open_url(f"http://127.0.0.1:{server.http}/a.tar", retries=2)
 
 
@@ -219,7 +221,7 @@ def test_a_shard_that_is_replaced_in_the_middle_is_no_splice(
         members = iter(ShardList(url).load_wds_shards(on_error=on_error, timeout_s=0.2))
         assert next(members)[1] == "0.bin"
         replace(server, "a.tar", SAMPLES[::-1])
-        with pytest.raises(ChangedShard, match=r"a\.tar was replaced while it was read: after 30000 bytes"):
+        with pytest.raises(ChangedShardError, match=r"a\.tar was replaced while it was read: after 30000 bytes"):
             list(members)
 
 
@@ -229,7 +231,9 @@ def test_what_is_compressed_on_the_way_is_not_read_on(server: Nginx, pauses: lis
         proxy.faults[:] = [Fault(at=0, how="reset"), Fault(status=503)]
         assert read(url) == WANT
         proxy.faults[:] = [Fault(at=30_000, how="stall")]
-        with pytest.raises(ReadFailed, match=r"/gzip-for-all/a\.tar failed after \d+ bytes: .*neither ETag nor date"):
+        with pytest.raises(
+            ShardReadError, match=r"/gzip-for-all/a\.tar failed after \d+ bytes: .*neither ETag nor date"
+        ):
             read(url, timeout_s=0.2)
 
 
@@ -261,10 +265,10 @@ def test_no_copy_is_made_where_the_password_is_wrong(
     server: Nginx, pauses: list[float], tmp_path: Path, on_error: str
 ) -> None:
     url = f"http://127.0.0.1:{server.http}/closed/a.tar"
-    with pytest.raises(ShardNotOpened, match=r"/closed/a\.tar cannot be opened: HTTP status 401"):
+    with pytest.raises(ShardOpenError, match=r"/closed/a\.tar cannot be opened: HTTP status 401"):
         list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards(on_error=on_error))
     url = f"https://127.0.0.1:{server.https}/a.tar"
-    with pytest.raises(ShardNotOpened, match="no authority"):
+    with pytest.raises(ShardOpenError, match="no authority"):
         list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards(on_error=on_error))
     assert pauses == []
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 1000] == []
@@ -277,7 +281,7 @@ def test_a_copy_waits_for_a_server_until_it_is_up(
         if not server.is_running:
             server.start()
 
-    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: wait(pause_s))
+    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: wait(pause_s))
     server.stop()
     url = f"http://127.0.0.1:{server.http}/a.tar"
     assert len(list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards().group_samples())) == len(WANT)

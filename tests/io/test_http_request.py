@@ -16,7 +16,7 @@ import pytest
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 from nginx_server import Nginx
 
-from wds_datapipes.errors import ShardError, ShardNotOpened
+from wds_datapipes.errors import ShardError, ShardOpenError
 from wds_datapipes.io.openers import open_url
 
 LIMIT_S = 30.0
@@ -88,7 +88,7 @@ def test_a_place_that_a_server_names_is_gone_to(site: Site, status: int) -> None
 def test_a_circle_ends(site: Site) -> None:
     site.answers = {"/a.tar": (302, "/b.tar"), "/b.tar": (302, "/a.tar")}
     with pytest.raises(
-        ShardNotOpened, match=r"/a\.tar cannot be opened: HTTP status 302, it leads to another place 10"
+        ShardOpenError, match=r"/a\.tar cannot be opened: HTTP status 302, it leads to another place 10"
     ):
         read(site.url("/a.tar"))
 
@@ -97,7 +97,7 @@ def test_a_circle_ends(site: Site) -> None:
 def test_no_server_leads_to_a_file_or_a_command(site: Site, place: str) -> None:
     site.answers = {"/a.tar": (302, place)}
     with pytest.raises(
-        ShardNotOpened, match=f"of the scheme '{place.partition(':')[0]}', which is no place on the web"
+        ShardOpenError, match=f"of the scheme '{place.partition(':')[0]}', which is no place on the web"
     ):
         read(site.url("/a.tar"))
 
@@ -142,7 +142,7 @@ def test_headers_are_those_of_the_options_or_of_the_configuration_of_fsspec(
 
 def test_unknown_storage_options_are_an_error(site: Site) -> None:
     with pytest.raises(
-        ShardNotOpened, match="web servers have the storage options headers and ca_file, and not client_kwargs, trust"
+        ShardOpenError, match="web servers have the storage options headers and ca_file, and not client_kwargs, trust"
     ):
         read(site.url("/a.tar"), storage_options={"trust": 1, "client_kwargs": {"headers": {}}})
     assert site.asked == []
@@ -197,7 +197,7 @@ def test_requests_go_through_the_proxy_of_the_environment(
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert read(site.url("/a.tar")) == b"/a.tar"
     monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
-    with pytest.raises(ShardNotOpened, match=r"http_proxy.* names a proxy of the scheme 'socks5'"):
+    with pytest.raises(ShardOpenError, match=r"http_proxy.* names a proxy of the scheme 'socks5'"):
         read("http://far.invalid/a.tar")
 
 
@@ -220,7 +220,7 @@ def test_a_proxy_that_refuses_is_told(tunnel: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Tunnel, "answer", f"HTTP/1.1 {status} Not you\r\n\r\n".encode())
     monkeypatch.setenv("https_proxy", tunnel)
     with pytest.raises(
-        ShardNotOpened, match=rf"far\.invalid/a\.tar cannot be opened: HTTP status {status}, Not you \(of the proxy"
+        ShardOpenError, match=rf"far\.invalid/a\.tar cannot be opened: HTTP status {status}, Not you \(of the proxy"
     ) as found:
         read("https://far.invalid/a.tar")
     assert found.value.concerns_all
@@ -230,7 +230,7 @@ def test_a_proxy_that_never_ends_its_headers_is_left(tunnel: str, monkeypatch: p
     monkeypatch.setattr(Tunnel, "answer", b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100)
     monkeypatch.setenv("https_proxy", tunnel)
     monkeypatch.setattr(Tunnel, "handle", lambda self: self.wfile.write(self.answer) and self.rfile.read())
-    with pytest.raises(ShardNotOpened, match=r"far\.invalid/a\.tar cannot be opened: (TimeoutError|OSError)"):
+    with pytest.raises(ShardOpenError, match=r"far\.invalid/a\.tar cannot be opened: (TimeoutError|OSError)"):
         read("https://far.invalid/a.tar", timeout_s=0.3, retries=0)
 
 

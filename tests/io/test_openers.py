@@ -24,13 +24,13 @@ from hypothesis import strategies as st
 
 from wds_datapipes import TarWriter, build_index, build_indexes, check_index, read_index, write_index
 from wds_datapipes.errors import (
-    MissingDependency,
-    MissingSidecar,
+    MissingDependencyError,
+    MissingSidecarError,
     PatternError,
     ShardError,
-    ShardNotOpened,
-    StaleSidecar,
-    UnknownScheme,
+    ShardOpenError,
+    StaleSidecarError,
+    UnknownSchemeError,
 )
 from wds_datapipes.io import urls
 from wds_datapipes.io.openers import (
@@ -157,7 +157,7 @@ def test_an_opener_may_return_anything_that_reads() -> None:
 
 
 def test_an_unknown_scheme_says_what_is_known() -> None:
-    with pytest.raises(UnknownScheme, match=r"'nope' of nope://x.*file, .*pipe.*memory.*register_opener\('nope'"):
+    with pytest.raises(UnknownSchemeError, match=r"'nope' of nope://x.*file, .*pipe.*memory.*register_opener\('nope'"):
         open_url("nope://x")
 
 
@@ -204,7 +204,7 @@ def test_what_is_not_local_has_no_local_path() -> None:
     ],
 )
 def test_a_local_file_that_cannot_be_opened(url: str, message: str) -> None:
-    with pytest.raises(ShardNotOpened, match=message):
+    with pytest.raises(ShardOpenError, match=message):
         open_url(url)
 
 
@@ -232,13 +232,13 @@ def test_standard_input_is_read_and_stays_open() -> None:
 def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"data")))
     assert read("-") == b"data"
-    with pytest.raises(ShardNotOpened, match="was opened before and cannot be read twice"):
+    with pytest.raises(ShardOpenError, match="was opened before and cannot be read twice"):
         open_url("-")
 
 
 def test_no_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(ShardNotOpened, match="standard input, and this process has none"):
+    with pytest.raises(ShardOpenError, match="standard input, and this process has none"):
         open_url("-")
 
 
@@ -252,7 +252,7 @@ def test_a_worker_process_has_no_standard_input() -> None:
         "process = multiprocessing.get_context('fork').Process(target=worker)\n"
         "process.start(); process.join()\n"
     )
-    assert re.match(r"ShardNotOpened .*a worker process has none. Read it with num_workers=0", python(code, b"data"))
+    assert re.match(r"ShardOpenError .*a worker process has none. Read it with num_workers=0", python(code, b"data"))
 
 
 # File systems of fsspec -------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def memory() -> Iterator[Any]:
 def test_a_file_system_of_fsspec(memory: Any) -> None:
     memory.pipe("/d/a b#?.tar", BODY)
     assert read("memory://d/a b#?.tar") == read("MEMORY://d/a b#?.tar", storage_options={}) == BODY
-    with pytest.raises(ShardNotOpened, match=r"memory://d/no.tar cannot be opened: there is no such file"):
+    with pytest.raises(ShardOpenError, match=r"memory://d/no.tar cannot be opened: there is no such file"):
         open_url("memory://d/no.tar")
 
 
@@ -301,7 +301,7 @@ def test_an_error_while_reading_names_the_shard_and_no_secret(memory: Any, monke
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, url: str, message: str) -> None:
     for package in ("gcsfs", "s3fs", "smbprotocol"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependency, match=message):
+    with pytest.raises(MissingDependencyError, match=message):
         open_url(url)
 
 
@@ -364,7 +364,7 @@ def test_what_goes_wrong_with_http_is_told_without_secrets(
 
 def test_a_host_that_does_not_answer(web: str) -> None:
     with pytest.raises(
-        ShardNotOpened, match=r"http://\*\*\*@127.0.0.1:1/x cannot be opened: ConnectionRefused"
+        ShardOpenError, match=r"http://\*\*\*@127.0.0.1:1/x cannot be opened: ConnectionRefused"
     ) as caught:
         open_url(f"http://me:{SECRET}@127.0.0.1:1/x", retries=1)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -393,10 +393,10 @@ def s3(s3_store: Any) -> dict[str, Any]:
 
 def test_s3_is_read_and_its_errors_tell_no_secret(s3: dict[str, Any]) -> None:
     assert read("s3://bucket/d/a.tar", storage_options=s3) == BODY
-    with pytest.raises(ShardNotOpened, match=r"s3://bucket/d/no.tar cannot be opened: there is no such file"):
+    with pytest.raises(ShardOpenError, match=r"s3://bucket/d/no.tar cannot be opened: there is no such file"):
         open_url("s3://bucket/d/no.tar", storage_options=s3)
     other = {**s3, "secret": f"wrong{SECRET}"}
-    with pytest.raises(ShardNotOpened, match=r"s3://bucket/d/a.tar cannot be opened: permission denied") as caught:
+    with pytest.raises(ShardOpenError, match=r"s3://bucket/d/a.tar cannot be opened: permission denied") as caught:
         open_url("s3://bucket/d/a.tar", storage_options=other)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
@@ -427,15 +427,15 @@ def test_shards_on_s3_are_indexed_there(s3: dict[str, Any]) -> None:
     assert stream.read(5) == b"3.bin"
     with TarWriter(url, storage_options=s3) as shard:
         shard.write({"__key__": "a", "txt": "another"})
-    with pytest.raises(StaleSidecar, match=r"s3://bucket/i/x\.tar has changed since its index was built"):
+    with pytest.raises(StaleSidecarError, match=r"s3://bucket/i/x\.tar has changed since its index was built"):
         check_index(index, url, storage_options=s3)
     assert build_indexes([url], storage_options=s3)[0].is_new
     other = {**s3, "secret": f"wrong{SECRET}"}
-    with pytest.raises(ShardNotOpened, match=r"x\.tar cannot be opened: permission denied") as caught:
+    with pytest.raises(ShardOpenError, match=r"x\.tar cannot be opened: permission denied") as caught:
         build_index(url, storage_options=other)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     for use in (read_index, lambda place, **options: write_index(index, place, **options)):
-        with pytest.raises(MissingSidecar, match=r"x\.tar\.wdsidx cannot be (read|written)") as refused:
+        with pytest.raises(MissingSidecarError, match=r"x\.tar\.wdsidx cannot be (read|written)") as refused:
             use(f"{url}.wdsidx", storage_options=other)
         assert SECRET not in "".join(traceback.format_exception(refused.value))
 

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes.errors import ShardNotOpened, TruncatedShard
+from wds_datapipes.errors import ShardOpenError, TruncatedShardError
 from wds_datapipes.io import prefetch
-from wds_datapipes.io.prefetch import ReadAhead
+from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.remote import fsspec_file
 from wds_datapipes.shards.loading import load_wds_shards
 from wds_datapipes.testing import build_shard
@@ -153,7 +153,7 @@ def test_no_more_is_held_than_was_asked_for(shards: dict[str, str], monkeypatch:
     monkeypatch.setattr(fsspec_file, "BLOCK_BYTES", block)
     limit = 200_000
     taken = most = 0
-    ahead = ReadAhead([shards[name] for name in "cecb"], limit, {}, lambda _: True)
+    ahead = ShardPrefetcher([shards[name] for name in "cecb"], limit, {}, lambda _: True)
     for url in ahead:
         with ahead.open(url) as stream:
             while data := stream.read(7 * KIB):
@@ -200,10 +200,10 @@ def test_an_error_of_the_source_comes_after_the_shards_before_it(shards: dict[st
 def test_errors_come_in_their_place(shards: dict[str, str]) -> None:
     members = load_wds_shards([shards["a"], shards["y"]], read_ahead=32 << 20)
     assert len([next(members) for _ in range(SIZES["a"])]) == SIZES["a"]
-    with pytest.raises(ShardNotOpened, match=r"watched://y\.tar cannot be opened: there is no such file"):
+    with pytest.raises(ShardOpenError, match=r"watched://y\.tar cannot be opened: there is no such file"):
         next(members)
     members = load_wds_shards([shards["x"]], read_ahead=32 << 20)
-    with pytest.raises(TruncatedShard, match=r"watched://x\.tar"):
+    with pytest.raises(TruncatedShardError, match=r"watched://x\.tar"):
         list(members)
 
 

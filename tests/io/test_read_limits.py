@@ -26,7 +26,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ErrorBudget, ReadLimits, ShardList
 from wds_datapipes.codecs.gzip_fields import gunzip, to_gzip
-from wds_datapipes.errors import CorruptShard, DecodeError, ErrorBudgetExceeded, LimitExceeded
+from wds_datapipes.errors import CorruptShardError, DecodeError, ErrorBudgetError, ReadLimitError
 from wds_datapipes.io import read_limits
 from wds_datapipes.io.compression.decompress import decompressed
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
@@ -82,7 +82,7 @@ def read(archive: bytes, given: ReadLimits = DEFAULT_LIMITS, **options: Any) -> 
     try:
         for _, name, _, _ in read_members(io.BytesIO(archive), url="x.tar", limits=given, **options):
             names.append(name)
-    except LimitExceeded as error:
+    except ReadLimitError as error:
         return names, limit_in(error)
     return names, ""
 
@@ -101,7 +101,7 @@ def scanned(path: Path, archive: bytes, given: ReadLimits) -> tuple[list[str], s
     names: list[str] = []
     try:
         scan_shard(str(path), lambda name, *_: names.append(name), limits=given)
-    except LimitExceeded as error:
+    except ReadLimitError as error:
         return names, limit_in(error)
     return names, ""
 
@@ -179,7 +179,7 @@ def endless(*pieces: bytes, most: int) -> BinaryIO:
 def test_a_member_that_is_too_large_is_told_before_its_data_are_read(size: int) -> None:
     stream = endless(header("a.bin", size), bytes(MIB), most=4 * MIB)
     tracemalloc.start()
-    with pytest.raises(LimitExceeded) as caught:
+    with pytest.raises(ReadLimitError) as caught:
         list(read_members(stream, url="https://host/x.tar"))
     assert tracemalloc.get_traced_memory()[1] < 8 * MIB
     tracemalloc.stop()
@@ -191,7 +191,7 @@ def test_a_member_that_is_too_large_is_told_before_its_data_are_read(size: int) 
 
 
 def test_without_a_limit_what_memory_cannot_hold_is_damage() -> None:
-    with pytest.raises(CorruptShard, match="more than memory holds"):
+    with pytest.raises(CorruptShardError, match="more than memory holds"):
         read(header("a.bin", 1 << 80), NONE)
 
 
@@ -255,14 +255,16 @@ def test_what_never_comes_to_a_file_ends(pieces: list[bytes], ignore_zeros: bool
     members = read_members(stream, url="x.tar", ignore_zeros=ignore_zeros, limits=limits)
     assert next(members)[1] == "a"
     with pytest.raises(
-        LimitExceeded, match=r"x\.tar has no file from byte 1024 to byte \d+, and the limit is gap_bytes"
+        ReadLimitError, match=r"x\.tar has no file from byte 1024 to byte \d+, and the limit is gap_bytes"
     ):
         next(members)
 
 
 @pytest.mark.parametrize("piece", [PAX, GLOBAL_PAX, with_data(b"L", b"n" * 90), with_data(b"K", b"n" * 90)])
 def test_headers_that_never_come_to_a_member_end(piece: bytes) -> None:
-    with pytest.raises(LimitExceeded, match="has 257 headers for one member, of which the last is at byte 262144, and"):
+    with pytest.raises(
+        ReadLimitError, match="has 257 headers for one member, of which the last is at byte 262144, and"
+    ):
         list(read_members(endless(piece, most=3 * MIB), url="x.tar"))
 
 
@@ -287,7 +289,7 @@ def read_compressed(data: bytes, given: ReadLimits = DEFAULT_LIMITS) -> tuple[in
         try:
             for _ in read_members(stream, url="x.tar", limits=given):
                 count += 1
-        except LimitExceeded as error:
+        except ReadLimitError as error:
             return count, limit_in(error)
     return count, ""
 
@@ -308,7 +310,7 @@ def test_the_message_of_a_bomb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     (tmp_path / "x.tar").write_bytes(to_gzip(shard_of(bytes(4 * MIB))))
     pipe = ShardList(tmp_path / "x.tar").load_wds_shards(limits=ReadLimits(expansion=100))
     with pytest.raises(
-        LimitExceeded, match=r"The gzip data of .*x\.tar \(after \d{7} uncompressed bytes\) expand 1\d+ ti"
+        ReadLimitError, match=r"The gzip data of .*x\.tar \(after \d{7} uncompressed bytes\) expand 1\d+ ti"
     ):
         list(pipe)
 
@@ -342,7 +344,7 @@ def test_compressed_data_that_come_to_nothing_end(nothing: bytes) -> None:
         members = read_members(stream, url="x.tar", limits=given)
         assert next(members)[1] == "0.bin"
         with pytest.raises(
-            LimitExceeded, match=r"The zstd data of x\.tar \(after 2048 .* have 5\d{6} bytes of which nothing"
+            ReadLimitError, match=r"The zstd data of x\.tar \(after 2048 .* have 5\d{6} bytes of which nothing"
         ):
             next(members)
 
@@ -358,7 +360,7 @@ def test_a_field_expands_as_far_as_its_limit(parts: list[bytes], most: int) -> N
     if len(data) <= most:
         assert gunzip(packed, limits=ReadLimits(member_bytes=most)) == data
     else:
-        with pytest.raises(LimitExceeded, match=rf"^{len(packed)} bytes of gzip data expand to \d+ bytes") as caught:
+        with pytest.raises(ReadLimitError, match=rf"^{len(packed)} bytes of gzip data expand to \d+ bytes") as caught:
             gunzip(packed, limits=ReadLimits(member_bytes=most))
         assert limit_in(caught.value) == "member_bytes"
 
@@ -375,7 +377,7 @@ def test_with_a_limit_damage_is_damage_as_well(data: bytes, cut: int, change: tu
     damaged = bytes(packed[: len(packed) - cut]) or b"\x1f"
     try:
         found = gunzip(damaged, limits=ReadLimits(member_bytes=1000))
-    except (LimitExceeded, ValueError, OSError, EOFError, zlib.error):
+    except (ReadLimitError, ValueError, OSError, EOFError, zlib.error):
         return
     assert found == gzip.decompress(damaged)
 
@@ -383,12 +385,12 @@ def test_with_a_limit_damage_is_damage_as_well(data: bytes, cut: int, change: tu
 def test_a_field_that_is_a_bomb_takes_no_more_memory_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = to_gzip(bytes(64 * MIB))
     tracemalloc.start()
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(ReadLimitError):
         gunzip(bomb, limits=ReadLimits(member_bytes=2 * MIB))
     assert tracemalloc.get_traced_memory()[1] < 8 * MIB
     tracemalloc.stop()
     monkeypatch.setattr(read_limits, "EXPANSION_FROM_BYTES", MIB)
-    with pytest.raises(LimitExceeded, match=r"expand to \d+ bytes or more, and the limit is expansion=100\. "):
+    with pytest.raises(ReadLimitError, match=r"expand to \d+ bytes or more, and the limit is expansion=100\. "):
         gunzip(bomb, limits=ReadLimits(expansion=100))
 
 
@@ -411,7 +413,7 @@ def test_decoding_is_bounded(field: str, data: bytes, what: str) -> None:
     samples = IterableWrapper([{"__key__": "a", "__url__": "x.tar", field: data}])
     given = ReadLimits(member_bytes=90_000)
     with pytest.raises(
-        DecodeError, match=rf"field '{field}' .* decoded by .*: LimitExceeded: \d+ bytes of {what} data"
+        DecodeError, match=rf"field '{field}' .* decoded by .*: ReadLimitError: \d+ bytes of {what} data"
     ) as caught:
         list(samples.wds_decode(limits=given))
     assert limit_in(caught.value) == "member_bytes"
@@ -429,12 +431,12 @@ def test_shards_beyond_their_limits_are_passed_over_like_bad_ones(tmp_path: Path
     pipe = IterableWrapper([str(bad), str(good)])
     given = ReadLimits(member_bytes=1000)
     with pytest.raises(
-        LimitExceeded, match=r"bad\.tar has the member 'b\.video' \(header at byte 2048\) of 2000 bytes"
+        ReadLimitError, match=r"bad\.tar has the member 'b\.video' \(header at byte 2048\) of 2000 bytes"
     ):
         list(pipe.load_wds_shards(limits=given))
     samples = list(pipe.load_wds_shards(limits=given, on_error="skip").group_samples())
     assert [sample["__key__"] for sample in samples] == ["a", "g"]  # b may lack a field, and is never handed on
-    with pytest.raises(ErrorBudgetExceeded, match="1 x LimitExceeded"):
+    with pytest.raises(ErrorBudgetError, match="1 x ReadLimitError"):
         list(pipe.load_wds_shards(limits=given, on_error=ErrorBudget(max_errors=0, warn=False)))
 
 

@@ -21,9 +21,9 @@ from sftp_server import PASSWORD, USER, SftpServer
 from wires import Cut, Wire, wire
 
 from wds_datapipes import ShardList
-from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError, ShardNotOpened
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.io.remote.retry import RetryPolicy
 from wds_datapipes.io.remote.sftp import _ChannelFile, _file_system
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
@@ -60,7 +60,7 @@ def forget() -> None:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Keep a record of the pauses, and make none."""
     found: list[float] = []
-    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: found.append(pause_s))
+    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: found.append(pause_s))
     return found
 
 
@@ -164,12 +164,12 @@ def test_a_server_that_stalls_is_left_and_asked_again(server: SftpServer, line: 
 def test_breaking_again_and_again_is_an_error_with_the_place(server: SftpServer, line: Wire) -> None:
     line.cuts[:] = [Cut(100_000, "stall")] + [Cut(20, "close")] * 9
     with pytest.raises(
-        ReadFailed, match=r"Reading sftp://127\.0\.0\.1/a\.tar failed after \d{5} bytes: .*It was tried 4 times"
+        ShardReadError, match=r"Reading sftp://127\.0\.0\.1/a\.tar failed after \d{5} bytes: .*It was tried 4 times"
     ):
         read(server.options(line.port), retries=3, timeout_s=0.5)
     forget()
     line.cuts[:] = [Cut(20, "close")] * 9
-    with pytest.raises(ShardNotOpened, match=r"sftp://127\.0\.0\.1/a\.tar cannot be opened: .*It was tried 4 times"):
+    with pytest.raises(ShardOpenError, match=r"sftp://127\.0\.0\.1/a\.tar cannot be opened: .*It was tried 4 times"):
         read(server.options(line.port), retries=3)
 
 
@@ -183,7 +183,7 @@ def test_a_server_that_is_ended_in_the_middle_is_waited_for(
         if len(waited) == 3:
             server.start()
 
-    monkeypatch.setattr(Patience, "rest", lambda _, pause_s: wait(pause_s))
+    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: wait(pause_s))
     large = server.files / "large.bin"  # more than is asked for at a time
     large.write_bytes(random.Random(1).randbytes(4_000_000))
     with open_url("sftp://127.0.0.1/large.bin", storage_options=server.options()) as stream:
@@ -210,21 +210,21 @@ def test_a_shard_that_is_replaced_in_the_middle_is_no_splice(server: SftpServer,
     build_shard(other, SAMPLES[::-1])
     os.utime(other, (1, 1))
     other.replace(server.files / "a.tar")
-    with pytest.raises(ChangedShard, match=r"a\.tar was replaced while it was read: after \d+ bytes"):
+    with pytest.raises(ChangedShardError, match=r"a\.tar was replaced while it was read: after \d+ bytes"):
         list(members)
     load_state(resumed := pipeline(options, on_error=on_error), state)
-    with pytest.raises(ChangedShard, match=r"a\.tar"):
+    with pytest.raises(ChangedShardError, match=r"a\.tar"):
         list(resumed)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_wrong_password_stops_whatever_the_policy_is(server: SftpServer, pauses: list[float], on_error: str) -> None:
-    with pytest.raises(ShardNotOpened, match=r"a\.tar cannot be opened: permission denied") as found:
+    with pytest.raises(ShardOpenError, match=r"a\.tar cannot be opened: permission denied") as found:
         read(server.options(password="wrong-and-secret"), on_error=on_error)
     assert found.value.concerns_all
     assert "secret" not in f"{found.value!r} {found.value.args} {vars(found.value)}"
     assert pauses == []
-    with pytest.raises(ShardNotOpened, match="there is no such file"):
+    with pytest.raises(ShardOpenError, match="there is no such file"):
         list(ShardList("sftp://127.0.0.1/b.tar").load_wds_shards(storage_options=server.options()))
 
 
@@ -241,10 +241,10 @@ def test_only_servers_whose_keys_are_known_are_trusted_if_a_file_has_them(
     other = paramiko.ECDSAKey.generate()
     (tmp_path / "other key").write_text(f"{place} {other.get_name()} {other.get_base64()}\n")
     for name in ("elsewhere", "other key"):
-        with pytest.raises(ShardNotOpened, match="it is not the server whose key is known") as found:
+        with pytest.raises(ShardOpenError, match="it is not the server whose key is known") as found:
             read(server.options(known_hosts=str(tmp_path / name)), on_error="skip")
         assert found.value.concerns_all
-    with pytest.raises(ShardNotOpened, match=r"storage_options\['known_hosts'\] has to be a file with keys"):
+    with pytest.raises(ShardOpenError, match=r"storage_options\['known_hosts'\] has to be a file with keys"):
         read(server.options(known_hosts=str(tmp_path / "none")))
     assert pauses == []
 

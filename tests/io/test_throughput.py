@@ -16,28 +16,28 @@ import pytest
 from fsspec.registry import _registry  # type: ignore[import-untyped]  # the same
 
 from wds_datapipes import ShardList
-from wds_datapipes.counters import LEDGER, Ledger
-from wds_datapipes.errors import ChangedShard, ReadFailed
+from wds_datapipes.counters import COUNTERS, Counters
+from wds_datapipes.errors import ChangedShardError, ShardReadError
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote import throughput
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, PATIENCE, UNGUARDED
-from wds_datapipes.io.remote.retry import Patience, passes
-from wds_datapipes.io.remote.throughput import Attempt, Pace, TooSlow
+from wds_datapipes.io.remote.retry import RetryPolicy, passes
+from wds_datapipes.io.remote.throughput import Attempt, ThroughputMonitor, TooSlowError
 from wds_datapipes.testing import build_shard
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Patience.__init__, "__defaults__", (lambda _: None,))
+    monkeypatch.setattr(RetryPolicy.__init__, "__defaults__", (lambda _: None,))
 
 
 @pytest.fixture
 def nobody_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The log of slow stores, as it is in a new process."""
     monkeypatch.setattr(throughput, "_told_at", -throughput.QUIET_S)
-    LEDGER.clear()
+    COUNTERS.clear()
     yield
-    LEDGER.clear()
+    COUNTERS.clear()
 
 
 class Drips(http.server.BaseHTTPRequestHandler):
@@ -103,7 +103,9 @@ def test_a_server_that_drips_is_left_and_another_connection_goes_on(drips: str) 
 @pytest.mark.parametrize("read_ahead", [0, 1 << 20])
 def test_a_server_that_only_drips_ends_in_an_error(drips: str, read_ahead: int) -> None:
     Drips.dripping, Drips.good = 99, 1000
-    with pytest.raises(ReadFailed, match=r"a\.tar failed after \d+ bytes: TooSlow: only \d+ bytes came in .* 3 times"):
+    with pytest.raises(
+        ShardReadError, match=r"a\.tar failed after \d+ bytes: TooSlow: only \d+ bytes came in .* 3 times"
+    ):
         list(ShardList([drips]).load_wds_shards(timeout_s=0.8, retries=2, read_ahead=read_ahead))
     assert len(Drips.begins) == 3
 
@@ -121,14 +123,14 @@ class Clock:
 @pytest.mark.usefixtures("nobody_told")
 def test_a_slow_store_is_told_once_for_a_shard_and_not_of_each(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    shards = [Pace(f"s3://bucket/{n}.tar", 60, clock) for n in range(3)]
+    shards = [ThroughputMonitor(f"s3://bucket/{n}.tar", 60, clock) for n in range(3)]
     with caplog.at_level(logging.WARNING, "wds_datapipes"):
         for _ in range(40):
             for shard in shards:
                 shard.note(50_000, 1.0)
             clock.now += 1
         assert caplog.messages == ["Reading s3://bucket/0.tar is slow: 500000 bytes came in 10 s"]
-        later = Pace("s3://bucket/9.tar", 60, clock)
+        later = ThroughputMonitor("s3://bucket/9.tar", 60, clock)
         clock.now += 60
         later.note(100_000, 11.0)
     assert caplog.messages[1:] == ["Reading s3://bucket/9.tar is slow: 100000 bytes came in 11 s"]
@@ -137,18 +139,18 @@ def test_a_slow_store_is_told_once_for_a_shard_and_not_of_each(caplog: pytest.Lo
 @pytest.mark.usefixtures("nobody_told")
 def test_a_store_that_is_far_slower_than_before_is_slow(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "wds_datapipes"):
-        fast, clock = Pace("fast", 60), Clock()
+        fast, clock = ThroughputMonitor("fast", 60), Clock()
         for _ in range(100):
             fast.note(100_000_000, 1.0)
-        Pace("half as fast", 60, clock).note(600_000_000, 12.0)
+        ThroughputMonitor("half as fast", 60, clock).note(600_000_000, 12.0)
         assert caplog.messages == []
-        Pace("a fiftieth", 60, clock).note(24_000_000, 12.0)
+        ThroughputMonitor("a fiftieth", 60, clock).note(24_000_000, 12.0)
     assert caplog.messages == ["Reading a fiftieth is slow: 24000000 bytes came in 12 s"]
 
 
 @pytest.mark.usefixtures("nobody_told")
 def test_time_in_which_nobody_reads_does_not_count() -> None:
-    steady = Pace("x", 60)
+    steady = ThroughputMonitor("x", 60)
     for _ in range(100_000):
         steady.note(1 << 20, 0.0005)
     for _ in range(20):
@@ -156,13 +158,13 @@ def test_time_in_which_nobody_reads_does_not_count() -> None:
     steady.note(0, 100.0)  # the end may take its time
     for _ in range(5):
         steady.note(1, 10.0)
-    with pytest.raises(TooSlow):
+    with pytest.raises(TooSlowError):
         steady.note(1, 10.0)
-    assert passes(TooSlow())
+    assert passes(TooSlowError())
 
 
 def test_what_came_from_stores_is_counted(drips: str) -> None:
-    book = Ledger()
+    book = Counters()
 
     def count() -> None:
         for _ in range(2000):
@@ -174,10 +176,10 @@ def test_what_came_from_stores_is_counted(drips: str) -> None:
     for thread in threads:
         thread.join()
     assert (book.fetched_bytes, book.fetching_s) == (24_000, 4000.0)
-    before = LEDGER.fetched_bytes
+    before = COUNTERS.fetched_bytes
     with open_url(drips) as stream:
         assert stream.read() == Drips.body
-    assert LEDGER.fetched_bytes - before == len(Drips.body)
+    assert COUNTERS.fetched_bytes - before == len(Drips.body)
 
 
 def test_a_report_tells_who_waited_for_stores(drips: str) -> None:
@@ -268,7 +270,9 @@ def test_a_library_that_never_answers_is_an_error(blocks: type[Blocks]) -> None:
     blocks.on_block = lambda _: hangs.wait(60)
     seconds = rf"{0.02 * PATIENCE:g} s"
     with (
-        pytest.raises(ReadFailed, match=rf"blocks://a failed after 0 bytes: TooSlow: .* within {seconds}.* 3 times"),
+        pytest.raises(
+            ShardReadError, match=rf"blocks://a failed after 0 bytes: TooSlow: .* within {seconds}.* 3 times"
+        ),
         open_url("blocks://a", timeout_s=0.02, retries=2) as stream,
     ):
         stream.read(1)
@@ -285,7 +289,7 @@ def test_blocks_are_all_of_one_version(blocks: type[Blocks], monkeypatch: pytest
     with open_url("blocks://a") as stream:
         received = [stream.read(1 << 20) for _ in range(2 * BLOCK_BYTES >> 20)]
         assert b"".join(received) == blocks.body[: 2 * BLOCK_BYTES]
-        with pytest.raises(ChangedShard, match="blocks://a was replaced while it was read"):
+        with pytest.raises(ChangedShardError, match="blocks://a was replaced while it was read"):
             stream.read(1)
     assert {"gs", "az", "abfs", "hf"} <= UNGUARDED
 
@@ -294,7 +298,7 @@ def test_an_attempt_that_is_abandoned_is_waited_for_no_longer() -> None:
     hangs = threading.Event()
     attempt = Attempt(lambda: hangs.wait(60))
     threading.Timer(0.05, attempt.abandon).start()
-    with pytest.raises(TooSlow):
+    with pytest.raises(TooSlowError):
         attempt.result(60)
     hangs.set()
     with pytest.raises(ValueError, match="its own"):

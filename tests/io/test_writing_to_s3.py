@@ -24,7 +24,7 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
 from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, check_index, convert_shards, read_index
-from wds_datapipes.errors import ConversionFailed, ShardNotOpened, ShardNotWritten
+from wds_datapipes.errors import ConversionError, ShardOpenError, ShardWriteError
 from wds_datapipes.io.sinks import remote_sink, size_of
 from wds_datapipes.testing import build_shard
 
@@ -247,7 +247,7 @@ def test_what_the_store_refuses_leaves_nothing(
     bucket: Any, gate: Gate, options: dict[str, Any], megabytes: float, refused: str, number: int
 ) -> None:
     gate.act = lambda kind, moment: moment == "before" and kind == refused and gate.done.count(kind) >= number - 1
-    with pytest.raises(ShardNotWritten, match=r"s3://bucket/w/a\.tar cannot be written: permission denied") as caught:
+    with pytest.raises(ShardWriteError, match=r"s3://bucket/w/a\.tar cannot be written: permission denied") as caught:
         write("s3://bucket/w/a.tar", options, megabytes)
     assert options["secret"] not in "".join(traceback.format_exception(caught.value))
     assert gate.done.count("abort") == (refused in ("part", "complete"))
@@ -256,7 +256,7 @@ def test_what_the_store_refuses_leaves_nothing(
 
 
 def test_writing_with_wrong_credentials_tells_no_secret(bucket: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(ShardNotWritten, match=r"s3://bucket/w/x\.tar cannot be written: permission denied") as caught:
+    with pytest.raises(ShardWriteError, match=r"s3://bucket/w/x\.tar cannot be written: permission denied") as caught:
         write("s3://bucket/w/x.tar", {**options, "secret": f"wrong{options['secret']}"}, 0.1)
     assert options["secret"] not in "".join(traceback.format_exception(caught.value))
 
@@ -307,7 +307,7 @@ def test_shards_are_converted_to_the_store(bucket: Any, gate: Gate, options: dic
     bucket.rm("bucket/w/b.tar")
     assert new(convert(options, index=True)) == ["b.tar"]
     assert shards(bucket) == found
-    with pytest.raises(ShardNotOpened, match=r"s3://bucket/w/a\.tar cannot be opened: permission denied") as caught:
+    with pytest.raises(ShardOpenError, match=r"s3://bucket/w/a\.tar cannot be opened: permission denied") as caught:
         convert({**options, "secret": f"wrong{options['secret']}"})
     assert options["secret"] not in "".join(traceback.format_exception(caught.value))
 
@@ -323,7 +323,7 @@ def test_what_the_store_refuses_is_tried_again_and_told(bucket: Any, gate: Gate,
         return False
 
     gate.act = partial(refuse, times=2)
-    with pytest.raises(ConversionFailed, match=r"(?s)1 of 2 .*\na\.tar: ShardNotWritten: .* permission denied"):
+    with pytest.raises(ConversionError, match=r"(?s)1 of 2 .*\na\.tar: ShardWriteError: .* permission denied"):
         convert(options, retries=1)
     assert shards(bucket) == {"b.tar": expected["b.tar"]}
     refused.clear()

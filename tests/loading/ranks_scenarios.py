@@ -29,7 +29,7 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import RankLost
+from wds_datapipes.errors import RankLostError
 
 # Silenced by the import above.
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService  # isort: skip
@@ -325,7 +325,7 @@ def breaks_off(rank: Rank) -> None:
             rank.flags.show("1 is too late")
     try:
         rank.read(loader)
-    except RankLost:
+    except RankLostError:
         rank.flags.show(f"{rank.rank} is told")
         rank.flags.wait("1 is too late")  # the store goes with rank 0
         raise

@@ -397,7 +397,7 @@ def random_kill(generator: random.Random) -> str:
                 items = iter(dl)
         except Exception as error:
             name = rf"Worker [0-2] \(pid {victim}\) was killed by signal 9 \(SIGKILL\)"
-            return "died" if re.match(f"WorkerDied: {name}", tell(error)) else tell(error)
+            return "died" if re.match(f"WorkerDiedError: {name}", tell(error)) else tell(error)
         finally:
             killer.join()
 

@@ -10,7 +10,7 @@ import pytest
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ErrorBudget, ShardList, ShardReadingService, read_quarantine
-from wds_datapipes.errors import ErrorBudgetExceeded
+from wds_datapipes.errors import ErrorBudgetError
 from wds_datapipes.testing import build_shard
 
 
@@ -40,7 +40,7 @@ def read(budget: ErrorBudget, epochs: int = 1) -> Any:
     ],
 )
 def test_the_worker_that_passes_over_too_much_ends_the_run(limits: dict[str, Any], counts: str) -> None:
-    with pytest.raises(ErrorBudgetExceeded) as caught:
+    with pytest.raises(ErrorBudgetError) as caught:
         read(ErrorBudget(**limits, warn=False))
     assert f"wds_decode had to pass over {counts}" in str(caught.value)
     assert "worker process 1" in str(caught.value)
@@ -75,6 +75,6 @@ def test_shards_of_a_store_that_fail_are_counted_named_and_told_in_one_line(
         DataLoader2(members.group_samples(), reading_service=ShardReadingService(2)) as loader,
     ):
         assert len(list(loader)) == 20
-    assert caplog.messages == ["epoch 1: passed over 2 items: 2 x load_wds_shards: ShardNotOpened"]
+    assert caplog.messages == ["epoch 1: passed over 2 items: 2 x load_wds_shards: ShardOpenError"]
     assert sorted(item.url for item in read_quarantine("bad.jsonl")) == [url.replace("secret", "***") for url in urls]
-    assert {item.error for item in read_quarantine("bad.jsonl")} == {"ShardNotOpened"}
+    assert {item.error for item in read_quarantine("bad.jsonl")} == {"ShardOpenError"}

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import WorkerDied, WorkerTimeout
+from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
 from wds_datapipes.testing import build_shard
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the imports above
@@ -74,7 +74,7 @@ def test_a_command_ends_with_a_worker_that_is_killed(loader: Any) -> None:
         killer = threading.Thread(target=kill)
         items = iter(dl)
         killer.start()
-        with pytest.raises(WorkerDied, match="SIGKILL"):
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
             list(items)
         killer.join()
         await_end(found)
@@ -87,6 +87,6 @@ def test_a_command_ends_with_a_worker_that_takes_too_long(loader: Any) -> None:
         found = [
             process for each in dl.reading_service.report().workers for process in commands_of(psutil.Process(each.pid))
         ]
-        with pytest.raises(WorkerTimeout):
+        with pytest.raises(WorkerTimeoutError):
             list(items)
     await_end(found)

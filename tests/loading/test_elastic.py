@@ -26,11 +26,11 @@ from torchdata.dataloader2.utils import WorkerInfo
 from wds_datapipes import ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
-from wds_datapipes.loading.checkpoint.item_positions import Trail
+from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import placed
 from wds_datapipes.loading.checkpoint.shard_assignment import deal_anew
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.rank_and_worker import split_by_worker
 from wds_datapipes.loading.seeding import reset_pipeline
 from wds_datapipes.pipes.state.pipeline_state import record_state
@@ -94,10 +94,10 @@ PIPELINES: dict[str, Callable[[], IterDataPipe[Any]]] = {
 }
 #: How many ranks a run has, and how many workers each of them.
 Topology = tuple[int, int]
-START = Resumed(None)
+START = WorkerState(None)
 
 
-def worker_of(pipe: Any, topology: Topology, number: int, resumed: Resumed) -> tuple[Any, Iterator[str]]:
+def worker_of(pipe: Any, topology: Topology, number: int, resumed: WorkerState) -> tuple[Any, Iterator[str]]:
     """Do what a worker does when an epoch begins, or goes on: return its pipeline, and an iterator over the items."""
     (ranks, workers), (rank, worker) = topology, divmod(number, topology[1])
     pipe = apply_sharding(pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
@@ -109,7 +109,7 @@ def worker_of(pipe: Any, topology: Topology, number: int, resumed: Resumed) -> t
     return pipe, iter(pipe)
 
 
-def checkpoint_of(topology: Topology, rank: int, parts: list[Resumed]) -> Checkpoint:
+def checkpoint_of(topology: Topology, rank: int, parts: list[WorkerState]) -> Checkpoint:
     """Return what a rank saves, as it comes out of a file."""
     ranks, workers = topology
     saved = Checkpoint(
@@ -156,11 +156,11 @@ def test_a_chain_of_runs_gets_each_sample_once_however_often_the_epoch_is_dealt_
         ranks, workers = topology
         places = [(rank, ranks, True, workers) for rank in range(ranks)]
         found = [placed(saved, new(), place).parts if saved else [START] * workers for place in places]
-        pipes, rests, states = list[Any](), list[list[str]](), list[Resumed]()
+        pipes, rests, states = list[Any](), list[list[str]](), list[WorkerState]()
         for number, part in enumerate(itertools.chain(*found)):
             pipe, items = worker_of(new(), topology, number, part)
             delivered, ahead = cuts[number]
-            trail, recorder = Trail(), Recorder()
+            trail, recorder = ItemPositions(), Recorder()
             trail.begin(part)
             made = []
             for item in itertools.islice(items, delivered + ahead):
@@ -376,7 +376,7 @@ def test_what_is_not_the_state_of_all_ranks_is_refused(spoil: Any, text: str) ->
         (lambda urls: urls.sharding_filter().filter(bool).load_wds_shards().group_samples(), "from Filter"),
         (
             lambda urls: urls.sharding_filter().load_wds_shards().group_samples().rsample(0.5),
-            "SampleThinner knows what each worker has read, or counts it",
+            "SampleRsampler knows what each worker has read, or counts it",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from wds_datapipes.errors import WorkerDied
+from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.workers.inbox import Inbox
 from wds_datapipes.loading.workers.shutdown import end_processes
 
@@ -92,14 +92,14 @@ def test_what_was_sent_before_the_end_arrives_before_the_error(start: Start) -> 
     inbox, process = start(kill_after_sending, 1, 2)
     process.join()
     assert [inbox.get(), inbox.get()] == [1, 2]
-    with pytest.raises(WorkerDied, match=rf"^Worker 3 \(pid {process.pid}\) was killed by signal 9 \(SIGKILL\)"):
+    with pytest.raises(WorkerDiedError, match=rf"^Worker 3 \(pid {process.pid}\) was killed by signal 9 \(SIGKILL\)"):
         inbox.get()
 
 
 @pytest.mark.parametrize("written", [0, 1, 4, 5, 5000])
 def test_a_process_that_ends_in_the_middle_of_a_message(start: Start, written: int) -> None:
     inbox, _ = start(kill_in_a_message, written)
-    with pytest.raises(WorkerDied, match="was killed by signal 9"):
+    with pytest.raises(WorkerDiedError, match="was killed by signal 9"):
         inbox.get()
 
 
@@ -119,7 +119,7 @@ def test_the_message_says_how_the_process_ended(
     start: Start, target: Callable[..., None], number: int, message: str
 ) -> None:
     inbox, _ = start(target, number)
-    with pytest.raises(WorkerDied, match=message):
+    with pytest.raises(WorkerDiedError, match=message):
         inbox.get()
 
 
@@ -167,7 +167,7 @@ def test_get_waits_for_a_slow_process(start: Start) -> None:
 def test_a_tensor_of_a_process_that_is_gone(start: Start) -> None:
     inbox, process = start(kill_after_sending, torch.arange(10))
     process.join()
-    with pytest.raises(WorkerDied, match="was killed by signal 9"):
+    with pytest.raises(WorkerDiedError, match="was killed by signal 9"):
         inbox.get()
 
 
@@ -181,7 +181,7 @@ def test_an_end_that_nobody_announces_is_noticed(start: Start) -> None:
         os._exit(0)
 
     inbox, _ = start(leave_a_child)
-    with pytest.raises(WorkerDied, match="ended with exit code 5"):
+    with pytest.raises(WorkerDiedError, match="ended with exit code 5"):
         inbox.get()
 
 

@@ -19,7 +19,7 @@ from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Sampler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
-from wds_datapipes.errors import ChangedShard
+from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.testing import build_shard
 
 SHARDS, SAMPLES = 8, 3
@@ -162,7 +162,9 @@ def test_a_shard_that_was_added_while_the_run_was_down_is_noticed(workers: int, 
     shutil.copyfile("0.tar", "+.tar")  # it comes before those that are there
     with (
         with_service(of_lister(), then, merge_states([state])) as loader,
-        pytest.raises(ChangedShard, match=r"list of shards has changed.*item \d was .*\d.tar, and is .*[+\d].tar now"),
+        pytest.raises(
+            ChangedShardError, match=r"list of shards has changed.*item \d was .*\d.tar, and is .*[+\d].tar now"
+        ),
     ):
         found += [key for (key,) in loader]
     os.remove("+.tar")
@@ -174,11 +176,14 @@ def test_a_shard_that_was_added_while_the_run_was_down_is_noticed(workers: int, 
 def test_a_shard_that_was_removed_is_noticed() -> None:
     _, state = cut(of_lister(), 2, 2 * SAMPLES + 1)
     os.remove("0.tar")
-    with with_service(of_lister(), 2, state) as loader, pytest.raises(ChangedShard, match="list of shards has changed"):
+    with (
+        with_service(of_lister(), 2, state) as loader,
+        pytest.raises(ChangedShardError, match="list of shards has changed"),
+    ):
         list(loader)
     for number in range(1, SHARDS):
         os.remove(f"{number}.tar")
-    with with_service(of_lister(), 2, state) as loader, pytest.raises(ChangedShard, match="and has 0 now"):
+    with with_service(of_lister(), 2, state) as loader, pytest.raises(ChangedShardError, match="and has 0 now"):
         list(loader)
 
 
@@ -227,7 +232,7 @@ def test_the_lists_of_mixtures_and_of_streams_are_checked(make: Any) -> None:
     assert sorted(found + rest) == ALL if make is mixed else len(rest) == 3
     shutil.copyfile("4.tar", "00.tar" if make is passes else "40.tar")
     os.remove("4.tar")
-    with with_service(make(), 2, state) as loader, pytest.raises(ChangedShard, match="list of shards has changed"):
+    with with_service(make(), 2, state) as loader, pytest.raises(ChangedShardError, match="list of shards has changed"):
         list(loader)
 
 

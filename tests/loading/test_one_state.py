@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
-from wds_datapipes.loading.stateful_dataset.tracking import Told
+from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch
 from wds_datapipes.testing import build_shard
 
 pytestmark = [
@@ -447,7 +447,7 @@ class Pinned:
 def test_torch_pins_the_batch_and_leaves_what_is_told_with_it() -> None:
     # What the thread of a loader with pin_memory=True calls, which there is only beside an accelerator.
     pin: Callable[[Any], Any] = pin_memory
-    assert pin(Told(Pinned(["a"]), 1, 0, b"[]", True)) == Told(Pinned(["a"], True), 1, 0, b"[]", True)
+    assert pin(RecordedBatch(Pinned(["a"]), 1, 0, b"[]", True)) == RecordedBatch(Pinned(["a"], True), 1, 0, b"[]", True)
 
 
 class Numbers(IterableDataset[int]):

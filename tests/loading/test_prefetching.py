@@ -8,7 +8,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper, PinMemory, Prefetcher
 from torchdata.datapipes.iter.util.prefetcher import _PrefetchData
 
-from wds_datapipes.errors import WorkerDied
+from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.workers.prefetch_thread import given_up
 
 
@@ -50,7 +50,7 @@ def test_an_error_is_in_the_buffer_before_the_thread_says_that_it_is_done(at_onc
 
 def test_an_exit_reaches_the_reader_as_an_error() -> None:
     pipe = IterableWrapper(Failing(SystemExit(3)), deepcopy=False).prefetch(2)
-    with pytest.raises(WorkerDied, match=r"raised SystemExit\(3\) in a prefetch thread") as caught:
+    with pytest.raises(WorkerDiedError, match=r"raised SystemExit\(3\) in a prefetch thread") as caught:
         list(pipe)
     assert isinstance(caught.value.__cause__, SystemExit)
 

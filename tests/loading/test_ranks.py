@@ -94,7 +94,7 @@ class Outcome:
             if rank != lost:
                 told = self.told[rank]
                 assert [sorted(epoch) for epoch in told["epochs"]] == [self.share(rank), []]
-                what = "RankLost: The ranks cannot begin epoch 2 of a ShardReadingService together: "
+                what = "RankLostError: The ranks cannot begin epoch 2 of a ShardReadingService together: "
                 assert re.fullmatch(re.escape(what) + message, told["error"])
 
     def check_whole(self, epochs: int = 1) -> None:
@@ -288,7 +288,7 @@ def test_a_bad_sample_is_an_error_on_its_rank_and_told_to_the_others(lost: Path,
 
 def test_a_rank_that_cannot_start_is_named_with_the_error(lost: Path) -> None:
     outcome = Outcome(lost / "cannot start")
-    message = "RankLost: The ranks cannot begin epoch 1 of a ShardReadingService together: " + FAILED
+    message = "RankLostError: The ranks cannot begin epoch 1 of a ShardReadingService together: " + FAILED
     assert outcome.told[1]["error"] == "OSError: no such disk"
     for rank in (0, 2):
         assert re.fullmatch(message.format(1, "OSError: no such disk"), outcome.told[rank]["error"])
@@ -309,7 +309,9 @@ def test_a_rank_with_fewer_epochs_is_named(lost: Path) -> None:
 @pytest.mark.parametrize(("who", "end"), [(0, r"\."), (2, r", dead or busy with something else\.")])
 def test_a_rank_that_does_not_start_is_named(lost: Path, who: int, end: str) -> None:
     outcome = Outcome(lost / f"rank {who} never starts")
-    message = rf"RankLost: The ranks cannot start .+ together: rank \d waited 6 s \(timeout_s\) for rank {who}{end}"
+    message = (
+        rf"RankLostError: The ranks cannot start .+ together: rank \d waited 6 s \(timeout_s\) for rank {who}{end}"
+    )
     for rank in outcome.ranks:
         assert rank == who or re.fullmatch(message, outcome.told[rank]["error"])
 

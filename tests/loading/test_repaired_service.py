@@ -265,5 +265,5 @@ def test_spawned_workers_are_mended_too() -> None:
     assert done.stdout.splitlines() == [
         "epochs: [0, 1000, 1001] [0, 1000, 1001]",
         "PicklingError: part 'meta' is an object of type _thread.lock",
-        "WorkerDied: ended with exit code 1",
+        "WorkerDiedError: ended with exit code 1",
     ]

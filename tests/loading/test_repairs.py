@@ -24,22 +24,24 @@ OUTCOMES = {
     "uneven shards": ("Can not expect any response without submitted request", "200"),
     **dict.fromkeys(
         [f"killed, {main}/{worker}" for main in (0, 10) for worker in (0, 10)],
-        ("hang", r"WorkerDied: Worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\) .*memory runs out.*"),
+        ("hang", r"WorkerDiedError: Worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\) .*memory runs out.*"),
     ),
     **dict.fromkeys(
-        ["exit, 0/0", "exit, 10/0"], ("hang", r"WorkerDied: Worker 1 \(pid \d+\) ended with exit code 3 .*exit\(\).*")
+        ["exit, 0/0", "exit, 10/0"],
+        ("hang", r"WorkerDiedError: Worker 1 \(pid \d+\) ended with exit code 3 .*exit\(\).*"),
     ),
     **dict.fromkeys(
-        ["exit, 0/10", "exit, 10/10"], ("hang", r"WorkerDied: Caught .* raised SystemExit\(3\) in a prefetch thread.*")
+        ["exit, 0/10", "exit, 10/10"],
+        ("hang", r"WorkerDiedError: Caught .* raised SystemExit\(3\) in a prefetch thread.*"),
     ),
-    "exit at once": ("hang", r"WorkerDied: Worker 1 \(pid \d+\) ended with exit code 7 .*"),
-    "killed between epochs": ("hang", r"WorkerDied: Worker 0 \(pid \d+\) was killed by signal 9 .*"),
-    "killed, then paused": ("hang", r"WorkerDied: Worker 1 \(pid \d+\) was killed by signal 9 .*"),
-    "killed, then limited": ("hang", r"WorkerDied: Worker 1 \(pid \d+\) was killed by signal 9 .*"),
+    "exit at once": ("hang", r"WorkerDiedError: Worker 1 \(pid \d+\) ended with exit code 7 .*"),
+    "killed between epochs": ("hang", r"WorkerDiedError: Worker 0 \(pid \d+\) was killed by signal 9 .*"),
+    "killed, then paused": ("hang", r"WorkerDiedError: Worker 1 \(pid \d+\) was killed by signal 9 .*"),
+    "killed, then limited": ("hang", r"WorkerDiedError: Worker 1 \(pid \d+\) was killed by signal 9 .*"),
     "killed, then shut down": ("hang", "shut down"),
     **dict.fromkeys(
         [f"dispatcher killed, {main}/{worker}" for main in (0, 10) for worker in (0, 10)],
-        ("hang", r"WorkerDied: The dispatching process \(pid \d+\) was killed by signal 9 .*"),
+        ("hang", r"WorkerDiedError: The dispatching process \(pid \d+\) was killed by signal 9 .*"),
     ),
     "item cannot be pickled": (
         "hang",

@@ -20,8 +20,8 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
-from wds_datapipes.counters import LATEST, LEDGER, Skipped, SkippedItem
-from wds_datapipes.errors import WorkerDied
+from wds_datapipes.counters import COUNTERS, LATEST, Skipped, SkippedItem
+from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.io import urls
 from wds_datapipes.loading.report import LoadingReport, WorkerReport
 from wds_datapipes.loading.workers import in_process
@@ -174,7 +174,7 @@ def test_a_report_stands_when_a_worker_was_killed(tmp_path: Path) -> None:
         build_shard(tmp_path / f"{name}.tar", [{"__key__": str(n), "txt": "x"} for n in range(5)]) for name in "ab"
     ]
     loader = load(Fatal(ShardList(names).load_wds_shards().group_samples(), 7), 1)
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDiedError):
         list(loader)
     (worker,) = report(loader).workers
     assert worker.shard == names[1]
@@ -239,7 +239,7 @@ def shards(tmp_path: Path) -> list[str]:
     return names
 
 
-EXPECTED = {"load_wds_shards: TruncatedShard": 2, "wds_decode: DecodeError": 2}
+EXPECTED = {"load_wds_shards: TruncatedShardError": 2, "wds_decode: DecodeError": 2}
 
 
 def go_on(error: Exception) -> bool:
@@ -258,10 +258,10 @@ def test_what_was_passed_over_is_counted(workers: int, on_error: Any, shards: li
             assert found.counts == {what: epoch * count for what, count in EXPECTED.items()}
             assert found.total == epoch * 4
             assert len(found.latest) == epoch * 4
-            assert sum(each.error == "TruncatedShard" for each in found.latest) == epoch * 2
+            assert sum(each.error == "TruncatedShardError" for each in found.latest) == epoch * 2
         if workers == 2:
             each = [dict(worker.skipped.counts) for worker in report(loader).workers]
-            assert each == [{"wds_decode: DecodeError": 4}, {"load_wds_shards: TruncatedShard": 4}]
+            assert each == [{"wds_decode: DecodeError": 4}, {"load_wds_shards: TruncatedShardError": 4}]
     assert report(loader).skipped.total == 8
 
 
@@ -271,7 +271,7 @@ def test_an_epoch_of_nothing_but_errors_is_counted(workers: int, shards: list[st
     with load(pipe, workers) as loader:
         assert list(loader) == []
         found = report(loader).skipped
-        assert found.counts == {"load_wds_shards: TruncatedShard": 60}
+        assert found.counts == {"load_wds_shards: TruncatedShardError": 60}
         assert len(found.latest) == LATEST * max(workers, 1)
 
 
@@ -280,7 +280,7 @@ def test_what_was_passed_over_before_an_error_is_counted(shards: list[str]) -> N
     with load(pipe, 1) as loader:
         with pytest.raises(Exception, match="x"):
             list(loader)
-        assert report(loader).skipped.counts == {"load_wds_shards: TruncatedShard": 1}
+        assert report(loader).skipped.counts == {"load_wds_shards: TruncatedShardError": 1}
 
 
 def test_what_the_dispatching_process_passes_over_is_counted(shards: list[str]) -> None:
@@ -291,13 +291,13 @@ def test_what_the_dispatching_process_passes_over_is_counted(shards: list[str]) 
         found = report(loader)
         assert found.skipped.counts == EXPECTED
         assert found.dispatcher is not None
-        assert found.dispatcher.skipped.counts == {"load_wds_shards: TruncatedShard": 2}
+        assert found.dispatcher.skipped.counts == {"load_wds_shards: TruncatedShardError": 2}
         assert found.dispatcher.shard == shards[3]
 
 
 def test_a_new_process_begins_with_an_empty_book(shards: list[str]) -> None:
     list(ShardList(shards).load_wds_shards(on_error="skip"))
-    assert LEDGER.skipped().total == 2
+    assert COUNTERS.skipped().total == 2
     with load(IterableWrapper(range(4)), 1) as loader:
         list(loader)
         (worker,) = report(loader).workers
@@ -344,7 +344,7 @@ def worker_report(number: int = 0, **changes: Any) -> WorkerReport:
         "waiting_s": 2.5,
         "waited_s": 3.75,
         "shard": f"s3://bucket/train-{number:03}.tar",
-        "skipped": Skipped({"wds_decode: DecodeError": 3, "group_samples: DuplicateField": 1}, (LAST,)),
+        "skipped": Skipped({"wds_decode: DecodeError": 3, "group_samples: DuplicateFieldError": 1}, (LAST,)),
     }
     return WorkerReport(**{**facts, **changes})
 
@@ -353,7 +353,7 @@ def test_the_line_tells_the_facts() -> None:
     found = LoadingReport(3, [worker_report(0), worker_report(1)])
     assert str(found) == (
         "3 epochs: 24,690 items, 13.6 MB, from 2 workers; the loop waited 7.5 s for them, and they waited 5.0 s for "
-        "the loop; passed over: 2 x group_samples: DuplicateField, 6 x wds_decode: DecodeError"
+        "the loop; passed over: 2 x group_samples: DuplicateFieldError, 6 x wds_decode: DecodeError"
     )
     assert found.skipped.latest == (LAST, LAST)
 
@@ -396,7 +396,7 @@ def test_without_rich_the_line_is_there_and_the_table_says_what_is_missing() -> 
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.startswith("0 epochs: 0 items")
-    assert "MissingDependency" in done.stdout
+    assert "MissingDependencyError" in done.stdout
     assert "wds-datapipes[cli]" in done.stdout
 
 

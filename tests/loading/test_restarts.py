@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import WorkerDied, WorkerTimeout
+from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
 from wds_datapipes.loading.transport.protocol import Command, Kind, new_channel
-from wds_datapipes.loading.transport.receiver import Inlet
-from wds_datapipes.loading.transport.sender import Gone, Outlet
-from wds_datapipes.loading.workers.connection import Link
+from wds_datapipes.loading.transport.receiver import Receiver
+from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
+from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.testing import build_shard
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the imports above
@@ -72,25 +72,25 @@ def test_a_worker_that_does_not_listen_is_waited_for(tmp_path: Path) -> None:
 def test_a_worker_that_does_not_listen_for_too_long_is_an_error(tmp_path: Path) -> None:
     with loading(tmp_path, timeout_s=1) as loader:
         os.kill(loader.reading_service.report().workers[1].pid, signal.SIGSTOP)
-        with pytest.raises(WorkerTimeout, match=r"Worker 1 \(pid \d+\) has sent nothing for timeout_s=1 s"):
+        with pytest.raises(WorkerTimeoutError, match=r"Worker 1 \(pid \d+\) has sent nothing for timeout_s=1 s"):
             restart(loader, [0])
 
 
 def test_a_worker_that_has_died_is_an_error(tmp_path: Path) -> None:
     with loading(tmp_path) as loader:
         os.kill(loader.reading_service.report().workers[1].pid, signal.SIGKILL)
-        with pytest.raises(WorkerDied, match="SIGKILL"):
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
             restart(loader, [0])
 
 
 def test_a_worker_that_waits_until_it_can_send_is_listened_to() -> None:
     near, far = new_channel()
-    link = Link("Worker 0", Inlet(near, window=9))
+    link = WorkerConnection("Worker 0", Receiver(near, window=9))
     epochs = []
 
     def work() -> None:
         """Say more than the socket holds before each look at the orders."""
-        outlet = Outlet(far, window=9, together=1)
+        outlet = Sender(far, window=9, together=1)
         try:
             while True:
                 for _ in range(300):
@@ -98,7 +98,7 @@ def test_a_worker_that_waits_until_it_can_send_is_listened_to() -> None:
                 outlet.wait()
                 while outlet.orders:
                     epochs.append(outlet.orders.popleft().epoch)
-        except Gone:
+        except ReceiverGone:
             outlet.close()
 
     worker = threading.Thread(target=work)

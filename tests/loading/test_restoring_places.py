@@ -31,7 +31,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import ChangedShard
+from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.shards.position import runs_of
@@ -238,7 +238,7 @@ def test_a_shard_that_is_replaced_between_two_requests_is_an_error(site: Site) -
     state = state_at(pipeline(f"{site.url}/0.tar"), 40)
     site.sent.clear()
     site.change_after = 2
-    with pytest.raises(ChangedShard, match=r"0\.tar\?sig=\*\*\* was replaced while parts of it were read"):
+    with pytest.raises(ChangedShardError, match=r"0\.tar\?sig=\*\*\* was replaced while parts of it were read"):
         list(resumed(pipeline(f"{site.url}/0.tar?sig={SECRET}", on_error="skip"), state))
 
 
@@ -461,7 +461,7 @@ def test_a_shard_that_has_changed_is_an_error_and_no_sample_of_it_is_mixed_in(
     build_shard(name, samples())
     state = state_at(pipeline(url, buffer_size), 40)
     build_shard(name, other())
-    with pytest.raises(ChangedShard, match=r"only with the very shards that it was saved with"):
+    with pytest.raises(ChangedShardError, match=r"only with the very shards that it was saved with"):
         next(iter(resumed(pipeline(url, buffer_size, on_error=on_error), state)))
 
 
@@ -469,7 +469,7 @@ def test_a_shard_that_ends_before_the_place_is_an_error_on_the_web(site: Site) -
     build_shard("0.tar", samples())
     state = state_at(pipeline(f"{site.url}/0.tar", 1), 40)
     build_shard("0.tar", samples(count=1))
-    with pytest.raises(ChangedShard, match=r"ends before byte \d{7}, where it was to be read on"):
+    with pytest.raises(ChangedShardError, match=r"ends before byte \d{7}, where it was to be read on"):
         list(resumed(pipeline(f"{site.url}/0.tar", 1), state))
 
 
@@ -507,7 +507,9 @@ def test_a_stream_without_an_end_is_not_read_on_for_samples_that_are_gone(folder
     for name in names:
         labels = ["-" if number < 3 else "3" for number in range(4)]
         build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "cls": label} for n, label in enumerate(labels)])
-    with pytest.raises(ChangedShard, match="samples that waited in a shuffle buffer are no longer where they were"):
+    with pytest.raises(
+        ChangedShardError, match="samples that waited in a shuffle buffer are no longer where they were"
+    ):
         next(iter(resumed(new(), state)))
 
 

@@ -37,9 +37,9 @@ from torchdata.datapipes.map import SequenceWrapper
 from wds_datapipes import ShardReadingService
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.transport.protocol import Command, Kind, new_channel
-from wds_datapipes.loading.transport.receiver import Inlet
-from wds_datapipes.loading.transport.sender import Outlet
-from wds_datapipes.loading.workers.connection import Link
+from wds_datapipes.loading.transport.receiver import Receiver
+from wds_datapipes.loading.transport.sender import Sender
+from wds_datapipes.loading.workers.connection import WorkerConnection
 
 Pipe = IterDataPipe[Any]
 Item = tuple[int, int]
@@ -652,7 +652,7 @@ def test_a_pause_leaves_an_error_in_its_place() -> None:
 @pytest.mark.parametrize("first", ["answer", "items"])
 def test_items_and_answers_do_not_take_each_other(first: str) -> None:
     near, far = new_channel()
-    link, outlet = Link("Worker 0", Inlet(near, window=9)), Outlet(far, window=9, together=1)
+    link, outlet = WorkerConnection("Worker 0", Receiver(near, window=9)), Sender(far, window=9, together=1)
     outlet.begin(1)
     link.expect(1)
     for command in (Command.PAUSE, Command.RESUME):

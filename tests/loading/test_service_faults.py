@@ -41,7 +41,7 @@ def raised(kind: str, worker: int, text: str, shard: str = f", whose last shard 
 
 
 def died(name: str, how: str, shard: str = r"The shard that it opened last is \S+/\w\.tar\.") -> str:
-    return rf"WorkerDied: {name} \(pid \d+\) {how} while its data was still needed\. .* {shard}{ANY_ITER}"
+    return rf"WorkerDiedError: {name} \(pid \d+\) {how} while its data was still needed\. .* {shard}{ANY_ITER}"
 
 
 def killed(name: str, signal: str = "SIGKILL", shard: str = r"The shard that it opened last is \S+/\w\.tar\.") -> str:
@@ -219,16 +219,16 @@ OUTCOMES: dict[str, str] = {
     "in a worker, without workers": "60; end",
     "handled signals": "True, True",
     **{
-        f"timeout, {top}": r"11; WorkerTimeout: Worker 1 \(pid of 1\) has sent nothing for timeout_s=1\.5 s\. "
+        f"timeout, {top}": r"11; WorkerTimeoutError: Worker 1 \(pid of 1\) has sent nothing for timeout_s=1\.5 s\. "
         rf"The shard that it opened last is {SHARD}\. .*{ITER}"
         for top in TOPS
     },
     "timeout, not reached": "60; end",
-    "timeout in reset": r"0; WorkerTimeout: Worker 0 \(pid of 0\) has sent nothing .*It has opened no shard yet\..*",
-    "timeout in pause": rf"WorkerTimeout: Worker 1 \(pid \d+\) has sent nothing .* last is {SHARD}\..*",
-    "timeout, stopped": r"WorkerTimeout: Worker 0 \(pid \d+\) has sent nothing .*",
-    "timeout, dispatched": r"WorkerTimeout: Worker ([01]) \(pid of \1\) has sent nothing .* It takes the items of the "
-    rf"dispatching process \(pid of 2\), which opened {SHARD} last\..*",
+    "timeout in reset": r"0; WorkerTimeoutError: Worker 0 \(pid of 0\) has sent nothing .*has opened no shard yet\..*",
+    "timeout in pause": rf"WorkerTimeoutError: Worker 1 \(pid \d+\) has sent nothing .* last is {SHARD}\..*",
+    "timeout, stopped": r"WorkerTimeoutError: Worker 0 \(pid \d+\) has sent nothing .*",
+    "timeout, dispatched": r"WorkerTimeoutError: Worker ([01]) \(pid of \1\) has sent nothing .* It takes the items of "
+    rf"the dispatching process \(pid of 2\), which opened {SHARD} last\..*",
     **{f"outlived by {who}": "ended with 0, 0 left" for who in ("a thread", "an executor")},
     "synchronized: exit": "ended with 0, 0 left",
     "synchronized: SIGINT": "ended with -2, 0 left",

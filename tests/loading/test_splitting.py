@@ -17,7 +17,7 @@ from torchdata.dataloader2 import DataLoader2, reading_service
 from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
-from wds_datapipes.loading.rank_and_worker import RankPlace, WorkerPlace, split_by_rank, split_by_worker
+from wds_datapipes.loading.rank_and_worker import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.service import split_checks
 from wds_datapipes.testing import build_shard
 
@@ -75,9 +75,9 @@ class TestInstances:
     def test_a_stage_that_knows_no_kinds_of_splits_keeps_its_rank(self, ranks: int, workers: int) -> None:
         found = []
         for rank, worker in itertools.product(range(ranks), range(workers)):
-            place = RankPlace(ranks, rank)
+            place = RankIdentity(ranks, rank)
             pipe = split_by_rank(OwnSplit(IterableWrapper(range(13))), place)
-            found.append(list(split_by_worker(pipe, WorkerPlace(workers, worker), place)))
+            found.append(list(split_by_worker(pipe, WorkerIdentity(workers, worker), place)))
         assert sorted(itertools.chain(*found)) == list(range(13))
         assert max(map(len, found)) - min(map(len, found)) <= 1
 

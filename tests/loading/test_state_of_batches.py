@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
-from wds_datapipes.errors import ChangedShard, StateError
+from wds_datapipes.errors import ChangedShardError, StateError
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
@@ -261,7 +261,7 @@ def test_another_number_of_workers_cannot_go_on_within_batches(build: Stage) -> 
             lambda pipe: pipe.batch(2).slice_samples(4).unbatch_samples(collated=False),
             "SampleSlicer is between the two",
         ),
-        (lambda pipe: pipe.batch(2).with_epoch(4).unbatch_samples(collated=False), "EpochCutter is between the two"),
+        (lambda pipe: pipe.batch(2).with_epoch(4).unbatch_samples(collated=False), "EpochSetter is between the two"),
         (lambda pipe: pipe.batch(2).unbatch_samples(collated=False).batch(2).shuffle_samples(3), r"before \.batch"),
     ],
 )
@@ -327,7 +327,7 @@ def test_samples_of_a_batch_that_are_gone_are_told() -> None:
     list(itertools.islice(pipe, 5))
     state = saved(pipe)
     state[1]["waiting"][0][0] = 99  # there is no such shard
-    with pytest.raises(ChangedShard, match="no longer where they were"):
+    with pytest.raises(ChangedShardError, match="no longer where they were"):
         list(resumed(batched(3, split()), state))
 
 

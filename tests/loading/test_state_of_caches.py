@@ -21,7 +21,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import ChangedShard, StateError
+from wds_datapipes.errors import ChangedShardError, StateError
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
@@ -199,7 +199,7 @@ def test_another_number_of_workers_cannot_go_on_in_a_cache() -> None:
     with new(2) as other:
         other.load_state_dict(state)
         with pytest.raises(
-            StateError, match=r"CachedSamples knows .* or counts it, .*\. Go on with as many ranks and workers"
+            StateError, match=r"SampleCacher knows .* or counts it, .*\. Go on with as many ranks and workers"
         ):
             next(iter(other))
 
@@ -245,5 +245,5 @@ def test_other_samples_before_a_cache_are_told(tmp_path: Path, samples: Any, ref
     build_shard(tmp_path / "a.tar", samples)
     pipe = new()
     load_state(pipe, state)
-    with pytest.raises(ChangedShard, match=refusal):
+    with pytest.raises(ChangedShardError, match=refusal):
         list(pipe)

@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import ChangedShard, MisalignedShards, StateError
+from wds_datapipes.errors import ChangedShardError, MisalignedShardsError, StateError
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
@@ -247,7 +247,7 @@ def test_another_sample_in_a_shard_beside_is_told(tmp_path: Path, policy: Any, n
     changed = sorted(waiting)[-1] if number == 4 else sorted(waiting)[0]
     assert len(waiting) > 1
     write("b.tar", "".join("x" if place == changed else key for place, key in enumerate("abcdefgh")), "txt")
-    with warnings.catch_warnings(), pytest.raises(ChangedShard, match="no longer where they were"):
+    with warnings.catch_warnings(), pytest.raises(ChangedShardError, match="no longer where they were"):
         list(resumed(new(), state))
 
 
@@ -261,7 +261,7 @@ def test_what_is_left_beside_a_shard_that_has_ended_is_told_where_the_run_goes_o
 
     pipe = new()
     assert len(list(itertools.islice(pipe, 3))) == 3
-    with pytest.raises(MisalignedShards, match=r"b\.tar has the sample 'd' where .*a\.tar has ended"):
+    with pytest.raises(MisalignedShardsError, match=r"b\.tar has the sample 'd' where .*a\.tar has ended"):
         next(iter(resumed(new(), saved(pipe))))
 
 

@@ -18,7 +18,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
-from wds_datapipes.errors import ChangedShard, StateError
+from wds_datapipes.errors import ChangedShardError, StateError
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
@@ -318,5 +318,5 @@ def test_samples_that_are_gone_are_told() -> None:
     list(itertools.islice(pipe, 5))
     state = saved(pipe)
     state[1]["waiting"][0][0] = 99  # there is no such shard
-    with pytest.raises(ChangedShard, match="no longer where they were"):
+    with pytest.raises(ChangedShardError, match="no longer where they were"):
         list(resumed(new(), state))

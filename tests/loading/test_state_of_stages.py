@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import EmptySource, StateError
+from wds_datapipes.errors import EmptySourceError, StateError
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
@@ -254,7 +254,7 @@ def test_a_stream_that_had_samples_is_not_empty_where_none_is_left() -> None:
     assert len(list(pipe)) == 3
     assert list(resumed(new(), saved(pipe))) == []
     nothing = unbegun(once, [], 0).slice_samples(0).non_empty()
-    with pytest.raises(EmptySource):
+    with pytest.raises(EmptySourceError):
         list(resumed(nothing, saved(nothing)))
 
 

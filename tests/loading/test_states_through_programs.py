@@ -24,7 +24,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
-from wds_datapipes.errors import RankLost, StateError
+from wds_datapipes.errors import RankLostError, StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.testing import build_shard
 
@@ -428,7 +428,7 @@ def load_in_service(rank: int, _: Path, *, cut: int) -> Any:
         with opened(each) as loader:
             try:
                 found.append([list(loader), list(loader)])
-            except (StateError, RankLost) as error:
+            except (StateError, RankLostError) as error:
                 found.append(str(error))
     return head, rest, following, found
 

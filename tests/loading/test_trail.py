@@ -10,8 +10,8 @@ import pytest
 
 from wds_datapipes import ShardList
 from wds_datapipes.loading.checkpoint.encoding import read, written
-from wds_datapipes.loading.checkpoint.item_positions import Trail
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.pipes.state.pipeline_state import record_state, save_state
 from wds_datapipes.pipes.state.recording import Record, Recorder, pack_records
 from wds_datapipes.testing import build_shard
@@ -37,7 +37,7 @@ def test_each_record_is_small_and_the_state_behind_it_is_that_of_the_pipeline(
 ) -> None:
     """They were dicts and pickles of some hundred bytes for each item, which doubled the time of a small sample."""
     pipe = pipeline(tmp_path, is_mixed=is_mixed)
-    trail, recorder = Trail(), Recorder()
+    trail, recorder = ItemPositions(), Recorder()
     states: list[str | None] = []
     records: list[Record] = []
     sizes: list[float] = []
@@ -62,13 +62,13 @@ def test_each_record_is_small_and_the_state_behind_it_is_that_of_the_pipeline(
     for state in states:
         trail.deliver()
         if state is not None:
-            assert trail.state() == Resumed(state)
+            assert trail.state() == WorkerState(state)
 
 
 def test_what_the_loop_has_passed_is_forgotten(tmp_path: Path) -> None:
     """The trail of a long epoch takes no more memory than that of a short one, also where many samples make an item."""
     samples = pipeline(tmp_path, is_mixed=False)
-    pipe, trail, recorder = samples.batch(10), Trail(), Recorder()
+    pipe, trail, recorder = samples.batch(10), ItemPositions(), Recorder()
     for _ in islice(pipe, 190):
         record = record_state(pipe, recorder)
         trail.add(pack_records([record]), 1)

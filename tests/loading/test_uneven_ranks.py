@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
-from wds_datapipes.errors import RankLost, StateError
+from wds_datapipes.errors import RankLostError, StateError
 from wds_datapipes.testing import build_shard
 
 #: Without a shuffle, one rank has much less than the other, however many workers there are.
@@ -134,7 +134,7 @@ def go_on_differently(rank: int) -> list[str]:
         with loader_of(0) as loader:
             if state is not None:
                 loader.load_state_dict(state)
-            with pytest.raises((StateError, RankLost)) as caught:
+            with pytest.raises((StateError, RankLostError)) as caught:
                 next(iter(loader))
         told.append(str(caught.value))
     return told

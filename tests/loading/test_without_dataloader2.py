@@ -94,7 +94,7 @@ def test_states_are_exchanged_with_a_program_without_dataloader2(
 
     command = 'python -m pip install "wds-datapipes[dataloader2]"'
     for name in ("service", "check_resume"):
-        assert found[name].startswith("MissingDependency: 'torchdata.dataloader2' is needed to ")
+        assert found[name].startswith("MissingDependencyError: 'torchdata.dataloader2' is needed to ")
         assert command in found[name]
     assert found["missing from *"] == ["ShardReadingService"]
     assert found["imported"] == []

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import (
     DecodeError,
-    ErrorBudgetExceeded,
-    MissingDependency,
-    TruncatedShard,
-    UnknownScheme,
-    UnsafeCodec,
+    ErrorBudgetError,
+    MissingDependencyError,
+    TruncatedShardError,
+    UnknownSchemeError,
+    UnsafeCodecError,
 )
 from wds_datapipes.on_error.policy import ErrorBudget, ErrorPolicy, OnError, check_on_error, note
 
@@ -29,27 +29,32 @@ def handled(on_error: OnError, *errors: Exception) -> list[bool]:
 
 
 def test_raise_and_skip() -> None:
-    error = TruncatedShard("x.tar ends")
-    with pytest.raises(TruncatedShard) as caught:
+    error = TruncatedShardError("x.tar ends")
+    with pytest.raises(TruncatedShardError) as caught:
         handled("raise", error)
     assert caught.value is error
     assert handled("skip", error, ValueError("bad")) == [True, True]
 
 
 def test_warn_tells_the_first_of_each_kind_and_the_counts_at_the_end() -> None:
-    errors = [TruncatedShard("1.tar ends"), ValueError("bad"), TruncatedShard("2.tar ends"), ValueError("worse")]
+    errors = [
+        TruncatedShardError("1.tar ends"),
+        ValueError("bad"),
+        TruncatedShardError("2.tar ends"),
+        ValueError("worse"),
+    ]
     with pytest.warns(UserWarning, match="passed over") as caught:
-        assert handled("warn", *errors, TruncatedShard("3.tar ends")) == [True] * 5
+        assert handled("warn", *errors, TruncatedShardError("3.tar ends")) == [True] * 5
     assert [str(warning.message) for warning in caught] == [
-        "a_stage passed over an item: TruncatedShard: 1.tar ends",
+        "a_stage passed over an item: TruncatedShardError: 1.tar ends",
         "a_stage passed over an item: ValueError: bad",
-        "a_stage passed over 5 items: 3 x TruncatedShard, 2 x ValueError",
+        "a_stage passed over 5 items: 3 x TruncatedShardError, 2 x ValueError",
     ]
 
 
 def test_warn_says_nothing_twice() -> None:
     with pytest.warns(UserWarning, match="1.tar ends") as caught:
-        handled("warn", TruncatedShard("1.tar ends"))
+        handled("warn", TruncatedShardError("1.tar ends"))
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -64,12 +69,12 @@ def test_a_handler_decides() -> None:
         seen.append(error)
         return isinstance(error, ValueError)
 
-    errors = [ValueError("bad"), TruncatedShard("x.tar ends")]
+    errors = [ValueError("bad"), TruncatedShardError("x.tar ends")]
     assert handled(handler, *errors) == [True, False]
     assert seen == errors
 
 
-@pytest.mark.parametrize("kind", [MissingDependency, UnknownScheme, UnsafeCodec])
+@pytest.mark.parametrize("kind", [MissingDependencyError, UnknownSchemeError, UnsafeCodecError])
 @pytest.mark.parametrize("on_error", ["raise", "warn", "skip", lambda error: True])
 def test_what_is_wrong_with_the_pipeline_is_never_passed_over(kind: type[Exception], on_error: OnError) -> None:
     with pytest.raises(kind, match="set it up"):
@@ -110,7 +115,7 @@ def passed(budget: ErrorBudget, pattern: str) -> tuple[int, str]:
         if letter == "x":
             try:
                 assert policy.goes_on(ValueError(f"item {policy.tried}"))
-            except ErrorBudgetExceeded as error:
+            except ErrorBudgetError as error:
                 return count, f"{error} (from {error.__cause__!r})"
             count += 1
     return count, ""

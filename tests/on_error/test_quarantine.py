@@ -12,7 +12,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ErrorBudget, ShardList, ShardReadingService, read_quarantine
 from wds_datapipes.counters import SkippedItem
-from wds_datapipes.errors import CorruptSidecar, MissingSidecar
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
 from wds_datapipes.on_error.quarantine import write_quarantine
 from wds_datapipes.testing import build_shard
 
@@ -48,14 +48,14 @@ def test_an_item_is_read_as_it_was_written() -> None:
 
 def test_a_file_that_cannot_be_written_is_told_with_the_item() -> None:
     with pytest.raises(
-        MissingSidecar, match=r"cannot be written to nowhere/bad\.jsonl: No such .* The item is wds_decode"
+        MissingSidecarError, match=r"cannot be written to nowhere/bad\.jsonl: No such .* The item is wds_decode"
     ):
         write_quarantine("nowhere/bad.jsonl", ITEM)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     write_quarantine("bad.jsonl", ITEM)
     resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize("bad.jsonl") + 5, before[1]))
     try:
-        with pytest.raises(MissingSidecar, match=r"the disk is full|File too large"):
+        with pytest.raises(MissingSidecarError, match=r"the disk is full|File too large"):
             write_quarantine("bad.jsonl", ITEM)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -66,10 +66,10 @@ def test_a_file_that_cannot_be_written_is_told_with_the_item() -> None:
 )
 def test_another_file_is_refused(text: str) -> None:
     Path("bad.jsonl").write_bytes(text.encode(errors="surrogatepass"))
-    with pytest.raises(CorruptSidecar, match=r"bad\.jsonl.* is no list of what was passed over"):
+    with pytest.raises(CorruptSidecarError, match=r"bad\.jsonl.* is no list of what was passed over"):
         read_quarantine("bad.jsonl")
 
 
 def test_a_file_that_is_not_there_is_told() -> None:
-    with pytest.raises(MissingSidecar, match=r"bad\.jsonl, cannot be read: No such file"):
+    with pytest.raises(MissingSidecarError, match=r"bad\.jsonl, cannot be read: No such file"):
         read_quarantine("bad.jsonl")

@@ -9,7 +9,7 @@ from typing import Any
 from mpi4py.futures import MPIPoolExecutor
 
 from wds_datapipes import convert_shards
-from wds_datapipes.errors import ConversionFailed
+from wds_datapipes.errors import ConversionError
 
 #: The processes that wait for tasks have the name of the script before it, too.
 FOLDER = Path(sys.argv[-1])
@@ -30,7 +30,7 @@ def main() -> None:
     with MPIPoolExecutor() as executor:
         try:
             convert_shards(convert, shards, f"{FOLDER}/out/", executor=executor, retries=1)
-        except ConversionFailed as error:
+        except ConversionError as error:
             told["failures"] = {os.path.basename(url): repr(cause) for url, cause in error.failures.items()}
         told["first"] = sorted(path.name for path in FOLDER.glob("out/*.tar"))
         (FOLDER / "cured").touch()

@@ -23,7 +23,7 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
 from wds_datapipes import ShardList, TarWriter, build_indexes, read_index
-from wds_datapipes.errors import ChangedShard, ShardNotOpened
+from wds_datapipes.errors import ChangedShardError, ShardOpenError
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.range_reader import open_ranges
 from wds_datapipes.testing import build_shard
@@ -91,12 +91,12 @@ def test_google_replaces_no_file_unnoticed(google: dict[str, Any]) -> None:
     with open_url("gs://bucket/r.tar", storage_options=google) as stream:
         assert stream.read(100) == b"a" * 100
         fsspec.filesystem("gs", **google).pipe_file("bucket/r.tar", b"b" * (20 << 20))
-        with pytest.raises(ChangedShard, match=r"r\.tar was replaced while it was read: after 8388608 bytes"):
+        with pytest.raises(ChangedShardError, match=r"r\.tar was replaced while it was read: after 8388608 bytes"):
             list(iter(lambda: stream.read(1 << 20), b""))
 
 
 def test_google_has_no_such_file(google: dict[str, Any]) -> None:
-    with pytest.raises(ShardNotOpened, match=r"gs://bucket/none\.tar cannot be opened: there is no such file"):
+    with pytest.raises(ShardOpenError, match=r"gs://bucket/none\.tar cannot be opened: there is no such file"):
         found(["gs://bucket/none.tar"], storage_options=google)
 
 
@@ -179,7 +179,7 @@ def test_the_hub_replaces_no_file_unnoticed(hub: dict[str, Any], monkeypatch: py
     with open_url("hf://datasets/me/data/d/0.tar", storage_options=hub) as stream:
         assert len(stream.read(100)) == 100
         monkeypatch.setattr(Hub, "blob", "2")
-        with pytest.raises(ChangedShard, match=r"0\.tar was replaced while it was read: after 8388608 bytes"):
+        with pytest.raises(ChangedShardError, match=r"0\.tar was replaced while it was read: after 8388608 bytes"):
             list(iter(lambda: stream.read(1 << 20), b""))
 
 
@@ -189,6 +189,6 @@ def test_the_hub_replaces_no_file_unnoticed(hub: dict[str, Any], monkeypatch: py
 )
 def test_the_hub_refuses(hub: dict[str, Any], name: str, token: str, message: str) -> None:
     options = {**hub, "token": token, "skip_instance_cache": True}
-    with pytest.raises(ShardNotOpened, match=rf"hf://datasets/me/data/d/{name} cannot be opened: {message}") as caught:
+    with pytest.raises(ShardOpenError, match=rf"hf://datasets/me/data/d/{name} cannot be opened: {message}") as caught:
         found([f"hf://datasets/me/data/d/{name}"], storage_options=options, on_error="raise")
     assert token not in str(caught.value)

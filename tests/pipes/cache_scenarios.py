@@ -12,7 +12,7 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import IterDataPipe
 
 import wds_datapipes
-from wds_datapipes import CachedSamples, ShardList, ShardReadingService
+from wds_datapipes import SampleCacher, ShardList, ShardReadingService
 
 
 class Deadly(IterDataPipe[int]):
@@ -39,6 +39,6 @@ def read_as_rank(number: int) -> None:
 if __name__ == "__main__":
     assert wds_datapipes.__all__
     if sys.argv[1] == "killed":
-        list(CachedSamples(Deadly(), "kept"))
+        list(SampleCacher(Deadly(), "kept"))
     else:
         read_as_rank(int(sys.argv[2]))

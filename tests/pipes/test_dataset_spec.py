@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DatasetSpec, ShardReadingService
-from wds_datapipes.errors import MissingEntry, PatternError, SpecError
+from wds_datapipes.errors import MissingEntryError, PatternError, SpecError
 from wds_datapipes.testing import build_shard
 
 MIXTURE = {
@@ -257,7 +257,7 @@ def test_settings_reach_the_samples(tmp_path: Path) -> None:
         ("normalised1", b"n", 2),
     ]
     assert [sample.get("domain") for sample in found] == [None, None, "books", "books"]
-    with pytest.raises(MissingEntry, match="associate found nothing for"):
+    with pytest.raises(MissingEntryError, match="associate found nothing for"):
         list(spec.load_wds_shards().group_samples().associate(spec.settings, by="__url__"))
 
 

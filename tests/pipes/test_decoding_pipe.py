@@ -18,7 +18,7 @@ from torch.utils.data.graph import traverse_dps
 
 from wds_datapipes.codecs.extensions import handle_extension
 from wds_datapipes.codecs.images import ImageDecoder
-from wds_datapipes.errors import DecodeError, UnsafeCodec
+from wds_datapipes.errors import DecodeError, UnsafeCodecError
 from wds_datapipes.pipes.decoding import RegisteredDecoder, SampleDecoder, register_decoder
 
 
@@ -240,5 +240,5 @@ def test_the_stage_passes_every_option_on() -> None:
     samples = [{"cls": b"1", "pkl": b"I1\n.", "txt": 3}, {"cls": b"x", "pkl": b"I1\n.", "txt": 3}]
     stage = source(*samples).wds_decode(only="cls pkl txt", partial=True, unsafe=True, on_error="skip")
     assert list(stage) == [{"cls": 1, "pkl": 1, "txt": 3}]
-    with pytest.raises(UnsafeCodec, match="unsafe=True"):
+    with pytest.raises(UnsafeCodecError, match="unsafe=True"):
         list(source({"pkl": b"I1\n."}).wds_decode(on_error="skip"))

@@ -19,7 +19,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DirectoryShards, ShardReadingService
-from wds_datapipes.errors import CacheError, PatternError, TruncatedShard
+from wds_datapipes.errors import CacheError, PatternError, TruncatedShardError
 from wds_datapipes.shards import directory_queue
 from wds_datapipes.testing import build_shard
 
@@ -166,7 +166,7 @@ def test_a_broken_off_iteration_gives_its_shard_back(after: str) -> None:
 def test_an_error_downstream_gives_the_shard_back() -> None:
     put("a.tar")  # which is no archive
     pipe = DirectoryShards("inbox", timeout_s=0).load_wds_shards()
-    with pytest.raises(TruncatedShard, match=r"\.claims/.*/a\.tar") as caught:
+    with pytest.raises(TruncatedShardError, match=r"\.claims/.*/a\.tar") as caught:
         list(pipe)
     traceback.clear_frames(caught.tb)
     assert there() == ["a.tar"]

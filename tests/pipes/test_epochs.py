@@ -23,8 +23,8 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import SampleMultiplexer
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import EmptySource
-from wds_datapipes.loading.rank_and_worker import WorkerPlace, split_by_worker
+from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.loading.rank_and_worker import WorkerIdentity, split_by_worker
 from wds_datapipes.testing import build_shard
 
 #: torch warns of more workers than processors.
@@ -259,7 +259,7 @@ class Marked(IterDataPipe[tuple[int, int]]):
 
 
 def split_among(pipe: Pipe, workers: int, worker: int) -> None:
-    split_by_worker(pipe, WorkerPlace(workers, worker))
+    split_by_worker(pipe, WorkerIdentity(workers, worker))
 
 
 def test_a_sample_that_is_drawn_now_and_then_is_no_error() -> None:
@@ -332,7 +332,7 @@ def test_an_epoch_that_is_broken_off_under_a_loader(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_source_that_is_empty_is_an_error(workers: int) -> None:
     for pipe in (numbers(0), numbers(0).shuffle().sharding_filter(), numbers(3).filter(is_none).sharding_filter()):
-        with pytest.raises(EmptySource, match=r"with_epoch has to yield \d more items, and its source has ended"):
+        with pytest.raises(EmptySourceError, match=r"with_epoch has to yield \d more items, and its source has ended"):
             read2(pipe.with_epoch(5), workers, 1)
 
 
@@ -342,7 +342,7 @@ def is_none(_: int) -> bool:
 
 def test_shards_without_a_sample_are_an_error_though_they_were_dealt() -> None:
     pipe = numbers(4).sharding_filter().filter(is_none).with_epoch(5)
-    with pytest.raises(EmptySource, match="Are its shards empty"):
+    with pytest.raises(EmptySourceError, match="Are its shards empty"):
         read2(pipe, 2, 1)
 
 
@@ -586,7 +586,7 @@ def test_sharding_groups_are_kept_as_torch_keeps_them() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_there_has_to_be_a_shard_to_draw(workers: int) -> None:
-    with pytest.raises(EmptySource, match="resample_wds_shards was given no shard to draw"):
+    with pytest.raises(EmptySourceError, match="resample_wds_shards was given no shard to draw"):
         read2(numbers(0).resample_wds_shards(), workers, 1)
 
 
@@ -625,9 +625,9 @@ def urls(tmp_path: Path) -> str:
     ids=["drawn", "drawn and cut", "behind a buffer", "repeated", "repeated and cut"],
 )
 def test_a_stream_of_which_nothing_is_left_is_an_error(make: Callable[[Any], Pipe], urls: str) -> None:
-    with pytest.raises(EmptySource, match=r"gone through all its shards|source has ended without any"):
+    with pytest.raises(EmptySourceError, match=r"gone through all its shards|source has ended without any"):
         next(iter(make(ShardList(urls))))
-    with pytest.raises(EmptySource):
+    with pytest.raises(EmptySourceError):
         read2(make(ShardList(urls)), 2, 1)
 
 
@@ -660,7 +660,7 @@ def test_batches_that_are_taken_apart_in_many_short_passes_are_no_empty_stream(u
 
 def test_nothing_that_is_batched_and_taken_apart_is_an_empty_stream(urls: str) -> None:
     pipe = samples_of(ShardList(urls).sharding_filter()).filter(is_none).batch(2).unbatch_samples(collated=False)
-    with pytest.raises(EmptySource):
+    with pytest.raises(EmptySourceError):
         next(iter(pipe.cycle()))
 
 

@@ -16,7 +16,7 @@ from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiPro
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList
-from wds_datapipes.errors import DecodeError, MissingField, ShardNotOpened, TruncatedShard
+from wds_datapipes.errors import DecodeError, MissingFieldError, ShardOpenError, TruncatedShardError
 from wds_datapipes.testing import build_shard
 
 #: Shards hold uneven numbers of samples, as real ones do.
@@ -132,10 +132,10 @@ def _without_field(urls: str) -> str:
 @pytest.mark.parametrize(
     ("damage", "error", "text"),
     [
-        (_truncated, TruncatedShard, r"train-2\.tar ends inside a header, at byte 5400"),
+        (_truncated, TruncatedShardError, r"train-2\.tar ends inside a header, at byte 5400"),
         (_undecodable, DecodeError, r"train-2\.tar.*'bad'|'bad'.*train-2\.tar"),
-        (_without_field, MissingField, r"the field 'txt' was asked for, and the sample 'bare' of .*train-2\.tar"),
-        (lambda urls: urls + "::gone.tar", ShardNotOpened, r"gone\.tar"),
+        (_without_field, MissingFieldError, r"the field 'txt' was asked for, and the sample 'bare' of .*train-2\.tar"),
+        (lambda urls: urls + "::gone.tar", ShardOpenError, r"gone\.tar"),
     ],
     ids=["truncated", "undecodable", "without a field", "missing"],
 )

@@ -21,7 +21,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import SampleMixer, ShardReadingService
-from wds_datapipes.errors import EmptySource
+from wds_datapipes.errors import EmptySourceError
 
 #: torch warns of more workers than processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -124,7 +124,7 @@ def test_weights_that_make_no_sense(weights: Any) -> None:
 def test_an_empty_source_cannot_begin_again(workers: int) -> None:
     for empty in (sources(0)[0], sources(0)[0].sharding_filter(), sources(9)[0].sharding_filter().filter(is_none)):
         pipe = mixed(sources(9)[0].sharding_filter(), empty, stop="never").with_epoch(5)
-        with pytest.raises(EmptySource, match=r"has to begin source 1 \(of 0 to 1\) again, and it yields nothing"):
+        with pytest.raises(EmptySourceError, match=r"has to begin source 1 \(of 0 to 1\) again, and it yields nothing"):
             load(pipe, workers)
 
 

@@ -20,13 +20,13 @@ from torch.utils.data.graph_settings import apply_random_seed
 from wds_datapipes import DatasetSpec, DirectoryShards, Member, MockSamples, ShardList
 from wds_datapipes.errors import (
     DecodeError,
-    DuplicateField,
+    DuplicateFieldError,
     EncodeError,
-    MisalignedShards,
-    MissingEntry,
-    MissingField,
-    ShardNotOpened,
-    UnwritableSample,
+    MisalignedShardsError,
+    MissingEntryError,
+    MissingFieldError,
+    ShardOpenError,
+    UnwritableSampleError,
     WdsError,
 )
 from wds_datapipes.testing import build_shard, check_stage
@@ -76,19 +76,34 @@ def halve_and_draw(sample: dict[str, int], rng: Random) -> dict[str, float]:
 #: Every stage that has a functional name. A new one gets its row here.
 TABLE = {
     "add_columns": Stage(
-        ROWS, (("a.tar", "more.tar"),), {}, [{**ROWS[0], "__key__": "x"}], MisalignedShards, "a.tar has the sample 'x'"
+        ROWS,
+        (("a.tar", "more.tar"),),
+        {},
+        [{**ROWS[0], "__key__": "x"}],
+        MisalignedShardsError,
+        "a.tar has the sample 'x'",
     ),
     "associate": Stage(
-        SAMPLES, ({str(key): {"n": key} for key in range(5)},), {}, [{"__key__": "x"}], MissingEntry, "the sample 'x'"
+        SAMPLES,
+        ({str(key): {"n": key} for key in range(5)},),
+        {},
+        [{"__key__": "x"}],
+        MissingEntryError,
+        "the sample 'x'",
     ),
     "cache_samples": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
     "cache_wds_shards": Stage(["a.tar", "b.tar.gz"], ("copies",), {}, [3], TypeError, "has to yield str, not int: 3"),
-    "extract_keys": Stage(SAMPLES, ("c?s", ["txt"]), {}, [{"__key__": "x"}], MissingField, "a field like 'c.s'"),
+    "extract_keys": Stage(SAMPLES, ("c?s", ["txt"]), {}, [{"__key__": "x"}], MissingFieldError, "a field like 'c.s'"),
     "compose": Stage([2, 4], (both, every_second), {}, [], ValueError, "3 is odd"),
     "group_samples": Stage(
-        MEMBERS, (), {}, [MEMBERS[0], MEMBERS[0]._replace(offset=512)], DuplicateField, "a.tar holds the field 'cls'"
+        MEMBERS,
+        (),
+        {},
+        [MEMBERS[0], MEMBERS[0]._replace(offset=512)],
+        DuplicateFieldError,
+        "a.tar holds the field 'cls'",
     ),
-    "load_wds_shards": Stage(["a.tar", "b.tar.gz"], (), {}, ["c.tar"], ShardNotOpened, "c.tar"),
+    "load_wds_shards": Stage(["a.tar", "b.tar.gz"], (), {}, ["c.tar"], ShardOpenError, "c.tar"),
     "log_samples": Stage(SAMPLES, (), {"first": 1}, [], ValueError, "3 is odd"),
     "map_dict": Stage([{"n": 2}, {"n": 4}], (), {"n": halve}, [{"n": 3}], ValueError, "3 is odd"),
     "map_samples": Stage([{"n": 2}, {"n": 4}], (halve_sample,), {}, [{"n": 3}], ValueError, "3 is odd"),
@@ -96,16 +111,18 @@ TABLE = {
     "map_tuple": Stage([(2, "a"), (4, "b")], (halve, None), {}, [(3, "a")], ValueError, "3 is odd"),
     "mix_samples": Stage(SAMPLES[:3], (IterableWrapper(SAMPLES[3:]),), {"stop": "all"}, [], ValueError, "3 is odd"),
     "non_empty": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
-    "rename": Stage(SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingField, "'class;cls' was asked for"),
+    "rename": Stage(
+        SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingFieldError, "'class;cls' was asked for"
+    ),
     "resample_wds_shards": Stage(["a.tar", "b.tar"], (4,), {}, [], ValueError, "3 is odd"),
     "rename_keys": Stage(
-        SAMPLES, (("label", "c?s"),), {"text": "*.txt"}, [{"__key__": "x"}], MissingField, "to be called 'label'"
+        SAMPLES, (("label", "c?s"),), {"text": "*.txt"}, [{"__key__": "x"}], MissingFieldError, "to be called 'label'"
     ),
     "rsample": Stage(SAMPLES, (1,), {}, [], ValueError, "3 is odd"),
-    "select_fields": Stage(SAMPLES, ("c?s",), {}, [{"__key__": "x"}], MissingField, "a field like 'c.s'"),
+    "select_fields": Stage(SAMPLES, ("c?s",), {}, [{"__key__": "x"}], MissingFieldError, "a field like 'c.s'"),
     "shuffle_samples": Stage(SAMPLES, (3,), {}, [], ValueError, "3 is odd"),
     "slice_samples": Stage(SAMPLES, (0, None, 2), {}, [], ValueError, "3 is odd"),
-    "to_tuple": Stage(SAMPLES, ("cls", "txt"), {}, [{"__key__": "x"}], MissingField, "'cls' was asked for"),
+    "to_tuple": Stage(SAMPLES, ("cls", "txt"), {}, [{"__key__": "x"}], MissingFieldError, "'cls' was asked for"),
     "unbatch_samples": Stage(
         [{"n": [1, 2], "m": [3, 4]}], (), {}, [{"n": [1, 2], "m": [3]}], ValueError, r"2 in batch\['n'\] and 1 in batch"
     ),
@@ -125,7 +142,7 @@ TABLE = {
         ("written-%03d.tar",),
         {"maxcount": 2},
         [{"__key__": "x.y", "cls": 1}],
-        UnwritableSample,
+        UnwritableSampleError,
         r"key 'x\.y' cannot be written",
     ),
     # It goes on where it stopped, so another iteration has the same items only if all are alike.
@@ -248,7 +265,7 @@ def test_credentials_are_in_no_error(workers: int) -> None:
     stage = wrap(["memory://nowhere/a.tar"]).load_wds_shards(storage_options={"token": secret})
     assert "storage_options" not in vars(stage)
     error = error_of(DataLoader(stage, batch_size=None, num_workers=workers))
-    assert type(error) is ShardNotOpened
+    assert type(error) is ShardOpenError
     assert "memory://nowhere/a.tar" in str(error)
     assert secret not in str(error)
 

@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import EmptySource
+from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
@@ -89,8 +89,8 @@ def test_the_shard_is_closed_before_the_last_sample_leaves(folder: Path) -> None
 def test_an_empty_stream_is_an_error_that_names_the_stages(tmp_path: Path, workers: int) -> None:
     pipe = ShardList(build_shard(tmp_path / "a.tar", [])).non_empty().load_wds_shards().group_samples().non_empty()
     loader = DataLoader(pipe, batch_size=None, num_workers=workers)
-    names = re.escape("nothing from ShardList, EmptinessChecker, ShardLoader, SampleGrouper. The shards may be empty")
-    with pytest.raises(EmptySource, match=names) as caught:
+    names = re.escape("nothing from ShardList, NonEmptyChecker, ShardLoader, SampleGrouper. The shards may be empty")
+    with pytest.raises(EmptySourceError, match=names) as caught:
         list(loader)
     traceback.clear_frames(caught.tb)
 
@@ -98,8 +98,8 @@ def test_an_empty_stream_is_an_error_that_names_the_stages(tmp_path: Path, worke
 def test_before_the_split_a_worker_without_a_shard_is_no_error(folder: Path) -> None:
     before = ShardList(f"{folder}/0.tar").non_empty().sharding_filter().load_wds_shards().group_samples()
     assert len(list(DataLoader(before, batch_size=None, num_workers=2))) == 50
-    with pytest.raises(EmptySource) as caught:
+    with pytest.raises(EmptySourceError) as caught:
         list(DataLoader(before.non_empty(), batch_size=None, num_workers=2))
     traceback.clear_frames(caught.tb)
-    with pytest.raises(EmptySource, match="nothing from IterableWrapper"):
+    with pytest.raises(EmptySourceError, match="nothing from IterableWrapper"):
         list(IterableWrapper([]).non_empty())

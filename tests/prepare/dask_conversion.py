@@ -11,7 +11,7 @@ import dask
 from distributed import Client, LocalCluster
 
 from wds_datapipes import convert_shards
-from wds_datapipes.errors import ConversionFailed
+from wds_datapipes.errors import ConversionError
 
 FOLDER = Path(sys.argv[1])
 
@@ -41,7 +41,7 @@ def main() -> None:
         executor = client.get_executor()
         try:
             convert_shards(convert, shards, f"{FOLDER}/out/", executor=executor, retries=2)
-        except ConversionFailed as error:
+        except ConversionError as error:
             told["failures"] = {os.path.basename(url): repr(cause) for url, cause in error.failures.items()}
         told["first"] = sorted(path.name for path in FOLDER.glob("out/*.tar"))
         (FOLDER / "cured").touch()

@@ -29,12 +29,12 @@ from PIL import Image
 import wds_datapipes
 from wds_datapipes import ConvertedShard, ShardList, check_index, convert_shards, read_index
 from wds_datapipes.errors import (
-    ConversionFailed,
+    ConversionError,
     EncodeError,
-    ShardNotWritten,
+    ShardWriteError,
     StateError,
-    UnwritableSample,
-    WorkerDied,
+    UnwritableSampleError,
+    WorkerDiedError,
 )
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
@@ -304,7 +304,7 @@ def test_an_input_that_is_gone_is_reported_and_its_output_stays(shards: list[str
     os.unlink("3.tar")
     with pytest.raises(StateError, match=r"3\.tar \(the input has changed\)"):
         convert_shards(odd, shards, "out/")
-    with pytest.raises(ConversionFailed, match=r"1 of 6 shards .*\n3\.tar: ShardNotOpened"):
+    with pytest.raises(ConversionError, match=r"1 of 6 shards .*\n3\.tar: ShardOpenError"):
         convert_shards(odd, shards, "out/", if_changed="redo", retries=0)
     assert written() == before
     assert new(convert_shards(odd, shards, "out/", if_changed="keep")) == []
@@ -410,7 +410,7 @@ def fail_at_3(sample: dict[str, Any]) -> dict[str, Any]:
 def test_what_fails_is_tried_again_and_reported_and_the_others_are_done(
     shards: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ConversionFailed, match=r"1 of 6 shards .* 4 attempts.*\n3\.tar: LookupError: ") as caught:
+    with pytest.raises(ConversionError, match=r"1 of 6 shards .* 4 attempts.*\n3\.tar: LookupError: ") as caught:
         convert_shards(fail_at_3, shards, "out/", retries=3)
     assert noted("tries") == 4 + 1
     assert {url: str(error) for url, error in caught.value.failures.items()} == {"3.tar": "no such label"}
@@ -445,7 +445,7 @@ def test_an_error_that_cannot_be_sent_is_told(shards: list[str], workers: int) -
     def fail(sample: dict[str, Any]) -> None:
         raise Odd(1, 2)
 
-    with pytest.raises(ConversionFailed, match=r"6 of 6 .*\n\d\.tar: RuntimeError: Odd: 1 and 2\n\d\.tar: "):
+    with pytest.raises(ConversionError, match=r"6 of 6 .*\n\d\.tar: RuntimeError: Odd: 1 and 2\n\d\.tar: "):
         convert_shards(fail, shards, "out/", retries=0, max_workers=workers)
     assert written() == {}
 
@@ -464,7 +464,7 @@ def test_an_error_that_cannot_be_sent_is_told(shards: list[str], workers: int) -
 def test_what_a_function_returns_is_checked(
     shards: list[str], function: Any, options: dict[str, Any], error: type[BaseException], text: str
 ) -> None:
-    with pytest.raises(ConversionFailed, match=f"(?s){text}") as caught:
+    with pytest.raises(ConversionError, match=f"(?s){text}") as caught:
         convert_shards(function, shards[:1], "out/", retries=0, **options)
     assert type(caught.value.failures["0.tar"]) is error
     assert written() == {}
@@ -486,7 +486,7 @@ def test_bad_samples_are_passed_over_when_that_is_asked_for(shards: list[str]) -
     assert again == [result._replace(is_new=False) for result in results]
     assert keys("out/0.tar") == ["0-0", "0-3", "0-4"]
     assert keys("out/5.tar") == [key for key in keys("out/5.tar") if key[:3] in ("5-0", "5-3", "5-4")]
-    with pytest.raises(ConversionFailed, match=r"5\.tar: TruncatedShard"):
+    with pytest.raises(ConversionError, match=r"5\.tar: TruncatedShardError"):
         convert_shards(same, shards, "whole/", retries=0)
 
 
@@ -510,11 +510,11 @@ def test_the_shard_that_kills_its_process_is_the_one_that_is_reported(shards: li
             os.kill(os.getpid(), signal.SIGKILL)
         return sample
 
-    with pytest.raises(ConversionFailed, match=r"(?s)2 of 6 .*killed") as caught:
+    with pytest.raises(ConversionError, match=r"(?s)2 of 6 .*killed") as caught:
         convert_shards(die, shards, "out/", retries=2, max_workers=3)
     assert {url: type(error) for url, error in caught.value.failures.items()} == {
-        "1.tar": WorkerDied,
-        "4.tar": WorkerDied,
+        "1.tar": WorkerDiedError,
+        "4.tar": WorkerDiedError,
     }
     assert [noted(f"tries-{n}") - 1 for n in range(6)] == [5, 3, 5, 5, 9, 5]
 
@@ -530,9 +530,9 @@ def test_a_full_disk_loses_nothing_that_was_finished(folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         try:
             convert_shards(same, shards, "out/", retries=1)
-        except ConversionFailed as error:
+        except ConversionError as error:
             failures.update({url: type(cause) for url, cause in error.failures.items()})
-            os._exit(0 if failures == {"1.tar": ShardNotWritten, "3.tar": ShardNotWritten} else 1)
+            os._exit(0 if failures == {"1.tar": ShardWriteError, "3.tar": ShardWriteError} else 1)
 
     assert forked(on_a_small_disk) == 0
     assert sorted(written()) == ["0.tar", "2.tar"]
@@ -743,7 +743,7 @@ def test_an_executor_that_breaks_is_told_for_each_shard_that_is_left(shards: lis
         def close(result: ConvertedShard) -> None:
             executor.shutdown()
 
-        with pytest.raises(ConversionFailed, match=r"4 of 6 .*\n2\.tar: RuntimeError: cannot schedule") as caught:
+        with pytest.raises(ConversionError, match=r"4 of 6 .*\n2\.tar: RuntimeError: cannot schedule") as caught:
             convert_shards(same, shards, "out/", executor=executor, max_workers=2, on_result=close)
     assert list(caught.value.failures) == ["2.tar", "3.tar", "4.tar", "5.tar"]
     assert new(convert_shards(same, shards, "out/")) == ["2.tar", "3.tar", "4.tar", "5.tar"]
@@ -752,7 +752,7 @@ def test_an_executor_that_breaks_is_told_for_each_shard_that_is_left(shards: lis
 def test_a_pool_whose_process_is_killed_is_told_too(shards: list[str]) -> None:
     with (
         ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor,
-        pytest.raises(ConversionFailed, match=r"6 of 6 .*\n.*WorkerDied: .*may have been killed"),
+        pytest.raises(ConversionError, match=r"6 of 6 .*\n.*WorkerDiedError: .*may have been killed"),
     ):
         convert_shards(die_at_once, shards, "out/", executor=executor, retries=0)
 
@@ -849,13 +849,13 @@ def of_no_type(sample: Any) -> Any:
         (of_another_type, EncodeError),
         (of_no_type, TypeError),
         (lambda sample: sample["jpg"], KeyError),
-        (lambda sample: {"__key__": "a/../b", "cls": 1}, UnwritableSample),
+        (lambda sample: {"__key__": "a/../b", "cls": 1}, UnwritableSampleError),
     ],
 )
 def test_errors_of_the_function_are_not_tried_again(
     function: Callable[[Any], Any], error: type[Exception], shards: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ConversionFailed, match=r"1 of 1 shards were not converted\. The others") as caught:
+    with pytest.raises(ConversionError, match=r"1 of 1 shards were not converted\. The others") as caught:
         convert_shards(function, shards[:1], "out/", retries=3, max_workers=0)
     assert isinstance(next(iter(caught.value.failures.values())), error)
     assert not caplog.records

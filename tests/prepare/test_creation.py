@@ -24,7 +24,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ShardWriter
-from wds_datapipes.errors import BadSource, EmptySource, ShardNotWritten, StateError, UnwritableSample, WorkerDied
+from wds_datapipes.errors import (
+    EmptySourceError,
+    SampleSourceError,
+    ShardWriteError,
+    StateError,
+    UnwritableSampleError,
+    WorkerDiedError,
+)
 from wds_datapipes.prepare.create import CreatedShard, create_shards
 from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.prepare.sources.table import Table
@@ -199,7 +206,7 @@ def test_a_file_that_changes_before_it_is_read_leaves_nothing_half(files: Path, 
         "gone": r"7\.jpg', for the field 'jpg' of the sample '07' of .* cannot be read: No such file",
         "folder": r"7\.jpg'.* cannot be read: Is a directory",
     }[change]
-    with pytest.raises(BadSource, match=told):
+    with pytest.raises(SampleSourceError, match=told):
         create(files, NUMBERS, maxcount=3, watcher=Noting(do), max_workers=workers)
     left = contents(files)
     assert set(left) <= {"a-00.tar", "a-01.tar", "a-03.tar"}
@@ -223,7 +230,7 @@ def test_a_bad_file_that_is_passed_over_changes_no_other_shard(files: Path, work
 
     watcher = Noting(lambda: (files / "7.jpg").unlink())
     create(files, NUMBERS, maxcount=3, watcher=watcher, on_error=skip, max_workers=workers)
-    assert [type(fault) for fault in faults] == [BadSource]
+    assert [type(fault) for fault in faults] == [SampleSourceError]
     assert keys(files / "a-02.tar") == ["06", "08"]
     assert {name for name, data in contents(files).items() if data != whole[name]} == {"a-02.tar"}
     # One that is missed before all is planned leaves no gap.
@@ -252,7 +259,7 @@ def test_a_bad_file_that_is_passed_over_changes_no_other_shard(files: Path, work
 def test_what_makes_no_sample_is_told_before_anything_is_written(tmp_path: Path, lines: str, message: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "nothing").symlink_to("gone")
-    with pytest.raises((BadSource, UnwritableSample), match=message):
+    with pytest.raises((SampleSourceError, UnwritableSampleError), match=message):
         create(tmp_path, "0.txt text:zero\n" + lines, "a.tar")
     assert not contents(tmp_path, "*.tar*")
     create(tmp_path, "0.txt text:zero\n" + lines, "a.tar", on_error="skip")
@@ -263,7 +270,7 @@ def test_a_name_that_is_no_text_needs_a_new_key(tmp_path: Path) -> None:
     os.mkdir(os.fsencode(tmp_path) + b"/in")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/in/\xff.jpg")).write_bytes(b"j")
     source = find_images(tmp_path / "in", has_classes=False)
-    with pytest.raises(BadSource, match=r"The key '\\udcff' of .* has bytes that are no UTF-8"):
+    with pytest.raises(SampleSourceError, match=r"The key '\\udcff' of .* has bytes that are no UTF-8"):
         create_shards(source, tmp_path / "a.tar")
     create_shards(source, tmp_path / "a.tar", rekey="{number}")
     assert keys(tmp_path / "a.tar") == ["0"]
@@ -272,7 +279,7 @@ def test_a_name_that_is_no_text_needs_a_new_key(tmp_path: Path) -> None:
 def test_a_dot_in_a_key_needs_another_rule_or_key(tmp_path: Path) -> None:
     (tmp_path / "scan-1.25mm.png").write_bytes(b"p")
     source = find_images(tmp_path, has_classes=False)
-    with pytest.raises(UnwritableSample, match=r"scan-1\.25mm\.png: The key .* would be read back as of 'scan-1'"):
+    with pytest.raises(UnwritableSampleError, match=r"scan-1\.25mm\.png: The key .* would be read back as of 'scan-1'"):
         create_shards(source, tmp_path / "a.tar")
     assert not contents(tmp_path, "a*")
     create_shards(source, tmp_path / "a.tar", key_rule=last_dot)
@@ -282,23 +289,23 @@ def test_a_dot_in_a_key_needs_another_rule_or_key(tmp_path: Path) -> None:
 
 def test_without_a_sample_nothing_is_written(tmp_path: Path) -> None:
     for lines in ("", "\n \n"):
-        with pytest.raises(EmptySource, match="no sample to write"):
+        with pytest.raises(EmptySourceError, match="no sample to write"):
             create(tmp_path, lines, "new/a-%d.tar")
-    with pytest.raises(EmptySource):
+    with pytest.raises(EmptySourceError):
         create(tmp_path, "a.txt no.txt", "new/a-%d.tar", on_error="skip")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_shard_that_cannot_be_written_is_told(files: Path) -> None:
     (files / "a-01.tar").mkdir()
-    with pytest.raises(ShardNotWritten, match=r"a-01\.tar' cannot be written: it is a folder"):
+    with pytest.raises(ShardWriteError, match=r"a-01\.tar' cannot be written: it is a folder"):
         create(files, NUMBERS, maxcount=3, max_workers=2)
 
 
 def test_a_worker_that_is_killed_is_told_with_its_shard(files: Path) -> None:
     # $PPID is the process that ends the shell with the worker; its own parent is the worker.
     lines = NUMBERS.replace("03.cls text:3", "03.cls pipe:kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status)")
-    with pytest.raises(WorkerDied, match=r"may have been killed.*while it wrote .*a-01\.tar"):
+    with pytest.raises(WorkerDiedError, match=r"may have been killed.*while it wrote .*a-01\.tar"):
         create(files, lines, maxcount=3, max_workers=1)
     assert set(contents(files, "a-*.tar")) == {"a-00.tar"}
     create(files, NUMBERS, maxcount=3)
@@ -311,7 +318,7 @@ def test_a_full_disk_loses_nothing_that_was_finished(files: Path) -> None:
 
     def on_a_small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        with suppress(ShardNotWritten):
+        with suppress(ShardWriteError):
             create(files, NUMBERS, maxcount=1, resume=True)
             os._exit(0)
         os._exit(3)
@@ -366,7 +373,7 @@ def test_a_second_call_writes_only_what_is_missing_or_would_be_other(files: Path
 
     whole = create(files, NUMBERS, maxcount=3, digest=True, output="b-%02d.tar")
     (files / "9.jpg").rename(files / "other")
-    with pytest.raises(BadSource):
+    with pytest.raises(SampleSourceError):
         create(files, NUMBERS.replace("09.jpg 9.jpg", "09.jpg pipe:cat 9.jpg"), **options)
     (files / "other").rename(files / "9.jpg")
     made = create(files, NUMBERS, **options)

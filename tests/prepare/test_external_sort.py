@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import ShardNotWritten, UnwritableSample
+from wds_datapipes.errors import ShardWriteError, UnwritableSampleError
 from wds_datapipes.prepare.reorder.external_sort import WINDOW_BYTES, ExternalSort
-from wds_datapipes.prepare.reorder.sorted_runs import RunFile, check_room
+from wds_datapipes.prepare.reorder.sorted_runs import SortedRunFile, check_room
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.tar_writer import TarWriter
 
@@ -154,7 +154,7 @@ def test_a_key_that_comes_twice_is_noticed_at_once() -> None:
     with ExternalSort(memory_bytes=1000) as sorting:
         for number in range(5):
             sorting.add(0, sample_of(number, 3))
-        with pytest.raises(UnwritableSample, match=r"The sample '3' comes twice, the second time from x\.tar"):
+        with pytest.raises(UnwritableSampleError, match=r"The sample '3' comes twice, the second time from x\.tar"):
             sorting.add(0, sample_of(3, 3))
         assert len(list(sorting.samples())) == 5
 
@@ -178,18 +178,18 @@ def test_a_full_disk_is_told_with_its_folder(tmp_path: Path, nothing_left: None)
             sorting.add(0, sample_of(number, 3000))
 
     sorting = ExternalSort(memory_bytes=20_000, folder=tmp_path)
-    with sorting, files_of_at_most(100_000), pytest.raises(ShardNotWritten, match=told):
+    with sorting, files_of_at_most(100_000), pytest.raises(ShardWriteError, match=told):
         fill(sorting)
     with ExternalSort(memory_bytes=20_000, folder=tmp_path) as sorting:
         fill(sorting)
-        with files_of_at_most(200_000), pytest.raises(ShardNotWritten, match=told):  # when runs are merged
+        with files_of_at_most(200_000), pytest.raises(ShardWriteError, match=told):  # when runs are merged
             list(sorting.samples())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_folder_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ShardNotWritten, match="none' cannot be written, after 0 bytes: No such file or directory"):
-        RunFile(tmp_path / "none")
+    with pytest.raises(ShardWriteError, match="none' cannot be written, after 0 bytes: No such file or directory"):
+        SortedRunFile(tmp_path / "none")
     with pytest.raises(ValueError, match="memory_bytes is a number of bytes, from 1, not 0"):
         ExternalSort(memory_bytes=0)
 
@@ -200,11 +200,11 @@ def test_room_is_what_all_folders_of_a_disk_need_together(tmp_path: Path) -> Non
     (tmp_path / "a").mkdir()
     here, there = str(tmp_path), str(tmp_path / "a")
     check_room({here: 1, there: 1})
-    with pytest.raises(ShardNotWritten, match=rf"At least {3 * free} bytes will be written to '{here}', and the disk"):
+    with pytest.raises(ShardWriteError, match=rf"At least {3 * free} bytes will be written to '{here}', and the disk"):
         check_room({here: 3 * free})
-    with pytest.raises(ShardNotWritten, match=rf"bytes will be written to '{here}' and '{there}', and the disk has"):
+    with pytest.raises(ShardWriteError, match=rf"bytes will be written to '{here}' and '{there}', and the disk has"):
         check_room({here: free * 3 // 4, there: free * 3 // 4})
-    with pytest.raises(ShardNotWritten, match=r"Nothing can be written to '.*none': No such file"):
+    with pytest.raises(ShardWriteError, match=r"Nothing can be written to '.*none': No such file"):
         check_room({f"{tmp_path}/none": 0})
 
 
@@ -214,15 +214,15 @@ def test_room_is_what_all_folders_of_a_disk_need_together(tmp_path: Path) -> Non
 @settings(deadline=None)
 def test_a_file_is_no_larger_than_the_archive_of_its_samples(sizes: list[list[int]], memory: int) -> None:
     ends: list[int] = []
-    write = RunFile.write
+    write = SortedRunFile.write
 
-    def noting(file: RunFile, items: Any) -> Any:
+    def noting(file: SortedRunFile, items: Any) -> Any:
         run = write(file, items)
         ends.append(run.end)
         return run
 
     with pytest.MonkeyPatch.context() as patch, ExternalSort(memory_bytes=memory) as sorting:
-        patch.setattr(RunFile, "write", noting)
+        patch.setattr(SortedRunFile, "write", noting)
         samples = [sample_of(number, *fields) for number, fields in enumerate(sizes)]
         for number, sample in enumerate(samples):
             sorting.add(number % 7, sample)
@@ -239,7 +239,7 @@ def test_what_is_read_in_windows_is_what_was_written(sizes: list[list[int]], dat
     """Fields end at, before and behind the end of a window, and some are larger than it."""
     samples = [sample_of(number, *fields) for number, fields in enumerate(sizes)]
     middle = data.draw(st.integers(0, len(samples)))
-    file = RunFile()
+    file = SortedRunFile()
     try:
         runs = [
             file.write((number, sample) for number, sample in enumerate(part))
@@ -253,12 +253,12 @@ def test_what_is_read_in_windows_is_what_was_written(sizes: list[list[int]], dat
 
 def test_a_file_that_lacks_something_is_told(nothing_left: None) -> None:
     """As by a failing disk: nothing shorter may come out, also where the samples go on to another file."""
-    short, other = RunFile(), RunFile()
+    short, other = SortedRunFile(), SortedRunFile()
     try:
         run = short.write((number, sample_of(number, 5000)) for number in range(9))
         os.ftruncate(short._stream.fileno(), 18_000)
         samples = ((order, waiting.load()) for order, waiting in short.read(run, 4096))
-        with pytest.raises(ShardNotWritten, match=r"cannot be read, after \d+ bytes: it ends at byte 18000"):
+        with pytest.raises(ShardWriteError, match=r"cannot be read, after \d+ bytes: it ends at byte 18000"):
             other.write(samples)
     finally:
         short.close()

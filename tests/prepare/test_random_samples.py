@@ -73,7 +73,7 @@ def test_of_a_broken_shard_the_samples_before_take_part(shards: list[str]) -> No
     Path("a-2.tar").write_bytes(b"no archive" * 100)
     drawn = draw_samples([*shards, "none.tar"], 100, max_workers=1)
     assert [sample["__key__"] for sample in drawn.samples] == ["00", "01", "02", "03", "10", "11"]
-    assert [fault.kind for fault in drawn.faults] == ["TruncatedShard", "CorruptShard", "ShardNotOpened"]
+    assert [fault.kind for fault in drawn.faults] == ["TruncatedShardError", "CorruptShardError", "ShardOpenError"]
     assert drawn.samples[-1]["jpg"] == all_samples(shards[:1])[1]["jpg"].replace(b"\0", b"\1") + b"\1"
 
 

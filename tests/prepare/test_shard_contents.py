@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wds_datapipes.errors import ShardError, UnknownScheme
+from wds_datapipes.errors import ShardError, UnknownSchemeError
 from wds_datapipes.prepare.shard_contents import outline_shard
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
@@ -73,7 +73,7 @@ def yielded(url: str) -> tuple[list[str], ShardError]:
 
 def test_the_end_marker_may_be_optional(tmp_path: Path) -> None:
     url = write_members(tmp_path / "a.tar", ["a.x", "b.x"], end=False)
-    assert [fault.kind for fault in outline_shard(url).faults] == ["TruncatedShard"]
+    assert [fault.kind for fault in outline_shard(url).faults] == ["TruncatedShardError"]
     outline = outline_shard(url, end_marker="optional")
     assert outline.faults == []
     assert len(outline.samples) == 2
@@ -83,10 +83,10 @@ def test_all_duplicates_and_returning_keys_are_told(tmp_path: Path) -> None:
     names = ["a.x", "a.X", "b.x", "a.y", "b.z", "b.z", "__meta__/k.json", "README", ".hidden"]
     outline = outline_shard(write_members(tmp_path / "a.tar", names))
     assert [(fault.kind, fault.key, fault.field) for fault in outline.faults] == [
-        ("DuplicateField", "a", "x"),
-        ("ReturningKey", "a", ""),
-        ("ReturningKey", "b", ""),
-        ("DuplicateField", "b", "z"),
+        ("DuplicateFieldError", "a", "x"),
+        ("RepeatedKeyError", "a", ""),
+        ("RepeatedKeyError", "b", ""),
+        ("DuplicateFieldError", "b", "z"),
     ]
     assert "at byte 1024 (member 'a.X')" in outline.faults[0].message
     assert (outline.strays, outline.stray_names) == (2, ["README", ".hidden"])
@@ -102,5 +102,5 @@ def test_the_key_rule_and_the_digest_are_choices(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_at_all_is_an_error() -> None:
-    with pytest.raises(UnknownScheme):
+    with pytest.raises(UnknownSchemeError):
         outline_shard("gone://a.tar")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import SampleCommandFailed, UnwritableSample
+from wds_datapipes.errors import SampleCommandError, UnwritableSampleError
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.prepare.sample_folder import read_many, read_one, write_sample
 from wds_datapipes.prepare.shell_command import SampleCommand
@@ -108,7 +108,7 @@ def test_several_samples_have_numbers_and_keys() -> None:
     ],
 )
 def test_a_fault_names_the_sample_and_what_is_wrong(command: str, message: str, nothing_left: None) -> None:
-    with pytest.raises(SampleCommandFailed, match=f"(?s){message}") as caught:
+    with pytest.raises(SampleCommandError, match=f"(?s){message}") as caught:
         run(command)
     assert len(str(caught.value)) < 2500
     assert "'d/a' of x.tar" in str(caught.value)
@@ -127,7 +127,7 @@ def all_end(seconds: str) -> bool:
 
 @pytest.mark.parametrize("silent", ["", "exec >&- 2>&-;"])
 def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_begun(silent: str, nothing_left: None) -> None:
-    with pytest.raises(SampleCommandFailed, match=r"was ended, as it took longer than 0\.2 s, for the sample 'd/a'"):
+    with pytest.raises(SampleCommandError, match=r"was ended, as it took longer than 0\.2 s, for the sample 'd/a'"):
         run(f"{silent} trap '' TERM; sleep 61.5 & sleep 61.5", timeout_s=0.2)
     assert all_end("61.5")
 
@@ -150,7 +150,7 @@ def test_a_folder_that_nobody_may_change_is_removed() -> None:
 )
 def test_a_name_that_is_no_file_is_refused_before_anything_runs(field: str, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    with pytest.raises(UnwritableSample, match=r"(?s)of sample 'k' cannot be a file") as caught:
+    with pytest.raises(UnwritableSampleError, match=r"(?s)of sample 'k' cannot be a file") as caught:
         SampleCommand(f"touch {ran}")({"__key__": "k", "__url__": "x.tar", "txt": b"", field: b"evil"})
     assert not ran.exists()
     assert len(str(caught.value)) < 500

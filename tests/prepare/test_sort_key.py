@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import DecodeError, MissingField
-from wds_datapipes.prepare.reorder.sort_key import DrawnOrder, FieldOrder
+from wds_datapipes.errors import DecodeError, MissingFieldError
+from wds_datapipes.prepare.reorder.sort_key import FieldSortKey, RandomSortKey
 
 
 def shuffled(count: int, seed: int) -> tuple[int, ...]:
-    draw = DrawnOrder(seed)
+    draw = RandomSortKey(seed)
     return tuple(sorted(range(count), key=draw))
 
 
@@ -62,9 +62,9 @@ def sample(**fields: bytes) -> dict[str, Any]:
 @given(st.lists(st.text(max_size=4)))
 @settings(deadline=None)
 def test_keys_and_text_are_in_the_order_of_code_points(texts: list[str]) -> None:
-    by_key = sorted(texts, key=lambda text: FieldOrder("key")({"__key__": text}))
-    by_field = sorted(texts, key=lambda text: FieldOrder("txt")(sample(txt=text.encode())))
-    by_value = sorted(texts, key=lambda text: FieldOrder("json/a")(sample(json=json.dumps({"a": text}).encode())))
+    by_key = sorted(texts, key=lambda text: FieldSortKey("key")({"__key__": text}))
+    by_field = sorted(texts, key=lambda text: FieldSortKey("txt")(sample(txt=text.encode())))
+    by_value = sorted(texts, key=lambda text: FieldSortKey("json/a")(sample(json=json.dumps({"a": text}).encode())))
     assert by_key == by_field == by_value == sorted(texts)
 
 
@@ -72,8 +72,10 @@ def test_keys_and_text_are_in_the_order_of_code_points(texts: list[str]) -> None
 @settings(deadline=None)
 def test_numbers_are_in_the_order_of_their_values(numbers: list[int | float]) -> None:
     texts = [f" {number!r}\n" for number in numbers]
-    by_text = sorted(texts, key=lambda text: FieldOrder("cls", numeric=True)(sample(cls=text.encode())))
-    by_value = sorted(numbers, key=lambda number: FieldOrder("json/a")(sample(json=json.dumps({"a": number}).encode())))
+    by_text = sorted(texts, key=lambda text: FieldSortKey("cls", numeric=True)(sample(cls=text.encode())))
+    by_value = sorted(
+        numbers, key=lambda number: FieldSortKey("json/a")(sample(json=json.dumps({"a": number}).encode()))
+    )
     assert by_value == sorted(numbers)
     assert [float(text) if "." in text or "e" in text or "inf" in text else int(text) for text in by_text] == by_value
 
@@ -94,20 +96,20 @@ def test_numbers_are_in_the_order_of_their_values(numbers: list[int | float]) ->
 )
 def test_what_is_compared(by: str, numeric: bool, value: object) -> None:
     data = {"txt": b"10", "key": b"a field", "a.json": b'{"size": [1, 2.5], "name": "7", "flag": true}'}
-    assert FieldOrder(by, numeric=numeric)(sample(**data)) == (0, value)
+    assert FieldSortKey(by, numeric=numeric)(sample(**data)) == (0, value)
 
 
 @pytest.mark.parametrize("by", ["cls", "json/b", "json/none", "json/list/1", "json/list/x", "json/b/c", "json/text/0"])
 def test_what_is_missing_is_told_or_put_at_an_end(by: str) -> None:
     data = sample(json=b'{"none": null, "list": [1], "text": "abc"}')
     with pytest.raises(
-        MissingField, match=r"The sample 'k' of s3://.*bucket/a\.tar has nothing to be sorted by: "
+        MissingFieldError, match=r"The sample 'k' of s3://.*bucket/a\.tar has nothing to be sorted by: "
     ) as told:
-        FieldOrder(by)(data)
+        FieldSortKey(by)(data)
     assert f"{by!r} is not there. It has json." in str(told.value)
     assert "secret" not in str(told.value)
     for reverse in (False, True):
-        first, last = (FieldOrder(by, missing=word, reverse=reverse)(data) for word in ("first", "last"))
+        first, last = (FieldSortKey(by, missing=word, reverse=reverse)(data) for word in ("first", "last"))
         assert sorted([first, (0, math.inf), (0, -math.inf), last], reverse=reverse)[0] == first
         assert sorted([first, (0, math.inf), (0, -math.inf), last], reverse=reverse)[-1] == last
 
@@ -131,11 +133,11 @@ def test_what_is_missing_is_told_or_put_at_an_end(by: str) -> None:
 )
 def test_what_has_no_order_is_told(by: str, numeric: bool, data: bytes, message: str) -> None:
     with pytest.raises(DecodeError, match=message):
-        FieldOrder(by, numeric=numeric)(sample(txt=data))
+        FieldSortKey(by, numeric=numeric)(sample(txt=data))
 
 
 def test_numbers_and_text_are_not_mixed() -> None:
-    order = FieldOrder("json/a")
+    order = FieldSortKey("json/a")
     assert order(sample(json=b'{"a": 1}')) < order(sample(json=b'{"a": 1.5}'))
     with pytest.raises(DecodeError, match="'json/a': '1' is text, and the samples before have a number"):
         order(sample(json=b'{"a": "1"}'))
@@ -144,4 +146,4 @@ def test_numbers_and_text_are_not_mixed() -> None:
 @pytest.mark.parametrize("by", ["", ".", "/a", "json/", "__key__"])
 def test_what_names_no_field_is_refused(by: str) -> None:
     with pytest.raises(ValueError, match="samples are sorted by 'key', a field, or a path"):
-        FieldOrder(by)
+        FieldSortKey(by)

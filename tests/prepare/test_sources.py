@@ -19,9 +19,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import BadSource, EncodeError
+from wds_datapipes.errors import EncodeError, SampleSourceError
 from wds_datapipes.prepare.sample_spec import CommandPart, FilePart, Source, UrlPart, measure, read_draft
-from wds_datapipes.prepare.sources.file_locations import Places
+from wds_datapipes.prepare.sources.file_locations import FileLocations
 from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.prepare.sources.imagenet import find_imagenet
 from wds_datapipes.prepare.sources.table import Table
@@ -109,7 +109,7 @@ def test_all_files_of_a_key_are_one_sample() -> None:
         "No file beside 'in/cat/3.txt' is the image of that sample. Put it there"
     ]
     put("in/cat/2.cls")
-    with pytest.raises(BadSource, match=r"in/cat/2\.JPG' would have the field 'cls' twice"):
+    with pytest.raises(SampleSourceError, match=r"in/cat/2\.JPG' would have the field 'cls' twice"):
         told(find_images("in", key_rule=first_dot, on_fault=faults.append))
 
 
@@ -123,7 +123,7 @@ def test_all_files_of_a_key_are_one_sample() -> None:
 )
 def test_a_folder_that_is_none_of_classes(files: list[str], message: str) -> None:
     put(*files)
-    with pytest.raises(BadSource, match=message):
+    with pytest.raises(SampleSourceError, match=message):
         find_images("in")
 
 
@@ -139,7 +139,7 @@ def test_links_are_followed_but_not_around() -> None:
     Path("in/dog").symlink_to("../there")
     assert list(told(find_images("in"))) == ["cat/1", "dog/1"]
     Path("there/again").symlink_to("../in")
-    with pytest.raises(BadSource, match=r"in/dog/again/dog' is a link to one that it is in"):
+    with pytest.raises(SampleSourceError, match=r"in/dog/again/dog' is a link to one that it is in"):
         find_images("in")
 
 
@@ -169,7 +169,7 @@ def test_imagenet_in_folders_is_numbered_by_all_classes_of_train() -> None:
     )
     assert [fields["cls"] for fields in told(find_imagenet("in", "val")).values()] == [b"2"]
     put("in/val/n99999999/1.JPEG")
-    with pytest.raises(BadSource, match="n99999999' is none of the 3 classes that are known"):
+    with pytest.raises(SampleSourceError, match="n99999999' is none of the 3 classes that are known"):
         find_imagenet("in", "val")
 
 
@@ -247,10 +247,10 @@ def test_a_file_tells_the_classes_of_images_in_one_folder(tell: Any) -> None:
 
 
 def test_what_is_missing_for_the_classes_is_told() -> None:
-    with pytest.raises(BadSource, match="no folder 'in/val'"):
+    with pytest.raises(SampleSourceError, match="no folder 'in/val'"):
         find_imagenet("in", "val")
     flat()
-    with pytest.raises(BadSource, match="no file tells their classes"):
+    with pytest.raises(SampleSourceError, match="no file tells their classes"):
         find_imagenet("in", "val")
     for text, message in [
         ("n01440764\n", r"classes of 1 images, in the order of their names, and there are 3"),
@@ -260,12 +260,12 @@ def test_what_is_missing_for_the_classes_is_told() -> None:
         ("a n01440764\n", r"image 'in/val/ILSVRC2012_val_00000001' has no class"),
     ]:
         Path("labels.txt").write_text(text)
-        with pytest.raises(BadSource, match=message):
+        with pytest.raises(SampleSourceError, match=message):
             find_imagenet("in", "val", labels="labels.txt")
-    with pytest.raises(BadSource, match=r"'no\.txt' cannot be read"):
+    with pytest.raises(SampleSourceError, match=r"'no\.txt' cannot be read"):
         find_imagenet("in", "val", labels="no.txt")
     Path("in/meta.bin").write_bytes(b"no")
-    with pytest.raises(BadSource, match=r"in/meta\.bin' is not what torchvision writes"):
+    with pytest.raises(SampleSourceError, match=r"in/meta\.bin' is not what torchvision writes"):
         find_imagenet("in", "val")
 
 
@@ -376,7 +376,7 @@ def test_a_row_that_makes_no_sample_is_told_with_its_number(row: dict[str, Any],
     rows: list[dict[str, Any]] = [{"id": 1, "image": "a.jpg"}, {"id": 2, **row}]
     source = Table(write_table("jsonl", rows), files=[("", "image")], key="id")
     assert source.draft(0).key == "1"
-    with pytest.raises(BadSource, match=message):
+    with pytest.raises(SampleSourceError, match=message):
         source.draft(1)
     source.close()
 
@@ -403,7 +403,7 @@ def test_a_field_may_be_missing_on_request() -> None:
 )
 def test_a_table_that_is_damaged(name: str, text: str, message: str) -> None:
     Path(name).write_bytes(text.encode("latin-1"))
-    with pytest.raises(BadSource, match=message):
+    with pytest.raises(SampleSourceError, match=message):
         told(Table(name, values=[("cls", "a")] if name == "t.jsonl" else None))
 
 
@@ -411,7 +411,7 @@ def test_a_table_that_becomes_shorter_is_told() -> None:
     Path("t.csv").write_text("a\n1\n2222\n")
     source = Table("t.csv")
     os.truncate("t.csv", 6)
-    with pytest.raises(BadSource, match="become shorter"):
+    with pytest.raises(SampleSourceError, match="become shorter"):
         source.draft(1)
     source.close()
 
@@ -430,7 +430,7 @@ def test_wrong_arguments_of_a_table(arguments: dict[str, Any], message: str) -> 
     Path("t.csv").write_text("a,B\n1,2\n")
     with pytest.raises(ValueError, match=message):
         Table(**{"path": "t.csv", **arguments})
-    with pytest.raises(BadSource, match="cannot be read: No such file"):
+    with pytest.raises(SampleSourceError, match="cannot be read: No such file"):
         Table("no.csv")
 
 
@@ -457,7 +457,7 @@ def test_wrong_arguments_of_a_table(arguments: dict[str, Any], message: str) -> 
     ],
 )
 def test_names_begin_at_the_table_or_where_it_is_said(origin: str, root: str | None, name: str, place: str) -> None:
-    part = Places(origin, root, {"anon": True}).part(name, "row 1")
+    part = FileLocations(origin, root, {"anon": True}).part(name, "row 1")
     assert part == (UrlPart(place, {"anon": True}) if "://" in place and place[:3] != "in/" else FilePart(place))
     assert "anon" not in repr(part)  # where a secret may stand
 
@@ -477,8 +477,8 @@ def test_names_begin_at_the_table_or_where_it_is_said(origin: str, root: str | N
     ],
 )
 def test_a_table_from_elsewhere_names_no_file_of_this_host(root: str | None, name: str, message: str) -> None:
-    places = Places("https://host/t.csv", root, None)
-    with pytest.raises(BadSource, match=f"row 1 has .*{message}"):
+    places = FileLocations("https://host/t.csv", root, None)
+    with pytest.raises(SampleSourceError, match=f"row 1 has .*{message}"):
         places.part(name, "row 1")
 
 
@@ -501,12 +501,12 @@ def test_a_table_and_its_files_may_be_in_a_store(store: Any, kind: str) -> None:
     assert [read_draft(draft)["jpg"] for draft in drafts[:2]] == [b"one", b"two"]
     told = r"The field 'jpg' of row 3 of 'memory://in/t\..*' cannot be made: memory://in/no\.jpg cannot be opened"
     for ask in (measure, read_draft):
-        with pytest.raises(BadSource, match=told):
+        with pytest.raises(SampleSourceError, match=told):
             ask(drafts[2])
     stamp = measure(drafts[0]).stamp
     store.pipe("/in/cat/1.jpg", b"other")
     assert measure(drafts[0]).stamp != stamp
-    with pytest.raises(BadSource, match=r"memory://no\.csv cannot be opened"):
+    with pytest.raises(SampleSourceError, match=r"memory://no\.csv cannot be opened"):
         Table("memory://no.csv")
 
 
@@ -517,9 +517,11 @@ def test_a_recipe_in_a_store_names_what_is_there_and_runs_nothing(store: Any) ->
     store.pipe("/in/recipe", b"a.jpg 1.jpg\na.cls text:3\nb.txt pipe:touch ran\nc.txt /etc/passwd\n")
     source = Recipe("memory://in/recipe")
     assert source.draft(0).parts == {"jpg": UrlPart("memory://in/1.jpg"), "cls": b"3"}
-    with pytest.raises(BadSource, match=r"'memory://in/recipe' is not of this host, and has the command 'touch ran'"):
+    with pytest.raises(
+        SampleSourceError, match=r"'memory://in/recipe' is not of this host, and has the command 'touch ran'"
+    ):
         source.draft(1)
-    with pytest.raises(BadSource, match=r"'/etc/passwd', which is a file of this host"):
+    with pytest.raises(SampleSourceError, match=r"'/etc/passwd', which is a file of this host"):
         source.draft(2)
     source.close()
     source = Recipe("pipe:echo a.txt pipe:echo a")
@@ -552,7 +554,7 @@ def test_the_forms_of_a_recipe() -> None:
 )
 def test_a_line_that_is_no_line_of_a_recipe(line: str, message: str) -> None:
     Path("recipe").write_text(f"0.txt text:1\n{line}\n")
-    with pytest.raises(BadSource, match=message):
+    with pytest.raises(SampleSourceError, match=message):
         Recipe("recipe")
 
 
@@ -593,6 +595,6 @@ def test_an_empty_value_of_a_field_that_is_no_text_is_missing() -> None:
     assert told(Table(write_table("csv", rows), missing="keep")) == {"00000000": {"txt": b""}}
     with (
         closing(Table(write_table("csv", rows))) as table,
-        pytest.raises(BadSource, match="nothing in its column 'cls'"),
+        pytest.raises(SampleSourceError, match="nothing in its column 'cls'"),
     ):
         table.draft(0)

@@ -18,7 +18,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ShardIndex, TarWriter, build_index, check_index, first_dot, last_dot
-from wds_datapipes.errors import CorruptSidecar, DuplicateField, SampleError, ShardError, TruncatedShard, WdsError
+from wds_datapipes.errors import (
+    CorruptSidecarError,
+    DuplicateFieldError,
+    SampleError,
+    ShardError,
+    TruncatedShardError,
+    WdsError,
+)
 from wds_datapipes.index.build import written_index
 from wds_datapipes.index.file_format import index_bytes, parse_index, read_index, write_index
 from wds_datapipes.index.shard_index import COLUMNS
@@ -103,8 +110,8 @@ def test_an_index_says_what_reading_gives(
     rules: dict[str, Any] = {"key_rule": key_rule, "lowercase": lowercase, "on_duplicate": on_duplicate}
     try:
         expected = list(by_reading(shard, **rules))
-    except DuplicateField:
-        with pytest.raises(DuplicateField, match=r"x\.tar holds the field .* twice"):
+    except DuplicateFieldError:
+        with pytest.raises(DuplicateFieldError, match=r"x\.tar holds the field .* twice"):
             build_index(shard, **rules, on_returning_key="ignore", digest=digest)
         return
     index = build_index(shard, **rules, on_returning_key="ignore", digest=digest)
@@ -218,7 +225,7 @@ def test_a_change_of_any_byte_is_noticed(index: ShardIndex) -> None:
         for mask in (0x01, 0xFF):
             damaged = bytearray(content)
             damaged[at] ^= mask
-            with pytest.raises(CorruptSidecar, match=r"x\.wdsidx is (damaged|no index of a shard): .*"):
+            with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is (damaged|no index of a shard): .*"):
                 parse_index(bytes(damaged), where="x.wdsidx")
 
 
@@ -227,9 +234,9 @@ def test_a_cut_at_any_byte_and_more_bytes_are_noticed(index: ShardIndex, tmp_pat
     place = tmp_path / "x.wdsidx"
     for size in [*range(40), *range(40, len(content), 7), len(content) - 1]:
         place.write_bytes(content[:size])
-        with pytest.raises(CorruptSidecar, match=r"x\.wdsidx is (damaged|no index of a shard): .*"):
+        with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is (damaged|no index of a shard): .*"):
             read_index(str(place))
-    with pytest.raises(CorruptSidecar, match=r"x\.wdsidx is damaged"):
+    with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is damaged"):
         parse_index(content + b"\0", where="x.wdsidx")
 
 
@@ -254,7 +261,7 @@ def test_numbers_that_do_not_go_together_are_refused(
     columns[name] = columns[name][:length]
     try:
         made = ShardIndex(index.facts, columns)
-    except CorruptSidecar:
+    except CorruptSidecarError:
         return
     assert len(made.keys) == len(made) == len(list(made))
     for sample in made:
@@ -300,7 +307,7 @@ def test_a_header_with_right_checksums_and_wrong_facts_is_refused_or_harmless(
     text += b" " * (-(HEAD.size + len(text)) % 64)
     try:
         made = parse_index(HEAD.pack(MAGIC, len(text), crc32(text)) + text + content[HEAD.size + length :], where="x")
-    except CorruptSidecar:
+    except CorruptSidecarError:
         return
     assert len(list(made)) == len(made)
 
@@ -312,7 +319,7 @@ def test_a_header_that_claims_much_takes_no_memory(index: ShardIndex) -> None:
     tracemalloc.start()
     for size in (2**31, 2**32 - 1, len(content)):
         content[8:12] = size.to_bytes(4, "little")
-        with pytest.raises(CorruptSidecar, match=rf"its header has {size} bytes, and the file {len(content)}"):
+        with pytest.raises(CorruptSidecarError, match=rf"its header has {size} bytes, and the file {len(content)}"):
             parse_index(bytes(content), where="x")
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
@@ -334,7 +341,7 @@ def test_an_index_that_was_written_is_read(index: ShardIndex, tmp_path: Path) ->
 def test_what_is_cut_between_two_members_is_truncated(shard: Path) -> None:
     archive = written(("ustar", [("a.txt", tarfile.REGTYPE, 3, False), ("b.txt", tarfile.REGTYPE, 3, False)]))
     shard.write_bytes(archive[:2048])
-    with pytest.raises(TruncatedShard, match=r"x\.tar ends at byte 2048 without the two blocks of zeros"):
+    with pytest.raises(TruncatedShardError, match=r"x\.tar ends at byte 2048 without the two blocks of zeros"):
         build_index(shard)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

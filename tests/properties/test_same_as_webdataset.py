@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.errors import EmptySource
+from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.testing import build_shard
 
 #: How many chains there are without workers, and with each number of them.
@@ -444,7 +444,7 @@ def in_any_order(items: Iterable[Any]) -> list[str]:
 def assert_same(chain: Chain, urls: Sequence[str], their_items: Iterable[Any], our_items: Iterable[Any]) -> None:
     (their, their_error), (our, our_error) = outcome(their_items, chain), outcome(our_items, chain)
     told = f"{chain} on {[Path(url).name for url in urls]}: theirs {their_error!r}, ours {our_error!r}"
-    if isinstance(our_error, EmptySource):  # on purpose: webdataset's epoch is shorter then, in silence
+    if isinstance(our_error, EmptySourceError):  # on purpose: webdataset's epoch is shorter then, in silence
         assert their == Outcome([], failed=False), told
         return
     if their.failed and not our.failed and any(step.told.startswith("slice") for step in chain.steps):

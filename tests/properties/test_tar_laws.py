@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import CorruptShard, ShardError, TruncatedShard, UnsupportedMember
+from wds_datapipes.errors import CorruptShardError, ShardError, TruncatedShardError, UnsupportedMemberError
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.shards.loading import load_wds_shards
 from wds_datapipes.tar.reader import read_members
@@ -159,7 +159,9 @@ def test_archives_that_were_concatenated(recipes: list[Recipe], open_stream: Cal
     assert contents == by_tarfile(archive, ignore_zeros=True)
     assert [content[:2] for content in contents] == [content[:2] for part in parts for content in by_tarfile(part)]
     if any(part.strip(b"\0") for part in parts[1:]):
-        with pytest.raises(CorruptShard, match=r"x\.tar has data at byte \d+, after the end marker.*ignore_zeros=True"):
+        with pytest.raises(
+            CorruptShardError, match=r"x\.tar has data at byte \d+, after the end marker.*ignore_zeros=True"
+        ):
             ours(archive, open_stream, limits=limits)
 
 
@@ -275,7 +277,7 @@ def test_sparse_files_are_refused_by_name(tmp_path: Path, options: list[str]) ->
     archive = gnu_tar(tmp_path, "--sparse", *options, "a.txt", "holes.bin")
     members = read_members(io.BytesIO(archive), url="x.tar")
     assert next(members)[2] == b"before"
-    with pytest.raises(UnsupportedMember, match=r"x\.tar holds the member '[^']*holes\.bin'.* sparse file"):
+    with pytest.raises(UnsupportedMemberError, match=r"x\.tar holds the member '[^']*holes\.bin'.* sparse file"):
         next(members)
 
 
@@ -291,7 +293,7 @@ def test_the_volumes_of_a_multi_volume_archive_are_refused(tmp_path: Path, tar_f
         stdin=subprocess.DEVNULL,
     )
     for volume in volumes[:2]:
-        with pytest.raises((TruncatedShard, UnsupportedMember), match=r"'[^']*a\.bin[^']*'"):
+        with pytest.raises((TruncatedShardError, UnsupportedMemberError), match=r"'[^']*a\.bin[^']*'"):
             ours(volume.read_bytes())
 
 
@@ -462,7 +464,7 @@ def test_the_times_of_old_gnu_headers_are_no_prefix() -> None:
     ],
 )
 def test_headers_that_are_refused(archive: bytes, message: str) -> None:
-    with pytest.raises(CorruptShard, match=message):
+    with pytest.raises(CorruptShardError, match=message):
         ours(archive + END)
 
 

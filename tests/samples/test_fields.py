@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import MissingDependency, MissingField
+from wds_datapipes.errors import MissingDependencyError, MissingFieldError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.fields import map_dict, map_tuple, parse_specs, rename, to_tuple
 from wds_datapipes.types import Sample
@@ -63,7 +63,7 @@ def test_to_tuple(specs: list[str], expected: tuple[Any, ...]) -> None:
 
 def test_a_field_that_is_missing_from_a_tuple() -> None:
     message = r"field 'png;gif' was asked for, and the sample 'k' of s\.tar has \['jpg', 'cls', 'seg\.png'\]"
-    with pytest.raises(MissingField, match=message):
+    with pytest.raises(MissingFieldError, match=message):
         list(to_tuple([SAMPLE], ["png;gif"]))
     assert list(to_tuple([SAMPLE], ["png", "jpg"], missing="none")) == [(None, 1)]
 
@@ -138,7 +138,7 @@ STAGES: dict[str, Callable[[OnError], Any]] = {
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_each_stage_does_with_an_error(stage: str) -> None:
-    kind = TypeError if stage == "map_tuple" else MissingField
+    kind = TypeError if stage == "map_tuple" else MissingFieldError
     run = STAGES[stage]
     with pytest.raises(kind):
         list(run("raise"))
@@ -174,13 +174,13 @@ def test_an_error_of_a_function_arrives_as_it_is_and_tells_where_it_happened(
 
 def test_a_missing_package_is_never_passed_over() -> None:
     def needs_a_package(value: object) -> None:
-        raise MissingDependency("'msgpack' is needed")
+        raise MissingDependencyError("'msgpack' is needed")
 
     for stage in (
         map_dict([SAMPLE], {"jpg": needs_a_package}, on_error="skip"),
         map_tuple([(1,)], [needs_a_package], on_error="skip"),
     ):
-        with pytest.raises(MissingDependency):
+        with pytest.raises(MissingDependencyError):
             list(stage)
 
 

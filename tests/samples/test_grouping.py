@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import DuplicateField, ReturningKey, TruncatedShard
+from wds_datapipes.errors import DuplicateFieldError, RepeatedKeyError, TruncatedShardError
 from wds_datapipes.samples import grouping
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
@@ -108,7 +108,7 @@ def test_other_key_rules(rule: Callable[[str], tuple[str, str] | None], expected
 
 def test_a_duplicate_is_an_error_that_says_where() -> None:
     message = r"s\.tar holds the field 'jpg' of the sample 'a' twice, at bytes 1024 and 3072 \(member 'a\.JPG'\)"
-    with pytest.raises(DuplicateField, match=message):
+    with pytest.raises(DuplicateFieldError, match=message):
         group("a.cls", "a.jpg", "a.txt", "a.JPG")
 
 
@@ -121,7 +121,7 @@ def test_one_of_two_can_be_chosen(choice: str, kept: bytes) -> None:
 def test_a_duplicate_costs_its_sample_and_no_other() -> None:
     names = ["a.jpg", "b.jpg", "b.cls", "b.jpg", "b.txt", "c.jpg"]
     assert [sample["__key__"] for sample in group(*names, on_error="skip")] == ["a", "c"]
-    with pytest.warns(UserWarning, match=r"group_samples passed over an item: DuplicateField: s\.tar holds"):
+    with pytest.warns(UserWarning, match=r"group_samples passed over an item: DuplicateFieldError: s\.tar holds"):
         assert len(group(*names, on_error="warn")) == 2
     assert [sample["__key__"] for sample in group(*names, on_error=lambda error: False)] == ["a"]
 
@@ -137,7 +137,9 @@ def test_a_key_that_comes_back_warns_once() -> None:
 
 def test_a_key_that_comes_back_can_be_an_error() -> None:
     names = ["a.jpg", "b.jpg", "a.cls", "a.txt", "c.jpg"]
-    with pytest.raises(ReturningKey, match=r"'a' in parts: .* at byte 2048, after files of other samples.*tar --sort"):
+    with pytest.raises(
+        RepeatedKeyError, match=r"'a' in parts: .* at byte 2048, after files of other samples.*tar --sort"
+    ):
         group(*names, on_returning_key="raise")
     kept = group(*names, on_returning_key="raise", on_error="skip")
     assert [(sample["__key__"], fields(sample)) for sample in kept] == [("a", ["jpg"]), ("b", ["jpg"]), ("c", ["jpg"])]
@@ -151,7 +153,7 @@ def test_the_same_key_in_another_shard_does_not_come_back() -> None:
 def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, "KEYS_REMEMBERED", 2)
     assert len(group("a.jpg", "b.jpg", "c.jpg", "c.txt", "d.jpg", "c.cls")) == 5
-    with pytest.raises(ReturningKey):
+    with pytest.raises(RepeatedKeyError):
         group("a.jpg", "b.jpg", "c.jpg", "a.txt", on_returning_key="raise")
 
 
@@ -223,18 +225,18 @@ def test_a_sample_in_parts_does_not_come_before_the_error_of_another_process(tmp
     sent = map(pickle.loads, map(pickle.dumps, load_wds_shards([shard])))
     samples = group_samples(sent)
     assert next(samples)["__key__"] == "a"
-    with pytest.raises(TruncatedShard):
+    with pytest.raises(TruncatedShardError):
         next(samples)
 
 
 def test_the_last_sample_of_a_good_shard_comes_before_the_error_of_the_next() -> None:
     def failing() -> Iterator[Member]:
         yield from members([("1.tar", ["a.jpg", "b.jpg"], True)])
-        raise TruncatedShard("2.tar is empty")
+        raise TruncatedShardError("2.tar is empty")
 
     samples = group_samples(failing())
     assert [next(samples)["__key__"], next(samples)["__key__"]] == ["a", "b"]
-    with pytest.raises(TruncatedShard, match=r"2\.tar is empty"):
+    with pytest.raises(TruncatedShardError, match=r"2\.tar is empty"):
         next(samples)
 
 
@@ -263,12 +265,12 @@ GOOD = [("a", b"0"), ("b", b"0"), ("a", b"1"), ("a", b"2"), ("b", b"2")]
 
 def test_a_broken_shard_between_good_ones(shards: list[str]) -> None:
     assert known(group_samples(load_wds_shards(shards, on_error="skip"))) == GOOD
-    with pytest.warns(UserWarning, match=r"passed over an item: TruncatedShard: .*1\.tar ends inside a header"):
+    with pytest.warns(UserWarning, match=r"passed over an item: TruncatedShardError: .*1\.tar ends inside a header"):
         assert known(group_samples(load_wds_shards(shards, on_error="warn"))) == GOOD
     assert known(group_samples(load_wds_shards(shards, on_error=lambda error: False))) == GOOD[:3]
     samples = group_samples(load_wds_shards(shards))
     assert known(itertools.islice(samples, 3)) == GOOD[:3]
-    with pytest.raises(TruncatedShard, match=r"1\.tar ends inside a header, at byte 3172"):
+    with pytest.raises(TruncatedShardError, match=r"1\.tar ends inside a header, at byte 3172"):
         next(samples)
 
 
@@ -292,9 +294,9 @@ def test_all_webdataset_handlers(shards: list[str]) -> None:
     for handler, count in [(handlers.ignore_and_continue, 5), (handlers.ignore_and_stop, 3)]:
         assert known(group_samples(load_wds_shards(shards, on_error=handler))) == GOOD[:count]
     for handler, count in [(handlers.warn_and_continue, 5), (handlers.warn_and_stop, 3)]:
-        with pytest.warns(UserWarning, match="TruncatedShard"):
+        with pytest.warns(UserWarning, match="TruncatedShardError"):
             assert known(group_samples(load_wds_shards(shards, on_error=handler))) == GOOD[:count]
-    with pytest.raises(TruncatedShard):
+    with pytest.raises(TruncatedShardError):
         known(group_samples(load_wds_shards(shards, on_error=handlers.reraise_exception)))
 
 

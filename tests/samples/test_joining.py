@@ -15,16 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ErrorBudget
-from wds_datapipes.counters import LEDGER
+from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import (
-    DuplicateField,
-    ErrorBudgetExceeded,
-    MisalignedShards,
-    MissingEntry,
-    MissingField,
-    ShardNotOpened,
-    TruncatedShard,
-    UnknownScheme,
+    DuplicateFieldError,
+    ErrorBudgetError,
+    MisalignedShardsError,
+    MissingEntryError,
+    MissingFieldError,
+    ShardOpenError,
+    TruncatedShardError,
+    UnknownSchemeError,
 )
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.grouping import group_samples
@@ -51,13 +51,13 @@ def test_what_is_found_is_added_and_takes_the_place_of_what_was_there() -> None:
 
 
 def test_what_is_not_found() -> None:
-    with pytest.raises(MissingEntry, match=r"found nothing for the sample 'b' of s\.tar"):
+    with pytest.raises(MissingEntryError, match=r"found nothing for the sample 'b' of s\.tar"):
         list(associate(SAMPLES, TABLE.get))
-    entries = LEDGER.entries
+    entries = COUNTERS.entries
     assert [sample["__key__"] for sample in associate(SAMPLES, TABLE.get, missing="skip")] == ["a", "c"]
-    assert LEDGER.entries == entries
+    assert COUNTERS.entries == entries
     assert [sample["__key__"] for sample in associate(SAMPLES, TABLE.get, on_error="skip")] == ["a", "c"]
-    assert LEDGER.entries == entries + 1
+    assert COUNTERS.entries == entries + 1
     assert [sample["__key__"] for sample in associate(SAMPLES, TABLE.get, on_error=lambda error: False)] == ["a"]
 
 
@@ -69,7 +69,7 @@ def test_an_error_of_the_function() -> None:
     assert list(associate(SAMPLES, table.__getitem__)) == SAMPLES
     with pytest.raises(TypeError, match=r"adds dicts of fields, and found a int for the sample 'a' of s\.tar: make it"):
         list(associate(SAMPLES, {"a": 3}.get, on_error="skip"))  # type: ignore[arg-type]  # the mistake that is tested
-    with pytest.raises(MissingField, match="by their '__key__', and one has only \\['cls'\\]"):
+    with pytest.raises(MissingFieldError, match="by their '__key__', and one has only \\['cls'\\]"):
         list(associate([{"cls": 3}], TABLE.get))
 
 
@@ -142,14 +142,16 @@ def test_only_some_fields() -> None:
     build_shard("y.tar", [{"__key__": "a", "TXT": "1", "cls": "1"}, {"__key__": "b", "cls": "1"}])
     samples = added(read("x.tar"), fields=["Txt"], on_error="skip")
     assert [(sample["__key__"], "cls" in sample, sample["txt"]) for sample in samples] == [("a", False, b"1")]
-    with pytest.raises(MissingField, match=r"needs 'txt' for the sample 'b' of x\.tar, and y\.tar has \['cls'\]"):
+    with pytest.raises(MissingFieldError, match=r"needs 'txt' for the sample 'b' of x\.tar, and y\.tar has \['cls'\]"):
         list(added(read("x.tar"), fields=["txt"]))
 
 
 def test_keys_that_are_written_differently() -> None:
     first("images/a", "images/b")
     build_shard("y.tar", [{"__key__": "labels/a", "txt": "1"}, {"__key__": "labels/b", "txt": "2"}])
-    with pytest.raises(MisalignedShards, match=r"y\.tar has the sample 'labels/a' where x\.tar has the .* 'images/a'"):
+    with pytest.raises(
+        MisalignedShardsError, match=r"y\.tar has the sample 'labels/a' where x\.tar has the .* 'images/a'"
+    ):
         list(added(read("x.tar")))
     samples = added(read("x.tar"), rename_files=lambda name: name.replace("labels", "images"))
     assert [sample["txt"] for sample in samples] == [b"1", b"2"]
@@ -159,12 +161,12 @@ def test_a_field_that_both_shards_have() -> None:
     first("a", "b")
     build_shard("y.tar", [{"__key__": "a", "jpg": "1"}, {"__key__": "b", "txt": "text b"}])
     message = r"got 'jpg' from y\.tar for the sample 'a' of x\.tar, and there is one already"
-    with pytest.raises(DuplicateField, match=message):
+    with pytest.raises(DuplicateFieldError, match=message):
         list(added(read("x.tar")))
     assert whole(added(read("x.tar"), on_error="skip")) == "b"
     second("a", "b")
     second("a", "b", name="z.tar")
-    with pytest.raises(DuplicateField, match=r"got 'txt' from z\.tar for the sample 'a' of x\.tar"):
+    with pytest.raises(DuplicateFieldError, match=r"got 'txt' from z\.tar for the sample 'a' of x\.tar"):
         list(added(read("x.tar"), Replacement("x", "y"), Replacement("x", "z")))
 
 
@@ -186,12 +188,12 @@ def test_shards_that_are_not_parallel(ours: str, theirs: str, message: str, kept
     second(*theirs)
     first("z", name="x2.tar")
     second("z", name="y2.tar")
-    with pytest.raises(MisalignedShards, match=message):
+    with pytest.raises(MisalignedShardsError, match=message):
         list(added(read("x.tar", "x2.tar")))
-    entries = LEDGER.entries
+    entries = COUNTERS.entries
     assert whole(added(read("x.tar", "x2.tar"), on_error="skip")) == f"{kept}z"
-    assert LEDGER.entries == entries + skipped
-    with pytest.raises(MisalignedShards):
+    assert COUNTERS.entries == entries + skipped
+    with pytest.raises(MisalignedShardsError):
         list(added(read("x.tar")))
 
 
@@ -217,7 +219,7 @@ def test_no_sample_ever_has_the_columns_of_another(ours: list[str], theirs: list
     first(*ours)
     second(*theirs)
     if on_error == "raise" and ours != theirs:
-        with pytest.raises(MisalignedShards):
+        with pytest.raises(MisalignedShardsError):
             whole(added(read("x.tar"), on_error=on_error))
     else:
         assert set(whole(added(read("x.tar"), on_error=on_error))) <= set(ours)
@@ -236,7 +238,7 @@ def test_what_was_passed_over_before_does_not_shift_the_columns() -> None:
     build_shard("x.tar", [{"__key__": "a", "jpg": "image a"}, twice, {"__key__": "c", "jpg": "image c"}])
     second("a", "b", "c")
     assert whole(added(read("x.tar", on_error="skip"), on_error="skip")) == "ac"
-    with pytest.raises(MisalignedShards, match="has the sample 'b' where"):
+    with pytest.raises(MisalignedShardsError, match="has the sample 'b' where"):
         list(added(read("x.tar", on_error="skip")))
 
 
@@ -250,7 +252,7 @@ def test_a_sample_that_is_bad_in_the_parallel_shard_is_passed_over_with_its_reas
             {"__key__": "c", "txt": "text c"},
         ],
     )
-    with pytest.raises(DuplicateField, match=r"y\.tar holds the field 'txt' of the sample 'b' twice"):
+    with pytest.raises(DuplicateFieldError, match=r"y\.tar holds the field 'txt' of the sample 'b' twice"):
         list(added(read("x.tar")))
     errors: list[Exception] = []
 
@@ -260,7 +262,7 @@ def test_a_sample_that_is_bad_in_the_parallel_shard_is_passed_over_with_its_reas
 
     assert whole(added(read("x.tar"), on_error=keep)) == "ac"
     (error,) = errors
-    assert type(error) is MisalignedShards
+    assert type(error) is MisalignedShardsError
     assert "has the sample 'c' where x.tar has the sample 'b'. What was passed over in it last: y.tar holds" in str(
         error
     )
@@ -272,7 +274,7 @@ def test_a_parallel_shard_that_cannot_be_read(damage: str, folder: Path) -> None
     first("z", name="x2.tar")
     second("z", name="y2.tar")
     url_of = Replacement("x", "y")
-    kind: type[Exception] = {"cut": TruncatedShard, "gone": ShardNotOpened, "unmade": ZeroDivisionError}[damage]
+    kind: type[Exception] = {"cut": TruncatedShardError, "gone": ShardOpenError, "unmade": ZeroDivisionError}[damage]
     kept = "a" if damage == "cut" else ""
     if damage == "cut":
         os.truncate(second("a", "b", "c"), 2100)  # the second sample may lack a field, so it never comes
@@ -282,11 +284,11 @@ def test_a_parallel_shard_that_cannot_be_read(damage: str, folder: Path) -> None
 
     with pytest.raises(kind):
         list(added(read("x.tar", "x2.tar"), make))
-    entries = LEDGER.entries
+    entries = COUNTERS.entries
     assert whole(added(read("x.tar", "x2.tar"), make, on_error="skip")) == f"{kept}z"
-    assert LEDGER.entries == entries + 3 - len(kept), "each sample that is lost is counted"
+    assert COUNTERS.entries == entries + 3 - len(kept), "each sample that is lost is counted"
     assert whole(added(read("x.tar"), make, on_error=lambda error: not isinstance(error, kind))) == kept
-    with pytest.raises(ErrorBudgetExceeded, match="add_columns had to pass over 2 of"):
+    with pytest.raises(ErrorBudgetError, match="add_columns had to pass over 2 of"):
         list(added(read("x.tar", "x2.tar"), make, on_error=ErrorBudget(max_errors=1, warn=False)))
 
 
@@ -295,14 +297,14 @@ def test_a_parallel_shard_that_breaks_behind_its_last_sample() -> None:
     os.truncate(second("a", "b"), 2048)  # without the end marker
     samples = added(read("x.tar"))
     assert next(samples)["__key__"] == "a"
-    with pytest.raises(TruncatedShard, match=r"y\.tar"):
+    with pytest.raises(TruncatedShardError, match=r"y\.tar"):
         list(samples)
     assert whole(added(read("x.tar"), on_error="skip")) == "a"
 
 
 def test_a_mistake_in_the_url_is_never_passed_over() -> None:
     first("a")
-    with pytest.raises(UnknownScheme):
+    with pytest.raises(UnknownSchemeError):
         list(added(read("x.tar"), lambda url: "nowhere://y.tar", on_error="skip"))
     with pytest.raises(TypeError, match=r"needs the URL of a shard beside x\.tar, and got None"):
         list(added(read("x.tar"), lambda url: None, on_error="skip"))
@@ -348,16 +350,16 @@ def test_all_is_closed_when_it_ends_or_is_broken_off(on_error: OnError) -> None:
     assert opened() == []
     os.remove("y1.tar")
     if on_error == "raise":
-        with pytest.raises(ShardNotOpened):
+        with pytest.raises(ShardOpenError):
             list(added(read("x0.tar", "x1.tar")))
     else:
         kept = list(added(read("x0.tar", "x1.tar"), on_error=on_error))
         assert len(kept) == 20
     assert opened() == [], "nor does the error hold anything"
-    with pytest.raises(DuplicateField):
+    with pytest.raises(DuplicateFieldError):
         list(added(read("x0.tar"), lambda url: "x1.tar"))
     assert opened() == []
     os.truncate("x1.tar", 10_000)
-    with pytest.raises(TruncatedShard, match=r"x1\.tar"):
+    with pytest.raises(TruncatedShardError, match=r"x1\.tar"):
         list(added(read("x1.tar"), lambda url: "y0.tar", on_error=on_error))
     assert opened() == []

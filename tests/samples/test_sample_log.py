@@ -19,7 +19,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.samples.sample_log import describe, log_samples
-from wds_datapipes.shards.position import Passed
+from wds_datapipes.shards.position import SkippedCount
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
@@ -29,7 +29,7 @@ Pipe = Any
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
     settings = {"first": 3, "every": None, "name": "log", "width": 40, "keys_to": None, "place": lambda: (1, 2)}
-    return log_samples(items, to, passed=Passed(), **{**settings, **options})
+    return log_samples(items, to, passed=SkippedCount(), **{**settings, **options})
 
 
 class Hostile:

@@ -12,8 +12,8 @@ import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.counters import LEDGER
-from wds_datapipes.errors import DuplicateField, MissingField
+from wds_datapipes.counters import COUNTERS
+from wds_datapipes.errors import DuplicateFieldError, MissingFieldError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.fields import Missing
 from wds_datapipes.samples.select import Lacking, extract_keys, parse_rules, rename_keys, select_fields
@@ -60,12 +60,16 @@ def test_rename_keys(pairs: list[tuple[str, str]], options: dict[str, bool], exp
     [
         (
             [("image", "gif")],
-            MissingField,
+            MissingFieldError,
             r"a field like 'gif', which was to be called 'image', and the sample 'k' of s",
         ),
-        ([("image", "jpg"), ("rest", "jp?")], MissingField, "a field like 'jpg', which was to be called 'image'"),
-        ([("image", "*.jpg")], DuplicateField, "call both 'jpg' and 'Left.JPG' of the sample 'k' of s.tar 'image'"),
-        ([("x", "jpg"), ("x", "cls")], DuplicateField, "call both 'jpg' and 'cls' of the sample 'k' of s.tar 'x'"),
+        ([("image", "jpg"), ("rest", "jp?")], MissingFieldError, "a field like 'jpg', which was to be called 'image'"),
+        (
+            [("image", "*.jpg")],
+            DuplicateFieldError,
+            "call both 'jpg' and 'Left.JPG' of the sample 'k' of s.tar 'image'",
+        ),
+        ([("x", "jpg"), ("x", "cls")], DuplicateFieldError, "call both 'jpg' and 'cls' of the sample 'k' of s.tar 'x'"),
     ],
 )
 def test_rules_that_do_not_fit(pairs: list[tuple[str, str]], error: type[Exception], message: str) -> None:
@@ -74,7 +78,7 @@ def test_rules_that_do_not_fit(pairs: list[tuple[str, str]], error: type[Excepti
 
 
 def test_a_renamed_field_and_one_that_stays_cannot_have_one_name() -> None:
-    with pytest.raises(DuplicateField, match=r"call both 'jpg' and 'cls' of the sample 'k' of s\.tar 'cls'"):
+    with pytest.raises(DuplicateFieldError, match=r"call both 'jpg' and 'cls' of the sample 'k' of s\.tar 'cls'"):
         renamed(SAMPLE, ("cls", "jpg"), keep_unselected=True)
 
 
@@ -96,14 +100,16 @@ def test_extract_keys(patterns: list[Any], expected: tuple[Any, ...]) -> None:
 
 def test_a_tuple_never_shrinks() -> None:
     assert list(extract_keys([SAMPLE], ["gif", "cls", "*.gif"], missing="none")) == [(None, 2, None)]
-    with pytest.raises(MissingField, match=r"a field like 'gif;bmp', and the sample 'k' of s.tar has \['jpg', 'cls'"):
+    with pytest.raises(
+        MissingFieldError, match=r"a field like 'gif;bmp', and the sample 'k' of s.tar has \['jpg', 'cls'"
+    ):
         list(extract_keys([SAMPLE], ["cls", "gif;bmp"]))
 
 
 @pytest.mark.parametrize("missing", ["raise", "none"])
 @pytest.mark.parametrize("pattern", ["*.jpg", "jpg;cls", ["jpg", "cls"]])
 def test_a_pattern_for_one_field_that_matches_two(pattern: Any, missing: Missing) -> None:
-    with pytest.raises(DuplicateField, match=r"matches \['jpg', '(Left.JPG|cls)'\] of the sample 'k' of s.tar"):
+    with pytest.raises(DuplicateFieldError, match=r"matches \['jpg', '(Left.JPG|cls)'\] of the sample 'k' of s.tar"):
         list(extract_keys([SAMPLE], [pattern], missing=missing))
 
 
@@ -125,13 +131,15 @@ def test_select_fields(patterns: list[str], missing: Lacking, expected: Sample) 
 
 
 def test_a_selected_field_that_is_not_there() -> None:
-    with pytest.raises(MissingField, match="select_fields was asked for a field like 'gif', and the sample 'k' of s"):
+    with pytest.raises(
+        MissingFieldError, match="select_fields was asked for a field like 'gif', and the sample 'k' of s"
+    ):
         list(select_fields([SAMPLE], ["cls", "gif"]))
-    entries = LEDGER.entries
+    entries = COUNTERS.entries
     assert list(select_fields([SAMPLE, {"gif": 1, "cls": 2}], ["cls", "gif"], missing="skip")) == [{"gif": 1, "cls": 2}]
-    assert LEDGER.entries == entries, "what was not asked for is no error"
+    assert COUNTERS.entries == entries, "what was not asked for is no error"
     assert list(select_fields([SAMPLE], ["cls", "gif"], on_error="skip")) == []
-    assert LEDGER.entries == entries + 1
+    assert COUNTERS.entries == entries + 1
 
 
 BAD = {"__key__": "bad", "__url__": "s.tar"}
@@ -147,14 +155,14 @@ def test_what_each_stage_does_with_an_error(stage: str) -> None:
     def count(on_error: OnError) -> int:
         return len(list(STAGES[stage]([SAMPLE, BAD, SAMPLE, BAD], on_error)))
 
-    with pytest.raises(MissingField):
+    with pytest.raises(MissingFieldError):
         count("raise")
     assert count("skip") == 2
-    assert count(lambda error: isinstance(error, MissingField)) == 2
+    assert count(lambda error: isinstance(error, MissingFieldError)) == 2
     assert count(lambda error: False) == 1
     with pytest.warns(UserWarning, match=f"{stage} passed over") as caught:
         assert count("warn") == 2
-    assert str(caught[-1].message) == f"{stage} passed over 2 items: 2 x MissingField"
+    assert str(caught[-1].message) == f"{stage} passed over 2 items: 2 x MissingFieldError"
     with pytest.raises(TypeError, match=f"{stage} takes samples, each a dict of fields, and got a tuple"):
         list(STAGES[stage]([(1, 2)], "skip"))
 
@@ -211,6 +219,6 @@ def test_renaming_is_webdatasets(
         theirs = None
     try:
         ours = list(rename_keys([sample], parse_rules(pairs, {}), **options))
-    except (MissingField, DuplicateField):
+    except (MissingFieldError, DuplicateFieldError):
         ours = None
     assert ours == theirs

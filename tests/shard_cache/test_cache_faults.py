@@ -16,7 +16,7 @@ from faults import Fault, FaultProxy, fault_proxy
 from nginx_server import Nginx
 
 from wds_datapipes import ShardList
-from wds_datapipes.errors import TruncatedShard
+from wds_datapipes.errors import TruncatedShardError
 from wds_datapipes.shard_cache.foreign_copies import webdataset_name
 from wds_datapipes.testing import build_shard
 
@@ -72,11 +72,11 @@ def test_a_copy_that_cannot_be_read_to_its_end_is_not_kept(shard: bytes, caplog:
     Path("data").write_bytes(shard)
     url = "pipe:echo >> opened; if [ $(wc -l < opened) -lt 5 ]; then head -c 8000 data; else cat data; fi"
     for run in (1, 2):
-        with pytest.raises(TruncatedShard):
+        with pytest.raises(TruncatedShardError):
             keys(url)
         assert len(Path("opened").read_text()) == 2 * run
         assert list(Path("copies").glob("*-shard")) == []
-    assert "is removed, as it cannot be read to its end (TruncatedShard)" in caplog.text
+    assert "is removed, as it cannot be read to its end (TruncatedShardError)" in caplog.text
     assert keys(url) == keys(url) == WANT
     assert len(Path("opened").read_text()) == 5
 
@@ -96,7 +96,7 @@ def test_a_server_that_does_not_tell_the_size_is_asked_once_more(proxy: FaultPro
 
 def test_a_shard_that_is_written_anew_is_fetched_again(nginx: Nginx, proxy: FaultProxy, shard: bytes) -> None:
     (nginx.files / "kept" / "cut.tar").write_bytes(shard[:8000])
-    with pytest.raises(TruncatedShard, match=r"/kept/cut\.tar ends inside the member"):
+    with pytest.raises(TruncatedShardError, match=r"/kept/cut\.tar ends inside the member"):
         keys(address(proxy, "cut.tar"))
     (nginx.files / "kept" / "cut.tar").write_bytes(shard)
     assert keys(address(proxy, "cut.tar")) == WANT

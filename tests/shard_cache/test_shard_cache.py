@@ -21,10 +21,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import CacheError, CorruptShard, ShardNotOpened, TruncatedShard
+from wds_datapipes.errors import CacheError, CorruptShardError, ShardOpenError, TruncatedShardError
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.shard_cache.cached_shards import CachedShard, cache_wds_shards
-from wds_datapipes.shard_cache.download import NoRoom, Stopped, Wanted
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadStopped, WantedShard
 from wds_datapipes.shard_cache.entry import Entry, entries
 from wds_datapipes.shard_cache.eviction import used_bytes
 from wds_datapipes.shard_cache.store import CacheFolder
@@ -33,8 +33,8 @@ from wds_datapipes.testing import build_shard
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def wanted(url: str, size: int | None = None, sha256: str | None = None) -> Wanted:
-    return Wanted(url, size, sha256, {})
+def wanted(url: str, size: int | None = None, sha256: str | None = None) -> WantedShard:
+    return WantedShard(url, size, sha256, {})
 
 
 def read(folder: CacheFolder, url: str, **known: Any) -> bytes:
@@ -69,7 +69,7 @@ class Store:
         name = url.removeprefix("store:")
         self.opened.append(name)
         if name not in self.shards:
-            raise ShardNotOpened(f"There is no {url}")
+            raise ShardOpenError(f"There is no {url}")
         self.gate(name)
         return io.BytesIO(self.shards[name])
 
@@ -225,7 +225,7 @@ def test_what_was_used_longest_ago_leaves_whatever_the_clock_says(
             model.use(name, len(store.shards[name]))
             try:
                 assert read(folder, f"store:{name}") == store.shards[name]
-            except NoRoom:
+            except CacheFullError:
                 assert len(store.shards[name]) > max_bytes
             assert kept(folder) == {name: model.sizes[name] for name in sorted(model.sizes)}
             assert used_bytes(folder.path) == sum(model.sizes.values()) <= max_bytes
@@ -239,7 +239,7 @@ def test_what_is_read_does_not_leave(folder: CacheFolder, store: Store) -> None:
     assert second is not None
     with second:
         with first:
-            with pytest.raises(NoRoom):
+            with pytest.raises(CacheFullError):
                 read(small, "store:c")
             assert kept(folder) == {"a": 1000, "b": 1000}
             assert read(folder, "store:c") == store.shards["c"]  # which is limited by nothing
@@ -262,7 +262,7 @@ def test_what_is_being_fetched_counts_with_its_whole_size(folder: CacheFolder, s
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(small.open, wanted("store:a", size=1000))
         assert begun.wait(60)
-        with pytest.raises(NoRoom):
+        with pytest.raises(CacheFullError):
             read(small, "store:b", size=1000)
         go_on.set()
         copy = first.result(60)
@@ -344,7 +344,7 @@ def test_a_reader_of_a_damaged_copy_keeps_what_it_has(folder: CacheFolder, store
 
 def test_less_than_the_store_tells_is_fetched_once_more_and_then_reported(folder: CacheFolder, store: Store) -> None:
     store.shards["a"] = b"a" * 1000
-    with pytest.raises(TruncatedShard, match="store:a should have 1001 bytes, and 1000 came"):
+    with pytest.raises(TruncatedShardError, match="store:a should have 1001 bytes, and 1000 came"):
         read(folder, "store:a", size=1001)
     assert store.opened == ["a", "a"]
     assert kept(folder) == {}
@@ -354,7 +354,9 @@ def test_less_than_the_store_tells_is_fetched_once_more_and_then_reported(folder
 
 def test_another_digest_than_the_known_one_is_reported(folder: CacheFolder, store: Store) -> None:
     store.shards["a"] = b"a" * 1000
-    with pytest.raises(CorruptShard, match=r"store:a was fetched, and its SHA-256 is 41edece.*, where 00 is known"):
+    with pytest.raises(
+        CorruptShardError, match=r"store:a was fetched, and its SHA-256 is 41edece.*, where 00 is known"
+    ):
         read(folder, "store:a", size=1000, sha256="00")
     assert store.opened == ["a", "a"]
     assert kept(folder) == {}
@@ -368,7 +370,7 @@ def test_a_shard_that_comes_right_the_second_time_is_kept(folder: CacheFolder, s
     assert read(folder, "store:a", size=1000) == whole
 
 
-@pytest.mark.parametrize("error", [ShardNotOpened("gone"), KeyboardInterrupt(), OSError(5, "Input/output error")])
+@pytest.mark.parametrize("error", [ShardOpenError("gone"), KeyboardInterrupt(), OSError(5, "Input/output error")])
 def test_a_failed_fetch_leaves_nothing(folder: CacheFolder, store: Store, error: BaseException) -> None:
     class Failing(io.RawIOBase):
         def readable(self) -> bool:
@@ -386,7 +388,7 @@ def test_a_failed_fetch_leaves_nothing(folder: CacheFolder, store: Store, error:
 
 def test_a_fetch_that_is_no_longer_wanted_leaves_nothing(folder: CacheFolder, store: Store) -> None:
     store.shards["a"] = b"a" * 1000
-    with pytest.raises(Stopped):
+    with pytest.raises(DownloadStopped):
         folder.open(wanted("store:a"), is_wanted=lambda: False)
     assert left_over(folder) == set()
 
@@ -517,7 +519,7 @@ def test_what_cannot_be_fetched_ahead_is_an_error_when_it_is_read(folder: CacheF
     with contextlib.closing(found):
         with open_url(next(found)):
             until(lambda: set(kept(folder)) == {"a", "c"})
-        with pytest.raises(ShardNotOpened, match="There is no store:b"):
+        with pytest.raises(ShardOpenError, match="There is no store:b"):
             open_url(next(found))
         with open_url(next(found)) as stream:
             assert stream.read() == store.shards["c"]

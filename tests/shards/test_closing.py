@@ -17,7 +17,7 @@ import zstandard
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_datapipes  # noqa: F401  it registers the stages
-from wds_datapipes.errors import MissingField, ShardError, TruncatedShard
+from wds_datapipes.errors import MissingFieldError, ShardError, TruncatedShardError
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.samples.fields import map_dict, to_tuple
@@ -90,7 +90,7 @@ def test_reading_to_the_end(write: Callable[[bytes], str], opened: list[BinaryIO
 
 def test_a_shard_that_fails(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
     url = write(archive[:1_000_000])  # in the tenth sample
-    with pytest.raises(TruncatedShard):
+    with pytest.raises(TruncatedShardError):
         list(load_wds_shards([url]))
     assert len(list(group_samples(load_wds_shards([url, url], on_error="skip")))) == 2 * 8
 
@@ -161,6 +161,6 @@ def test_an_error_of_a_stage_leaves_no_shard_open(archive: bytes, tmp_path: Path
     """Without a garbage collection: an error must not be held by a frame that its own traceback holds."""
     path = tmp_path / "x.tar"
     path.write_bytes(archive)
-    with pytest.raises(MissingField):
+    with pytest.raises(MissingFieldError):
         list(to_tuple(group_samples(load_wds_shards([path])), ["jpg"]))
     assert str(path) not in {file.path for file in psutil.Process().open_files()}

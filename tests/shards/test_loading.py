@@ -16,13 +16,13 @@ import pytest
 import zstandard
 
 from wds_datapipes.errors import (
-    CommandFailed,
-    CorruptShard,
-    MissingDependency,
-    ReadFailed,
-    ShardNotOpened,
-    TruncatedShard,
-    UnknownScheme,
+    CommandError,
+    CorruptShardError,
+    MissingDependencyError,
+    ShardOpenError,
+    ShardReadError,
+    TruncatedShardError,
+    UnknownSchemeError,
 )
 from wds_datapipes.io import urls as schemes
 from wds_datapipes.samples.grouping import group_samples
@@ -109,10 +109,10 @@ def test_the_options_reach_the_reader(tmp_path: Path, shard: str) -> None:
         "C.TXT",
     ]
     assert names(str(twice), ignore_zeros=True) == ALL + ALL
-    with pytest.raises(CorruptShard, match="ignore_zeros=True"):
+    with pytest.raises(CorruptShardError, match="ignore_zeros=True"):
         names(str(twice))
     assert names(bare, end_marker="optional") == ["a.txt"]
-    with pytest.raises(TruncatedShard, match='end_marker="optional"'):
+    with pytest.raises(TruncatedShardError, match='end_marker="optional"'):
         names(bare)
 
 
@@ -149,15 +149,15 @@ def test_a_shard_is_opened_when_the_one_before_it_is_done(shard: str) -> None:
 @pytest.mark.parametrize(
     ("url", "error", "message"),
     [
-        ("no.tar", ShardNotOpened, r"There is no file 'no\.tar'"),
-        ("pipe:exit 3", CommandFailed, "ended with status 3 after 0 bytes"),
-        ("pipe:head -c 1500 {shard}; exit 3", CommandFailed, "ended with status 3 after 1500 bytes"),
-        ("pipe:cat {shard}; exit 3", CommandFailed, "ended with status 3 after 10240 bytes"),
-        ("pipe:cat {shard}; false | true", CommandFailed, "ended with status 1 after 10240 bytes"),
-        ("pipe:(cat {shard}; exit 4) | cat", CommandFailed, "ended with status 4"),
-        ("pipe:head -c 1500 {shard}", TruncatedShard, r"head -c 1500 .* ends inside a header, at byte 1500"),
-        ("pipe:head -c 1536 {shard}; kill $$", CommandFailed, r"ended with status 143 \(SIGTERM\)"),
-        ("pipe:true", TruncatedShard, "pipe:true is empty"),
+        ("no.tar", ShardOpenError, r"There is no file 'no\.tar'"),
+        ("pipe:exit 3", CommandError, "ended with status 3 after 0 bytes"),
+        ("pipe:head -c 1500 {shard}; exit 3", CommandError, "ended with status 3 after 1500 bytes"),
+        ("pipe:cat {shard}; exit 3", CommandError, "ended with status 3 after 10240 bytes"),
+        ("pipe:cat {shard}; false | true", CommandError, "ended with status 1 after 10240 bytes"),
+        ("pipe:(cat {shard}; exit 4) | cat", CommandError, "ended with status 4"),
+        ("pipe:head -c 1500 {shard}", TruncatedShardError, r"head -c 1500 .* ends inside a header, at byte 1500"),
+        ("pipe:head -c 1536 {shard}; kill $$", CommandError, r"ended with status 143 \(SIGTERM\)"),
+        ("pipe:true", TruncatedShardError, "pipe:true is empty"),
     ],
 )
 def test_a_shard_that_fails(shard: str, url: str, error: type[Exception], message: str) -> None:
@@ -201,7 +201,7 @@ def test_a_store_that_fails_in_the_middle(shard: str, opener: Callable[[Any], No
     message = (
         r"test://b/x\.tar could not be read to its end: ConnectionResetError: the store hung up \(after \d+ bytes\)"
     )
-    with pytest.raises(ReadFailed, match=message) as caught:
+    with pytest.raises(ShardReadError, match=message) as caught:
         names("test://b/x.tar")
     assert isinstance(caught.value.__cause__, ConnectionResetError)
     samples = list(group_samples(load_wds_shards(["test://b/x.tar", shard], on_error="skip")))
@@ -217,7 +217,7 @@ def test_an_error_of_a_function_of_the_user_is_not_the_shards(shard: str) -> Non
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "warn", lambda error: True])
-@pytest.mark.parametrize("kind", [MissingDependency, UnknownScheme, KeyError])
+@pytest.mark.parametrize("kind", [MissingDependencyError, UnknownSchemeError, KeyError])
 def test_what_is_wrong_with_the_pipeline_is_never_passed_over(
     shard: str, opener: Callable[[Any], None], kind: type[Exception], on_error: Any
 ) -> None:
@@ -237,7 +237,7 @@ def test_a_handler_sees_each_error_and_decides(shard: str) -> None:
         return len(seen) < 2
 
     assert names("no.tar", shard, "none.tar", shard, on_error=handler) == ALL
-    assert [type(error) for error in seen] == [ShardNotOpened, ShardNotOpened]
+    assert [type(error) for error in seen] == [ShardOpenError, ShardOpenError]
 
 
 def test_warnings_are_counted_at_the_end(shard: str) -> None:
@@ -248,12 +248,12 @@ def test_warnings_are_counted_at_the_end(shard: str) -> None:
         "load_wds_shards passed over an item",
         "load_wds_shards passed over 3 items",
     ]
-    assert str(caught[-1].message).endswith("2 x ShardNotOpened, 1 x CommandFailed")
+    assert str(caught[-1].message).endswith("2 x ShardOpenError, 1 x CommandError")
 
 
 def test_credentials_are_in_no_error(opener: Callable[[Any], None]) -> None:
     opener(lambda url, /, **options: io.BytesIO(b"no archive" * 100))
-    with pytest.raises(CorruptShard, match="is no tar archive") as caught:
+    with pytest.raises(CorruptShardError, match="is no tar archive") as caught:
         names("test://me:secret@host/x.tar?token=secret")
     assert "secret" not in str(caught.value)
 

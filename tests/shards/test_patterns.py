@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import MissingDependency, PatternError, UnknownScheme
+from wds_datapipes.errors import MissingDependencyError, PatternError, UnknownSchemeError
 from wds_datapipes.io import urls as schemes
 from wds_datapipes.io.openers import open_url, register_opener
 from wds_datapipes.shards.listing import SHARD_SUFFIXES
@@ -302,9 +302,9 @@ def test_a_star_in_a_query_is_no_glob() -> None:
 
 
 def test_errors_of_the_set_up_keep_their_type() -> None:
-    with pytest.raises(UnknownScheme, match="'nope'"):
+    with pytest.raises(UnknownSchemeError, match="'nope'"):
         expand("nope://x/*")
-    with pytest.raises(MissingDependency, match="gcsfs"):
+    with pytest.raises(MissingDependencyError, match="gcsfs"):
         expand("gs://bucket/")
 
 

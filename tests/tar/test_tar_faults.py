@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import CorruptShard, ShardError, TruncatedShard
+from wds_datapipes.errors import CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import load_wds_shards
 from wds_datapipes.tar.headers import EndMarker
@@ -99,7 +99,7 @@ def test_a_cut_at_every_byte(kind: str) -> None:
         whole = [entry for entry in everything if entry.isreg() and entry.offset_data + entry.size <= size]
         assert [(member.name, member.offset) for member in members] == [(entry.name, entry.offset) for entry in whole]
         assert all(member.data == NOISE[: len(member.data)] for member in members)
-        assert type(error) is TruncatedShard, f"cut at byte {size}"
+        assert type(error) is TruncatedShardError, f"cut at byte {size}"
         assert re.match(told(everything, size), str(error)), f"cut at byte {size}: {error}"
 
 
@@ -133,7 +133,7 @@ def test_cuts_that_an_optional_end_marker_accepts(kind: str) -> None:
     for size in range(len(archive)):
         _, error = read(archive[:size], end_marker="optional")
         assert (error is None) == (size in accepted), f"cut at byte {size}: {error}"
-        assert isinstance(error, TruncatedShard | None)
+        assert isinstance(error, TruncatedShardError | None)
 
 
 def samples_of(archive: bytes) -> list[Sample]:
@@ -164,7 +164,7 @@ def test_a_cut_at_every_byte_never_yields_a_sample_that_lacks_a_field(tmp_path: 
         assert list(grouped(shard, {"on_error": "skip"})) == everything[:known]
         samples = grouped(shard, {})
         assert list(islice(samples, known)) == everything[:known]
-        with pytest.raises(TruncatedShard):
+        with pytest.raises(TruncatedShardError):
             next(samples)
 
 
@@ -185,7 +185,7 @@ def test_compressed_shards_that_are_cut(tmp_path: Path, compression: str) -> Non
     assert list(grouped(shard, {})) == everything
     for size in range(len(compressed)):
         shard.write_bytes(compressed[:size])
-        with pytest.raises(TruncatedShard, match=r"x\.tar.* bytes"):
+        with pytest.raises(TruncatedShardError, match=r"x\.tar.* bytes"):
             list(grouped(shard, {}))
         assert list(grouped(shard, {"on_error": "skip"})) in (everything[:count] for count in range(3))
 
@@ -208,7 +208,7 @@ def test_a_changed_byte_in_a_header_is_an_error_or_changes_nothing(kind: str, en
                     assert start + 148 <= at < start + 156, f"byte {at}: only the checksum's own blanks can change"
                     assert (members, None) == expected
                 else:
-                    assert isinstance(error, CorruptShard)
+                    assert isinstance(error, CorruptShardError)
                     assert members == expected[0][: len(members)]
                     assert re.match(r"x\.tar (has |is no tar archive)", str(error))
 
@@ -226,16 +226,20 @@ def test_the_error_tells_where_the_damaged_header_is(kind: str) -> None:
 @pytest.mark.parametrize(
     ("archive", "error", "message"),
     [
-        (b"", TruncatedShard, r"x\.tar is empty: 0 bytes\. It is no tar archive"),
-        (b"\0", TruncatedShard, r"x\.tar is shorter than one tar header: 1 bytes"),
-        (b"<html>404</html>", TruncatedShard, r"shorter than one tar header: 16 bytes\. It is no tar archive"),
-        (b"<html>" * 100, CorruptShard, r"x\.tar is no tar archive.*begins with b'<html><html>.*error pages"),
-        (b"PK\x03\x04" * 200, CorruptShard, r"is no tar archive.*begins with b'PK"),
-        (bytes(512), TruncatedShard, r"ends inside its end marker: one block of zeros at byte 0, not two"),
-        (ARCHIVES["ustar"] + b"garbage", CorruptShard, r"has data at byte 7168, after the end marker at byte 6144"),
-        (ARCHIVES["ustar"] + ARCHIVES["ustar"], CorruptShard, r"pass ignore_zeros=True to read them all"),
-        (ARCHIVES["ustar"] + bytes(10_000) + b"x", CorruptShard, r"after the end marker at byte 6144"),
-        (ARCHIVES["ustar"][:-1024] + b"\n" * 600, CorruptShard, r"damaged header at byte 6144"),
+        (b"", TruncatedShardError, r"x\.tar is empty: 0 bytes\. It is no tar archive"),
+        (b"\0", TruncatedShardError, r"x\.tar is shorter than one tar header: 1 bytes"),
+        (b"<html>404</html>", TruncatedShardError, r"shorter than one tar header: 16 bytes\. It is no tar archive"),
+        (b"<html>" * 100, CorruptShardError, r"x\.tar is no tar archive.*begins with b'<html><html>.*error pages"),
+        (b"PK\x03\x04" * 200, CorruptShardError, r"is no tar archive.*begins with b'PK"),
+        (bytes(512), TruncatedShardError, r"ends inside its end marker: one block of zeros at byte 0, not two"),
+        (
+            ARCHIVES["ustar"] + b"garbage",
+            CorruptShardError,
+            r"has data at byte 7168, after the end marker at byte 6144",
+        ),
+        (ARCHIVES["ustar"] + ARCHIVES["ustar"], CorruptShardError, r"pass ignore_zeros=True to read them all"),
+        (ARCHIVES["ustar"] + bytes(10_000) + b"x", CorruptShardError, r"after the end marker at byte 6144"),
+        (ARCHIVES["ustar"][:-1024] + b"\n" * 600, CorruptShardError, r"damaged header at byte 6144"),
     ],
 )
 def test_files_that_are_no_archives(archive: bytes, error: type[ShardError], message: str) -> None:

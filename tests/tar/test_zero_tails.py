@@ -16,7 +16,7 @@ import zstandard
 from nginx_server import Nginx
 
 from wds_datapipes import ReadLimits, ShardList, convert_shards
-from wds_datapipes.errors import ConversionFailed, CorruptShard, ShardError, TruncatedShard
+from wds_datapipes.errors import ConversionError, CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.index.build import build_index
 from wds_datapipes.prepare.shard_contents import outline_shard
 from wds_datapipes.testing import build_shard
@@ -65,7 +65,7 @@ def test_zeros_beyond_one_record_are_an_error_unless_allowed(
         Path("a.tar").write_bytes(COMPRESS[kind](members + END + bytes(tail)))
         if not is_allowed:
             with pytest.raises(
-                TruncatedShard,
+                TruncatedShardError,
                 match=rf"^a\.tar has more than 10240 bytes of zeros after its end marker at byte {len(members)}, "
                 r"so members may be missing\. .* pass limits=ReadLimits\(tail_bytes=\.\.\.\)",
             ):
@@ -73,7 +73,7 @@ def test_zeros_beyond_one_record_are_an_error_unless_allowed(
         allowing = ReadLimits(tail_bytes=tail)
         assert keys(limits=allowing, **how) == keys(limits=NO_LIMIT, **how) == WANT
         if tail:
-            with pytest.raises(TruncatedShard, match=f"more than {tail - 1} bytes"):
+            with pytest.raises(TruncatedShardError, match=f"more than {tail - 1} bytes"):
                 keys(limits=ReadLimits(tail_bytes=tail - 1), **how)
 
 
@@ -86,7 +86,7 @@ def test_zeros_after_compressed_data_count_as_well(members: bytes, kind: str) ->
             assert keys() == WANT
         else:
             with pytest.raises(
-                TruncatedShard, match=rf"^a\.tar has more than 10240 bytes of zeros after its {kind} data"
+                TruncatedShardError, match=rf"^a\.tar has more than 10240 bytes of zeros after its {kind} data"
             ):
                 keys()
         assert keys(limits=NO_LIMIT) == WANT
@@ -112,9 +112,9 @@ def test_concatenated_archives_may_be_padded_between(members: bytes) -> None:
     Path("a.tar").write_bytes(members + END + bytes(102_400) + members + END)
     found = [member.name for member in ShardList("a.tar").load_wds_shards(ignore_zeros=True)]
     assert found == [f"{key}.bin" for key in WANT * 2]
-    with pytest.raises(TruncatedShard, match=r"a\.tar has more than 10240 bytes of zeros after its end marker"):
+    with pytest.raises(TruncatedShardError, match=r"a\.tar has more than 10240 bytes of zeros after its end marker"):
         keys()
-    with pytest.raises(CorruptShard, match="has data at byte"):
+    with pytest.raises(CorruptShardError, match="has data at byte"):
         keys(limits=NO_LIMIT)
 
 
@@ -124,7 +124,7 @@ def test_what_tar_writes_is_read_with_the_limit_of_its_records(folder: Path, blo
     subprocess.run(["tar", "-b", str(blocks), "-cf", "a.tar", "a.bin"], check=True)
     assert keys(limits=ReadLimits(tail_bytes=blocks * 512)) == ["a"]
     if blocks > 20:
-        with pytest.raises(TruncatedShard):
+        with pytest.raises(TruncatedShardError):
             keys()
     else:
         assert keys() == ["a"]
@@ -148,13 +148,13 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
                 lambda limits, url=url: build_index(url, limits=limits, digest=True),  # type: ignore[misc]
             ]
         for reader in readers:
-            with pytest.raises(TruncatedShard, match="bytes of zeros after its end marker"):
+            with pytest.raises(TruncatedShardError, match="bytes of zeros after its end marker"):
                 reader(ReadLimits())
             reader(NO_LIMIT)
         (fault,) = outline_shard(url).faults
-        assert fault.kind == "TruncatedShard"
+        assert fault.kind == "TruncatedShardError"
         assert not outline_shard(url, limits=NO_LIMIT).faults
-    with pytest.raises(ConversionFailed, match="bytes of zeros"):
+    with pytest.raises(ConversionError, match="bytes of zeros"):
         convert_shards(unchanged, "a.tar", "b-%d.tar", retries=0, max_workers=0)
     assert not Path("b-0.tar").exists()
     done = program("verify", "a.tar", "--workers", "1")
@@ -168,5 +168,5 @@ def test_an_archive_of_nothing_but_zeros_is_empty_only_if_it_is_small() -> None:
         pass
     assert keys() == []
     Path("a.tar").write_bytes(bytes(100_000))
-    with pytest.raises(TruncatedShard, match="after its end marker at byte 0"):
+    with pytest.raises(TruncatedShardError, match="after its end marker at byte 0"):
         keys()

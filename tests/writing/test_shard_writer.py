@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ShardInfo, ShardList, ShardWriter, check_index, index_url, read_index
-from wds_datapipes.errors import EncodeError, ShardNotWritten, StateError, UnwritableSample
+from wds_datapipes.errors import EncodeError, ShardWriteError, StateError, UnwritableSampleError
 from wds_datapipes.types import PlacedSample
 
 COUNT = 23
@@ -165,9 +165,9 @@ def test_options_are_those_of_a_shard() -> None:
 def test_keys_are_checked_within_a_shard() -> None:
     with ShardWriter("s-%d.tar", maxcount=2) as writer:
         writer.write({"__key__": "a", "txt": "1"})
-        with pytest.raises(UnwritableSample, match=r"'a' was written to 's-0\.tar' before"):
+        with pytest.raises(UnwritableSampleError, match=r"'a' was written to 's-0\.tar' before"):
             writer.write({"__key__": "a", "txt": "2"})
-        with pytest.raises(UnwritableSample, match=r"'a\.b' cannot be written"):
+        with pytest.raises(UnwritableSampleError, match=r"'a\.b' cannot be written"):
             writer.write({"__key__": "a.b", "txt": "2"})
         with pytest.raises(EncodeError):
             writer.write({"__key__": "b", "cls": None})
@@ -224,7 +224,7 @@ def fill_the_disk() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
     source = [*samples(10), {"__key__": "large", "bin": bytes(1 << 20)}]
-    with pytest.raises(ShardNotWritten, match=r"'s-002\.tar' cannot be written: File too large"):
+    with pytest.raises(ShardWriteError, match=r"'s-002\.tar' cannot be written: File too large"):
         convert(source, resume=True)
 
 
@@ -487,7 +487,7 @@ def test_a_journal_of_shards_in_a_store_is_a_local_file() -> None:
 
 
 def test_a_journal_that_cannot_be_written_is_told() -> None:
-    with pytest.raises(ShardNotWritten, match=r"journal 'none/s\.journal' cannot be opened: No such file"):
+    with pytest.raises(ShardWriteError, match=r"journal 'none/s\.journal' cannot be opened: No such file"):
         ShardWriter("s-%d.tar", resume=True, journal="none/s.journal")
 
 

@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from wds_datapipes import ShardInfo, ShardList, TarWriter, last_dot
-from wds_datapipes.errors import CommandFailed, EncodeError, ShardNotWritten, TruncatedShard, UnwritableSample
+from wds_datapipes.errors import CommandError, EncodeError, ShardWriteError, TruncatedShardError, UnwritableSampleError
 from wds_datapipes.tar.reader import read_members
 
 SAMPLE = {"__key__": "a", "__url__": "elsewhere.tar", "txt": "a cat", "cls": 7}
@@ -175,7 +175,7 @@ def test_a_forked_process_leaves_the_shard_to_the_one_that_writes_it() -> None:
 def write_to_a_full_disk(size: int) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-    with pytest.raises(ShardNotWritten, match=r"cannot be written: File too large, after \d+ .* Nothing of it is left"):
+    with pytest.raises(ShardWriteError, match=r"cannot be written: File too large, after \d+ .* Nothing of it is left"):
         write_many(size)
     assert files() == []
 
@@ -196,11 +196,11 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(size: int) -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_a_device_without_room_is_an_error() -> None:
     shard = TarWriter("/dev/full")
-    with pytest.raises(ShardNotWritten, match="'/dev/full' cannot be written: No space left on device"):
+    with pytest.raises(ShardWriteError, match="'/dev/full' cannot be written: No space left on device"):
         shard.write(LARGE)
     small = TarWriter("/dev/full")
     small.write(SAMPLE)
-    with pytest.raises(ShardNotWritten, match="No space left on device"):
+    with pytest.raises(ShardWriteError, match="No space left on device"):
         small.close()
     assert small.info is None
 
@@ -234,7 +234,7 @@ def test_a_link_stays_and_what_it_points_to_is_written() -> None:
     ],
 )
 def test_what_cannot_be_written_is_told(target: str, text: str) -> None:
-    with pytest.raises(ShardNotWritten, match=text):
+    with pytest.raises(ShardWriteError, match=text):
         TarWriter(target)
 
 
@@ -280,7 +280,7 @@ def test_a_target_is_a_path_or_a_stream() -> None:
 )
 def test_a_key_that_would_be_read_back_as_another_is_refused(key: Any, text: str) -> None:
     with TarWriter("s.tar") as shard:
-        with pytest.raises(UnwritableSample, match=text):
+        with pytest.raises(UnwritableSampleError, match=text):
             shard.write({**SAMPLE, "__key__": key})
         shard.write(SAMPLE)
     assert names("s.tar") == ["a.txt", "a.cls"]
@@ -289,7 +289,7 @@ def test_a_key_that_would_be_read_back_as_another_is_refused(key: Any, text: str
 @pytest.mark.parametrize("field", ["JPG", "a/b", "", "nul\0", 5])
 def test_a_field_that_would_be_read_back_as_another_is_refused(field: Any) -> None:
     with TarWriter("s.tar") as shard:
-        with pytest.raises(UnwritableSample, match=r"[Nn]ames of\s+fields are"):
+        with pytest.raises(UnwritableSampleError, match=r"[Nn]ames of\s+fields are"):
             shard.write({"__key__": "b", field: b"1"})
         shard.write(SAMPLE)
     assert names("s.tar") == ["a.txt", "a.cls"]
@@ -298,7 +298,7 @@ def test_a_field_that_would_be_read_back_as_another_is_refused(field: Any) -> No
 def test_dotted_keys_are_written_for_the_rule_that_reads_them() -> None:
     with TarWriter("s.tar", key_rule=last_dot) as shard:
         shard.write({"__key__": "scan-1.25mm", "png": b"1"})
-        with pytest.raises(UnwritableSample, match=r"'seg\.png' of sample 'b'.* read back as 'png' of 'k\.seg'"):
+        with pytest.raises(UnwritableSampleError, match=r"'seg\.png' of sample 'b'.* read back as 'png' of 'k\.seg'"):
             shard.write({"__key__": "b", "seg.png": b"1"})
     [sample] = ShardList("s.tar").load_wds_shards().group_samples(key_rule=last_dot)
     assert sample["__key__"] == "scan-1.25mm"
@@ -307,12 +307,12 @@ def test_dotted_keys_are_written_for_the_rule_that_reads_them() -> None:
 def test_a_key_that_comes_again_is_refused_unless_nothing_is_checked() -> None:
     with TarWriter("s.tar") as shard:
         shard.write(SAMPLE)
-        with pytest.raises(UnwritableSample, match=r"'a' was written to 's\.tar' before"):
+        with pytest.raises(UnwritableSampleError, match=r"'a' was written to 's\.tar' before"):
             shard.write(SAMPLE)
         shard.write({**SAMPLE, "__key__": "b"})
     assert names("s.tar") == ["a.txt", "a.cls", "b.txt", "b.cls"]
     with TarWriter("s.tar", key_rule=None) as shard:
-        with pytest.raises(UnwritableSample, match="__key__ is a str"):
+        with pytest.raises(UnwritableSampleError, match="__key__ is a str"):
             shard.write({"__key__": 5, "txt": ""})
         for key in ("x.y", "x.y", "z"):
             shard.write({"__key__": key, "JPG": b""})
@@ -328,7 +328,7 @@ def test_a_key_that_comes_again_is_refused_unless_nothing_is_checked() -> None:
     ],
 )
 def test_what_is_no_sample_is_refused(sample: Any, text: str) -> None:
-    with TarWriter(io.BytesIO()) as shard, pytest.raises(UnwritableSample, match=text):
+    with TarWriter(io.BytesIO()) as shard, pytest.raises(UnwritableSampleError, match=text):
         shard.write(sample)
 
 
@@ -397,7 +397,7 @@ def test_a_stream_stays_open_and_is_no_archive_when_broken_off() -> None:
     with pytest.raises(ZeroDivisionError):
         write_and_raise(stream, ZeroDivisionError())
     half = stream.getvalue()[len(whole) :]
-    with pytest.raises(TruncatedShard):
+    with pytest.raises(TruncatedShardError):
         list(read_members(io.BytesIO(half), url="x"))
 
 
@@ -457,7 +457,7 @@ def test_a_command_gets_the_shard() -> None:
 )
 def test_a_command_that_fails_is_an_error(command: str, text: str) -> None:
     shard = TarWriter(f"pipe:{command}")
-    with pytest.raises(CommandFailed, match=text):
+    with pytest.raises(CommandError, match=text):
         write_large_and_close(shard)
 
 
@@ -540,6 +540,6 @@ def test_an_error_of_a_file_system_is_told(memory: Any, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(memory, "mv", fail)
     shard = TarWriter("memory://d/s.tar")
-    with pytest.raises(ShardNotWritten, match=r"memory://d/s.tar cannot be written: OSError: the store is full, after"):
+    with pytest.raises(ShardWriteError, match=r"memory://d/s.tar cannot be written: OSError: the store is full, after"):
         shard.close()
     assert list(memory.store) == []

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from wds_datapipes.cli._output import OutputError, guarded_output
-from wds_datapipes.errors import MissingDependency
+from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.extras import require
 
 __all__ = ["COMMANDS", "main"]
@@ -56,7 +56,7 @@ def run() -> None:
     try:
         for package in ("typer", "rich"):
             require(package, extra="cli", purpose="run the command line")
-    except MissingDependency as error:
+    except MissingDependencyError as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201  nothing better to print with is installed
         sys.exit(2)
     from wds_datapipes.cli._app import build_program

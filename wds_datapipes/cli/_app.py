@@ -15,11 +15,11 @@ import typer
 from typer.models import OptionInfo
 
 from wds_datapipes.errors import (
-    MissingDependency,
+    MissingDependencyError,
     PatternError,
-    ShardNotOpened,
-    UnknownScheme,
-    UnsafeCodec,
+    ShardOpenError,
+    UnknownSchemeError,
+    UnsafeCodecError,
     WdsError,
 )
 
@@ -82,7 +82,7 @@ class WrongUse(Exception):
 
 
 #: The errors that another command line cures, and no change of the data.
-USER_ERRORS = (MissingDependency, PatternError, ShardNotOpened, UnknownScheme, UnsafeCodec, WrongUse)
+USER_ERRORS = (MissingDependencyError, PatternError, ShardOpenError, UnknownSchemeError, UnsafeCodecError, WrongUse)
 
 
 def build_program(commands: Iterable[str]) -> typer.Typer:

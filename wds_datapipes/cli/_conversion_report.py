@@ -11,7 +11,7 @@ import typer
 from wds_datapipes.cli._app import on_one_line, printable
 from wds_datapipes.cli._meter import human_bytes, plural
 from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.error_log import NotedError, message_of
+from wds_datapipes.parallel.error_log import LoggedError, message_of
 from wds_datapipes.prepare.convert import ConvertedShard
 
 __all__ = ["facts_of", "report"]
@@ -21,7 +21,7 @@ SHOWN = 10
 
 
 def facts_of(
-    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], passed_over: Sequence[NotedError]
+    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], passed_over: Sequence[LoggedError]
 ) -> dict[str, Any]:
     """Return all facts for JSON."""
     return {
@@ -47,7 +47,7 @@ def facts_of(
 
 
 def report(
-    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], passed_over: Sequence[NotedError]
+    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], passed_over: Sequence[LoggedError]
 ) -> None:
     """Print what was written, and to standard error what was passed over, and what has failed."""
     for shard in done:

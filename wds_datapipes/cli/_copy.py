@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, has_options, on_one_line, printable, say_nothing_found
-from wds_datapipes.cli._meter import Meter, human_bytes, plural
-from wds_datapipes.errors import UnwritableSample
+from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
+from wds_datapipes.errors import UnwritableSampleError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.prepare.subset import Excerpt
+from wds_datapipes.prepare.subset import Subset
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, written_over
 from wds_datapipes.writing.shard_writer import ShardWriter
@@ -111,11 +111,11 @@ class Output:
         """Write a sample.
 
         Raises:
-            UnwritableSample: it would be read back as another; it has left nothing.
+            UnwritableSampleError: it would be read back as another; it has left nothing.
         """
         try:
             self._writer.write(sample)
-        except UnwritableSample as error:
+        except UnwritableSampleError as error:
             raise advised(error) from None
 
     def __enter__(self) -> Self:
@@ -126,14 +126,14 @@ class Output:
         self._writer.__exit__(kind, error, traceback)
 
 
-def advised(error: UnwritableSample) -> UnwritableSample:
+def advised(error: UnwritableSampleError) -> UnwritableSampleError:
     """Return an error that says which option cures it, if the command has it."""
     advice = "On the command line, --rekey '{number:08d}' makes new keys"
-    return UnwritableSample(f"{error}. {advice}") if has_options(advice) else error
+    return UnwritableSampleError(f"{error}. {advice}") if has_options(advice) else error
 
 
 def copy_samples(
-    make: Callable[[Callable[[Exception], bool] | str], Excerpt],
+    make: Callable[[Callable[[Exception], bool] | str], Subset],
     urls: list[str],
     outputs: Iterable[Output],
     choose: Callable[[Sample], Output],
@@ -160,7 +160,7 @@ def copy_samples(
         return True
 
     excerpt = make(passes if skip_bad else "raise")
-    with ExitStack() as opened, Meter(label, len(urls), shown=shown) as meter:
+    with ExitStack() as opened, ProgressMeter(label, len(urls), shown=shown) as meter:
         for output in outputs:
             opened.enter_context(output)
         latest = ""
@@ -182,7 +182,7 @@ def _noting(faults: list[Exception]) -> Iterator[None]:
     """Pass over a sample that is refused."""
     try:
         yield
-    except UnwritableSample as error:
+    except UnwritableSampleError as error:
         faults.append(error)
 
 

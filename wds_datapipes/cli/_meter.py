@@ -11,13 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Meter", "human_bytes", "plural"]
+__all__ = ["ProgressMeter", "human_bytes", "plural"]
 
 #: How long the bar stays as it is, in seconds.
 PERIOD_S = 0.1
 
 
-class Meter:
+class ProgressMeter:
     """Shows a bar on standard error if that is a terminal, and takes it away at the end.
 
     It is drawn when something is added, and by no thread: worker processes may be forked meanwhile.

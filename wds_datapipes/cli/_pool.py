@@ -32,7 +32,7 @@ def worker_pool(workers: int | None, urls: Sequence[str]) -> Iterator[Executor |
         yield None
         return
     others = set(multiprocessing.active_children())
-    pool = QuietPool(count, mp_context=multiprocessing.get_context("fork"), initializer=_begin)
+    pool = CommandPool(count, mp_context=multiprocessing.get_context("fork"), initializer=_begin)
     try:
         yield pool
     except BaseException:
@@ -47,7 +47,7 @@ def worker_pool(workers: int | None, urls: Sequence[str]) -> Iterator[Executor |
     pool.shutdown()
 
 
-class QuietPool(ProcessPoolExecutor):
+class CommandPool(ProcessPoolExecutor):
     """Processes that end when a signal tells them to, after what they do is unwound, without beginning another task."""
 
     def submit(self, work: Callable[..., T], /, *arguments: Any, **keywords: Any) -> Future[T]:

@@ -13,15 +13,15 @@ import typer
 
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._copy import Output, advised, check_outputs, report
-from wds_datapipes.cli._meter import Meter
-from wds_datapipes.errors import SampleError, ShardError, UnwritableSample
+from wds_datapipes.cli._meter import ProgressMeter
+from wds_datapipes.errors import SampleError, ShardError, UnwritableSampleError
 from wds_datapipes.io.compression.compress import Compress, compression_kind
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.io.sinks.local_sink import LocalTarget
+from wds_datapipes.io.sinks.local_sink import LocalSink
 from wds_datapipes.prepare.reorder.external_sort import ExternalSort, file_bytes
 from wds_datapipes.prepare.reorder.sorted_runs import check_room
-from wds_datapipes.prepare.subset import Excerpt
+from wds_datapipes.prepare.subset import Subset
 from wds_datapipes.tar.header_writer import HeaderWriter
 from wds_datapipes.types import Sample
 from wds_datapipes.writing.sample_packer import SamplePacker
@@ -74,7 +74,7 @@ def reorder(
         order: tells what a sample is sorted by.
         target: where to write, as for `Output`.
         reverse: the largest come first.
-        excerpt: how the shards are read, as for `Excerpt`.
+        excerpt: how the shards are read, as for `Subset`.
         memory_bytes: how much memory samples may take.
         tmp: where the temporary file is.
         compress: as for `Output`.
@@ -101,7 +101,7 @@ def reorder(
             faults.append(error)
 
     try:
-        reading = Excerpt(on_error=passes if skip_bad else "raise", **excerpt)
+        reading = Subset(on_error=passes if skip_bad else "raise", **excerpt)
     except ValueError as error:
         raise WrongUse(str(error)) from None
     storage_options, rule = excerpt["storage_options"], excerpt["key_rule"]
@@ -114,10 +114,10 @@ def reorder(
         ExternalSort(memory_bytes=memory_bytes, folder=folder, reverse=reverse) as sorting,
     ):
         if NUMBER.search(target) and (path := local_path(target % 0)) is not None:
-            LocalTarget(target % 0, path).discard()  # whether one can write there is known before all is read
+            LocalSink(target % 0, path).discard()  # whether one can write there is known before all is read
         check_room(room_needed(urls, target, folder, memory_bytes, compress, storage_options))
         shown = target != "-"
-        with Meter("Reading, 1 of 2", len(urls), shown=shown) as meter:
+        with ProgressMeter("Reading, 1 of 2", len(urls), shown=shown) as meter:
             latest = ""
 
             def seen(sample: Sample) -> None:
@@ -131,9 +131,9 @@ def reorder(
                     try:
                         packer.pack(sample)  # what cannot be written is known before anything is
                         sorting.add(order(sample), sample)
-                    except UnwritableSample as error:
+                    except UnwritableSampleError as error:
                         raise advised(error) from None
-        with Meter("Writing, 2 of 2", sorting.count, shown=shown, unit="samples") as meter:
+        with ProgressMeter("Writing, 2 of 2", sorting.count, shown=shown, unit="samples") as meter:
             for sample in sorting.samples():
                 with noting():
                     output.write(sample)

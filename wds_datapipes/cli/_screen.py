@@ -24,7 +24,7 @@ def watched(
 ) -> Iterator[T]:
     """Pass on items and show a bar meanwhile; ``count`` says how much of the total each item is."""
     # It is drawn when an item comes, and not by a thread: a loader may fork worker processes meanwhile.
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(unit))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(unit))
     with Progress(
         *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
     ) as bar:
@@ -34,7 +34,7 @@ def watched(
             yield item
 
 
-class Rate(ProgressColumn):
+class RateColumn(ProgressColumn):
     """How much is done in a second."""
 
     def __init__(self, unit: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import Meter, human_bytes, plural
+from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
 from wds_datapipes.cli._options import AsJson, Retries, Shards, StorageOptions, Timeout, listed, options_of, parse_bytes
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.shard_cache.entry import Entry, entries
@@ -67,7 +67,7 @@ def warm(
     copies = CacheFolder(folder, None if max_bytes is None else int(parse_bytes(max_bytes, "--max-bytes")))
     found = read_manifest(manifest).entries if manifest is not None else ()
     results = []
-    with Meter("warm", len(urls)) as meter:
+    with ProgressMeter("warm", len(urls)) as meter:
         for each in warmed(
             copies,
             urls,
@@ -102,7 +102,7 @@ def verify_copies(
     copies = CacheFolder(existing(folder), check="digest")
     found = entries(copies.path)
     faults: list[str] = []
-    with Meter("verify", len(found)) as meter:
+    with ProgressMeter("verify", len(found)) as meter:
         for entry in found:
             url, size = url_of(entry), size_of(entry)
             wrong = copies.fault(entry, remove=remove)

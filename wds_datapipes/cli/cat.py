@@ -38,7 +38,7 @@ from wds_datapipes.cli._options import (
     options_of,
     parse_bytes,
 )
-from wds_datapipes.prepare.subset import Excerpt
+from wds_datapipes.prepare.subset import Subset
 
 __all__ = ["cat"]
 
@@ -122,8 +122,8 @@ def cat(
     names = new_names(rename or [])
     slice_positions = parse_slice_text(positions)
 
-    def make(on_error: object) -> Excerpt:
-        return Excerpt(
+    def make(on_error: object) -> Subset:
+        return Subset(
             positions=slice_positions,
             share=share,
             seed=seed,

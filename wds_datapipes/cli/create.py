@@ -12,7 +12,7 @@ import typer
 from wds_datapipes.cli._app import WrongUse, printable
 from wds_datapipes.cli._copy import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex, report
 from wds_datapipes.cli._functions import decoders_of, encoders_of, function_named
-from wds_datapipes.cli._meter import Meter
+from wds_datapipes.cli._meter import ProgressMeter
 from wds_datapipes.cli._options import (
     AsJson,
     KeyRuleOption,
@@ -282,7 +282,7 @@ class Shown:
     def __init__(self, samples: int, output: str) -> None:
         self._bars = ExitStack()
         self._shown = output != "-"
-        self._meter = Meter("Looking at files", samples, shown=self._shown, unit="samples")
+        self._meter = ProgressMeter("Looking at files", samples, shown=self._shown, unit="samples")
 
     def looked(self, samples: int, size: int) -> None:
         """Count what was looked at."""
@@ -291,7 +291,7 @@ class Shown:
     def planned(self, shards: int, samples: int) -> None:  # noqa: ARG002  the bar counts shards
         """Begin to count shards."""
         self._bars.close()
-        self._meter = self._bars.enter_context(Meter("Writing", shards, shown=self._shown))
+        self._meter = self._bars.enter_context(ProgressMeter("Writing", shards, shown=self._shown))
 
     def wrote(self, shards: int, samples: int, size: int) -> None:
         """Count what was written."""

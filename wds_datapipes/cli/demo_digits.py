@@ -26,7 +26,7 @@ def write_digits(folder: Path, *, seed: int) -> tuple[list[Path], list[Path]]:
         The shards to train from, and those that are held out.
 
     Raises:
-        MissingDependency: scikit-learn is not installed.
+        MissingDependencyError: scikit-learn is not installed.
     """
     datasets = require("sklearn.datasets", extra="demo", purpose="write the digits")
     digits = datasets.load_digits()

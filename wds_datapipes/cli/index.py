@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from wds_datapipes.cli._app import WrongUse, printable
-from wds_datapipes.cli._meter import Meter, plural
+from wds_datapipes.cli._meter import ProgressMeter, plural
 from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
@@ -103,7 +103,7 @@ def index(
     urls = listed(shards, options)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and folder is None:
         raise WrongUse("Standard input and commands have no place beside them. Write the shard to a file first")
-    with Meter("Indexing", len(urls)) as meter, worker_pool(workers, urls) as pool:
+    with ProgressMeter("Indexing", len(urls)) as meter, worker_pool(workers, urls) as pool:
         running: dict[str, Any] = {"executor": pool, "max_workers": None if pool is not None else 1}
         if to is Format.wds and source is Source.shard:
             results = own_indexes(
@@ -163,7 +163,7 @@ def check_use(
         raise WrongUse(f"{given[0]} is for the indexes of this program, made from shards")
 
 
-def own_indexes(urls: Sequence[str], meter: Meter, **options: Any) -> list[IndexResult]:
+def own_indexes(urls: Sequence[str], meter: ProgressMeter, **options: Any) -> list[IndexResult]:
     """Build the indexes that are missing or stale."""
 
     def done(result: IndexResult) -> None:
@@ -181,7 +181,7 @@ def foreign_indexes(
     urls: Sequence[str],
     work: Callable[..., tuple[str, int]],
     arguments: Sequence[Any],
-    meter: Meter,
+    meter: ProgressMeter,
     *,
     executor: Executor | None,
     max_workers: int | None,

@@ -25,7 +25,7 @@ from wds_datapipes.cli._options import (
     options_of,
 )
 from wds_datapipes.io.openers import redact
-from wds_datapipes.prepare.shard_contents import OutlinedSample, ShardOutline, outline_shard
+from wds_datapipes.prepare.shard_contents import ListedSample, ShardContents, outline_shard
 
 __all__ = ["ls"]
 
@@ -65,14 +65,14 @@ def ls(
         for fault in outline.faults:
             sys.stdout.flush()
             typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
-            worst = max(worst, FAULT_FOUND if fault.kind != "ShardNotOpened" else WRONG_USE)
+            worst = max(worst, FAULT_FOUND if fault.kind != "ShardOpenError" else WRONG_USE)
     if not samples and not worst and not by_shard:
         say_nothing_found(len(urls))
     if worst:
         raise typer.Exit(worst)
 
 
-def print_samples(samples: list[OutlinedSample]) -> None:
+def print_samples(samples: list[ListedSample]) -> None:
     """Print a line for each sample, with the keys and the sums in columns."""
     if not samples:
         return
@@ -83,7 +83,7 @@ def print_samples(samples: list[OutlinedSample]) -> None:
         sys.stdout.write(f"{key:{wide}}  {sample.bytes:{sums}}  {fields}\n")
 
 
-def shard_line(outline: ShardOutline) -> str:
+def shard_line(outline: ShardContents) -> str:
     """Tell of a shard in a line."""
     fields = Counter(field for sample in outline.samples for field in sample.fields)
     count = len(outline.samples)
@@ -94,7 +94,7 @@ def shard_line(outline: ShardOutline) -> str:
     return f"{printable(redact(outline.url))}: {plural(count, 'sample')}, {size}: {told or 'no fields'}"
 
 
-def print_facts(outline: ShardOutline, by_shard: bool, count: int | None) -> None:
+def print_facts(outline: ShardContents, by_shard: bool, count: int | None) -> None:
     """Print JSON: a line for the shard, or one for each sample."""
     facts: dict[str, Any] = {"shard": redact(outline.url)}
     if by_shard:

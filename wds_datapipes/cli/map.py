@@ -17,7 +17,7 @@ from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line
 from wds_datapipes.cli._conversion_report import facts_of, report
 from wds_datapipes.cli._copy import Compression, RemoveOld
 from wds_datapipes.cli._functions import decoders_of, function_named
-from wds_datapipes.cli._meter import Meter
+from wds_datapipes.cli._meter import ProgressMeter
 from wds_datapipes.cli._options import (
     AsJson,
     KeyRuleOption,
@@ -32,9 +32,9 @@ from wds_datapipes.cli._options import (
     listed,
     options_of,
 )
-from wds_datapipes.errors import ConversionFailed, StateError
+from wds_datapipes.errors import ConversionError, StateError
 from wds_datapipes.parallel.dask_cluster import connected, send_module
-from wds_datapipes.parallel.error_log import DaskNotes, ErrorNotes
+from wds_datapipes.parallel.error_log import DaskErrorLog, ErrorLog
 from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
 from wds_datapipes.prepare.shell_command import SampleCommand
 
@@ -182,7 +182,7 @@ def map(  # noqa: A001  the command has this name
     results: dict[str, ConvertedShard] = {}
     failures: dict[str, BaseException] = {}
     with ExitStack() as opened:
-        meter = opened.enter_context(Meter("Mapping", len(urls)))
+        meter = opened.enter_context(ProgressMeter("Mapping", len(urls)))
 
         def take(shard: ConvertedShard) -> None:
             results[shard.source] = shard
@@ -213,7 +213,7 @@ def map(  # noqa: A001  the command has this name
                 compress=compress,
                 index=index,
             )
-        except ConversionFailed as error:
+        except ConversionError as error:
             failures = error.failures
         except StateError as error:
             raise WrongUse(changed(str(error))) from None
@@ -254,10 +254,10 @@ def what_to_do(
 
 
 @contextmanager
-def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorNotes, Any]]:
+def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorLog, Any]]:
     """Lend what notes errors, and an executor if there is a cluster."""
     if not address:
-        with ErrorNotes() as notes:
+        with ErrorLog() as notes:
             yield notes, None
         return
     with ExitStack() as opened:
@@ -268,7 +268,7 @@ def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorNot
         if not isinstance(work, SampleCommand):
             send_module(client, work, Path.cwd())
         with client.get_executor() as lent:
-            yield DaskNotes(client), lent
+            yield DaskErrorLog(client), lent
 
 
 @contextmanager

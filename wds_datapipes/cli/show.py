@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import Meter, human_bytes, plural
+from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
 from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
@@ -36,7 +36,7 @@ from wds_datapipes.cli.show_sheet_png import MOST_CARDS, sheet_as_png
 from wds_datapipes.cli.show_terminal import half_blocks
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
-from wds_datapipes.prepare.preview import Glance, glance
+from wds_datapipes.prepare.preview import Preview, glance
 from wds_datapipes.prepare.random_samples import draw_samples
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.samples.grouping import group_samples
@@ -107,7 +107,7 @@ def show(
         raise WrongUse("A contact sheet reads shards twice, which standard input cannot be. Write it to a file first")
     if png is not None and limit > MOST_CARDS:
         raise WrongUse(f"A picture has room for {MOST_CARDS} samples. Lower --limit, or write it with --html")
-    with Meter("Drawing", len(urls)) as meter, worker_pool(workers, urls) as pool:
+    with ProgressMeter("Drawing", len(urls)) as meter, worker_pool(workers, urls) as pool:
         drawn = draw_samples(
             urls,
             limit,
@@ -152,7 +152,7 @@ def sample_at(
     raise WrongUse(f"There is no sample {wanted}: {there} in {', '.join(map(redact, urls[:3]))}")
 
 
-def facts_of(sample: Sample, place: int, seen: list[Glance]) -> dict[str, Any]:
+def facts_of(sample: Sample, place: int, seen: list[Preview]) -> dict[str, Any]:
     """Return all facts for JSON."""
     return {
         "shard": redact(sample["__url__"]),
@@ -166,7 +166,7 @@ def facts_of(sample: Sample, place: int, seen: list[Glance]) -> dict[str, Any]:
     }
 
 
-def print_sample(console: Console, sample: Sample, place: int, seen: list[Glance]) -> None:
+def print_sample(console: Console, sample: Sample, place: int, seen: list[Preview]) -> None:
     """Print a line for each field, and what it holds beside it or below."""
     size = human_bytes(sum(field.size for field in seen))
     console.print(f"{printable(redact(sample['__url__']))}: sample {place:,}, {printable(sample['__key__'])}, {size}")
@@ -214,5 +214,5 @@ def report(
         for fault in faults:
             typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
     if faults:
-        is_there = all(fault.kind != "ShardNotOpened" for fault in faults)
+        is_there = all(fault.kind != "ShardOpenError" for fault in faults)
         raise typer.Exit(FAULT_FOUND if is_there else WRONG_USE)

@@ -13,8 +13,8 @@ from PIL import Image
 
 from wds_datapipes.cli._meter import human_bytes
 from wds_datapipes.io.openers import redact
-from wds_datapipes.prepare.preview import Glance, glance
-from wds_datapipes.prepare.random_samples import DrawnSamples
+from wds_datapipes.prepare.preview import Preview, glance
+from wds_datapipes.prepare.random_samples import RandomSamples
 from wds_datapipes.types import Sample
 
 __all__ = ["Bar", "Card", "Sheet", "make_sheet", "size_bars"]
@@ -42,7 +42,7 @@ class Card(NamedTuple):
     shard: str
     size: int
     label: str
-    fields: tuple[Glance, ...]
+    fields: tuple[Preview, ...]
 
     @property
     def picture(self) -> Image.Image | None:
@@ -96,7 +96,7 @@ class Sheet(NamedTuple):
     others: int
 
 
-def make_sheet(drawn: DrawnSamples, title: str, *, label_fields: Sequence[str] = LABELS) -> Sheet:
+def make_sheet(drawn: RandomSamples, title: str, *, label_fields: Sequence[str] = LABELS) -> Sheet:
     """Look at samples, and make a sheet of them. Nothing that they hold is run, and none can spoil it.
 
     Args:

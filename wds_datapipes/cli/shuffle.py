@@ -25,7 +25,7 @@ from wds_datapipes.cli._options import (
     parse_bytes,
 )
 from wds_datapipes.cli._reorder import Memory, Rekey, Temporary, reorder
-from wds_datapipes.prepare.reorder.sort_key import DrawnOrder
+from wds_datapipes.prepare.reorder.sort_key import RandomSortKey
 
 __all__ = ["shuffle"]
 
@@ -68,7 +68,7 @@ def shuffle(
     size, memory_bytes = parse_bytes(maxsize, "--maxsize"), parse_bytes(memory, "--memory")
     reorder(
         listed(shards, options),
-        DrawnOrder(seed),
+        RandomSortKey(seed),
         output,
         excerpt={
             "rekey": rekey,

@@ -27,7 +27,7 @@ from wds_datapipes.cli._options import (
     parse_bytes,
 )
 from wds_datapipes.cli._reorder import Memory, Rekey, Temporary, reorder
-from wds_datapipes.prepare.reorder.sort_key import FieldOrder
+from wds_datapipes.prepare.reorder.sort_key import FieldSortKey
 
 __all__ = ["sort"]
 
@@ -91,7 +91,7 @@ def sort(
     options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
     size, memory_bytes = parse_bytes(maxsize, "--maxsize"), parse_bytes(memory, "--memory")
     try:
-        order = FieldOrder(by, numeric=numeric, missing=missing.value, reverse=reverse)
+        order = FieldSortKey(by, numeric=numeric, missing=missing.value, reverse=reverse)
     except ValueError as error:
         raise WrongUse(f"--by: {error}") from None
     reorder(

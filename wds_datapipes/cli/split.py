@@ -36,8 +36,8 @@ from wds_datapipes.cli._options import (
     options_of,
     parse_bytes,
 )
-from wds_datapipes.prepare.split_by_key import KeyParts
-from wds_datapipes.prepare.subset import Excerpt
+from wds_datapipes.prepare.split_by_key import KeySplit
+from wds_datapipes.prepare.subset import Subset
 from wds_datapipes.writing.shard_names import NUMBER
 
 __all__ = ["split"]
@@ -90,8 +90,8 @@ def split(
         raise WrongUse(f"--output has a place for the numbers of shards, such as %06d, and {output!r} has none")
     urls = listed(shards, options)
 
-    def make(on_error: object) -> Excerpt:
-        return Excerpt(
+    def make(on_error: object) -> Subset:
+        return Subset(
             key_rule=rule,
             end_marker=end_marker.value,
             on_error=on_error,  # type: ignore[arg-type]  # a word or a function
@@ -113,7 +113,7 @@ def split(
         )
         for name in shares or {"": 1.0}
     }
-    assigned = KeyParts(shares or {"": 1.0}, seed=seed)
+    assigned = KeySplit(shares or {"": 1.0}, seed=seed)
     faults = copy_samples(
         make,
         urls,

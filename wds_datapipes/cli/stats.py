@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, printable
-from wds_datapipes.cli._meter import Meter, human_bytes, plural
+from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
 from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
@@ -52,7 +52,7 @@ def stats(
     """
     options = options_of(storage_options, timeout, retries)
     urls = listed(shards, options)
-    with Meter("Counting", len(urls)) as meter, worker_pool(workers, urls) as pool:
+    with ProgressMeter("Counting", len(urls)) as meter, worker_pool(workers, urls) as pool:
         found = dataset_stats(
             urls,
             executor=pool,
@@ -71,7 +71,7 @@ def stats(
         for fault in found.faults:
             typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
     if found.faults:
-        is_there = all(fault.kind != "ShardNotOpened" for fault in found.faults)
+        is_there = all(fault.kind != "ShardOpenError" for fault in found.faults)
         raise typer.Exit(FAULT_FOUND if is_there else WRONG_USE)
 
 

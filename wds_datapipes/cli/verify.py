@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import Meter, human_bytes, plural
+from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
 from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
@@ -84,7 +84,7 @@ def verify(
     urls = listed(shards, options)
     if decode and "-" in urls:
         raise WrongUse("--decode reads a shard twice, which standard input cannot be. Write it to a file first")
-    with Meter("Verifying", len(urls)) as meter, worker_pool(workers, urls) as pool:
+    with ProgressMeter("Verifying", len(urls)) as meter, worker_pool(workers, urls) as pool:
         found = verify_shards(
             urls,
             checks,

@@ -18,7 +18,7 @@ from wds_datapipes.codecs.extensions import (
 )
 from wds_datapipes.codecs.gzip_fields import gunzip
 from wds_datapipes.codecs.registry import find_word
-from wds_datapipes.errors import DecodeError, MissingDependency, UnsafeCodec
+from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeCodecError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
@@ -294,10 +294,10 @@ def _decode_field(sample: Sample, field: str, plan: _Plan, chain: DecoderChain, 
             if following is None:
                 return data
             plan = following
-    except MissingDependency:
+    except MissingDependencyError:
         raise
-    except UnsafeCodec as error:
-        raise UnsafeCodec(
+    except UnsafeCodecError as error:
+        raise UnsafeCodecError(
             f"{place_in(sample, field)} was not decoded: {error}. If you trust whoever made the shard, allow it with "
             f"wds_decode(unsafe=True). Otherwise name the fields to decode with only=, or give the extension a decoder "
             f"of your own; pkl=bytes leaves every pkl field as it is"
@@ -322,4 +322,4 @@ def _glimpse(data: bytes) -> str:
 
 
 def _refuse(_data: bytes) -> Any:
-    raise UnsafeCodec("it is a pickle, and decoding a pickle can run any code")
+    raise UnsafeCodecError("it is a pickle, and decoding a pickle can run any code")

@@ -10,7 +10,7 @@ from wds_datapipes.codecs.codec import described
 from wds_datapipes.codecs.decoding import MAX_PLANS, place_in
 from wds_datapipes.codecs.extensions import name_of, split_extensions
 from wds_datapipes.codecs.gzip_fields import is_gzip, to_gzip
-from wds_datapipes.errors import EncodeError, MissingDependency, UnsafeCodec
+from wds_datapipes.errors import EncodeError, MissingDependencyError, UnsafeCodecError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.samples.fields import no_sample
 from wds_datapipes.types import Sample
@@ -98,8 +98,8 @@ class EncoderChain:
 
         Raises:
             EncodeError: a value is not what the field's name says, or nothing encodes such fields.
-            UnsafeCodec: a field needs ``unsafe``.
-            MissingDependency: a field needs a package that is not installed.
+            UnsafeCodecError: a field needs ``unsafe``.
+            MissingDependencyError: a field needs a package that is not installed.
         """
         return {field: self.encode_field(sample, field) for field in sample}
 
@@ -168,10 +168,10 @@ def _encode_field(sample: Sample, field: str, plan: _Plan) -> bytes:
         if not isinstance(data, BYTES):
             raise TypeError(f"it returned {described(data)}, and not bytes")
         data = bytes(data)
-    except MissingDependency:
+    except MissingDependencyError:
         raise
-    except UnsafeCodec as error:
-        raise UnsafeCodec(
+    except UnsafeCodecError as error:
+        raise UnsafeCodecError(
             f"{place_in(sample, field)} was not encoded: {error}. If those who read the shard will trust it, allow it "
             f"with unsafe=True; otherwise choose a format that is only data, such as json, msgpack or npz"
         ) from error
@@ -201,7 +201,7 @@ def _image_step(extension: str, options: Mapping[str, Any]) -> _Step:
 
 
 def _refuse(_value: Any) -> bytes:
-    raise UnsafeCodec("it would be a pickle, and decoding a pickle can run any code")
+    raise UnsafeCodecError("it would be a pickle, and decoding a pickle can run any code")
 
 
 def _unknown(_value: Any) -> bytes:

@@ -20,7 +20,7 @@ def gunzip(data: bytes, *, limits: ReadLimits = DEFAULT_LIMITS) -> bytes:
     Raises:
         ValueError: the data is empty, and so no gzip file.
         OSError, EOFError, zlib.error: it is no gzip file, cut short, or damaged.
-        LimitExceeded: it expands to more than its limits; no more than these is decompressed.
+        ReadLimitError: it expands to more than its limits; no more than these is decompressed.
     """
     if not data:
         raise ValueError("no data, and even an empty file has some when it is compressed")

@@ -35,7 +35,7 @@ def decode_npz(data: bytes, *, limits: ReadLimits = DEFAULT_LIMITS) -> dict[str,
     """Decode all arrays of an archive, by name and in its order.
 
     Raises:
-        LimitExceeded: they expand to more than their limits.
+        ReadLimitError: they expand to more than their limits.
     """
     archive = np.load(BytesIO(data), allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):

@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any
 
 from wds_datapipes.codecs.codec import Codec
-from wds_datapipes.errors import UnsafeCodec
+from wds_datapipes.errors import UnsafeCodecError
 
 __all__ = ["decode_pth", "decode_trusted_pth", "encode_pth", "encode_trusted_pth", "pth", "trusted_pth"]
 
@@ -20,7 +20,7 @@ def decode_pth(data: bytes) -> Any:
     """Load tensors, and plain Python values that hold them; other objects could run code and are refused.
 
     Raises:
-        UnsafeCodec: the file holds other objects.
+        UnsafeCodecError: the file holds other objects.
     """
     import torch
 
@@ -29,7 +29,9 @@ def decode_pth(data: bytes) -> Any:
     except pickle.UnpicklingError as error:
         if not data.startswith(ZIP_MAGIC):
             raise
-        raise UnsafeCodec(f"it holds more than tensors, and loading it can run any code ({_reason(error)})") from error
+        raise UnsafeCodecError(
+            f"it holds more than tensors, and loading it can run any code ({_reason(error)})"
+        ) from error
 
 
 def decode_trusted_pth(data: bytes) -> Any:
@@ -46,7 +48,7 @@ def encode_pth(value: Any) -> bytes:
     """Save tensors, and plain Python values that hold them; what `decode_pth` would refuse is refused here.
 
     Raises:
-        UnsafeCodec: it is more than that.
+        UnsafeCodecError: it is more than that.
     """
     data = encode_trusted_pth(value)
     decode_pth(data)

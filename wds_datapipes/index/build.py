@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from wds_datapipes.errors import StaleSidecar
+from wds_datapipes.errors import StaleSidecarError
 from wds_datapipes.index.builder import IndexBuilder
 from wds_datapipes.index.shard_facts import ShardFacts
 from wds_datapipes.index.shard_index import ShardIndex
@@ -60,7 +60,7 @@ def build_index(
     Raises:
         ShardError: the shard cannot be read to its end, or asks for more than its limits.
         SampleError: a field occurs twice, or a key comes back.
-        StaleSidecar: the shard has changed meanwhile.
+        StaleSidecarError: the shard has changed meanwhile.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -111,7 +111,7 @@ def written_index(
         lowercase: call fields by their lower-case names.
 
     Raises:
-        DuplicateField: a field occurs twice in a sample, when it is read.
+        DuplicateFieldError: a field occurs twice in a sample, when it is read.
 
     Examples:
         >>> from wds_datapipes import TarWriter
@@ -151,7 +151,7 @@ def check_index(
         limits: what the shard may ask for, see `ReadLimits`.
 
     Raises:
-        StaleSidecar: the shard is another one now.
+        StaleSidecarError: the shard is another one now.
         ShardError: it cannot be read.
 
     Examples:
@@ -162,7 +162,7 @@ def check_index(
         >>> _ = build_shard("a.tar", [{"__key__": "x", "txt": "other"}])
         >>> check_index(index, url, depth="headers")
         Traceback (most recent call last):
-        wds_datapipes.errors.StaleSidecar: a.tar has changed since its index was built: sample 0 ('x') ...
+        wds_datapipes.errors.StaleSidecarError: a.tar has changed since its index was built: sample 0 ('x') ...
     """
     if depth not in ("size", "headers", "bytes"):
         raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
@@ -208,8 +208,8 @@ def _difference(then: ShardIndex, now: ShardIndex) -> str:
     return f"it has {len(now)} samples up to byte {now.end}, and had {len(then)} up to byte {then.end}"
 
 
-def _stale(archive: str, found: str) -> StaleSidecar:
-    return StaleSidecar(
+def _stale(archive: str, found: str) -> StaleSidecarError:
+    return StaleSidecarError(
         f"{redact(archive)} has changed since its index was built: {found}. Build the index again, or fetch the shard "
         f"that belongs to it"
     )

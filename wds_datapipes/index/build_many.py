@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import CorruptSidecar, MissingSidecar
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.file_format import index_url, read_index, write_index
 from wds_datapipes.index.shard_index import ShardIndex, rule_name
@@ -109,7 +109,7 @@ def build_indexes(
         ShardError: a shard cannot be read.
         SampleError: a field occurs twice in a sample.
         SidecarError: an index cannot be written, or a shard has changed meanwhile.
-        WorkerDied: a process has ended without a result.
+        WorkerDiedError: a process has ended without a result.
         ValueError: two shards would have one index.
 
     Examples:
@@ -165,7 +165,7 @@ def _held(url: str, place: str, rules: _Rules, storage_options: Mapping[str, Any
     """Return the index of a shard, if there is one, made by these rules, that holds."""
     try:
         index = read_index(place, storage_options=storage_options)
-    except (MissingSidecar, CorruptSidecar):
+    except (MissingSidecarError, CorruptSidecarError):
         return None
     then, now = index.facts, file_facts(url, storage_options=storage_options)
     made_by = (then.key_rule, then.lowercase, then.on_duplicate)

@@ -6,7 +6,7 @@ from array import array
 
 import numpy as np
 
-from wds_datapipes.errors import DuplicateField, ReturningKey
+from wds_datapipes.errors import DuplicateFieldError, RepeatedKeyError
 from wds_datapipes.index.shard_facts import ShardFacts
 from wds_datapipes.index.shard_index import COLUMNS, ShardIndex, rule_name
 from wds_datapipes.samples.grouping import OnDuplicate, OnReturningKey
@@ -73,8 +73,8 @@ class IndexBuilder:
             size: how many they are.
 
         Raises:
-            DuplicateField: its sample has this field already, and that is an error.
-            ReturningKey: its sample has ended before, and that is an error.
+            DuplicateFieldError: its sample has this field already, and that is an error.
+            RepeatedKeyError: its sample has ended before, and that is an error.
         """
         parts = None if name[:2] == "__" and is_meta(name) else self._key_rule(name)
         if parts is None:
@@ -86,7 +86,7 @@ class IndexBuilder:
         number = self._fields.get(raw)
         if field in self._members:
             if self._on_duplicate == "raise":
-                raise DuplicateField(
+                raise DuplicateFieldError(
                     f"{self._archive} holds the field {field!r} of the sample {key!r} twice, the second time at byte "
                     f"{start} (member {name!r}). Write the shard again with distinct names, or pass "
                     f'on_duplicate="first" or "last"'
@@ -139,7 +139,7 @@ class IndexBuilder:
             f"other samples. They have to be neighbours: write the shard again in the order of names (tar --sort=name)"
         )
         if self._on_returning_key == "raise":
-            raise ReturningKey(text)
+            raise RepeatedKeyError(text)
         self._on_returning_key = "ignore"
         warn_user(text)
 

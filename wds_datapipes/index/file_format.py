@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from wds_datapipes.errors import CorruptSidecar, MissingSidecar
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
 from wds_datapipes.index.shard_facts import ShardFacts
 from wds_datapipes.index.shard_index import COLUMNS, ShardIndex
 from wds_datapipes.io.openers import local_path, redact
@@ -56,7 +56,7 @@ def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, An
         storage_options: passed to a remote file system.
 
     Raises:
-        MissingSidecar: the file cannot be written.
+        MissingSidecarError: the file cannot be written.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -78,8 +78,8 @@ def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) ->
         storage_options: passed to a remote file system.
 
     Raises:
-        MissingSidecar: there is no such file.
-        CorruptSidecar: it is damaged, or is no index.
+        MissingSidecarError: there is no such file.
+        CorruptSidecarError: it is damaged, or is no index.
     """
     path = local_path(url)
     if path is None:
@@ -89,7 +89,7 @@ def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) ->
             size = os.fstat(file.fileno()).st_size
             content: Any = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
     except OSError as error:
-        raise MissingSidecar(f"{redact(url)} cannot be read: {error.strerror or error}") from error
+        raise MissingSidecarError(f"{redact(url)} cannot be read: {error.strerror or error}") from error
     return parse_index(content, where=redact(url))
 
 
@@ -119,11 +119,13 @@ def parse_index(content: Any, *, where: str) -> ShardIndex:
     """Make an index from what a file holds: bytes, or a map of it, whose columns are not copied.
 
     Raises:
-        CorruptSidecar: it is damaged, or is no index.
+        CorruptSidecarError: it is damaged, or is no index.
     """
     view = memoryview(content)
     if view[:8] != MAGIC:
-        raise CorruptSidecar(f"{where} is no index of a shard: it begins with {view[:8].tobytes()!r}, not {MAGIC!r}")
+        raise CorruptSidecarError(
+            f"{where} is no index of a shard: it begins with {view[:8].tobytes()!r}, not {MAGIC!r}"
+        )
     try:
         facts, body = _header(view)
         if len(body) != facts["bytes"] or crc32(body) != facts["crc32"]:
@@ -131,7 +133,7 @@ def parse_index(content: Any, *, where: str) -> ShardIndex:
         columns = {name: _column(body, name, place) for name, place in facts["columns"].items()}
         shard = ShardFacts.from_json(facts["shard"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptSidecar(f"{where} is damaged: {error}. Delete it, and build it again") from error
+        raise CorruptSidecarError(f"{where} is damaged: {error}. Delete it, and build it again") from error
     return ShardIndex(shard, columns, where=where)
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from wds_datapipes.errors import CorruptSidecar, ShardError, StaleSidecar
+from wds_datapipes.errors import CorruptSidecarError, ShardError, StaleSidecarError
 from wds_datapipes.index.build import Depth, build_index
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.range_reader import file_facts
@@ -19,7 +19,7 @@ from wds_datapipes.io.url_safety import refuse_commands, refuse_unsafe
 from wds_datapipes.parallel.map_shards import each_shard
 
 __all__ = [
-    "Described",
+    "DescribedShard",
     "Manifest",
     "ManifestEntry",
     "check_manifest",
@@ -34,7 +34,7 @@ THREADS = 16
 NAMED = 3
 
 
-class Described(Protocol):
+class DescribedShard(Protocol):
     """What is known of a shard that was written or indexed: an `IndexResult` is such a description."""
 
     @property
@@ -92,7 +92,7 @@ class Manifest:
         True
     """
 
-    def __init__(self, shards: Iterable[Described]) -> None:
+    def __init__(self, shards: Iterable[DescribedShard]) -> None:
         entries = []
         for each in shards:
             if isinstance(each, str | os.PathLike):
@@ -150,7 +150,7 @@ def write_manifest(
         storage_options: passed to a remote file system.
 
     Raises:
-        MissingSidecar: the file cannot be written.
+        MissingSidecarError: the file cannot be written.
     """
     folder = folder_of(os.fspath(url))
     facts = {
@@ -180,9 +180,9 @@ def read_manifest(
         allow_commands: let a manifest that is not a file of this host name commands (``pipe:``) as shards.
 
     Raises:
-        MissingSidecar: there is no such file.
-        CorruptSidecar: it is damaged, or is something else.
-        RefusedURL: it names a command and is not a file of this host; or, with ``safe``, something is no file on a
+        MissingSidecarError: there is no such file.
+        CorruptSidecarError: it is damaged, or is something else.
+        RefusedURLError: it names a command and is not a file of this host; or, with ``safe``, something is no file on a
             network.
     """
     place = os.fspath(url)
@@ -205,7 +205,7 @@ def read_manifest(
         if told != (manifest.fingerprint, manifest.samples, manifest.bytes):
             raise ValueError("its sums or its fingerprint are not those of its shards")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise CorruptSidecar(f"{where} is no manifest, or is damaged: {error}. Write it again") from error
+        raise CorruptSidecarError(f"{where} is no manifest, or is damaged: {error}. Write it again") from error
     for shard in manifest.urls:
         if safe:
             refuse_unsafe(shard)
@@ -233,14 +233,14 @@ def check_manifest(
         storage_options: passed to remote file systems.
 
     Raises:
-        StaleSidecar: shards differ, or are not there; the message names some of them.
+        StaleSidecarError: shards differ, or are not there; the message names some of them.
     """
     if depth not in ("size", "headers", "bytes"):
         raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
     urls = manifest.urls
     expected = {entry.url: entry for entry in manifest.entries}
     if len(expected) < len(set(manifest.entries)):
-        raise StaleSidecar("The manifest says different things of one shard. Write it again")
+        raise StaleSidecarError("The manifest says different things of one shard. Write it again")
     wrong: dict[int, str] = {}
     threads = ThreadPoolExecutor(min(max_workers or THREADS, max(len(urls), 1))) if depth == "size" else None
     try:
@@ -253,7 +253,7 @@ def check_manifest(
             threads.shutdown()
     if wrong:
         named = "; ".join(wrong[number] for number in sorted(wrong)[:NAMED])
-        raise StaleSidecar(
+        raise StaleSidecarError(
             f"{len(wrong)} of {len(urls)} shards are not what the manifest says: {named}"
             f"{'; ...' if len(wrong) > NAMED else ''}. Fetch these shards again, or write the manifest again"
         )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.errors import CorruptSidecar, UnsupportedSidecar
+from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError
 from wds_datapipes.index.shard_facts import ShardFacts
 from wds_datapipes.samples.keys import KeyRule, first_dot, last_dot
 from wds_datapipes.tar.headers import BLOCK
@@ -80,7 +80,7 @@ class ShardIndex:
         fields: the names of all fields of the shard, each once; ``member_fields`` counts in this list.
 
     Raises:
-        CorruptSidecar: the columns do not go together.
+        CorruptSidecarError: the columns do not go together.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -101,7 +101,7 @@ class ShardIndex:
             _check(self.columns)
             raw_fields = _texts(self.columns["field_ends"], self.columns["field_text"])
         except ValueError as error:
-            raise CorruptSidecar(f"{where} is damaged: {error}. Delete it, and build it again") from error
+            raise CorruptSidecarError(f"{where} is damaged: {error}. Delete it, and build it again") from error
         #: The fields as the members' names have them, with their capitals.
         self.raw_fields = raw_fields
         self.fields = [field.lower() for field in raw_fields] if facts.lowercase else raw_fields
@@ -188,10 +188,10 @@ class ShardIndex:
         """Raise unless a sample can be read without all that is before it.
 
         Raises:
-            UnsupportedSidecar: the shard is compressed.
+            UnsupportedSidecarError: the shard is compressed.
         """
         if self.facts.compression is not None:
-            raise UnsupportedSidecar(
+            raise UnsupportedSidecarError(
                 f"{self._where} is of a shard that is compressed with {self.facts.compression}, so its samples can "
                 f"only be read from the first to the last. Unpack the shard to read them in any order"
             )

@@ -9,10 +9,10 @@ import secrets
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["PartFile", "sync_folder"]
+__all__ = ["AtomicFile", "sync_folder"]
 
 
-class PartFile:
+class AtomicFile:
     """Creates a file under another name in the same folder, and gives it its own when all is on the disk.
 
     The file is locked while it is written. So what a killed process has left can be told from what one is writing, and

@@ -11,7 +11,7 @@ import signal
 import subprocess
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
-from wds_datapipes.errors import CommandFailed, ShardNotOpened
+from wds_datapipes.errors import CommandError, ShardOpenError
 from wds_datapipes.io.shell_process import ShellProcess, ending
 from wds_datapipes.io.urls import split_scheme
 
@@ -32,11 +32,11 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
     """Run a command by a shell, in which a pipeline fails when any part of it does, and read what it writes."""
     _, command = split_scheme(url)
     if not command.strip():
-        raise ShardNotOpened(f"{url!r} holds no command. Write it behind the colon, as in pipe:zcat 000.tar.gz")
+        raise ShardOpenError(f"{url!r} holds no command. Write it behind the colon, as in pipe:zcat 000.tar.gz")
     try:
         process = ShellProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except (OSError, ValueError) as error:
-        raise ShardNotOpened(f"The command {command!r} cannot be started: {error}") from error
+        raise ShardOpenError(f"The command {command!r} cannot be started: {error}") from error
     return cast(BinaryIO, CommandStream(process, command))
 
 
@@ -77,7 +77,7 @@ class CommandStream(io.RawIOBase):
                 self._finish()
                 break
         if self._process.returncode != 0:
-            raise CommandFailed(self._verdict())
+            raise CommandError(self._verdict())
         return 0
 
     def _pass_on(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from wds_datapipes.errors import CorruptShard, LimitExceeded
+from wds_datapipes.errors import CorruptShardError, ReadLimitError
 
 __all__ = ["is_systemic"]
 
@@ -22,7 +22,7 @@ def is_systemic(error: BaseException | None) -> bool:
     """
     for _ in range(DEPTH):
         # A damaged header asks for more memory than there is, and the next shard does not.
-        if error is None or isinstance(error, CorruptShard | LimitExceeded):
+        if error is None or isinstance(error, CorruptShardError | ReadLimitError):
             return False
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_HOST):
             return True

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.request import url2pathname
 
-from wds_datapipes.errors import ShardNotOpened
+from wds_datapipes.errors import ShardOpenError
 from wds_datapipes.io.urls import OpeningURL, split_scheme
 
 __all__ = ["local_path", "open_file_url", "open_path"]
@@ -42,7 +42,7 @@ def file_url_path(url: str) -> str:
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host.lower() not in ("", "localhost"):
-            raise ShardNotOpened(
+            raise ShardOpenError(
                 f"{url} names a file on the host {host!r}, and only files of this one are opened. Write "
                 "file:///absolute/path or file:relative/path"
             )
@@ -56,14 +56,14 @@ def open_local(path: str, *, asked: str) -> BinaryIO:
         return Path(path).open("rb", buffering=0)
     except FileNotFoundError as error:
         place = "" if Path(path).is_absolute() else f" Relative paths begin in {Path.cwd()}."
-        raise ShardNotOpened(
+        raise ShardOpenError(
             f"There is no file {asked!r}.{place} Check the name, and that the file is on this host"
         ) from error
     except IsADirectoryError as error:
-        raise ShardNotOpened(
+        raise ShardOpenError(
             f"{asked!r} is a directory, not a shard. ShardList takes the shards in it when the name ends in a slash"
         ) from error
     except (OSError, ValueError) as error:
-        raise ShardNotOpened(
+        raise ShardOpenError(
             f"The file {asked!r} cannot be opened: {getattr(error, 'strerror', None) or error}"
         ) from error

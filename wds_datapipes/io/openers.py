@@ -21,7 +21,7 @@ from wds_datapipes.io.urls import (
 )
 
 if TYPE_CHECKING:
-    from wds_datapipes.io.remote.range_sources import RemoteParts
+    from wds_datapipes.io.remote.range_sources import RangeSource
 
 __all__ = ["known_schemes", "local_path", "open_parts", "open_url", "redact", "register_opener", "split_scheme"]
 
@@ -42,10 +42,10 @@ def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
         An unbuffered stream that reads forward, and seeks where its source does. Close it; it closes all it opened.
 
     Raises:
-        ShardNotOpened: there is nothing to read at this URL, or it may not be read.
-        UnknownScheme: nothing answers for the scheme.
-        MissingDependency: the scheme needs a package that is not installed.
-        RefusedURL: with ``safe``, it is a local file, a command, or of a scheme that could become one.
+        ShardOpenError: there is nothing to read at this URL, or it may not be read.
+        UnknownSchemeError: nothing answers for the scheme.
+        MissingDependencyError: the scheme needs a package that is not installed.
+        RefusedURLError: with ``safe``, it is a local file, a command, or of a scheme that could become one.
     """
     if safe:
         refuse_unsafe(url)
@@ -71,7 +71,7 @@ def _with_waiting(options: dict[str, Any]) -> dict[str, Any]:
     return {**ours, **options, "storage_options": others}
 
 
-def open_parts(url: str, /, *, safe: bool = False, **options: Any) -> RemoteParts | None:
+def open_parts(url: str, /, *, safe: bool = False, **options: Any) -> RangeSource | None:
     """Open a remote shard of which parts are to be read, or return None where only all of it can be.
 
     Args:
@@ -80,10 +80,10 @@ def open_parts(url: str, /, *, safe: bool = False, **options: Any) -> RemotePart
         options: see `open_url`.
 
     Raises:
-        ShardNotOpened: there is nothing to read at this URL, or it may not be read.
-        UnknownScheme: nothing answers for the scheme.
-        MissingDependency: the scheme needs a package that is not installed.
-        RefusedURL: with ``safe``, it is a local file, a command, or of a scheme that could become one.
+        ShardOpenError: there is nothing to read at this URL, or it may not be read.
+        UnknownSchemeError: nothing answers for the scheme.
+        MissingDependencyError: the scheme needs a package that is not installed.
+        RefusedURLError: with ``safe``, it is a local file, a command, or of a scheme that could become one.
     """
     if safe:
         refuse_unsafe(url)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote.resuming_stream import SteadyStream
+from wds_datapipes.io.remote.resuming_stream import ResumingStream
 from wds_datapipes.io.urls import OpeningURL, is_remote, split_scheme
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["READ_AHEAD_BYTES", "ReadAhead"]
+__all__ = ["READ_AHEAD_BYTES", "ShardPrefetcher"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ MOST_ADDRESSES = 1000
 GRACE_S = 2.0
 
 
-class ReadAhead(Iterable[T]):
+class ShardPrefetcher(Iterable[T]):
     """Yields the addresses of shards as they come, and opens them; remote ones are read by threads meanwhile.
 
     One address more than the present one is taken from the source only while all of these are remote shards: who yields
@@ -60,7 +60,7 @@ class ReadAhead(Iterable[T]):
         self._waiting: deque[tuple[int, T]] = deque()
         self._failure: Exception | None = None
         #: The shards that are read, by their numbers; the first may be the one that was yielded last.
-        self._fetches: dict[int, Fetch] = {}
+        self._fetches: dict[int, PrefetchThread] = {}
         self._now = -1
         self._goes_on = True
 
@@ -84,9 +84,9 @@ class ReadAhead(Iterable[T]):
         if not self._is_fetched(path):
             return open_url(path, **options)
         if self._now not in self._fetches:
-            self._fetches[self._now] = Fetch(path, options, self._most // 2)
+            self._fetches[self._now] = PrefetchThread(path, options, self._most // 2)
         self._extend()
-        return cast(BinaryIO, FetchedStream(self._fetches[self._now], self._extend))
+        return cast(BinaryIO, PrefetchedStream(self._fetches[self._now], self._extend))
 
     def _is_fetched(self, address: object) -> bool:
         if not self._most or not isinstance(address, str) or isinstance(address, OpeningURL):
@@ -102,7 +102,7 @@ class ReadAhead(Iterable[T]):
             number, address = self._waiting[-1]
             self._goes_on = self._is_fetched(address)
             if self._goes_on and self._is_wanted(number):
-                self._fetches[number] = Fetch(str(address), self._options, self._most // 2)
+                self._fetches[number] = PrefetchThread(str(address), self._options, self._most // 2)
 
     def _take(self) -> bool:
         """Take an address from the source; return whether there was one."""
@@ -117,7 +117,7 @@ class ReadAhead(Iterable[T]):
         return self._source is not None
 
 
-class Fetch:
+class PrefetchThread:
     """A remote shard that a thread reads, so much at most before somebody takes it.
 
     Args:
@@ -174,14 +174,14 @@ class Fetch:
             self._stop.set()
             self._blocks.clear()
             self._changed.notify_all()
-        if isinstance(self._stream, SteadyStream):
+        if isinstance(self._stream, ResumingStream):
             self._stream.abandon()
         self._thread.join(GRACE_S)
 
     def _run(self) -> None:
         try:
             with open_url(self._url, **self._options, pause=self._pause) as stream:
-                if not isinstance(stream, SteadyStream):
+                if not isinstance(stream, ResumingStream):
                     raise TypeError(f"{type(stream).__name__} is no stream of a store")
                 self._stream, self._size = stream, stream.size
                 block = min(BLOCK_BYTES, self._most)
@@ -204,14 +204,14 @@ class Fetch:
     def _pause(self, seconds: float) -> None:
         """Wait before the store is asked again."""
         if self._stop.wait(seconds):
-            raise Abandoned
+            raise AbandonedError
 
 
-class Abandoned(Exception):
+class AbandonedError(Exception):
     """Nobody wants the shard any more."""
 
 
-class FetchedStream(io.RawIOBase):
+class PrefetchedStream(io.RawIOBase):
     """Reads forward what is fetched.
 
     Args:
@@ -219,7 +219,7 @@ class FetchedStream(io.RawIOBase):
         extend: is called when there is room for more.
     """
 
-    def __init__(self, fetch: Fetch, extend: Callable[[], None]) -> None:
+    def __init__(self, fetch: PrefetchThread, extend: Callable[[], None]) -> None:
         self._fetch, self._extend = fetch, extend
         self._block = memoryview(b"")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, fields
 
-from wds_datapipes.errors import LimitExceeded, TruncatedShard
+from wds_datapipes.errors import ReadLimitError, TruncatedShardError
 
 __all__ = ["DEFAULT_LIMITS", "EXPANSION_FROM_BYTES", "ReadLimits", "exceeded", "padded_too_far"]
 
@@ -17,7 +17,7 @@ NO_LIMIT = sys.maxsize
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLimits:
-    """What a shard may ask of its reader. More is a `LimitExceeded`, and no data of it was read.
+    """What a shard may ask of its reader. More is a `ReadLimitError`, and no data of it was read.
 
     The defaults refuse what only an attack or damage asks for. A service that reads the shards of others sets what its
     data need, such as ``ReadLimits(member_bytes=64 << 20, expansion=100)``. ``None`` is no limit.
@@ -35,7 +35,7 @@ class ReadLimits:
             Without a limit, a server could keep a reader busy for ever that never gets a file.
         tail_bytes: how many zeros may follow the end of an archive: its end marker, or its compressed data. By default
             10,240, one record as most programs write them. More are the sign of a file whose space was reserved before
-            its content came, and never did; they are a `TruncatedShard`. ``tar -b N`` fills up to ``N * 512``.
+            its content came, and never did; they are a `TruncatedShardError`. ``tar -b N`` fills up to ``N * 512``.
         expansion: how many times as large as the compressed data the uncompressed may be, as soon as those are more
             than 1 GiB. By default 1000. Text has 3 to 30, label masks of images 100 to 500, and gzip ends at 1032,
             which nothing but zeros reaches; zstd, xz and bzip2 go to many thousands with those. Up to 1 GiB nothing is
@@ -103,7 +103,7 @@ class ReadLimits:
 DEFAULT_LIMITS = ReadLimits()
 
 
-def exceeded(limits: ReadLimits, name: str, found: str) -> LimitExceeded:
+def exceeded(limits: ReadLimits, name: str, found: str) -> ReadLimitError:
     """Return the error for a limit.
 
     Args:
@@ -111,13 +111,13 @@ def exceeded(limits: ReadLimits, name: str, found: str) -> LimitExceeded:
         name: which of them was exceeded.
         found: by what, and where.
     """
-    return LimitExceeded(
+    return ReadLimitError(
         f"{found}, and the limit is {name}={getattr(limits, name)}. If this is as it should be, pass "
         f"limits=ReadLimits({name}=...) with more, or with None for no limit"
     )
 
 
-def padded_too_far(limits: ReadLimits, archive: str, what: str) -> TruncatedShard:
+def padded_too_far(limits: ReadLimits, archive: str, what: str) -> TruncatedShardError:
     """Return the error for zeros beyond ``tail_bytes``.
 
     Args:
@@ -125,7 +125,7 @@ def padded_too_far(limits: ReadLimits, archive: str, what: str) -> TruncatedShar
         archive: the shard, without secrets.
         what: what the zeros follow, and where.
     """
-    return TruncatedShard(
+    return TruncatedShardError(
         f"{archive} has more than {limits.tail_bytes} bytes of zeros after {what}, so members may be missing. Its "
         f"space was reserved and its content did not arrive: write or fetch it again; or, if it was written so, as by "
         f"tar -b, pass limits=ReadLimits(tail_bytes=...) with more, or with None for no limit"

@@ -11,7 +11,7 @@ import subprocess
 import weakref
 from typing import IO, Any
 
-from wds_datapipes.errors import ShardNotOpened
+from wds_datapipes.errors import ShardOpenError
 
 __all__ = ["ShellProcess", "ending", "shell"]
 
@@ -65,7 +65,7 @@ class ShellProcess:
         stderr: the unbuffered pipe from its standard error, or None.
 
     Raises:
-        ShardNotOpened: there is no suitable shell.
+        ShardOpenError: there is no suitable shell.
         OSError: the command cannot be started.
         ValueError: the command contains a null byte.
     """
@@ -176,7 +176,7 @@ def shell() -> tuple[str, ...]:
     """Return the words that precede a command: a shell in which a pipeline fails when any part of it fails.
 
     Raises:
-        ShardNotOpened: this host has none.
+        ShardOpenError: this host has none.
     """
     if bash := shutil.which("bash"):
         return (bash, "-o", "pipefail", "-c")
@@ -186,7 +186,7 @@ def shell() -> tuple[str, ...]:
         probe = subprocess.run([*words, "exec 12</dev/null"], stderr=subprocess.DEVNULL, check=False)  # noqa: S603
         if probe.returncode == 0:
             return words
-    raise ShardNotOpened(
+    raise ShardOpenError(
         "A command needs a shell that has the option pipefail, and this host has neither bash nor such an sh. "
         "Install bash"
     )

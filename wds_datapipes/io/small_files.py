@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wds_datapipes.errors import MissingSidecar, ShardError, ShardNotWritten, WdsError
-from wds_datapipes.io.atomic_file import PartFile
+from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteError, WdsError
+from wds_datapipes.io.atomic_file import AtomicFile
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
 from wds_datapipes.io.redaction import raise_alone
 from wds_datapipes.io.remote.filesystem import hiding, remote_filesystem
 from wds_datapipes.io.remote.fsspec_file import PATIENCE
 from wds_datapipes.io.remote.throughput import Attempt
-from wds_datapipes.io.remote.timeouts import Waiting
-from wds_datapipes.io.sinks.remote_sink import RemoteTarget
+from wds_datapipes.io.remote.timeouts import StoreTimeouts
+from wds_datapipes.io.sinks.remote_sink import RemoteSink
 
 __all__ = ["beside", "folder_of", "joined", "read_sidecar", "within", "write_sidecar"]
 
@@ -73,7 +73,7 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
     """Read a file as a whole.
 
     Raises:
-        MissingSidecar: it cannot be read.
+        MissingSidecarError: it cannot be read.
     """
     path = local_path(url)
     try:
@@ -82,7 +82,7 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
         if split_scheme(url)[0] in known_schemes():
             with open_url(url) as stream:
                 return b"".join(iter(lambda: stream.read(1 << 20), b""))
-        _, waiting = Waiting.split(storage_options)
+        _, waiting = StoreTimeouts.split(storage_options)
         patience = waiting.patience()
         filesystem, place = remote_filesystem(url, storage_options, patience=patience)
 
@@ -91,7 +91,7 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
 
         return patience.patiently(read, f"{redact(url)} cannot be read")
     except ShardError as error:
-        raise MissingSidecar(str(error)) from None
+        raise MissingSidecarError(str(error)) from None
     except WdsError:
         raise
     except Exception as error:  # noqa: BLE001  the same
@@ -102,28 +102,28 @@ def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] |
     """Write a file, which is there as a whole or not at all, and replace one that was there.
 
     Raises:
-        MissingSidecar: it cannot be written. One that was there is still there.
+        MissingSidecarError: it cannot be written. One that was there is still there.
     """
     path = local_path(url)
     try:
         if path is not None:
             _write_local(path, content)
         elif split_scheme(url)[0] in known_schemes():
-            raise MissingSidecar(
+            raise MissingSidecarError(
                 f"{redact(url)} cannot be written: its opener only reads. Say in which folder it shall be"
             )
         else:
             _write_remote(url, content, storage_options or {})
-    except ShardNotWritten as error:
-        raise MissingSidecar(str(error)) from None
+    except ShardWriteError as error:
+        raise MissingSidecarError(str(error)) from None
     except OSError as error:
-        if isinstance(error, MissingSidecar):
+        if isinstance(error, MissingSidecarError):
             raise
         raise_alone(_failed(url, storage_options, "written", error))
 
 
 def _write_local(path: str, content: bytes) -> None:
-    part = PartFile(str(Path(path).resolve()), buffer_bytes=len(content) + 1)
+    part = AtomicFile(str(Path(path).resolve()), buffer_bytes=len(content) + 1)
     try:
         part.stream.write(content)
         part.finish()
@@ -133,7 +133,7 @@ def _write_local(path: str, content: bytes) -> None:
 
 
 def _write_remote(url: str, content: bytes, storage_options: Mapping[str, Any]) -> None:
-    target = RemoteTarget(url, storage_options)
+    target = RemoteSink(url, storage_options)
     try:
         target.write(content)
         target.finish()
@@ -146,6 +146,6 @@ def _failed(url: str, options: Mapping[str, Any] | None, what: str, error: Excep
     hide = hiding(options or {})
     if isinstance(error, FileNotFoundError):
         missing = "file" if what == "read" else "folder"
-        return MissingSidecar(f"{hide(url)} cannot be {what}: there is no such {missing}")
+        return MissingSidecarError(f"{hide(url)} cannot be {what}: there is no such {missing}")
     reason = hide((isinstance(error, OSError) and error.strerror) or str(error))
-    return MissingSidecar(f"{hide(url)} cannot be {what}: {type(error).__name__}: {reason}")
+    return MissingSidecarError(f"{hide(url)} cannot be {what}: {type(error).__name__}: {reason}")

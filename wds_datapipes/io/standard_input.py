@@ -8,7 +8,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from wds_datapipes.errors import ShardNotOpened
+from wds_datapipes.errors import ShardOpenError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -35,14 +35,14 @@ class StandardInput(io.RawIOBase):
 def open_standard_input(url: str, /, **_options: object) -> BinaryIO:
     """Open standard input, which can be read once."""
     if multiprocessing.parent_process() is not None:
-        raise ShardNotOpened(
+        raise ShardOpenError(
             f"The shard {url!r} is standard input, and a worker process has none. Read it with num_workers=0"
         )
     source = getattr(sys.stdin, "buffer", None)
     if source is None:
-        raise ShardNotOpened(f"The shard {url!r} is standard input, and this process has none")
+        raise ShardOpenError(f"The shard {url!r} is standard input, and this process has none")
     if source in _opened:
-        raise ShardNotOpened(
+        raise ShardOpenError(
             f"The shard {url!r} is standard input, which was opened before and cannot be read twice. "
             "Write it to a file if more than one pass is needed"
         )

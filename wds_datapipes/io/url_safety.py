@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wds_datapipes.errors import RefusedURL
+from wds_datapipes.errors import RefusedURLError
 from wds_datapipes.io.local import local_path
 from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.urls import is_registered, split_scheme
@@ -24,8 +24,8 @@ def refuse_unsafe(url: str) -> None:
     """Raise unless a URL is that of a file on a network.
 
     Raises:
-        RefusedURL: it is a path, a command or standard input; it is of a scheme that is not among `NETWORK_SCHEMES`, or
-            that has an opener of the user; or it is a chain of file systems.
+        RefusedURLError: it is a path, a command or standard input; its scheme is not among `NETWORK_SCHEMES`, or has an
+            opener of the user; or it is a chain of file systems.
     """
     scheme, _ = split_scheme(url)
     if scheme in COMMANDS:
@@ -40,7 +40,7 @@ def refuse_unsafe(url: str) -> None:
         found = "a chain of file systems"
     else:
         return
-    raise RefusedURL(
+    raise RefusedURLError(
         f"{_shown(url)} was refused: it is {found}. With safe=True nothing is opened but files on a network, of the "
         f"schemes {', '.join(sorted(NETWORK_SCHEMES))}"
     )
@@ -54,12 +54,12 @@ def refuse_commands(url: str, origin: str) -> None:
         origin: the file in which it stands, a path or a URL.
 
     Raises:
-        RefusedURL: it is.
+        RefusedURLError: it is.
     """
     scheme, _ = split_scheme(url)
     if scheme in COMMANDS and local_path(origin) is None:
         found = "a command" if scheme == "pipe" else "standard input"
-        raise RefusedURL(
+        raise RefusedURLError(
             f"{_shown(url)} was refused: it is {found}, and stands in {redact(origin)}, which is no file of this host. "
             f"If you let whoever wrote that run commands here, pass allow_commands=True"
         )

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from wds_datapipes.errors import RankLost
+from wds_datapipes.errors import RankLostError
 from wds_datapipes.loading.rank_agreement import check_alike
-from wds_datapipes.loading.rank_and_worker import RankPlace, split_by_rank
+from wds_datapipes.loading.rank_and_worker import RankIdentity, split_by_rank
 
 __all__ = ["Ranks"]
 
@@ -102,7 +102,7 @@ class Ranks:
             That of any rank which goes on in the middle of an epoch, or None.
 
         Raises:
-            RankLost: one of them has failed, or does not come in time.
+            RankLostError: one of them has failed, or does not come in time.
             RuntimeError: the facts are not those of rank 0.
         """
         self._going_on, self._facts = seed, dict(facts or {})
@@ -113,9 +113,9 @@ class Ranks:
         return None if found == BEGINS else found
 
     @property
-    def place(self) -> RankPlace:
+    def place(self) -> RankIdentity:
         """Which rank this is, and among how many."""
-        return RankPlace(self.size, self.rank)
+        return RankIdentity(self.size, self.rank)
 
     def split(self, pipe: Any) -> Any:
         """Give this rank its share of the data."""
@@ -125,7 +125,7 @@ class Ranks:
         """Wait until all ranks have come to the next epoch, and return the seed of rank 0.
 
         Raises:
-            RankLost: one of them has failed, has left, or does not come in time.
+            RankLostError: one of them has failed, has left, or does not come in time.
         """
         return self._in_time(lambda patience: self._come(patience, seed))
 
@@ -148,7 +148,7 @@ class Ranks:
             self._store.set(self._gate(self._came + 1), json.dumps({"lost": why}))
             self._in_thread(self._take_leave, FAREWELL_S, FAREWELL_S)
 
-    def _call(self, patience: Patience) -> int:
+    def _call(self, patience: RankTimeout) -> int:
         """As rank 0: give the run its name, and tell it every rank that asks."""
         self._run = secrets.token_hex(8)
         self._tell()
@@ -171,7 +171,7 @@ class Ranks:
         self._store.delete_key(place)
         return self._pass(patience, 0)
 
-    def _answer(self, patience: Patience) -> int:
+    def _answer(self, patience: RankTimeout) -> int:
         """As another rank: ask rank 0 for the run's name."""
         word, own = secrets.token_hex(8), (f"word/{self.rank}", f"name/{self.rank}")
         self._store.set(own[0], word)
@@ -181,7 +181,9 @@ class Ranks:
                 answered, name = json.loads(self._get(own[1]))
                 run = name if answered == word else ""
             if not run and not patience.pause():
-                raise RankLost(_complaint(0, f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for rank 0"))
+                raise RankLostError(
+                    _complaint(0, f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for rank 0")
+                )
         self._run, self._came = run, 0
         self._tell()
         self._store.add(self._place(0, self.rank), COME)
@@ -196,7 +198,7 @@ class Ranks:
         if self._going_on is not None:
             self._store.set(self._place(0, "seed"), str(self._going_on))
 
-    def _come(self, patience: Patience, seed: int) -> int:
+    def _come(self, patience: RankTimeout, seed: int) -> int:
         """Come to the next epoch, and return its seed."""
         epoch = self._begun + 1
         if self._came < epoch:  # else somebody has pressed Ctrl-C at the gate, and tries again
@@ -213,7 +215,7 @@ class Ranks:
             self._store.add(self._place(epoch, self.rank), 1)  # so that whoever dies in between is known
         return self._pass(patience, epoch)
 
-    def _pass(self, patience: Patience, epoch: int) -> int:
+    def _pass(self, patience: RankTimeout, epoch: int) -> int:
         """Wait at a gate, and return the seed that it was opened with."""
         while not self._has(self._gate(epoch)):
             if not patience.pause():
@@ -221,7 +223,7 @@ class Ranks:
         verdict = json.loads(self._get(self._gate(epoch)))
         self._store.delete_key(self._place(epoch, self.rank))
         if "lost" in verdict:
-            raise RankLost(_complaint(epoch, verdict["lost"]))
+            raise RankLostError(_complaint(epoch, verdict["lost"]))
         self._begun = self._came = epoch
         return int(verdict["seed"])
 
@@ -236,7 +238,7 @@ class Ranks:
         why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {whom}, dead or busy with something else"
         self._store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
 
-    def _take_leave(self, patience: Patience) -> None:
+    def _take_leave(self, patience: RankTimeout) -> None:
         """Leave nothing in the store that nobody needs, and do not take the store away from who does."""
         epochs = range(max(self._begun, 0), self._came + 2)
         if self._store.add(f"{self._run}/left", 1) == self.size:
@@ -248,24 +250,26 @@ class Ranks:
             while any(map(self._has, others)) and patience.pause():
                 pass
 
-    def _in_time(self, action: Callable[[Patience], T]) -> T:
+    def _in_time(self, action: Callable[[RankTimeout], T]) -> T:
         """Do what needs other ranks, and say what is wrong when they, or the store, do not answer."""
         epoch = self._begun + 1
         try:
             return self._in_thread(action, self._timeout_s, self._timeout_s + ANSWER_S)
-        except RankLost:
+        except RankLostError:
             raise
         except futures.TimeoutError:
             self._is_silent = True
             why = f"the process group's store has not answered for {self._timeout_s:g} s (timeout_s)"
-            raise RankLost(_complaint(epoch, f"{why}: rank 0 or torchrun, which has it, is out of reach")) from None
+            raise RankLostError(
+                _complaint(epoch, f"{why}: rank 0 or torchrun, which has it, is out of reach")
+            ) from None
         except RuntimeError as error:
             why = f"the process group's store does not answer ({_gist(error)})"
-            raise RankLost(_complaint(epoch, f"{why}: rank 0 or torchrun, which has it, has ended")) from error
+            raise RankLostError(_complaint(epoch, f"{why}: rank 0 or torchrun, which has it, has ended")) from error
 
-    def _in_thread(self, action: Callable[[Patience], T], patience_s: float, limit_s: float) -> T:
+    def _in_thread(self, action: Callable[[RankTimeout], T], patience_s: float, limit_s: float) -> T:
         """Do something in a thread, since torch's stores wait for ever for some answers, and also after Ctrl-C."""
-        patience = Patience(patience_s)
+        patience = RankTimeout(patience_s)
         answer: futures.Future[T] = futures.Future()
 
         def act() -> None:
@@ -301,7 +305,7 @@ class Ranks:
         return str(self._store.get(name), "utf-8")
 
 
-class Patience:
+class RankTimeout:
     """Says how long to wait until the store is asked again, and when it has been asked for long enough.
 
     Args:

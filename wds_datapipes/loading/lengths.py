@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from wds_datapipes.loading.lightning import training_loop
-from wds_datapipes.loading.rank_and_worker import RankPlace, WorkerPlace, split_by_rank, split_by_worker
-from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
-from wds_datapipes.pipes.shard_assignment import Place, share
+from wds_datapipes.loading.rank_and_worker import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
+from wds_datapipes.pipes.shard_assignment import Instance, share
 from wds_datapipes.pipes.state.graph import place_of, upstream
 from wds_datapipes.user_warnings import warn_user
 
@@ -26,16 +26,16 @@ def length_of_rank(pipe: Any, rank: int, ranks: int, workers: int) -> int:
     Raises:
         TypeError: the pipeline does not know its length.
     """
-    own = RankPlace(ranks, rank)
+    own = RankIdentity(ranks, rank)
     if ranks > 1:
         split_by_rank(pipe, own)
-    said = [(stage, stage.n) for stage in upstream(pipe) if isinstance(stage, EpochCutter | LengthDeclarer)]
+    said = [(stage, stage.n) for stage in upstream(pipe) if isinstance(stage, EpochSetter | LengthSetter)]
     length = 0
     for worker in range(workers):
-        split_by_worker(pipe, WorkerPlace(workers, worker), own)
+        split_by_worker(pipe, WorkerIdentity(workers, worker), own)
         for stage, count in said:  # of all workers of the rank together
-            is_shared = isinstance(stage, LengthDeclarer)
-            stage.n = share(count, Place(rank, workers, worker) if is_shared else place_of(stage.source))
+            is_shared = isinstance(stage, LengthSetter)
+            stage.n = share(count, Instance(rank, workers, worker) if is_shared else place_of(stage.source))
         length += len(pipe)
     return length
 

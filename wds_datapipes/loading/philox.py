@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 
-__all__ = ["Engine", "SeedGenerator"]
+__all__ = ["PhiloxEngine", "SeedGenerator"]
 
 #: The numbers that the words of the counter are multiplied by, and those that the words of the key grow by.
 FACTORS = 0xD2511F53, 0xCD9E8D57
@@ -17,7 +17,7 @@ ROUNDS = 10
 WORD = 0xFFFFFFFF
 
 
-class Engine:
+class PhiloxEngine:
     """A source of seeds of 64 bits; its attributes are called as torchdata's are.
 
     Args:
@@ -42,11 +42,11 @@ class Engine:
             self._ctr = _words(_number(self._ctr) + 1, 4)
         return _number(words[:2])
 
-    def spawn(self, number: int) -> Engine:
+    def spawn(self, number: int) -> PhiloxEngine:
         """Return another engine. It follows from the seed of this one and a number, and not from what this has made."""
         block, half = divmod(number, 2)
         key = encrypted(self._seed, [0, 0, 0, 0])[:2]
-        return Engine(_number(encrypted(key, _words(2 * block, 4))[2 * half : 2 * half + 2]))
+        return PhiloxEngine(_number(encrypted(key, _words(2 * block, 4))[2 * half : 2 * half + 2]))
 
 
 class SeedGenerator:
@@ -57,7 +57,7 @@ class SeedGenerator:
     """
 
     def __init__(self, seed: int) -> None:
-        self._shared_rng, self._worker_rng = Engine(seed), Engine(seed)
+        self._shared_rng, self._worker_rng = PhiloxEngine(seed), PhiloxEngine(seed)
 
     def seed(self, seed: int) -> None:
         """Begin anew, with a seed of 64 bits."""
@@ -78,10 +78,10 @@ class SeedGenerator:
         found._worker_rng = self._worker_rng.spawn(number)
         return found
 
-    def __getstate__(self) -> tuple[Engine, Engine]:
+    def __getstate__(self) -> tuple[PhiloxEngine, PhiloxEngine]:
         return self._shared_rng, self._worker_rng
 
-    def __setstate__(self, engines: tuple[Engine, Engine]) -> None:
+    def __setstate__(self, engines: tuple[PhiloxEngine, PhiloxEngine]) -> None:
         self._shared_rng, self._worker_rng = engines
 
 

@@ -15,11 +15,11 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes.loading.rank_and_worker import RankPlace
+from wds_datapipes.loading.rank_and_worker import RankIdentity
 from wds_datapipes.pipes.shard_list import ShardList
 from wds_datapipes.pipes.state.graph import splits, splitters, upstream
 
-__all__ = ["Agreement", "check_alike", "facts_of", "lists_of"]
+__all__ = ["RankAgreement", "check_alike", "facts_of", "lists_of"]
 
 Facts = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ CONNECT = timedelta(seconds=5)
 _numbers = Counter[str]()
 
 
-class Agreement:
+class RankAgreement:
     """Compares what the ranks of a run have to have alike, through the store of their process group.
 
     No rank waits: each shows its facts, and compares them with those that its neighbours have shown. So whichever
@@ -40,7 +40,7 @@ class Agreement:
         place: of this rank.
     """
 
-    def __init__(self, pipe: Any, place: RankPlace) -> None:
+    def __init__(self, pipe: Any, place: RankIdentity) -> None:
         kind = _digest(type(stage).__name__ for stage in upstream(pipe))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store when it restarts ranks
         self._name = f"wds_datapipes/alike/{attempt}/{place.ranks}/{kind}/{_numbers[kind]}"

@@ -10,10 +10,10 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.pipes.state.graph import number_instances, splitters
 
-__all__ = ["ONLY_RANK", "RankPlace", "WorkerPlace", "own_worker", "split_by_rank", "split_by_worker"]
+__all__ = ["ONLY_RANK", "RankIdentity", "WorkerIdentity", "own_worker", "split_by_rank", "split_by_worker"]
 
 
-class RankPlace(NamedTuple):
+class RankIdentity(NamedTuple):
     """A rank.
 
     Attributes:
@@ -25,10 +25,10 @@ class RankPlace(NamedTuple):
     rank: int
 
 
-ONLY_RANK = RankPlace(1, 0)
+ONLY_RANK = RankIdentity(1, 0)
 
 
-class WorkerPlace(NamedTuple):
+class WorkerIdentity(NamedTuple):
     """A worker, called as in torchdata's ``WorkerInfo``, which newer releases do not have.
 
     Attributes:
@@ -40,23 +40,23 @@ class WorkerPlace(NamedTuple):
     worker_id: int
 
 
-def own_worker() -> WorkerPlace:
+def own_worker() -> WorkerIdentity:
     """Return which worker of torch's ``DataLoader`` this process is; the main process is the only one."""
     info = get_worker_info()
-    return WorkerPlace(1, 0) if info is None else WorkerPlace(info.num_workers, info.id)
+    return WorkerIdentity(1, 0) if info is None else WorkerIdentity(info.num_workers, info.id)
 
 
-def split_by_rank(pipe: Any, place: RankPlace) -> Any:
+def split_by_rank(pipe: Any, place: RankIdentity) -> Any:
     """Give a rank its share of the data."""
     return graph_settings.apply_sharding(pipe, *place, SHARDING_PRIORITIES.DISTRIBUTED)
 
 
-def split_by_worker(pipe: Any, worker: Any, place: RankPlace = ONLY_RANK) -> Any:
+def split_by_worker(pipe: Any, worker: Any, place: RankIdentity = ONLY_RANK) -> Any:
     """Give a worker its share of what its rank has.
 
     Args:
         pipe: the pipeline.
-        worker: a `WorkerPlace`, or torchdata's ``WorkerInfo``.
+        worker: a `WorkerIdentity`, or torchdata's ``WorkerInfo``.
         place: of its rank, for stages whose ``apply_sharding`` does not take the kind of a split: they know the last
             split alone, which is that between all workers of all ranks.
     """

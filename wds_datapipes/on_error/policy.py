@@ -8,19 +8,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from wds_datapipes.counters import LEDGER, SkippedItem
-from wds_datapipes.errors import ErrorBudgetExceeded, MissingDependency, RefusedURL, UnknownScheme, UnsafeCodec
+from wds_datapipes.counters import COUNTERS, SkippedItem
+from wds_datapipes.errors import (
+    ErrorBudgetError,
+    MissingDependencyError,
+    RefusedURLError,
+    UnknownSchemeError,
+    UnsafeCodecError,
+)
 from wds_datapipes.io.host_errors import is_systemic
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.quarantine import write_quarantine
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["ErrorBudget", "ErrorPolicy", "OnError", "Tally", "check_on_error", "note", "refuse_handler"]
+__all__ = ["ErrorBudget", "ErrorCounts", "ErrorPolicy", "OnError", "check_on_error", "note", "refuse_handler"]
 
 T = TypeVar("T")
 
 #: Errors in how the pipeline was set up: they would come with every item, so no policy passes over them.
-ALWAYS_RAISED = (ErrorBudgetExceeded, MissingDependency, RefusedURL, UnknownScheme, UnsafeCodec)
+ALWAYS_RAISED = (ErrorBudgetError, MissingDependencyError, RefusedURLError, UnknownSchemeError, UnsafeCodecError)
 
 #: The handlers of webdataset whose names say all. Its own ones that warn sleep for half a second with each error.
 HANDLERS = {"reraise_exception": "raise", "warn_and_continue": "warn", "ignore_and_continue": "skip"}
@@ -79,7 +85,7 @@ or a handler as webdataset's, which gets the exception and returns True (go on w
 quietly) or raises."""
 
 
-class Tally:
+class ErrorCounts:
     """Does as an ``on_error`` says, and counts what is passed over by all stages that it is given to.
 
     Args:
@@ -100,7 +106,7 @@ def check_on_error(on_error: object) -> None:
     if (
         on_error not in ("raise", "warn", "skip")
         and not callable(on_error)
-        and not isinstance(on_error, ErrorBudget | Tally)
+        and not isinstance(on_error, ErrorBudget | ErrorCounts)
     ):
         raise ValueError(
             f'on_error is "raise", "warn", "skip", an ErrorBudget or a function that takes the exception, not '
@@ -129,8 +135,8 @@ class ErrorPolicy:
         skipped: how many items were passed over, by the kind of error.
     """
 
-    def __init__(self, on_error: OnError | Tally, stage: str) -> None:
-        self._tally = on_error if isinstance(on_error, Tally) else Tally(on_error)
+    def __init__(self, on_error: OnError | ErrorCounts, stage: str) -> None:
+        self._tally = on_error if isinstance(on_error, ErrorCounts) else ErrorCounts(on_error)
         on_error = self._tally.on_error
         self._budget = on_error if isinstance(on_error, ErrorBudget) else None
         self._on_error = ("warn" if self._budget.warn else "skip") if self._budget is not None else _plain(on_error)
@@ -167,7 +173,7 @@ class ErrorPolicy:
             field: the field, if it was one.
 
         Raises:
-            ErrorBudgetExceeded: there were too many.
+            ErrorBudgetError: there were too many.
         """
         if self._on_error == "raise" or concerns_all(error):
             try:
@@ -180,7 +186,7 @@ class ErrorPolicy:
         kind = type(error).__name__
         told = redact(str(error))  # a user's function may put anything in it
         item = SkippedItem(self._stage, kind, redact(url), key, field, told)
-        LEDGER.passed_over(item)
+        COUNTERS.passed_over(item)
         if self._budget is not None and self._budget.quarantine is not None:
             write_quarantine(os.fspath(self._budget.quarantine), item)
         if self._on_error == "warn" and kind not in self.skipped:
@@ -210,7 +216,7 @@ class ErrorPolicy:
             limit = f"max_rate={budget.max_rate:g}"
         else:
             return
-        raise ErrorBudgetExceeded(
+        raise ErrorBudgetError(
             f"{self._stage} had to pass over {total} of {self.tried} items ({self._counts()}), {self._run} of them in "
             f"a row, which is more than {limit} allows. The last: {type(error).__name__}: {redact(str(error))}"
         ) from error

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from wds_datapipes.counters import SkippedItem
-from wds_datapipes.errors import CorruptSidecar, MissingSidecar
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
 
 __all__ = ["read_quarantine", "write_quarantine"]
 
@@ -16,7 +16,7 @@ def write_quarantine(path: str, item: SkippedItem) -> None:
     """Append an item to the file; what several processes append at a time does not mix.
 
     Raises:
-        MissingSidecar: it cannot be written.
+        MissingSidecarError: it cannot be written.
     """
     line = json.dumps(item._asdict()).encode() + b"\n"
     try:
@@ -28,7 +28,7 @@ def write_quarantine(path: str, item: SkippedItem) -> None:
         if written != len(line):
             raise OSError("the disk is full")
     except OSError as error:
-        raise MissingSidecar(
+        raise MissingSidecarError(
             f"What is passed over cannot be written to {path}: {error.strerror or error}. The item is {item}"
         ) from error
 
@@ -49,15 +49,17 @@ def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
         path: the file.
 
     Raises:
-        MissingSidecar: there is no such file.
-        CorruptSidecar: it is something else.
+        MissingSidecarError: there is no such file.
+        CorruptSidecarError: it is something else.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise MissingSidecar(f"The list of what was passed over, {path}, cannot be read: {error.strerror}") from error
+        raise MissingSidecarError(
+            f"The list of what was passed over, {path}, cannot be read: {error.strerror}"
+        ) from error
     except UnicodeDecodeError as error:
-        raise CorruptSidecar(f"{path} is no list of what was passed over: {error}") from error
+        raise CorruptSidecarError(f"{path} is no list of what was passed over: {error}") from error
     return [_item(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
 
 
@@ -68,4 +70,4 @@ def _item(line: str, where: str) -> SkippedItem:
             raise ValueError("its values are texts, and here one is not")
         return item
     except (TypeError, ValueError, RecursionError) as error:
-        raise CorruptSidecar(f"{where} is no list of what was passed over: {error}") from error
+        raise CorruptSidecarError(f"{where} is no list of what was passed over: {error}") from error

@@ -24,7 +24,7 @@ def connected(address: str) -> Iterator[Any]:
         address: such as ``"tcp://host:8786"``, or ``"host:8786"``.
 
     Raises:
-        MissingDependency: Dask is not installed.
+        MissingDependencyError: Dask is not installed.
         ConnectionError: there is no scheduler.
     """
     distributed = require("distributed", extra="dask", purpose="reach a Dask cluster")

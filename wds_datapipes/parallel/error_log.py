@@ -13,7 +13,7 @@ from wds_datapipes.errors import WdsError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DaskNotes", "ErrorNotes", "NotedError", "message_of"]
+__all__ = ["DaskErrorLog", "ErrorLog", "LoggedError", "message_of"]
 
 #: Errors of the host and not of a sample, which would be gone with more room or memory.
 NOT_OF_A_SAMPLE = {
@@ -21,14 +21,14 @@ NOT_OF_A_SAMPLE = {
 }  # fmt: skip
 
 
-class NotedError(NamedTuple):
+class LoggedError(NamedTuple):
     """An error that was passed over: its class and its message."""
 
     kind: str
     message: str
 
 
-class ErrorNotes:
+class ErrorLog:
     """An ``on_error`` that passes over bad samples and shards, and notes each, also in processes that are forked.
 
     Errors of the host, such as a full disk, are raised: they would pass over everything.
@@ -51,9 +51,9 @@ class ErrorNotes:
         self._note({"kind": type(error).__name__, "message": message_of(error)})
         return True
 
-    def read(self) -> list[NotedError]:
+    def read(self) -> list[LoggedError]:
         """Return what was noted, the same once: a shard that was tried again has noted it each time."""
-        return list(dict.fromkeys(NotedError(each["kind"], each["message"]) for each in self._notes()))
+        return list(dict.fromkeys(LoggedError(each["kind"], each["message"]) for each in self._notes()))
 
     def _note(self, told: dict[str, str]) -> None:
         self._file.write(f"{json.dumps(told)}\n".encode())  # in one call, so that lines of processes do not mix
@@ -69,7 +69,7 @@ class ErrorNotes:
         self._file.close()
 
 
-class DaskNotes(ErrorNotes):
+class DaskErrorLog(ErrorLog):
     """The same on the workers of a Dask cluster, which tell its scheduler.
 
     Args:

@@ -15,9 +15,9 @@ from multiprocessing.connection import wait as wait_for
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
-from wds_datapipes.errors import WorkerDied
+from wds_datapipes.errors import WorkerDiedError
 
-__all__ = ["ForkedProcesses", "LentExecutor", "ThisProcess", "Workforce", "ending_later", "failure_of"]
+__all__ = ["BorrowedExecutor", "ForkedPool", "InProcessExecutor", "ShardExecutor", "ending_later", "failure_of"]
 
 #: How long processes have to put away what they are writing when they are told to end, in seconds.
 END_S = 5.0
@@ -29,7 +29,7 @@ PARENT_CHECK_S = 0.2
 LENT_AT_ONCE = 1000
 
 
-class Workforce(Protocol):
+class ShardExecutor(Protocol):
     """Calls one function with many arguments."""
 
     #: How many tasks it is given at once.
@@ -42,7 +42,7 @@ class Workforce(Protocol):
         """Give up all that is not done, and leave no process behind."""
 
 
-class ThisProcess:
+class InProcessExecutor:
     """Works at once, in this process."""
 
     at_once = 1
@@ -63,7 +63,7 @@ class ThisProcess:
         """There is nothing to end."""
 
 
-class LentExecutor:
+class BorrowedExecutor:
     """Lets any executor of `concurrent.futures` work, which stays open."""
 
     def __init__(self, work: Callable[..., Any], executor: Executor, at_once: int | None) -> None:
@@ -97,7 +97,7 @@ class _Worker(NamedTuple):
                 self.process.close()
 
 
-class ForkedProcesses:
+class ForkedPool:
     """Lets processes work that are forked here, so that the function need not be pickled.
 
     Each is a pool of its own: when one is killed, it is known which task it had, and the others go on. When this
@@ -181,10 +181,12 @@ def _interrupts_later() -> Iterator[None]:
 def failure_of(task: Future[Any]) -> BaseException | None:
     """Return why a task that is done has no result, or ``None`` if it has one."""
     if task.cancelled():
-        return WorkerDied("The executor has given the task up: its workers, or its connection to them, may be gone")
+        return WorkerDiedError(
+            "The executor has given the task up: its workers, or its connection to them, may be gone"
+        )
     error = task.exception()
     if isinstance(error, BrokenExecutor):
-        return WorkerDied(f"A worker process has ended without a result: it may have been killed ({error})")
+        return WorkerDiedError(f"A worker process has ended without a result: it may have been killed ({error})")
     return error
 
 

@@ -9,9 +9,9 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from contextlib import closing
 from typing import Any, TypeAlias, TypeVar
 
-from wds_datapipes.errors import PatternError, WorkerDied
+from wds_datapipes.errors import PatternError, WorkerDiedError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.parallel.executors import ForkedProcesses, LentExecutor, ThisProcess, Workforce
+from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor
 from wds_datapipes.shards.patterns import expand_urls
 
 __all__ = ["Shards", "completed", "each_shard", "listed_shards"]
@@ -56,22 +56,22 @@ def each_shard(
 
     Raises:
         ValueError: ``max_workers`` makes no sense.
-        WorkerDied: a worker process has ended without a result.
+        WorkerDiedError: a worker process has ended without a result.
     """
     if max_workers is not None and max_workers < 1:
         raise ValueError(f"max_workers is a number from 1, not {max_workers!r}")
     workers = min(max_workers or len(os.sched_getaffinity(0)), len(urls))
-    workforce: Workforce
+    workforce: ShardExecutor
     if executor is not None:
-        workforce = LentExecutor(work, executor, None)
+        workforce = BorrowedExecutor(work, executor, None)
     else:
-        workforce = ThisProcess(work) if workers <= 1 else ForkedProcesses(work, workers)
+        workforce = InProcessExecutor(work) if workers <= 1 else ForkedPool(work, workers)
     waiting = deque((number, (url, *arguments)) for number, url in enumerate(urls))
     with closing(completed(workforce, waiting)) as tasks:
         for number, task in tasks:
             if isinstance(error := task.exception(), BrokenExecutor):
                 other = " or another shard" if executor is not None else ""  # whose process breaks all others
-                raise WorkerDied(
+                raise WorkerDiedError(
                     f"A worker process has ended without a result, while {redact(urls[number])}{other} was worked on: "
                     f"it may have been killed, as for its memory ({error})"
                 ) from None
@@ -79,7 +79,7 @@ def each_shard(
 
 
 def completed(
-    workforce: Workforce, waiting: deque[tuple[K, tuple[Any, ...]]], look: Callable[[], object] | None = None
+    workforce: ShardExecutor, waiting: deque[tuple[K, tuple[Any, ...]]], look: Callable[[], object] | None = None
 ) -> Generator[tuple[K, Future[Any]], None, None]:
     """Call the function of a workforce with all arguments that wait, also those that are added meanwhile.
 
@@ -101,7 +101,7 @@ def completed(
         workforce.end()
 
 
-def _submitted(workforce: Workforce, arguments: tuple[Any, ...]) -> Future[Any]:
+def _submitted(workforce: ShardExecutor, arguments: tuple[Any, ...]) -> Future[Any]:
     try:
         return workforce.submit(*arguments)
     except Exception as error:  # noqa: BLE001  executors differ in how they are broken

@@ -13,18 +13,18 @@ from wds_datapipes.errors import CacheError
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.graph import instance_of, splits, upstream
-from wds_datapipes.samples.caching import DiskCache, MemoryCache, Part, Position, SampleCache
+from wds_datapipes.samples.caching import CachedPart, CachePosition, DiskCache, MemoryCache, SampleCache
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.position import Address
+from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["CachedSamples"]
+__all__ = ["SampleCacher"]
 
 #: Where the stages come from that stand for a pipeline in another process.
 REMOTE = ("torchdata.dataloader2.", "wds_datapipes.loading.")
 
 
 @register_stage("cache_samples")
-class CachedSamples(IterDataPipe[Any]):
+class SampleCacher(IterDataPipe[Any]):
     """Keep the samples of the first complete pass for all later ones (functional name: ``cache_samples``).
 
     Later passes have the same samples in the same order, duplicates included, and read nothing from the source. A pass
@@ -95,19 +95,19 @@ class CachedSamples(IterDataPipe[Any]):
         self.seed = seed
         self._cache: SampleCache = MemoryCache(max_bytes) if self.path is None else DiskCache(self.path, max_bytes)
         self._described: list[str] | None = None
-        self._position = Position()
-        self._loaded: Position | None = None
+        self._position = CachePosition()
+        self._loaded: CachePosition | None = None
 
-    def address(self) -> Address:
+    def address(self) -> SamplePosition:
         """Return the number of the sample that was yielded last, in place of that of a shard."""
-        return Address(self._position.at, 0, -1)
+        return SamplePosition(self._position.at, 0, -1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many samples of this pass were yielded, and a checksum of the key of the last of them."""
         position = self._loaded or self._position
         return {"passed": position.passed, "check": position.check}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Go on from a state when it is iterated next.
 
         Args:
@@ -115,7 +115,7 @@ class CachedSamples(IterDataPipe[Any]):
             again: samples that wait in later stages, and are yielded first.
         """
         numbers = {address.shard for address in again}
-        self._loaded = Position(state.get("passed", 0), state.get("check", 0), numbers, ends="passed" not in state)
+        self._loaded = CachePosition(state.get("passed", 0), state.get("check", 0), numbers, ends="passed" not in state)
 
     def forget_state(self) -> None:
         """Begin anew when it is iterated next."""
@@ -124,7 +124,7 @@ class CachedSamples(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         stages = list(upstream(self.source))
         part = _part(stages)
-        self._position, self._loaded = self._loaded or Position(), None
+        self._position, self._loaded = self._loaded or CachePosition(), None
         samples = self._cache.cached(
             lambda: self._begin(stages, part),
             part,
@@ -139,7 +139,7 @@ class CachedSamples(IterDataPipe[Any]):
             self._described = [f"seed {self.seed}", *descriptions(self.source)]
         return self._described
 
-    def _begin(self, stages: list[Any], part: Part) -> IterDataPipe[Any]:
+    def _begin(self, stages: list[Any], part: CachedPart) -> IterDataPipe[Any]:
         """Give all stages before this one the seeds that they have in every pass, on every rank, in every run."""
         before = {id(stage) for splitter in stages if splits(splitter) for stage in upstream(splitter)}
         for position, stage in enumerate(stages):
@@ -152,7 +152,7 @@ class CachedSamples(IterDataPipe[Any]):
         return len(self.source)
 
 
-def _part(stages: list[Any]) -> Part:
+def _part(stages: list[Any]) -> CachedPart:
     """Return the part of the data that comes out of the last of ``stages``, as those tell that split it."""
     parts = set()
     for stage in stages:
@@ -168,9 +168,9 @@ def _part(stages: list[Any]) -> Part:
                     f"cache_samples has to know which part of the data this is, and {type(stage).__name__}, which "
                     f"splits it, does not tell: it has no 'groups' as torch's ShardingFilter has"
                 )
-            parts.add(Part(*instance_of(groups)))
+            parts.add(CachedPart(*instance_of(groups)))
     if len(parts) > 1:
         raise CacheError(f"cache_samples has sources that are split in different ways: {sorted(parts)}")
     info = get_worker_info()
     # A source may split by itself what no stage splits, and asks torch for its worker then.
-    return parts.pop() if parts else Part() if info is None else Part(info.num_workers, info.id)
+    return parts.pop() if parts else CachedPart() if info is None else CachedPart(info.num_workers, info.id)

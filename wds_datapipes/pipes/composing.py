@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.stage import Hidden, register_stage
-from wds_datapipes.pipes.state.derived_items import TakingApart
+from wds_datapipes.pipes.stage import OpaqueValue, register_stage
+from wds_datapipes.pipes.state.derived_items import ExpandingStage
 
 __all__ = ["StreamComposer"]
 
@@ -16,7 +16,7 @@ Stream = Callable[[Iterator[Any]], Iterable[Any]]
 
 
 @register_stage("compose")
-class StreamComposer(TakingApart):
+class StreamComposer(ExpandingStage):
     """Hand the whole stream of items to a function (functional name: ``compose``).
 
     A generator function that takes an iterator is all that a stage of one's own needs: it may yield several items for
@@ -59,7 +59,7 @@ class StreamComposer(TakingApart):
             if not callable(function):
                 raise TypeError(f"compose takes functions from an iterator to an iterator, not {function!r}")
         self.each_alone = each_alone
-        self._through = Hidden(through)
+        self._through = OpaqueValue(through)
 
     @property
     def has_state(self) -> bool:

@@ -62,8 +62,8 @@ class SampleDecoder(IterDataPipe[Sample]):
     Raises:
         DecodeError: bytes are not what the field's name says, or expand to more than the limits; the message has the
             shard, key, field and decoder.
-        UnsafeCodec: a field needs ``unsafe``.
-        MissingDependency: a field needs a package that is not installed.
+        UnsafeCodecError: a field needs ``unsafe``.
+        MissingDependencyError: a field needs a package that is not installed.
 
     A subclass is a decoder with arguments or state. It sets `extensions`, defines ``decode(self, data)``, and has a
     constructor that passes ``source`` on; as a stage it decodes the fields with those extensions and passes the rest.

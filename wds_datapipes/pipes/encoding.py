@@ -49,8 +49,8 @@ class SampleEncoder(IterDataPipe[Sample]):
     Raises:
         EncodeError: a value is not what the field's name says, or nothing encodes such fields; the message has the
             key, the field, what was found and what is accepted.
-        UnsafeCodec: a field needs ``unsafe``.
-        MissingDependency: a field needs a package that is not installed.
+        UnsafeCodecError: a field needs ``unsafe``.
+        MissingDependencyError: a field needs a package that is not installed.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -11,18 +11,18 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.pipes.shard_assignment import share
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.graph import address_of, has_no_share, number_instances, place_of, refuse_fed, turns_of
-from wds_datapipes.pipes.state.nested_sources import Passes, beginning_of
+from wds_datapipes.pipes.state.nested_sources import NestedPasses, beginning_of
 from wds_datapipes.samples.epochs import Stream
-from wds_datapipes.shards.position import Address
+from wds_datapipes.shards.position import SamplePosition
 
 if TYPE_CHECKING:
     from wds_datapipes.pipes.state.recording import Form, Recorder
 
-__all__ = ["EpochCutter", "LengthDeclarer"]
+__all__ = ["EpochSetter", "LengthSetter"]
 
 
 @register_stage("with_epoch")
-class EpochCutter(IterDataPipe[Any]):
+class EpochSetter(IterDataPipe[Any]):
     """End an epoch after ``n`` items, and go on from there in the next (functional name: ``with_epoch``).
 
     The stream continues: the next epoch begins with the item after the last one, also where an epoch was broken off,
@@ -47,7 +47,7 @@ class EpochCutter(IterDataPipe[Any]):
         n: how many items an epoch has, for the workers of a rank together. It is also the ``len()``.
 
     Raises:
-        EmptySource: ``source`` has nothing to yield: all of it was read ten times without an item.
+        EmptySourceError: ``source`` has nothing to yield: all of it was read ten times without an item.
         RuntimeError: ``source`` is what other processes send, which only a loader can begin again.
 
     Examples:
@@ -65,26 +65,26 @@ class EpochCutter(IterDataPipe[Any]):
         super().__init__()
         self.source = source
         self.n = _number("n is the number of items in an epoch, from 1", n, 1)
-        self._loaded: tuple[Mapping[str, Any], list[Address]] | None = None
+        self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
         self._stream: Stream[Any] = Stream()
-        self._passes = Passes(source, place_of(source), None)
+        self._passes = NestedPasses(source, place_of(source), None)
         self._seed: int | None = None
 
-    def set_seed(self, seed: int) -> EpochCutter:
+    def set_seed(self, seed: int) -> EpochSetter:
         """Give the seed that all passes follow from, if none has begun; loaders call this."""
         self._seed = seed
         return self
 
     @property
-    def address(self) -> Callable[[], Address] | None:
+    def address(self) -> Callable[[], SamplePosition] | None:
         """What tells where the item is that was yielded last, if the source can tell it."""
         known = address_of(self.source)
         if known is None:
             return None
 
-        def address() -> Address:
+        def address() -> SamplePosition:
             shard, start, end, way = known()
-            return Address(shard, start, end, (self._passes.number, *way))
+            return SamplePosition(shard, start, end, (self._passes.number, *way))
 
         return address
 
@@ -118,7 +118,7 @@ class EpochCutter(IterDataPipe[Any]):
         given = stream.given if stream.is_begun else 0
         return {"given": given if recorder is None else recorder.number(given), "lasting": lasting}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Go on from a state when it is iterated next.
 
         Args:
@@ -145,7 +145,7 @@ class EpochCutter(IterDataPipe[Any]):
             self._stream = Stream()
         elif state:
             lasting = state["lasting"]
-            self._passes = Passes(self.source, place_of(self.source), lasting["seed"], lasting["first"], lasting)
+            self._passes = NestedPasses(self.source, place_of(self.source), lasting["seed"], lasting["first"], lasting)
             items = yield from self._passes.go_on(self.source, again)
             is_open = lasting["is_open"]
             self._stream.go_on(items if is_open else None, lasting["pass"] + is_open, state.get("given", 0))
@@ -161,20 +161,20 @@ class EpochCutter(IterDataPipe[Any]):
     def __len__(self) -> int:
         return self.n
 
-    def _made_again(self, lasting: Mapping[str, Any], again: list[Address]) -> Iterator[Any]:
+    def _made_again(self, lasting: Mapping[str, Any], again: list[SamplePosition]) -> Iterator[Any]:
         """Yield samples of earlier passes that later stages wait for."""
         nothing_else = {"pass": -1, "state": lasting["state"]}
-        self._passes = Passes(self.source, place_of(self.source), lasting["seed"], lasting["first"], nothing_else)
+        self._passes = NestedPasses(self.source, place_of(self.source), lasting["seed"], lasting["first"], nothing_else)
         yield from self._passes.go_on(self.source, again)
 
     def _begin(self, number: int) -> Iterator[Any]:
         if number == 0:
-            self._passes = Passes(self.source, place_of(self.source), self._seed)
+            self._passes = NestedPasses(self.source, place_of(self.source), self._seed)
         return self._passes.begin(self.source, number)
 
 
 @register_stage("with_length")
-class LengthDeclarer(IterDataPipe[Any]):
+class LengthSetter(IterDataPipe[Any]):
     """Declare how many items there are, and change nothing else (functional name: ``with_length``).
 
     ``len()`` is ``n``, also behind stages that compute theirs, such as ``.batch()``, and for torch's ``DataLoader``,

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import Hidden, register_stage
+from wds_datapipes.pipes.stage import OpaqueValue, register_stage
 from wds_datapipes.samples.fields import (
     Function,
     Missing,
@@ -40,7 +40,7 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
         on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
-        MissingField: a sample has none of the alternatives.
+        MissingFieldError: a sample has none of the alternatives.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -83,7 +83,7 @@ class FieldRenamer(IterDataPipe[Sample]):
             that are mentioned go.
 
     Raises:
-        MissingField: a sample has none of the old names.
+        MissingFieldError: a sample has none of the old names.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -165,7 +165,7 @@ class DictMapper(IterDataPipe[Sample]):
         by_field: the field, and the function that is applied to its value.
 
     Raises:
-        MissingField: a sample lacks one of the fields.
+        MissingFieldError: a sample lacks one of the fields.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -187,7 +187,7 @@ class DictMapper(IterDataPipe[Sample]):
                 raise TypeError(f"map_dict applies a function to the field {field!r}, and {function!r} is none")
         self.source = source
         self.on_error = on_error
-        self._by_field = Hidden(by_field)
+        self._by_field = OpaqueValue(by_field)
 
     def __iter__(self) -> Iterator[Sample]:
         yield from map_dict(self.source, self._by_field.value, on_error=self.on_error)
@@ -226,7 +226,7 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
             if function is not None and not callable(function):
                 raise TypeError(f"map_tuple applies functions, or None to leave an element as it is, not {function!r}")
         self.source = source
-        self._by_place = Hidden(by_place)
+        self._by_place = OpaqueValue(by_place)
         self.on_error = on_error
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:

@@ -14,17 +14,17 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.loading import ShardLoader
-from wds_datapipes.pipes.stage import Hidden, register_stage
-from wds_datapipes.pipes.state.empty_passes import Deliveries
+from wds_datapipes.pipes.stage import OpaqueValue, register_stage
+from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.graph import address_of, turns_of
 from wds_datapipes.pipes.state.recording import CHECK, WAITING, Form
-from wds_datapipes.pipes.state.seeding import Seeded
-from wds_datapipes.pipes.state.shard_order import Listing, Seen, checked_seen, listings_before
+from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, checked_seen, listings_before
 from wds_datapipes.samples.derived_position import addresses_in, values_of
 from wds_datapipes.samples.grouping import OnDuplicate, OnReturningKey, checked_key, group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
-from wds_datapipes.shards.position import NOTHING_LEFT, Address, Deal, Progress, Resume, check_of
+from wds_datapipes.shards.position import NOTHING_LEFT, Progress, Resume, SamplePosition, ShardShare, check_of
 from wds_datapipes.types import Member, Sample
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ class SampleGrouper(IterDataPipe[Sample]):
         on_error: ``"raise"``; or, to pass over the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
-        EmptySource: a stage begins this one again and again, and no item leaves the pipeline.
-        DuplicateField: a field occurs twice in a sample.
-        ReturningKey: a sample's files are not neighbours, and ``on_returning_key`` is ``"raise"``.
+        EmptySourceError: a stage begins this one again and again, and no item leaves the pipeline.
+        DuplicateFieldError: a field occurs twice in a sample.
+        RepeatedKeyError: a sample's files are not neighbours, and ``on_returning_key`` is ``"raise"``.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -103,25 +103,25 @@ class SampleGrouper(IterDataPipe[Sample]):
         self.on_duplicate = on_duplicate
         self.on_returning_key = on_returning_key
         self.on_error = on_error
-        self._deliveries = Deliveries()
+        self._deliveries = EmptyPassGuard()
         self._progress = Progress()
         self._resume: Resume | None = None
-        self._deal: Deal | None = None
-        self._listings: Hidden[list[Listing]] = Hidden([])  # torch would take them for sources
+        self._deal: ShardShare | None = None
+        self._listings: OpaqueValue[list[ShardOrder]] = OpaqueValue([])  # torch would take them for sources
         self._listed: list[Seen] = []
         self._listed_at = -1  # how often a listing had changed then
         self._form: tuple[int, Form] = -1, None  # of the run that is recorded, in which column it begins
 
-    def address(self) -> Address:
+    def address(self) -> SamplePosition:
         """Return where the sample is that was yielded last."""
-        return Address(*self._progress.last)
+        return SamplePosition(*self._progress.last)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next sample begins: the number of its shard among those of this instance, and the byte.
 
         The key of that sample is known by a checksum; 0 if there is none before the end of the shard.
         Where the rest of the epoch was dealt anew, shards have their numbers among all, and what was dealt is told.
-        What was seen of the list of shards is told, if a loader has inserted a `Listing`.
+        What was seen of the list of shards is told, if a loader has inserted a `ShardOrder`.
 
         Raises:
             StateError: the members do not come straight from ``load_wds_shards``.
@@ -139,7 +139,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         if (
             len(row) == column
             and not recorder.is_first
-            and self._listed_at == Listing.changes
+            and self._listed_at == ShardOrder.changes
             and progress.floor < progress.next
             and self._resume is None
         ):
@@ -156,7 +156,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         self._form = column, form
         return form
 
-    def _place(self) -> tuple[tuple[int, int, int | str], Deal | None]:
+    def _place(self) -> tuple[tuple[int, int, int | str], ShardShare | None]:
         """Return where the next sample begins, its key or `check_of` it, and what was dealt.
 
         Raises:
@@ -173,14 +173,14 @@ class SampleGrouper(IterDataPipe[Sample]):
 
     def _seen(self) -> list[Seen]:
         """Return what was seen of the list of shards; the same object as long as that does not change."""
-        if self._listed_at != Listing.changes and self._resume is None:
-            self._listed_at = Listing.changes
+        if self._listed_at != ShardOrder.changes and self._resume is None:
+            self._listed_at = ShardOrder.changes
             seen = [listing.seen for listing in self._listings.value]
             if len(seen) != len(self._listed) or any(map(operator.is_not, seen, self._listed)):
                 self._listed = seen
         return self._listed
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Go on from a state when it is iterated next.
 
         Args:
@@ -191,7 +191,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         places = defaultdict[int, list[tuple[int, int]]](list)
         for address in again:
             places[address.shard].append((address.start, address.end))
-        deal = Deal.from_state(state["dealt"]) if "dealt" in state else None
+        deal = ShardShare.from_state(state["dealt"]) if "dealt" in state else None
         self._resume = Resume((shard, offset), places, deal, state.get("check", 0))
         self._listed_at = -1
         self._listed = [checked_seen(seen) for seen in state.get("listed", ())]
@@ -228,7 +228,7 @@ class SampleGrouper(IterDataPipe[Sample]):
 
 
 @register_stage("shuffle_samples")
-class SampleShuffler(Seeded, IterDataPipe[Sample]):
+class SampleShuffler(SeededStage, IterDataPipe[Sample]):
     """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
 
     Each sample comes exactly once. Put it before decoding: what waits in the buffer is then small. The seed comes from
@@ -281,7 +281,7 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
         self._loaded: ShuffleState | None = None
         self._form: tuple[int, Form] = -1, None  # of the run that is recorded, in which column it begins
 
-    def address(self) -> Address:
+    def address(self) -> SamplePosition:
         """Return where the sample is that was yielded last."""
         before = None if self._enabled else address_of(self.source)
         return self._state.at if before is None else before()
@@ -317,7 +317,7 @@ class SampleShuffler(Seeded, IterDataPipe[Sample]):
             )
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], passing: Iterable[Address] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], passing: Iterable[SamplePosition] = ()) -> None:
         """Go on from a state when it is iterated next.
 
         Args:

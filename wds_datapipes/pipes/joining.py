@@ -8,13 +8,13 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.stage import Hidden, register_stage
+from wds_datapipes.pipes.stage import OpaqueValue, register_stage
 from wds_datapipes.pipes.state.graph import address_of
-from wds_datapipes.samples.joined_position import Beside, source_of
+from wds_datapipes.samples.joined_position import JoinedPosition, source_of
 from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.select import Lacking
-from wds_datapipes.shards.position import Address
+from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 
 __all__ = ["Associator", "ColumnAdder"]
@@ -40,7 +40,7 @@ class Associator(IterDataPipe[Sample]):
         on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
-        MissingEntry: nothing is found for a sample.
+        MissingEntryError: nothing is found for a sample.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -71,7 +71,7 @@ class Associator(IterDataPipe[Sample]):
         self.by = by
         self.missing = missing
         self.on_error = on_error
-        self._table = Hidden(table)
+        self._table = OpaqueValue(table)
 
     def __iter__(self) -> Iterator[Sample]:
         table = self._table.value
@@ -109,9 +109,9 @@ class ColumnAdder(IterDataPipe[Sample]):
         storage_options: what fsspec needs to open the parallel shards.
 
     Raises:
-        MisalignedShards: the shards do not hold the same keys in the same order.
-        DuplicateField: a field is in two of the shards.
-        MissingField: one of ``fields`` is not there.
+        MisalignedShardsError: the shards do not hold the same keys in the same order.
+        DuplicateFieldError: a field is in two of the shards.
+        MissingFieldError: one of ``fields`` is not there.
         ShardError: a parallel shard cannot be read.
 
     Examples:
@@ -151,25 +151,25 @@ class ColumnAdder(IterDataPipe[Sample]):
         self.key_rule = key_rule
         self.rename_files = rename_files
         self.on_error = on_error
-        self._url_of = Hidden(parse_url_of(url_of))
+        self._url_of = OpaqueValue(parse_url_of(url_of))
         # Not under its own name, which torch would print with its value in the text of every error.
         self._storage_options = storage_options
-        self._beside = Beside()
-        self._loaded: tuple[Mapping[str, Any], list[Address]] | None = None
+        self._beside = JoinedPosition()
+        self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
 
     @property
-    def address(self) -> Callable[[], Address] | None:
+    def address(self) -> Callable[[], SamplePosition] | None:
         """What tells where the sample is that was yielded last, in all of its shards, if that is known."""
         return None if address_of(self.source) is None else self._address
 
-    def _address(self) -> Address:
+    def _address(self) -> SamplePosition:
         return self._beside.address()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the sample is that was yielded last, in its own shard and in those beside."""
         return self._beside.state_dict() if self._loaded is None else {"waiting": [], "columns": [], **self._loaded[0]}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Go on from a state when it is iterated next.
 
         Args:
@@ -182,13 +182,13 @@ class ColumnAdder(IterDataPipe[Sample]):
         """Begin anew when it is iterated next."""
         self._loaded = None
 
-    def needed_for(self, again: Iterable[Address]) -> list[Address]:
+    def needed_for(self, again: Iterable[SamplePosition]) -> list[SamplePosition]:
         """Return where samples are before this stage that come again behind it."""
         return [source_of(address) for address in again]
 
     def __iter__(self) -> Iterator[Sample]:
         (state, again), self._loaded = self._loaded or ({}, []), None
-        self._beside = Beside(state, again)
+        self._beside = JoinedPosition(state, again)
         yield from add_columns(
             self.source,
             self._url_of.value,

@@ -58,15 +58,15 @@ class ShardLoader(IterDataPipe[Member]):
         safe: open nothing but files on a network; see `ShardList`, which should have it as well.
 
     Raises:
-        ShardNotOpened: a shard is not there, or may not be read.
-        TruncatedShard: a shard is cut anywhere, or ends without its end marker.
-        CorruptShard: a header's checksum is wrong, or the file is no tar archive.
-        UnsupportedMember: a shard holds a sparse file.
-        LimitExceeded: a shard asks for more than its limits; a member that is too large is not read.
-        RefusedURL: with ``safe``, a shard is a local file or a command; no ``on_error`` passes over that.
-        ChangedShard: a shard was replaced while it was read; no ``on_error`` passes over that.
-        CommandFailed: a ``pipe:`` command ended with an error, even if the archive looked whole.
-        ReadFailed: the disk, the store or the network failed.
+        ShardOpenError: a shard is not there, or may not be read.
+        TruncatedShardError: a shard is cut anywhere, or ends without its end marker.
+        CorruptShardError: a header's checksum is wrong, or the file is no tar archive.
+        UnsupportedMemberError: a shard holds a sparse file.
+        ReadLimitError: a shard asks for more than its limits; a member that is too large is not read.
+        RefusedURLError: with ``safe``, a shard is a local file or a command; no ``on_error`` passes over that.
+        ChangedShardError: a shard was replaced while it was read; no ``on_error`` passes over that.
+        CommandError: a ``pipe:`` command ended with an error, even if the archive looked whole.
+        ShardReadError: the disk, the store or the network failed.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard

@@ -12,12 +12,12 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.graph import address_of, has_no_share, place_of, refuse_fed, turns_of
-from wds_datapipes.pipes.state.nested_sources import BEGINNING, Passes, first_seeds
+from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
 from wds_datapipes.pipes.state.pipeline_state import renewed
-from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.mixing import MixState, Stop, mix_samples
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.position import Address
+from wds_datapipes.shards.position import SamplePosition
 
 if TYPE_CHECKING:
     from wds_datapipes.pipes.state.recording import Form, Recorder
@@ -26,7 +26,7 @@ __all__ = ["SampleMixer"]
 
 
 @register_stage("mix_samples")
-class SampleMixer(Seeded, IterDataPipe[Any]):
+class SampleMixer(SeededStage, IterDataPipe[Any]):
     """Mix this source with others (functional name: ``mix_samples``).
 
     The sources have to be pipelines of their own, up to their lists of shards: torch lets a stage be read by one other
@@ -49,7 +49,7 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
             ``"never"``: a source that has ended begins again, with another seed. End it with ``.with_epoch()``.
 
     Raises:
-        EmptySource: a source that has to begin again yields nothing, several times in a row.
+        EmptySourceError: a source that has to begin again yields nothing, several times in a row.
         RuntimeError: a source has to begin again, and is what other processes send.
 
     Examples:
@@ -94,12 +94,12 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         self._weights()  # raises where a source has no size
         self._rng = Random()
         self._state = MixState([])
-        self._passes: list[Passes] = []
+        self._passes: list[NestedPasses] = []
         self._firsts: list[list[int | None] | None] = [None] * (1 + len(others))
-        self._loaded: tuple[Mapping[str, Any], list[Address]] | None = None
+        self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
 
     @property
-    def address(self) -> Callable[[], Address] | None:
+    def address(self) -> Callable[[], SamplePosition] | None:
         """What tells where the item is that was yielded last, if all sources can tell it."""
         known = all(address_of(source) is not None for source in self.state_branches())
         return self._address if known else None
@@ -116,13 +116,13 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         kept = [renewed(state) for state in states]
         return {"sources": kept} if any(kept) else None
 
-    def _address(self) -> Address:
+    def _address(self) -> SamplePosition:
         number = self._state.at
         address = address_of(self.state_branches()[number])
         if address is None:
             raise RuntimeError(f"Source {number} of mix_samples cannot tell any more where its items are")
         shard, start, end, way = address()
-        return Address(shard, start, end, (number, self._passes[number].number, *way))
+        return SamplePosition(shard, start, end, (number, self._passes[number].number, *way))
 
     def state_branches(self) -> Sequence[IterDataPipe[Any]]:
         """Return the sources, which begin one by one."""
@@ -156,7 +156,7 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         turn, draws = number(state.turn), number(state.draws)
         return {"left": [*state.left], "turn": turn, "draws": draws, "sources": sources, "lasting": lasting}
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Go on from a state when it is iterated next.
 
         Args:
@@ -190,7 +190,7 @@ class SampleMixer(Seeded, IterDataPipe[Any]):
         states = loaded.get("sources", [{}] * len(sources))
         self._firsts = [first_seeds(source, before) for source, before in zip(sources, self._firsts, strict=True)]
         self._passes = passes = [
-            Passes(
+            NestedPasses(
                 source,
                 place,
                 derived_seed("mix_samples", self._own_seed, number),

@@ -9,19 +9,19 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.stage import Hidden, register_stage
+from wds_datapipes.pipes.stage import OpaqueValue, register_stage
 from wds_datapipes.pipes.state.graph import address_of, place_of, upstream
-from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.random_functions import map_samples_with_rng
 
-__all__ = ["RandomMapper"]
+__all__ = ["RngSampleMapper"]
 
 #: Stages of torch and torchdata that may yield one shard more than once.
 REPEATING = ("CyclerIterDataPipe", "RepeaterIterDataPipe", "SamplerIterDataPipe")
 
 
 @register_stage("map_samples_with_rng")
-class RandomMapper(Seeded, IterDataPipe[Any]):
+class RngSampleMapper(SeededStage, IterDataPipe[Any]):
     """Apply a function that draws to each sample (functional name: ``map_samples_with_rng``).
 
     The function gets a sample and a ``random.Random``, whose numbers follow from the seed of the loader, the epoch, and
@@ -76,7 +76,7 @@ class RandomMapper(Seeded, IterDataPipe[Any]):
             )
         self.source = source
         self.on_error = on_error
-        self._function = Hidden(function)
+        self._function = OpaqueValue(function)
         self._own_seed = 0
 
     def reset(self) -> None:

@@ -11,9 +11,9 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.pipes.shard_assignment import share
 from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.pipes.state.empty_passes import Deliveries
+from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.graph import Groups, place_in
-from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.resampling import resample_wds_shards
 
@@ -21,7 +21,7 @@ __all__ = ["ShardResampler"]
 
 
 @register_stage("resample_wds_shards")
-class ShardResampler(Seeded, IterDataPipe[str]):
+class ShardResampler(SeededStage, IterDataPipe[str]):
     """Draw shards at random, with replacement, for ever (functional name: ``resample_wds_shards``).
 
     Each worker of each rank draws its own from all shards. So it takes the place of ``.sharding_filter()``, and the two
@@ -37,8 +37,8 @@ class ShardResampler(Seeded, IterDataPipe[str]):
         seed: another number draws other shards under the same seed of the loader.
 
     Raises:
-        EmptySource: ``source`` yields nothing. Or ten times as many shards were drawn as there are, and no item has
-            left the pipeline.
+        EmptySourceError: ``source`` yields nothing. Or ten times as many shards as there are were drawn, and no
+            item has left the pipeline.
 
     Examples:
         >>> drawn = list(ShardList("{a..c}.tar").resample_wds_shards(10))
@@ -67,7 +67,7 @@ class ShardResampler(Seeded, IterDataPipe[str]):
         #: By how many workers its share of ``count`` has moved on (see `turn_shares`).
         self.turn = 0
         self._rng = Random()
-        self._deliveries = Deliveries()
+        self._deliveries = EmptyPassGuard()
 
     def apply_sharding(
         self,

@@ -12,7 +12,7 @@ from torch import distributed
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.pipes.state.counting import Counting
+from wds_datapipes.pipes.state.counting import CountingStage
 from wds_datapipes.pipes.state.graph import address_of, place_of
 from wds_datapipes.samples.sample_log import Journal, log_samples
 
@@ -20,7 +20,7 @@ __all__ = ["SampleLogger"]
 
 
 @register_stage("log_samples")
-class SampleLogger(Counting, IterDataPipe[Any]):
+class SampleLogger(CountingStage, IterDataPipe[Any]):
     """Show some of the samples, and keep a list of all (functional name: ``log_samples``).
 
     Of each value its type, shape, size and beginning are shown, never the whole of it. Samples are counted in each

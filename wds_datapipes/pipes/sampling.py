@@ -9,17 +9,17 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.pipes.state.counting import Counting
+from wds_datapipes.pipes.state.counting import CountingStage
 from wds_datapipes.pipes.state.graph import address_of, place_of
-from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["EmptinessChecker", "SampleSlicer", "SampleThinner"]
+__all__ = ["NonEmptyChecker", "SampleRsampler", "SampleSlicer"]
 
 
 @register_stage("rsample")
-class SampleThinner(Seeded, Counting, IterDataPipe[Any]):
+class SampleRsampler(SeededStage, CountingStage, IterDataPipe[Any]):
     """Let each sample through with a probability (functional name: ``rsample``).
 
     Other samples are drawn in each epoch and worker, by a seed that comes from the loader. What is
@@ -63,7 +63,7 @@ class SampleThinner(Seeded, Counting, IterDataPipe[Any]):
 
 
 @register_stage("slice_samples")
-class SampleSlicer(Counting, IterDataPipe[Any]):
+class SampleSlicer(CountingStage, IterDataPipe[Any]):
     """Let the samples at some positions through (functional name: ``slice_samples``).
 
     Positions count from 0 in each worker and each rank: two workers behind ``slice_samples(100)`` yield 200 samples.
@@ -97,7 +97,7 @@ class SampleSlicer(Counting, IterDataPipe[Any]):
 
 
 @register_stage("non_empty")
-class EmptinessChecker(Counting, IterDataPipe[Any]):
+class NonEmptyChecker(CountingStage, IterDataPipe[Any]):
     """Raise an error at the end if there was nothing (functional name: ``non_empty``).
 
     A worker that gets no shard, as there are more workers than shards, ends at once, and that is no error: the others
@@ -111,7 +111,7 @@ class EmptinessChecker(Counting, IterDataPipe[Any]):
         source: yields anything.
 
     Raises:
-        EmptySource: there was nothing.
+        EmptySourceError: there was nothing.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -44,7 +44,7 @@ class FieldSelector(IterDataPipe[Sample]):
         on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
-        MissingField: one of the patterns matches no field of a sample.
+        MissingFieldError: one of the patterns matches no field of a sample.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -94,8 +94,8 @@ class KeyExtractor(IterDataPipe[tuple[Any, ...]]):
         on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
-        MissingField: a pattern matches no field.
-        DuplicateField: a pattern matches several.
+        MissingFieldError: a pattern matches no field.
+        DuplicateFieldError: a pattern matches several.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -148,8 +148,8 @@ class KeyRenamer(IterDataPipe[Sample]):
         new: the new name, and the pattern.
 
     Raises:
-        MissingField: a rule applies to no field.
-        DuplicateField: two fields would have one name.
+        MissingFieldError: a rule applies to no field.
+        DuplicateFieldError: two fields would have one name.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Place", "share"]
+__all__ = ["Instance", "share"]
 
 
-class Place(NamedTuple):
+class Instance(NamedTuple):
     """The rank and the worker that an instance of a pipeline runs for."""
 
     rank: int = 0
@@ -15,7 +15,7 @@ class Place(NamedTuple):
     worker: int = 0
 
 
-def share(count: int, place: Place) -> int:
+def share(count: int, place: Instance) -> int:
     """Return how many of the ``count`` items of a rank its worker has to make.
 
     >>> [share(8, Place(workers=3, worker=worker)) for worker in range(3)]

@@ -55,8 +55,8 @@ class ShardCacher(IterDataPipe[str]):
 
     Raises:
         CacheError: the folder cannot be written, or the disk is full, with no copy left that could leave.
-        TruncatedShard: less than the whole shard came, twice.
-        CorruptShard: a shard has not the digest in the manifest, twice.
+        TruncatedShardError: less than the whole shard came, twice.
+        CorruptShardError: a shard has not the digest in the manifest, twice.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard

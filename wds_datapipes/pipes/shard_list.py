@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import redact
-from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.shards.url_rewriting import Rewrite
@@ -47,7 +47,7 @@ class ShardList(IterDataPipe[str]):
 
     Raises:
         PatternError: a pattern cannot be expanded, or matches nothing; or a rule cannot be read.
-        RefusedURL: with ``safe``, a shard is something else.
+        RefusedURLError: with ``safe``, a shard is something else.
 
     Examples:
         >>> list(ShardList("train-{000..002}.tar"))
@@ -84,7 +84,7 @@ class ShardList(IterDataPipe[str]):
         return len(self._urls.urls)
 
 
-class DatasetSpec(Seeded, IterDataPipe[str]):
+class DatasetSpec(SeededStage, IterDataPipe[str]):
     """List the shards of several datasets that are mixed in proportions, as a YAML or JSON file tells them.
 
     The file holds the keys that webdataset's specifications have:
@@ -126,8 +126,8 @@ class DatasetSpec(Seeded, IterDataPipe[str]):
     Raises:
         SpecError: the specification has an unknown key, lacks one, or has a value that makes no sense.
         PatternError: a pattern in it cannot be expanded, or matches nothing.
-        MissingDependency: PyYAML is not installed.
-        RefusedURL: the file is not of this host and names a command; or, with ``safe``, something is no file on a
+        MissingDependencyError: PyYAML is not installed.
+        RefusedURLError: the file is not of this host and names a command; or, with ``safe``, something is no file on a
             network.
 
     Examples:

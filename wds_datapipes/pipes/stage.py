@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import IterDataPipe
 
-__all__ = ["Hidden", "register_stage"]
+__all__ = ["OpaqueValue", "register_stage"]
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[IterDataPipe[Any]])
@@ -39,7 +39,7 @@ def register_stage(name: str) -> Callable[[C], C]:
     return register
 
 
-class Hidden(Generic[T]):
+class OpaqueValue(Generic[T]):
     """Holds a collection out of sight of torch.
 
     torch pickles every collection in an attribute to look for datapipes in it, again for each epoch. That takes long

@@ -9,14 +9,14 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.pipes.state.derived_items import TakingApart
+from wds_datapipes.pipes.state.derived_items import ExpandingStage
 from wds_datapipes.samples.batching import take_lists_apart, unbatch_samples
 
 __all__ = ["SampleUnbatcher"]
 
 
 @register_stage("unbatch_samples")
-class SampleUnbatcher(TakingApart):
+class SampleUnbatcher(ExpandingStage):
     """Take collated batches apart into samples (functional name: ``unbatch_samples``).
 
     It undoes what torch's ``.collate()`` does. A batch is a dict, a tuple or a list of columns, or a column itself. A

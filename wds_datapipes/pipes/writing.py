@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.stage import Hidden, register_stage
+from wds_datapipes.pipes.stage import OpaqueValue, register_stage
 from wds_datapipes.pipes.state.graph import place_in, splitters
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.journal import compare_journals
@@ -52,8 +52,8 @@ class SampleWriter(IterDataPipe[ShardInfo]):
 
     Raises:
         EncodeError: a value is not what the field's name says.
-        UnwritableSample: a sample would be read back as another.
-        ShardNotWritten: a shard cannot be written.
+        UnwritableSampleError: a sample would be read back as another.
+        ShardWriteError: a shard cannot be written.
         StateError: a conversion is resumed, and was another one.
 
     Examples:
@@ -90,7 +90,7 @@ class SampleWriter(IterDataPipe[ShardInfo]):
         if unknown or "step" in options:
             raise TypeError(f"write_wds_shards takes the arguments of ShardWriter but step, and no {unknown or 'step'}")
         # Out of sight of torch: there may be credentials, and functions that do not pickle.
-        self._options = Hidden(options)
+        self._options = OpaqueValue(options)
         # Checks all arguments; nothing is opened before the first sample.
         limits = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard}
         ShardWriter(pattern, **limits, **{**options, "resume": False}).close()  # type: ignore[arg-type]  # mypy mixes the types

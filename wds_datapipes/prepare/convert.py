@@ -16,12 +16,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import (
-    ConversionFailed,
+    ConversionError,
     EncodeError,
-    MissingDependency,
+    MissingDependencyError,
     StateError,
-    UnsafeCodec,
-    UnwritableSample,
+    UnsafeCodecError,
+    UnwritableSampleError,
 )
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.index.build_many import build_indexes
@@ -30,9 +30,9 @@ from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.parallel.executors import ForkedProcesses, LentExecutor, ThisProcess, Workforce, failure_of
+from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor, failure_of
 from wds_datapipes.parallel.map_shards import Shards, completed, listed_shards
-from wds_datapipes.prepare.shard_converter import ShardConverter, Written, output_names, version_of
+from wds_datapipes.prepare.shard_converter import ShardConverter, WrittenShard, output_names, version_of
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
@@ -62,13 +62,13 @@ NOT_TRIED_AGAIN = (
     ImportError,
     IndexError,
     KeyError,
-    MissingDependency,
+    MissingDependencyError,
     NameError,
     NotImplementedError,
     SyntaxError,
     TypeError,
-    UnsafeCodec,
-    UnwritableSample,
+    UnsafeCodecError,
+    UnwritableSampleError,
 )
 #: How many stores are asked at once whether shards are there.
 ASKED_AT_ONCE = 16
@@ -162,9 +162,9 @@ def convert_shards(
         All shards, in the order of the input.
 
     Raises:
-        ConversionFailed: some shards could not be converted; its ``failures`` has the error of each.
+        ConversionError: some shards could not be converted; its ``failures`` has the error of each.
         StateError: finished shards were made of something else, or another process has the journal.
-        ShardNotWritten: the journal cannot be written.
+        ShardWriteError: the journal cannot be written.
         ValueError: several shards would have one name, or an input would be written over.
 
     Examples:
@@ -324,18 +324,18 @@ def _difference(then: str, now: str) -> str:
 
 def _workforce(
     converter: ShardConverter, executor: Executor | None, max_workers: int | None, shards: int, journal: ShardJournal
-) -> Workforce:
+) -> ShardExecutor:
     if executor is not None:
-        return LentExecutor(converter, executor, max_workers)
+        return BorrowedExecutor(converter, executor, max_workers)
     if max_workers == 0:
-        return ThisProcess(converter)
+        return InProcessExecutor(converter)
     count = max(1, min(max_workers or len(os.sched_getaffinity(0)), shards))
-    return ForkedProcesses(converter, count, [journal.fileno()])  # or it would be locked until all of them have ended
+    return ForkedPool(converter, count, [journal.fileno()])  # or it would be locked until all of them have ended
 
 
 def _attempts(
-    workforce: Workforce, urls: Sequence[str], places: Sequence[str], numbers: Iterable[int], retries: int
-) -> Generator[tuple[int, Written | BaseException], None, None]:
+    workforce: ShardExecutor, urls: Sequence[str], places: Sequence[str], numbers: Iterable[int], retries: int
+) -> Generator[tuple[int, WrittenShard | BaseException], None, None]:
     """Convert shards, and yield of each what was written, or why that failed for good."""
     call = secrets.token_hex(8)
 
@@ -356,12 +356,12 @@ def _attempts(
                 waiting.append(task_of(number, attempt + 1))
 
 
-def _failed(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionFailed:
+def _failed(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
     told = [f"{redact(url)}: {type(error).__name__}: {error}" for url, error in list(failures.items())[:TOLD]]
     more = [f"and {len(failures) - TOLD} more"] if len(failures) > TOLD else []
     was_tried_again = not all(isinstance(failure, NOT_TRIED_AGAIN) for failure in failures.values())
     tries = f" in {retries + 1} attempts" if was_tried_again else ""
-    error = ConversionFailed(
+    error = ConversionError(
         f"{len(failures)} of {shards} shards were not converted{tries}. The others are "
         f"finished, and the same call converts only what is missing.\n" + "\n".join([*told, *more])
     )

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from wds_datapipes.codecs.decoding import Decoder
-from wds_datapipes.errors import EmptySource, WorkerDied
+from wds_datapipes.errors import EmptySourceError, WorkerDiedError
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
-from wds_datapipes.parallel.executors import ForkedProcesses, ThisProcess, Workforce, failure_of
+from wds_datapipes.parallel.executors import ForkedPool, InProcessExecutor, ShardExecutor, failure_of
 from wds_datapipes.parallel.map_shards import completed
 from wds_datapipes.prepare.plan import check_new_key, make_plan
 from wds_datapipes.prepare.sample_function import SampleMaker
@@ -34,7 +34,7 @@ from wds_datapipes.writing.shard_names import (
 )
 from wds_datapipes.writing.tar_writer import TarWriter
 
-__all__ = ["CreatedShard", "Watcher", "create_shards"]
+__all__ = ["CreateProgress", "CreatedShard", "create_shards"]
 
 
 class CreatedShard(NamedTuple):
@@ -44,7 +44,7 @@ class CreatedShard(NamedTuple):
     is_new: bool
 
 
-class Watcher(Protocol):
+class CreateProgress(Protocol):
     """Is told how the work goes on."""
 
     def looked(self, samples: int, size: int, /) -> object:
@@ -73,7 +73,7 @@ def create_shards(
     max_workers: int | None = None,
     resume: bool = False,
     journal: str | os.PathLike[str] | None = None,
-    watcher: Watcher | None = None,
+    watcher: CreateProgress | None = None,
     **options: Any,
 ) -> list[CreatedShard]:
     """Write the samples of a source to shards, several shards at once.
@@ -113,11 +113,11 @@ def create_shards(
         All shards in their order.
 
     Raises:
-        EmptySource: there is no sample.
-        BadSource: what a sample is to be made of cannot be read, or its function fails.
-        UnwritableSample: a sample would be read back as another.
-        ShardNotWritten: a shard cannot be written.
-        WorkerDied: a process has ended without a result.
+        EmptySourceError: there is no sample.
+        SampleSourceError: what a sample is to be made of cannot be read, or its function fails.
+        UnwritableSampleError: a sample would be read back as another.
+        ShardWriteError: a shard cannot be written.
+        WorkerDiedError: a process has ended without a result.
         ValueError: an argument makes no sense.
 
     Examples:
@@ -160,7 +160,7 @@ def create_shards(
         on_looked=looked,
     )
     if not plan.order:
-        raise EmptySource(
+        raise EmptySourceError(
             f"There is no sample to write to {text!r}, as there is none in its source that can be written"
         )
     places = [text if is_one else text % number for number in range(len(plan.ends))]
@@ -196,7 +196,7 @@ def create_shards(
 
 
 def _written(
-    work: ShardMaker, numbers: list[int], workers: int, book: ShardJournal | None, watcher: Watcher | None
+    work: ShardMaker, numbers: list[int], workers: int, book: ShardJournal | None, watcher: CreateProgress | None
 ) -> Generator[tuple[int, tuple[ShardInfo, list[Exception]]], None, None]:
     """Let shards be written, and yield each as it is done; with the first error all others are given up."""
     told = work.counts()
@@ -209,17 +209,17 @@ def _written(
         told = now
 
     private = [] if book is None else [book.fileno()]
-    workforce: Workforce = ThisProcess(work)
+    workforce: ShardExecutor = InProcessExecutor(work)
     if workers:
-        workforce = ForkedProcesses(work, max(1, min(workers, len(numbers))), private)
+        workforce = ForkedPool(work, max(1, min(workers, len(numbers))), private)
     elif watcher is not None:
         work.on_sample = look
     waiting = deque((number, (number,)) for number in numbers)
     with closing(completed(workforce, waiting, None if watcher is None else look)) as tasks:
         for number, task in tasks:
             failure = failure_of(task)
-            if isinstance(failure, WorkerDied):
-                raise WorkerDied(f"{failure}, while it wrote {work.place(number)}. Finished shards are there")
+            if isinstance(failure, WorkerDiedError):
+                raise WorkerDiedError(f"{failure}, while it wrote {work.place(number)}. Finished shards are there")
             if failure is not None:
                 raise failure
             look(1)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wds_datapipes.errors import BadSource, EncodeError, UnwritableSample
+from wds_datapipes.errors import EncodeError, SampleSourceError, UnwritableSampleError
 from wds_datapipes.on_error.policy import ErrorPolicy
-from wds_datapipes.prepare.sample_spec import Draft, Measured, Source, measure
+from wds_datapipes.prepare.sample_spec import MeasuredSample, SampleSpec, Source, measure
 from wds_datapipes.prepare.subset import check_rekey
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.tar.header_writer import END, TOO_LARGE, HeaderWriter
@@ -55,11 +55,11 @@ def check_new_key(pattern: str) -> None:
         raise ValueError(f"The new key {pattern!r} has {{shard}}, and the samples come from no shard. Leave it out")
 
 
-def draft_of(source: Source, number: int, rekey: str) -> Draft:
+def draft_of(source: Source, number: int, rekey: str) -> SampleSpec:
     """Return a draft with its final key.
 
     Raises:
-        BadSource: the source cannot tell what the sample is made of.
+        SampleSourceError: the source cannot tell what the sample is made of.
         EncodeError: a value has no encoding.
     """
     draft = source.draft(number)
@@ -92,8 +92,8 @@ def make_plan(
         on_looked: called with how many samples were looked at, and the bytes of their fields.
 
     Raises:
-        BadSource: a file is not there or is none, two samples have one key, a key has characters that no name should.
-        UnwritableSample: a sample would be read back as another.
+        SampleSourceError: a file is not there or is none, two samples have one key, or a key has unsuitable characters.
+        UnwritableSampleError: a sample would be read back as another.
         EncodeError: a value has no encoding.
     """
     headers = HeaderWriter(user="", group="", mode=0o644, mtime=0)
@@ -115,7 +115,7 @@ def make_plan(
         assert draft is not None  # noqa: S101  it was measured
         try:
             sizes[number] = _size(draft, found, packer, headers)
-        except (BadSource, UnwritableSample) as error:
+        except (SampleSourceError, UnwritableSampleError) as error:
             refuse(number, error, draft.key)
             continue
         payload = sum(found.sizes)
@@ -131,7 +131,7 @@ def make_plan(
     return Plan(order, payloads, stamps, _divided((sizes[number] for number in order), maxcount, maxsize))
 
 
-def _looked_at(source: Source, rekey: str) -> Iterator[tuple[int, Draft | None, Measured | Exception]]:
+def _looked_at(source: Source, rekey: str) -> Iterator[tuple[int, SampleSpec | None, MeasuredSample | Exception]]:
     """Yield each sample in its order, with what is known of its files, or what is wrong with it."""
     with ThreadPoolExecutor(THREADS) as pool:  # a store on the network takes its time for each file
         for begin in range(0, len(source), AT_ONCE):
@@ -139,42 +139,42 @@ def _looked_at(source: Source, rekey: str) -> Iterator[tuple[int, Draft | None, 
             batches = [drafts[at : at + BATCH] for at in range(0, len(drafts), BATCH)]
             found = (each for batch in pool.map(_measured, batches) for each in batch)
             for number, (draft, facts) in enumerate(zip(drafts, found, strict=True), begin):
-                yield number, draft if isinstance(draft, Draft) else None, facts
+                yield number, draft if isinstance(draft, SampleSpec) else None, facts
 
 
-def _drafted(source: Source, number: int, rekey: str) -> Draft | Exception:
+def _drafted(source: Source, number: int, rekey: str) -> SampleSpec | Exception:
     try:
         return draft_of(source, number, rekey)
-    except (BadSource, EncodeError) as error:
+    except (SampleSourceError, EncodeError) as error:
         return error
 
 
-def _measured(drafts: list[Draft | Exception]) -> list[Measured | Exception]:
-    return [_facts(draft) if isinstance(draft, Draft) else draft for draft in drafts]
+def _measured(drafts: list[SampleSpec | Exception]) -> list[MeasuredSample | Exception]:
+    return [_facts(draft) if isinstance(draft, SampleSpec) else draft for draft in drafts]
 
 
-def _facts(draft: Draft) -> Measured | Exception:
+def _facts(draft: SampleSpec) -> MeasuredSample | Exception:
     try:
         return measure(draft)
-    except BadSource as error:
+    except SampleSourceError as error:
         return error
 
 
-def _size(draft: Draft, found: Measured, packer: SamplePacker, headers: HeaderWriter) -> int:
+def _size(draft: SampleSpec, found: MeasuredSample, packer: SamplePacker, headers: HeaderWriter) -> int:
     """Return the bytes of a sample in an archive, and refuse one that could not be read back."""
     key = draft.key
     if not key.isalnum():
         if not CONTROL.isdisjoint(key):
-            raise BadSource(_odd(draft, "a control character, such as the end of a line"))
+            raise SampleSourceError(_odd(draft, "a control character, such as the end of a line"))
         try:
             key.encode()
         except UnicodeEncodeError:
-            raise BadSource(_odd(draft, "bytes that are no UTF-8")) from None
+            raise SampleSourceError(_odd(draft, "bytes that are no UTF-8")) from None
     try:
         total = packer.pack({"__key__": key, **dict.fromkeys(draft.parts, b"")}).size
-    except UnwritableSample as error:
+    except UnwritableSampleError as error:
         cure = ", or make new keys" if str(error).startswith("The key") else ""
-        raise UnwritableSample(f"{draft.origin}: {error}{cure}") from None
+        raise UnwritableSampleError(f"{draft.origin}: {error}{cure}") from None
     for field, size in zip(draft.parts, found.sizes, strict=True):
         total += size + -size % 512
         if size >= TOO_LARGE:
@@ -182,13 +182,13 @@ def _size(draft: Draft, found: Measured, packer: SamplePacker, headers: HeaderWr
     return total
 
 
-def _odd(draft: Draft, what: str) -> str:
+def _odd(draft: SampleSpec, what: str) -> str:
     return f"The key {draft.key!r} of {draft.origin!r} has {what}. Give its file another name, or make new keys"
 
 
 def _repeated_keys(
     source: Source, rekey: str, hashes: np.ndarray[tuple[int], np.dtype[np.int64]], bad: Iterable[int]
-) -> Iterator[tuple[int, BadSource]]:
+) -> Iterator[tuple[int, SampleSourceError]]:
     """Yield the samples whose keys other samples before them have."""
     good = np.ones(len(hashes), bool)
     good[list(bad)] = False
@@ -201,7 +201,7 @@ def _repeated_keys(
         key, _, origin = draft_of(source, number, rekey)
         if key in first:
             told = f"The key {key!r} is that of {first[key]} and of {origin}, and samples of one key could not be"
-            yield number, BadSource(f"{told} told apart. Give one of them another name, or make new keys")
+            yield number, SampleSourceError(f"{told} told apart. Give one of them another name, or make new keys")
         else:
             first[key] = origin
 

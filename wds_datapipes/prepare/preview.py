@@ -16,7 +16,7 @@ from PIL import Image
 from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.images import IMAGE_EXTENSIONS, ImageDecoder, open_image
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, open_media
-from wds_datapipes.errors import MissingDependency
+from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.prepare.value_summary import (
     array_kind,
     array_text,
@@ -27,7 +27,7 @@ from wds_datapipes.prepare.value_summary import (
     pretty_json,
 )
 
-__all__ = ["Glance", "glance"]
+__all__ = ["Preview", "glance"]
 
 #: The most bytes that compressed data may grow to.
 MOST_BYTES = 64 << 20
@@ -35,7 +35,7 @@ MOST_BYTES = 64 << 20
 MEDIA_TICKS_PER_S = 1_000_000
 
 
-class Glance(NamedTuple):
+class Preview(NamedTuple):
     """What a look at a field shows.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Found(NamedTuple):
     error: str = ""
 
 
-def glance(field: str, data: bytes, *, characters: int = 2000, pixels: int = 256) -> Glance:
+def glance(field: str, data: bytes, *, characters: int = 2000, pixels: int = 256) -> Preview:
     """Look at a field, and raise nothing, whatever its bytes are. No code in the data is ever run.
 
     >>> glance("cls", b"7"), glance("pkl", b"no pickle is looked at").error
@@ -86,14 +86,14 @@ def glance(field: str, data: bytes, *, characters: int = 2000, pixels: int = 256
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # it may take all memory
             found = _look(name.rpartition(".")[2], content, characters, pixels)
-    except MissingDependency as error:
+    except MissingDependencyError as error:
         found = found._replace(error=str(error))
     except RecursionError:
         found = found._replace(error="it is nested too deep")
     except Exception as error:  # noqa: BLE001  decoders fail in ways of their own
         found = found._replace(error=f"{type(error).__name__}: {error}")
     text = found.text if len(found.text) <= characters else f"{found.text[:characters]}..."
-    return Glance(field, len(data), prefix + found.kind, text, found.picture, found.error[:500])
+    return Preview(field, len(data), prefix + found.kind, text, found.picture, found.error[:500])
 
 
 def _look(extension: str, data: bytes, characters: int, pixels: int) -> _Found:

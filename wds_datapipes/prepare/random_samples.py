@@ -29,11 +29,11 @@ from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, Sample
 
-__all__ = ["DrawnSamples", "draw_samples"]
+__all__ = ["RandomSamples", "draw_samples"]
 
 
 @dataclass
-class DrawnSamples:
+class RandomSamples:
     """What was drawn, and what it was drawn from.
 
     Attributes:
@@ -71,7 +71,7 @@ def draw_samples(
     key_rule: KeyRule = first_dot,
     end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
-) -> DrawnSamples:
+) -> RandomSamples:
     """Draw samples from all shards, each with the same probability and none twice.
 
     All headers are read, and the data of what is drawn, where shards can be read by ranges. Of a shard that breaks off,
@@ -89,8 +89,8 @@ def draw_samples(
         storage_options: passed to remote file systems.
 
     Raises:
-        UnknownScheme, MissingDependency: shards of this kind cannot be read at all.
-        WorkerDied: a process has ended without a result.
+        UnknownSchemeError, MissingDependencyError: shards of this kind cannot be read at all.
+        WorkerDiedError: a process has ended without a result.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -119,7 +119,7 @@ def draw_samples(
         samples += found
         faults += [] if fault is None else [fault]
     sizes = np.concatenate([np.empty(0, np.int64), *(np.frombuffer(layout.sizes, np.int64) for layout in ordered)])
-    return DrawnSamples(samples, sizes, len(urls), sum(layout.bytes for layout in ordered), faults)
+    return RandomSamples(samples, sizes, len(urls), sum(layout.bytes for layout in ordered), faults)
 
 
 def _layout(url: str, options: dict[str, Any]) -> _Layout:

@@ -10,7 +10,7 @@ from typing import Any
 
 from wds_datapipes.codecs.codec import described
 from wds_datapipes.codecs.decoding import place_in
-from wds_datapipes.errors import SampleCommandFailed, UnwritableSample
+from wds_datapipes.errors import SampleCommandError, UnwritableSampleError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.types import Sample
 
@@ -29,7 +29,7 @@ def write_sample(sample: Mapping[str, Any], folder: str) -> None:
     """Write the fields of a sample to an empty folder: ``sample.jpg`` and so on, and its key as ``sample.__key__``.
 
     Raises:
-        UnwritableSample: the name of a field is no name of a file. Nothing outside of the folder is ever written.
+        UnwritableSampleError: the name of a field is no name of a file. Nothing outside of the folder is ever written.
         TypeError: a field is not bytes.
     """
     for field, value in sample.items():
@@ -42,7 +42,7 @@ def write_sample(sample: Mapping[str, Any], folder: str) -> None:
         if "/" in name or "\0" in name or len(_encoded(name)) > NAME_BYTES:
             shown = repr(field) if len(field) <= 100 else f"{field[:100]!r}... with {len(field):,} characters"
             key = str(sample.get(KEY))
-            raise UnwritableSample(
+            raise UnwritableSampleError(
                 f"The field {shown} of sample {key[:200]!r} cannot be a file for the command: names of files have at "
                 f"most {NAME_BYTES} bytes, and neither a slash nor a zero byte. Give it another name first"
             )
@@ -55,7 +55,7 @@ def read_one(sample: Mapping[str, Any], folder: str) -> Sample | None:
     """Return what is in the folder as a sample, with the fields of ``sample`` first; ``None`` if there is none.
 
     Raises:
-        SampleCommandFailed: something is not a file.
+        SampleCommandError: something is not a file.
     """
     files = {found[1]: name for name in os.listdir(folder) if (found := ONE.fullmatch(name))}  # noqa: PTH208  names
     return _gathered(sample, folder, files, str(sample[KEY]))
@@ -67,7 +67,7 @@ def read_many(sample: Mapping[str, Any], folder: str) -> list[Sample]:
     Each has the key in its ``sample-000000.__key__``, or that of ``sample`` with its number.
 
     Raises:
-        SampleCommandFailed: something is not a file.
+        SampleCommandError: something is not a file.
     """
     groups: dict[str, dict[str, str]] = {}
     for name in os.listdir(folder):  # noqa: PTH208  names alone are wanted
@@ -90,7 +90,7 @@ def _gathered(sample: Mapping[str, Any], folder: str, files: Mapping[str, str], 
         if field == KEY:
             key = data.decode("utf-8", "surrogateescape").rstrip("\n") or key
         elif lower in fields:
-            raise SampleCommandFailed(f"{_left(sample, files[field])}, and another file of the field {lower!r}")
+            raise SampleCommandError(f"{_left(sample, files[field])}, and another file of the field {lower!r}")
         elif field[:2] != "__":
             fields[lower] = data
     return {KEY: key, "__url__": sample.get("__url__", ""), **fields} if fields else None
@@ -101,7 +101,7 @@ def _content(sample: Mapping[str, Any], folder: str, name: str) -> bytes:
     # A link would be followed to any file, and an archive that the command has unpacked may hold one.
     if path.is_symlink() or not path.is_file():
         kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "no regular file"
-        raise SampleCommandFailed(
+        raise SampleCommandError(
             f"{_left(sample, name)}, which is {kind}. The fields of a sample are regular files; give what is none of "
             f"them a name that does not begin with 'sample'"
         )

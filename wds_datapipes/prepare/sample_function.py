@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain, decode_samples
-from wds_datapipes.errors import BadSource, MissingDependency, UnsafeCodec
+from wds_datapipes.errors import MissingDependencyError, SampleSourceError, UnsafeCodecError
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.parallel.error_log import NOT_OF_A_SAMPLE
 from wds_datapipes.types import Sample
@@ -42,7 +42,7 @@ class SampleMaker:
         """Return what is to be written of a sample; ``origin`` is where it comes from, for messages.
 
         Raises:
-            BadSource: it cannot be decoded, the function fails, or it returns what is no sample.
+            SampleSourceError: it cannot be decoded, the function fails, or it returns what is no sample.
         """
         try:
             if self._chain is not None:
@@ -55,12 +55,12 @@ class SampleMaker:
             for each in found:
                 if not isinstance(each, Mapping):
                     raise TypeError(f"it returns a sample, samples or None, and not {type(each).__name__}")
-        except (MemoryError, MissingDependency, UnsafeCodec):
+        except (MemoryError, MissingDependencyError, UnsafeCodecError):
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in NOT_OF_A_SAMPLE:
                 raise
             name = getattr(self._function, "__name__", type(self._function).__name__)
             cause = f"{type(error).__name__}: {error}"
-            raise BadSource(f"{origin} cannot be made anew by {name}: {cause}") from error
+            raise SampleSourceError(f"{origin} cannot be made anew by {name}: {cause}") from error
         return found

@@ -10,12 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from wds_datapipes.errors import BadSource, ShardError
+from wds_datapipes.errors import SampleSourceError, ShardError
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts
 from wds_datapipes.types import Sample
 
-__all__ = ["CommandPart", "Draft", "FilePart", "Measured", "Part", "Source", "UrlPart", "measure", "read_draft"]
+__all__ = [
+    "CommandPart",
+    "FilePart",
+    "MeasuredSample",
+    "Part",
+    "SampleSpec",
+    "Source",
+    "UrlPart",
+    "measure",
+    "read_draft",
+]
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ Part: TypeAlias = bytes | FilePart | UrlPart | CommandPart
 """What the data of a field are: bytes, or where they come from."""
 
 
-class Draft(NamedTuple):
+class SampleSpec(NamedTuple):
     """A sample that is to be written.
 
     Attributes:
@@ -64,18 +74,18 @@ class Source(Protocol):
     def __len__(self) -> int:
         """Return how many there are."""
 
-    def draft(self, number: int, /) -> Draft:
+    def draft(self, number: int, /) -> SampleSpec:
         """Return what one of them is to be made of; in a forked process, too.
 
         Raises:
-            BadSource: that cannot be said.
+            SampleSourceError: that cannot be said.
         """
 
     def close(self) -> None:
         """Close what is open."""
 
 
-class Measured(NamedTuple):
+class MeasuredSample(NamedTuple):
     """How large a sample will be, as far as that is known without reading it."""
 
     #: The bytes of each field; what is not known counts as none.
@@ -86,11 +96,11 @@ class Measured(NamedTuple):
     stamp: int
 
 
-def measure(draft: Draft) -> Measured:
+def measure(draft: SampleSpec) -> MeasuredSample:
     """Ask for the sizes of all files of a sample.
 
     Raises:
-        BadSource: a file is not there, or is none.
+        SampleSourceError: a file is not there, or is none.
     """
     sizes = []
     is_exact = True
@@ -114,14 +124,14 @@ def measure(draft: Draft) -> Measured:
             sizes.append(len(part))
             facts = (part,)
         digest.update(repr((field, facts)).encode("utf-8", "surrogatepass"))
-    return Measured(sizes, is_exact, int.from_bytes(digest.digest(), "little"))
+    return MeasuredSample(sizes, is_exact, int.from_bytes(digest.digest(), "little"))
 
 
-def read_draft(draft: Draft) -> Sample:
+def read_draft(draft: SampleSpec) -> Sample:
     """Read the files and run the commands of a sample.
 
     Raises:
-        BadSource: one of them fails.
+        SampleSourceError: one of them fails.
     """
     sample: Sample = {"__key__": draft.key}
     for field, part in draft.parts.items():
@@ -136,18 +146,18 @@ def read_draft(draft: Draft) -> Sample:
     return sample
 
 
-def _stat(path: str, field: str, draft: Draft) -> os.stat_result:
+def _stat(path: str, field: str, draft: SampleSpec) -> os.stat_result:
     try:
         found = os.stat(path)  # noqa: PTH116  of a string, millions of times
     except (OSError, ValueError) as error:
         raise _unreadable(path, field, draft, error) from None
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
-        raise BadSource(f"{_file(path, field, draft)} is {kind}. Name a file")
+        raise SampleSourceError(f"{_file(path, field, draft)} is {kind}. Name a file")
     return found
 
 
-def _content(path: str, field: str, draft: Draft) -> bytes:
+def _content(path: str, field: str, draft: SampleSpec) -> bytes:
     try:
         with open(path, "rb", buffering=0) as stream:  # noqa: PTH123  the same
             return stream.readall()  # type: ignore[no-any-return, attr-defined, unused-ignore]  # it is a FileIO
@@ -155,14 +165,14 @@ def _content(path: str, field: str, draft: Draft) -> bytes:
         raise _unreadable(path, field, draft, error) from None
 
 
-def _asked(part: UrlPart, field: str, draft: Draft) -> FileFacts:
+def _asked(part: UrlPart, field: str, draft: SampleSpec) -> FileFacts:
     try:
         return file_facts(part.url, storage_options=part.storage_options)
     except ShardError as error:
         raise _unmade(field, draft, error) from None
 
 
-def _fetched(url: str, field: str, draft: Draft, **options: Any) -> bytes:
+def _fetched(url: str, field: str, draft: SampleSpec, **options: Any) -> bytes:
     try:
         with open_url(url, **options) as stream:
             return b"".join(iter(lambda: stream.read(1 << 20), b""))
@@ -170,18 +180,24 @@ def _fetched(url: str, field: str, draft: Draft, **options: Any) -> bytes:
         raise _unmade(field, draft, error) from None
 
 
-def _unmade(field: str, draft: Draft, error: ShardError) -> BadSource | ShardError:
+def _unmade(field: str, draft: SampleSpec, error: ShardError) -> SampleSourceError | ShardError:
     """Return what to raise: what concerns all files is no fault of a sample, and not passed over as one."""
-    return error if error.concerns_all else BadSource(f"The field {field!r} of {draft.origin} cannot be made: {error}")
+    return (
+        error
+        if error.concerns_all
+        else SampleSourceError(f"The field {field!r} of {draft.origin} cannot be made: {error}")
+    )
 
 
-def _unreadable(path: str, field: str, draft: Draft, error: Exception) -> BadSource:
+def _unreadable(path: str, field: str, draft: SampleSpec, error: Exception) -> SampleSourceError:
     reason = getattr(error, "strerror", None) or str(error)
     what = "is a link to nothing, or to itself" if os.path.islink(path) else "cannot be read"  # noqa: PTH114  it is a text
-    return BadSource(f"{_file(path, field, draft)} {what}: {reason}. Put the file there, or leave the sample out")
+    return SampleSourceError(
+        f"{_file(path, field, draft)} {what}: {reason}. Put the file there, or leave the sample out"
+    )
 
 
-def _file(path: str, field: str, draft: Draft) -> str:
+def _file(path: str, field: str, draft: SampleSpec) -> str:
     """Name a file, and the sample that it is for if the path does not tell that."""
     told = f"The file {path!r}"
     return told if draft.origin == path else f"{told}, for the field {field!r} of {draft.origin},"

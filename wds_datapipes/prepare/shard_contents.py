@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import MissingDependency, ShardError, StaleSidecar, UnknownScheme
+from wds_datapipes.errors import MissingDependencyError, ShardError, StaleSidecarError, UnknownSchemeError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.scanner import scan_shard
 
-__all__ = ["OutlinedSample", "ShardFault", "ShardOutline", "outline_shard"]
+__all__ = ["ListedSample", "ShardContents", "ShardFault", "outline_shard"]
 
 #: How many names of files that belong to no sample are kept.
 STRAYS_KEPT = 3
@@ -24,7 +24,7 @@ class ShardFault(NamedTuple):
 
     Attributes:
         shard: its URL, without credentials.
-        kind: the error that reading would raise, such as ``"TruncatedShard"``.
+        kind: the error that reading would raise, such as ``"TruncatedShardError"``.
         key: the sample, or "".
         field: the field, or "".
         message: what is wrong, with all facts.
@@ -37,7 +37,7 @@ class ShardFault(NamedTuple):
     message: str
 
 
-class OutlinedSample(NamedTuple):
+class ListedSample(NamedTuple):
     """A sample without its data.
 
     Attributes:
@@ -57,7 +57,7 @@ class OutlinedSample(NamedTuple):
 
 
 @dataclass
-class ShardOutline:
+class ShardContents:
     """What the headers of a shard tell.
 
     Attributes:
@@ -73,7 +73,7 @@ class ShardOutline:
     """
 
     url: str
-    samples: list[OutlinedSample] = field(default_factory=list)
+    samples: list[ListedSample] = field(default_factory=list)
     faults: list[ShardFault] = field(default_factory=list)
     bytes: int | None = None
     sha256: str | None = None
@@ -90,7 +90,7 @@ def outline_shard(
     digest: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
-) -> ShardOutline:
+) -> ShardContents:
     """Read the headers of a shard, as far as they can be read, and note what is wrong.
 
     Data are passed over where the shard can be read by ranges, so that it takes little time.
@@ -104,7 +104,7 @@ def outline_shard(
         limits: what the shard may ask for.
 
     Raises:
-        UnknownScheme, MissingDependency: shards of this kind cannot be read at all.
+        UnknownSchemeError, MissingDependencyError: shards of this kind cannot be read at all.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -113,7 +113,7 @@ def outline_shard(
         >>> [(sample.key, sample.fields) for sample in outline.samples], outline.faults
         ([('x', {'txt': 3}), ('y', {'txt': 4})], [])
     """
-    outline = ShardOutline(url)
+    outline = ShardContents(url)
     gatherer = _Gatherer(outline, key_rule)
     try:
         scan = scan_shard(
@@ -124,9 +124,9 @@ def outline_shard(
             storage_options=storage_options,
             limits=limits,
         )
-    except (MissingDependency, UnknownScheme):
+    except (MissingDependencyError, UnknownSchemeError):
         raise
-    except (ShardError, StaleSidecar) as error:
+    except (ShardError, StaleSidecarError) as error:
         gatherer.fault(type(error).__name__, "", "", str(error))
         return outline
     gatherer.flush()
@@ -137,7 +137,7 @@ def outline_shard(
 class _Gatherer:
     """Gathers members into samples, by the rules of `group_samples`, and goes on where that raises."""
 
-    def __init__(self, outline: ShardOutline, key_rule: KeyRule) -> None:
+    def __init__(self, outline: ShardContents, key_rule: KeyRule) -> None:
         self._outline, self._key_rule = outline, key_rule
         self._archive = redact(outline.url)
         self._key: str | None = None
@@ -159,7 +159,7 @@ class _Gatherer:
             self._begin(key, start)
         if field in self._fields:
             self.fault(
-                "DuplicateField",
+                "DuplicateFieldError",
                 key,
                 field,
                 f"{self._archive} holds the field {field!r} of the sample {key!r} twice, the second time at byte "
@@ -171,7 +171,7 @@ class _Gatherer:
     def flush(self) -> None:
         """End the sample that is being gathered."""
         if self._key is not None and self._fields:
-            self._outline.samples.append(OutlinedSample(self._key, self._start, self._fields))
+            self._outline.samples.append(ListedSample(self._key, self._start, self._fields))
 
     def fault(self, kind: str, key: str, field: str, message: str) -> None:
         """Note what is wrong."""
@@ -182,7 +182,7 @@ class _Gatherer:
         self._key, self._start, self._fields = key, start, {}
         if key in self._seen:
             self.fault(
-                "ReturningKey",
+                "RepeatedKeyError",
                 key,
                 "",
                 f"{self._archive} holds the sample {key!r} in parts: a file of it stands at byte {start}, after files "

@@ -11,12 +11,12 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from wds_datapipes.codecs.decoding import Decoder, wds_decode
-from wds_datapipes.errors import EncodeError, ShardNotOpened, UnwritableSample
+from wds_datapipes.errors import EncodeError, ShardOpenError, UnwritableSampleError
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.on_error.policy import ErrorPolicy, OnError, Tally, note
+from wds_datapipes.on_error.policy import ErrorCounts, ErrorPolicy, OnError, note
 from wds_datapipes.parallel.executors import ending_later
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule
@@ -25,14 +25,14 @@ from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.shard_names import check_pattern
 from wds_datapipes.writing.tar_writer import TarWriter
 
-__all__ = ["ShardConverter", "Written", "output_names", "version_of"]
+__all__ = ["ShardConverter", "WrittenShard", "output_names", "version_of"]
 
 #: The place of an input's name in a pattern.
 NAME = "{name}"
 ENDING = re.compile(r"\.(tar|tgz|tbz2?|txz|tzst)(\.(gz|bz2|xz|zst))?$")
 
 
-class Written(NamedTuple):
+class WrittenShard(NamedTuple):
     """What came of a shard."""
 
     info: ShardInfo
@@ -67,7 +67,7 @@ class ShardConverter:
         """Name the function alone: executors log what they are given, and there may be credentials."""
         return f"ShardConverter({getattr(self._function, '__qualname__', type(self._function).__name__)})"
 
-    def __call__(self, url: str, place: str, _attempt: str) -> Written:
+    def __call__(self, url: str, place: str, _attempt: str) -> WrittenShard:
         """Convert the shard ``url`` to ``place``. The attempt has a name, lest an executor hands out an old result."""
         try:
             return self._convert(url, place)
@@ -77,9 +77,9 @@ class ShardConverter:
                 raise
         raise portable  # without a link to the error that would not arrive
 
-    def _convert(self, url: str, place: str) -> Written:
+    def _convert(self, url: str, place: str) -> WrittenShard:
         version = version_of(url, self._storage_options)
-        tally: Any = Tally(self._on_error)
+        tally: Any = ErrorCounts(self._on_error)
         policy = ErrorPolicy(tally, "convert_shards")
         members = load_wds_shards(
             [url],
@@ -101,14 +101,14 @@ class ShardConverter:
                     break
         policy.finish()
         assert shard.info is not None  # noqa: S101  it was closed without an error
-        return Written(shard.info, count.count, tally.count, version)
+        return WrittenShard(shard.info, count.count, tally.count, version)
 
     def _write(self, shard: TarWriter, sample: Any, policy: ErrorPolicy) -> bool:
         """Write all of what comes of a sample, or none of it, and return whether to go on."""
         try:
             for packed in [shard.pack(each) for each in self._results(sample)]:
                 shard.append(packed)
-        except (EncodeError, UnwritableSample, _Refused) as error:
+        except (EncodeError, UnwritableSampleError, _Refused) as error:
             return policy.goes_on(error.error if isinstance(error, _Refused) else error, sample)
         return True
 
@@ -175,7 +175,7 @@ def version_of(url: str, storage_options: Mapping[str, Any] | None) -> str:
     """Return what tells a shard from a later one of that name, as far as its store knows; nothing if there is none."""
     try:
         facts = file_facts(url, storage_options=storage_options)
-    except ShardNotOpened:
+    except ShardOpenError:
         return ""
     path = local_path(url)
     name = redact(url) if path is None else os.path.basename(path)  # noqa: PTH119  of a string

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from wds_datapipes.errors import BadSource, EncodeError, UnwritableSample
+from wds_datapipes.errors import EncodeError, SampleSourceError, UnwritableSampleError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.parallel.executors import ending_later
@@ -52,7 +52,7 @@ class ShardMaker:
             for at in self._plan.shard(number):
                 try:
                     size = self._write(shard, at)
-                except (BadSource, UnwritableSample, EncodeError) as error:
+                except (SampleSourceError, UnwritableSampleError, EncodeError) as error:
                     if self._raises:
                         raise
                     refused.append(error)
@@ -97,7 +97,7 @@ class ShardMaker:
         size = sum(len(sample[field]) for field in draft.parts)
         planned = self._plan.payloads[at]
         if planned not in (-1, size):
-            raise BadSource(
+            raise SampleSourceError(
                 f"{draft.origin} has changed since it was looked at: its fields had {planned} bytes, and now have "
                 f"{size}. Wait until nothing writes to these files, and begin anew"
             )

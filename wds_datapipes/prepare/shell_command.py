@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any, cast
 
-from wds_datapipes.errors import SampleCommandFailed
+from wds_datapipes.errors import SampleCommandError
 from wds_datapipes.io.shell_process import ShellProcess, ending
 from wds_datapipes.parallel.executors import ending_later
 from wds_datapipes.prepare.sample_folder import place_of, read_many, read_one, write_sample
@@ -63,8 +63,8 @@ class SampleCommand:
         """Return what the command makes of a sample.
 
         Raises:
-            SampleCommandFailed: it has failed, has taken too long, or has left what is no sample.
-            UnwritableSample: a field has a name that no file can have.
+            SampleCommandError: it has failed, has taken too long, or has left what is no sample.
+            UnwritableSampleError: a field has a name that no file can have.
         """
         with ExitStack() as opened:
             with ending_later():
@@ -98,7 +98,7 @@ class SampleCommand:
             return
         how = ending(process.wait()) if is_done else f"was ended, as it took longer than {self._timeout_s:g} s,"
         said = told.decode(errors="replace").strip()
-        raise SampleCommandFailed(
+        raise SampleCommandError(
             f"The command {self._command!r} {how} for {place_of(sample)}. "
             + (f"It said last: {said}" if said else "It said nothing.")
         )

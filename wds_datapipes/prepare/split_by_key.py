@@ -7,10 +7,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import accumulate
 
-__all__ = ["KeyParts"]
+__all__ = ["KeySplit"]
 
 
-class KeyParts:
+class KeySplit:
     """Assigns samples to parts by their keys alone.
 
     A sample stays in its part whatever else the dataset holds, in which order, and in which shard.

@@ -105,8 +105,8 @@ def dataset_stats(
         **options: for `outline_shard`.
 
     Raises:
-        UnknownScheme, MissingDependency: shards of this kind cannot be read at all.
-        WorkerDied: a process has ended without a result.
+        UnknownSchemeError, MissingDependencyError: shards of this kind cannot be read at all.
+        WorkerDiedError: a process has ended without a result.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard

@@ -16,18 +16,18 @@ from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.sampling import parse_slice, rsample, slice_samples
 from wds_datapipes.samples.select import Lacking, parse_patterns, select_fields
 from wds_datapipes.shards.loading import load_wds_shards
-from wds_datapipes.shards.position import Passed
+from wds_datapipes.shards.position import SkippedCount
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 
-__all__ = ["Excerpt", "check_rekey"]
+__all__ = ["Subset", "check_rekey"]
 
 #: What a new key may be made of.
 KEY_PARTS = ("number", "key", "name", "shard")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Excerpt:
+class Subset:
     """What to take of shards, in the order of its attributes.
 
     Attributes:
@@ -103,9 +103,9 @@ class Excerpt:
         if on_read is not None:
             samples = _observed(samples, on_read)
         if self.positions:
-            samples = slice_samples(samples, *parse_slice(self.positions), passed=Passed())
+            samples = slice_samples(samples, *parse_slice(self.positions), passed=SkippedCount())
         if self.share < 1:
-            samples = rsample(samples, self.share, rng=Random(self.seed), passed=Passed())
+            samples = rsample(samples, self.share, rng=Random(self.seed), passed=SkippedCount())
         if self.select:
             samples = select_fields(samples, list(self.select), missing=self.missing, on_error=self.on_error)
         if self.rename:

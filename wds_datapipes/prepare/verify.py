@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.codecs.decoding import DecoderChain, decode_samples
-from wds_datapipes.errors import MissingSidecar, ShardError, SidecarError, UnsafeCodec
+from wds_datapipes.errors import MissingSidecarError, ShardError, SidecarError, UnsafeCodecError
 from wds_datapipes.index.build import check_index
 from wds_datapipes.index.file_format import index_url, read_index
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.parallel.map_shards import each_shard
-from wds_datapipes.prepare.shard_contents import ShardFault, ShardOutline, outline_shard
+from wds_datapipes.prepare.shard_contents import ShardContents, ShardFault, outline_shard
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.shards.loading import load_wds_shards
@@ -119,8 +119,8 @@ def verify_shards(
         What was found out about each shard, in their order.
 
     Raises:
-        UnknownScheme, MissingDependency: shards or fields of this kind cannot be read at all.
-        WorkerDied: a process has ended without a result.
+        UnknownSchemeError, MissingDependencyError: shards or fields of this kind cannot be read at all.
+        WorkerDiedError: a process has ended without a result.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -189,22 +189,22 @@ def _verified(url: str, checks: Checks) -> VerifiedShard:
     return found
 
 
-def _missing_fields(outline: ShardOutline, fields: Sequence[str]) -> Iterator[ShardFault]:
+def _missing_fields(outline: ShardContents, fields: Sequence[str]) -> Iterator[ShardFault]:
     for alternatives in fields:
         names = [name.strip().lower() for name in alternatives.split(";")]
         for sample in outline.samples:
             if not any(name in sample.fields for name in names):
                 text = f"{redact(outline.url)} has no field {alternatives!r} in the sample {sample.key!r}"
-                yield ShardFault(redact(outline.url), "MissingField", sample.key, alternatives, text)
+                yield ShardFault(redact(outline.url), "MissingFieldError", sample.key, alternatives, text)
 
 
-def _wrong_for_manifest(outline: ShardOutline, manifest: Mapping[str, ManifestEntry] | None) -> Iterator[ShardFault]:
+def _wrong_for_manifest(outline: ShardContents, manifest: Mapping[str, ManifestEntry] | None) -> Iterator[ShardFault]:
     """Hold a shard against the manifest."""
     if manifest is None:
         return
     archive, entry = redact(outline.url), manifest.get(outline.url)
     if entry is None:
-        yield ShardFault(archive, "StaleSidecar", "", "", f"{archive} is not in the manifest")
+        yield ShardFault(archive, "StaleSidecarError", "", "", f"{archive} is not in the manifest")
         return
     told = [("bytes", outline.bytes, entry.bytes), ("samples", len(outline.samples), entry.samples)]
     if outline.sha256 is not None and entry.sha256 is not None:
@@ -212,14 +212,14 @@ def _wrong_for_manifest(outline: ShardOutline, manifest: Mapping[str, ManifestEn
     for name, now, then in told:
         if now != then:
             text = f"{archive}: the manifest says {then} for {name}, and it is {now}"
-            yield ShardFault(archive, "StaleSidecar", "", "", text)
+            yield ShardFault(archive, "StaleSidecarError", "", "", text)
 
 
 def _check_index(found: VerifiedShard, checks: Checks) -> None:
     place = index_url(found.url)
     try:
         index = read_index(place, storage_options=checks.storage_options)
-    except MissingSidecar:
+    except MissingSidecarError:
         return
     except SidecarError as error:
         found.found([ShardFault(redact(found.url), type(error).__name__, "", "", str(error))])
@@ -272,7 +272,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
             single = {"__key__": key, "__url__": sample["__url__"], name: sample[name]}
             try:
                 left.update(name for decoded in decode_samples([single], chain, wrong) if type(decoded[name]) is bytes)
-            except UnsafeCodec:
+            except UnsafeCodecError:
                 refused[name] += 1
         found.found(faults)
         faults.clear()

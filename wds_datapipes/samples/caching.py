@@ -6,13 +6,13 @@ import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from wds_datapipes.errors import CacheError, ChangedShard
+from wds_datapipes.errors import CacheError, ChangedShardError
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.samples.sample_file import DamagedFile, SampleFileWriter, open_samples, payloads
 from wds_datapipes.shards.position import check_of
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["DiskCache", "MemoryCache", "Part", "Position", "SampleCache"]
+__all__ = ["CachePosition", "CachedPart", "DiskCache", "MemoryCache", "SampleCache"]
 
 Begin = Callable[[], Iterable[Any]]
 """Begins a pass over the source."""
@@ -29,14 +29,14 @@ def always(number: int) -> bool:  # noqa: ARG001 - of Wanted
     return True
 
 
-class Part(NamedTuple):
+class CachedPart(NamedTuple):
     """Which part of the data passes through an instance of a pipeline."""
 
     instances: int = 1
     instance: int = 0
 
 
-class Position:
+class CachePosition:
     """Where a pass is, which may go on where another process has been.
 
     Args:
@@ -66,14 +66,14 @@ class Position:
         """Yield those of the samples that come again, and then what is new.
 
         Raises:
-            ChangedShard: the samples are not what they were.
+            ChangedShardError: the samples are not what they were.
         """
         if self._ends and not self._again:
             return
         for sample in samples:
             number, check = self._seen, _check_of(sample)
             if number == self.passed - 1 and check != self.check:
-                raise ChangedShard(
+                raise ChangedShardError(
                     f"cache_samples goes on behind its sample {number}, and that is another one than when the state "
                     f"was saved. A state can be loaded only with the very shards that it was saved with"
                 )
@@ -87,7 +87,7 @@ class Position:
                 if self._ends and not self._again:
                     return
         if self._seen + 1 < self.passed:
-            raise ChangedShard(
+            raise ChangedShardError(
                 f"cache_samples goes on behind {self.passed} samples, and there are {self._seen + 1} now. A state can "
                 f"be loaded only with the very shards that it was saved with"
             )
@@ -96,7 +96,7 @@ class Position:
 class SampleCache(Protocol):
     """Keeps the samples of a part."""
 
-    def cached(self, begin: Begin, part: Part, stages: Describe, wanted: Wanted = always) -> Iterator[Any]:
+    def cached(self, begin: Begin, part: CachedPart, stages: Describe, wanted: Wanted = always) -> Iterator[Any]:
         """Yield the samples of a pass: those that are kept, or the source's, which are then kept.
 
         Args:
@@ -117,7 +117,7 @@ class MemoryCache:
     def __init__(self, max_bytes: int | None) -> None:
         self._max_bytes = max_bytes
         self._kept: list[bytes] | None = None
-        self._part = Part()
+        self._part = CachedPart()
         self._is_too_large = False
 
     def __reduce__(self) -> tuple[type[MemoryCache], tuple[int | None]]:
@@ -126,7 +126,7 @@ class MemoryCache:
     def cached(
         self,
         begin: Begin,
-        part: Part,
+        part: CachedPart,
         stages: Describe,  # noqa: ARG002 - of SampleCache
         wanted: Wanted = always,
     ) -> Iterator[Any]:
@@ -162,7 +162,7 @@ class DiskCache:
         self._max_bytes = max_bytes
         self._is_too_large = False
 
-    def cached(self, begin: Begin, part: Part, stages: Describe, wanted: Wanted = always) -> Iterator[Any]:
+    def cached(self, begin: Begin, part: CachedPart, stages: Describe, wanted: Wanted = always) -> Iterator[Any]:
         """Yield the samples of a pass: those that are kept, or the source's, which are then kept."""
         path = f"{self._folder}/part-{part.instance:05d}-of-{part.instances:05d}.samples"
         facts = {"stages": stages()}

@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from wds_datapipes.shards.position import Address, Origin, gone
+from wds_datapipes.shards.position import Origin, SamplePosition, gone
 
-__all__ = ["Parting", "addresses_in", "origins_of", "take_apart", "values_of"]
+__all__ = ["Expansion", "addresses_in", "origins_of", "take_apart", "values_of"]
 
 T = TypeVar("T")
 
 _END = object()
 
 
-class Parting:
+class Expansion:
     """What a stage that makes several items of one has to know to go on where it was.
 
     Args:
@@ -32,10 +32,10 @@ class Parting:
             does not tell.
     """
 
-    def __init__(self, present: Origin | None = None, given: int = 0, again: Iterable[Address] = ()) -> None:
+    def __init__(self, present: Origin | None = None, given: int = 0, again: Iterable[SamplePosition] = ()) -> None:
         self.origin = present
         self.given = given
-        self.at = Address(-1, 0, 0)
+        self.at = SamplePosition(-1, 0, 0)
         self.is_new = present is None and not again
         self.is_unclear = False
         self._loaded = present, given
@@ -44,7 +44,7 @@ class Parting:
             self._wanted[address.way[1]].add(address.way[0])
         earlier = sorted(self._wanted.keys() - {present}, key=lambda each: (each.is_last, each.addresses[-1].place))
         self._again = [*earlier, *([] if present is None else [present])]
-        self._taken: list[Address] = []
+        self._taken: list[SamplePosition] = []
         self._has_ended = False
         self._begun = 0
 
@@ -53,14 +53,14 @@ class Parting:
         """What the next state has of it: what was loaded until it has come to what is new."""
         return (self.origin, self.given) if self.is_new else self._loaded
 
-    def address(self) -> Address:
+    def address(self) -> SamplePosition:
         """Return where the item is that was made last."""
         if self.origin is None or not self.origin.addresses:
-            return Address(-1, 0, 0, (self.given - 1,))
+            return SamplePosition(-1, 0, 0, (self.given - 1,))
         shard, start, end, _ = self.origin.addresses[-1]
-        return Address(shard, start, end, (self.given - 1, self.origin))
+        return SamplePosition(shard, start, end, (self.given - 1, self.origin))
 
-    def feed(self, items: Iterator[T], address: Callable[[], Address]) -> Iterator[T]:
+    def feed(self, items: Iterator[T], address: Callable[[], SamplePosition]) -> Iterator[T]:
         """Yield what is needed to make items again, in the order in which they were made; then all that comes next.
 
         Args:
@@ -68,7 +68,7 @@ class Parting:
             address: tells where the item is that they have yielded last.
 
         Raises:
-            ChangedShard: something of it does not come.
+            ChangedShardError: something of it does not come.
         """
         early: dict[tuple[int, ...], T] = {}
         missing = {at.place for origin in self._again for at in origin.addresses}
@@ -114,12 +114,12 @@ class Parting:
             return True
         return number in self._wanted.get(self.origin, ())  # type: ignore[arg-type]  # there is one by now
 
-    def _take(self, address: Address) -> None:
+    def _take(self, address: SamplePosition) -> None:
         self.at = address
         self._taken.append(address)
 
 
-def take_apart(units: Iterable[T], function: Callable[[Iterator[T]], Iterable[Any]], state: Parting) -> Iterator[Any]:
+def take_apart(units: Iterable[T], function: Callable[[Iterator[T]], Iterable[Any]], state: Expansion) -> Iterator[Any]:
     """Yield what a function makes of a stream, of which each item stands for itself, and keep count.
 
     Args:
@@ -140,12 +140,12 @@ def take_apart(units: Iterable[T], function: Callable[[Iterator[T]], Iterable[An
         del item
 
 
-def origins_of(again: Iterable[Address]) -> list[Address]:
+def origins_of(again: Iterable[SamplePosition]) -> list[SamplePosition]:
     """Return where all that is of which items are made again, each once."""
     return [at for origin in dict.fromkeys(address.way[1] for address in again) for at in origin.addresses]
 
 
-def values_of(addresses: Sequence[Address]) -> list[list[Any]]:
+def values_of(addresses: Sequence[SamplePosition]) -> list[list[Any]]:
     """Return addresses as plain lists. An origin is told once, and behind that it is a list of its number.
 
     >>> origin = Origin(False, (Address(0, 0, 512), Address(0, 512, 1024)))
@@ -156,7 +156,7 @@ def values_of(addresses: Sequence[Address]) -> list[list[Any]]:
     return [_values(address, known) if address.way else [*address[:3]] for address in addresses]
 
 
-def addresses_in(values: Iterable[Sequence[Any]]) -> list[Address]:
+def addresses_in(values: Iterable[Sequence[Any]]) -> list[SamplePosition]:
     """Return the addresses that `values_of` has made lists of.
 
     >>> addresses_in([[0, 512, 1024, 3], [1, 0, -1]])
@@ -185,7 +185,7 @@ class _Numbers:
         self._of_object[id(origin)] = self._of_value[origin] = len(self._of_value)
 
 
-def _values(address: Address, known: _Numbers) -> list[Any]:
+def _values(address: SamplePosition, known: _Numbers) -> list[Any]:
     shard, start, end, way = address
     return [shard, start, end, *(each if isinstance(each, int) else _nested(each, known) for each in way)]
 
@@ -200,11 +200,13 @@ def _nested(origin: Any, known: _Numbers) -> list[Any]:
     return values
 
 
-def _address(values: Sequence[Any], known: list[Origin]) -> Address:
+def _address(values: Sequence[Any], known: list[Origin]) -> SamplePosition:
     shard, start, end, *way = values
     if not type(shard) is type(start) is type(end) is int or -1 < end < start:  # which is noticed late otherwise
         raise ValueError(f"an address has the values {values!r:.200}")
-    return Address(shard, start, end, tuple(each if isinstance(each, int) else _unnested(each, known) for each in way))
+    return SamplePosition(
+        shard, start, end, tuple(each if isinstance(each, int) else _unnested(each, known) for each in way)
+    )
 
 
 def _unnested(values: Sequence[Any], known: list[Origin]) -> Origin | tuple[int, ...]:

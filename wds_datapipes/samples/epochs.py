@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from wds_datapipes.errors import EmptySource
+from wds_datapipes.errors import EmptySourceError
 
 __all__ = ["EMPTY_PASSES", "Stream"]
 
@@ -75,7 +75,7 @@ class Stream(Generic[T]):
             turns: in how many passes this instance gets to all of the source.
 
         Raises:
-            EmptySource: all of the source was read `EMPTY_PASSES` times without an item.
+            EmptySourceError: all of the source was read `EMPTY_PASSES` times without an item.
         """
         if self._owner_pid != os.getpid():
             if self._items is not None:
@@ -102,7 +102,7 @@ class Stream(Generic[T]):
                         EMPTY_PASSES - 1,
                     )
                 if empty >= EMPTY_PASSES * turns():
-                    raise EmptySource(
+                    raise EmptySourceError(
                         f"with_epoch has to yield {count - self.given} more items, and its source has ended without "
                         f"any, {empty} times in a row. Are its shards empty, or does a stage before it drop all that "
                         "they hold?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from wds_datapipes.errors import MissingField
+from wds_datapipes.errors import MissingFieldError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
 from wds_datapipes.types import Sample
@@ -64,7 +64,7 @@ def to_tuple(
         if names is None:
             try:
                 names = [_choose(sample, options, missing) for options in alternatives]
-            except MissingField as error:
+            except MissingFieldError as error:
                 if policy.goes_on(error, sample):
                     continue
                 break
@@ -89,7 +89,7 @@ def rename(
             kept = {name: name for name in fields if name[:2] == "__" or (keep and name not in taken)}
             try:
                 names = [*{**kept, **{name: _choose(sample, options) for name, options in alternatives}}.items()]
-            except MissingField as error:
+            except MissingFieldError as error:
                 if policy.goes_on(error, sample):
                     continue
                 break
@@ -186,7 +186,7 @@ def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") 
     if missing == "none":
         return NO_FIELD
     fields = [name for name in sample if name[:2] != "__"]
-    raise MissingField(f"the field {';'.join(names)!r} was asked for, and {told(sample)} has {fields}")
+    raise MissingFieldError(f"the field {';'.join(names)!r} was asked for, and {told(sample)} has {fields}")
 
 
 def remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, TypeAlias
 
-from wds_datapipes.errors import ChangedShard, DuplicateField, ReturningKey
+from wds_datapipes.errors import ChangedShardError, DuplicateFieldError, RepeatedKeyError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
@@ -106,7 +106,7 @@ def group_samples(
                             seen.add(key)
                     elif on_returning_key == "raise":
                         sample = None
-                        if not policy.goes_on(ReturningKey(_returning(url, key, offset)), url=url, key=key):
+                        if not policy.goes_on(RepeatedKeyError(_returning(url, key, offset)), url=url, key=key):
                             break
                     elif not returning_warned:
                         returning_warned = True
@@ -126,7 +126,7 @@ def group_samples(
                 first = offsets[list(sample).index(field) - len(origin)]
                 sample = None
                 twice = _duplicate(url, name, key, field, first, offset)
-                if not policy.goes_on(DuplicateField(twice), url=url, key=key or "", field=field):
+                if not policy.goes_on(DuplicateFieldError(twice), url=url, key=key or "", field=field):
                     break
     except Exception:
         # A shard that ended well may have its last sample still in hand when the next one cannot be read.
@@ -148,7 +148,7 @@ def checked_key(
     """Yield all members, and make sure that the one at a place has the key that it had when a state was saved.
 
     Raises:
-        ChangedShard: it has another one.
+        ChangedShardError: it has another one.
     """
     members = iter(source)
     for member in members:
@@ -156,7 +156,7 @@ def checked_key(
         if (getattr(url, "number", -1), offset) == place:
             parts = key_rule(name)
             if parts is None or check_of(parts[0]) != check:
-                raise ChangedShard(
+                raise ChangedShardError(
                     f"{redact(url)} is not what it was when the state was saved: another sample begins at byte "
                     f"{offset}, with the file {name!r}. A state can be loaded only with the very shards that it was "
                     "saved with"

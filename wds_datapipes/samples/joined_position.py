@@ -8,9 +8,9 @@ from itertools import chain
 from typing import Any
 
 from wds_datapipes.samples.derived_position import addresses_in, values_of
-from wds_datapipes.shards.position import NOTHING_LEFT, Address, Resume, gone
+from wds_datapipes.shards.position import NOTHING_LEFT, Resume, SamplePosition, gone
 
-__all__ = ["Beside", "source_of"]
+__all__ = ["JoinedPosition", "source_of"]
 
 #: Where a sample begins in a shard, and where the next one does; -1 is the shard's end.
 Span = tuple[int, int]
@@ -19,7 +19,7 @@ Span = tuple[int, int]
 Reading = tuple[int, ...]
 
 
-class Beside:
+class JoinedPosition:
     """What a reading of shards in step has to know to go on where it was: the last sample, and its places.
 
     To go on, that sample is read again in all shards, which are then behind it. So are those that later stages wait
@@ -30,11 +30,11 @@ class Beside:
         again: samples that wait in later stages. In front of the way of each are its places in the shards beside.
     """
 
-    def __init__(self, state: Mapping[str, Any] | None = None, again: Iterable[Address] = ()) -> None:
+    def __init__(self, state: Mapping[str, Any] | None = None, again: Iterable[SamplePosition] = ()) -> None:
         state = state or {}
-        self._at: Address | None = None
+        self._at: SamplePosition | None = None
         self._at_places: Sequence[Span] = ()
-        self._last: Address | None = next(iter(addresses_in(state.get("waiting", ()))), None)
+        self._last: SamplePosition | None = next(iter(addresses_in(state.get("waiting", ()))), None)
         self._places: Sequence[Span] = [(start, end) for start, end in state.get("columns", ())]
         self._reading: Reading | None = None
         wanted = {source_of(address): address.way[0] for address in again}
@@ -47,10 +47,10 @@ class Beside:
             self._spans[_reading(self._last)].append(self._places)
         self._left = self._wanted | ({self._last.place} if self._last is not None else set())
 
-    def address(self) -> Address:
+    def address(self) -> SamplePosition:
         """Return where the sample is that was noted last, as later stages know it."""
-        shard, start, end, way = self._at or Address(-1, 0, 0)
-        return Address(shard, start, end, (tuple(chain.from_iterable(self._at_places)), *way))
+        shard, start, end, way = self._at or SamplePosition(-1, 0, 0)
+        return SamplePosition(shard, start, end, (tuple(chain.from_iterable(self._at_places)), *way))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the last sample is, in its own shard and in those beside."""
@@ -59,11 +59,11 @@ class Beside:
             "columns": [[start, end] for start, end in self._places],
         }
 
-    def is_again(self, at: Address) -> bool:
+    def is_again(self, at: SamplePosition) -> bool:
         """Tell whether a sample has been read before.
 
         Raises:
-            ChangedShard: it has not, and others that have are still to come.
+            ChangedShardError: it has not, and others that have are still to come.
         """
         if not self._left:
             return False
@@ -72,16 +72,16 @@ class Beside:
         self._left.remove(at.place)
         return True
 
-    def is_wanted(self, at: Address) -> bool:
+    def is_wanted(self, at: SamplePosition) -> bool:
         """Tell whether a later stage waits for a sample that has been read before."""
         return at.place in self._wanted
 
-    def turn_to(self, at: Address) -> bool:
+    def turn_to(self, at: SamplePosition) -> bool:
         """Tell whether a sample is from another reading of a shard than the one before it."""
         before, self._reading = self._reading, _reading(at)
         return before != self._reading
 
-    def resumes(self, at: Address) -> list[Resume]:
+    def resumes(self, at: SamplePosition) -> list[Resume]:
         """Return what is to be read of the shards beside that of a sample that has been read before."""
         found = []
         goes_on = self._last is not None and _reading(at) == _reading(self._last)
@@ -90,7 +90,7 @@ class Beside:
             found.append(Resume(NOTHING_LEFT if end < 0 else (0, end), {0: spans}))
         return found
 
-    def note(self, at: Address, places: Sequence[Span], *, is_new: bool) -> None:
+    def note(self, at: SamplePosition, places: Sequence[Span], *, is_new: bool) -> None:
         """Take note of a sample before it is yielded.
 
         Args:
@@ -103,12 +103,12 @@ class Beside:
             self._last, self._places = at, places
 
 
-def source_of(address: Address) -> Address:
+def source_of(address: SamplePosition) -> SamplePosition:
     """Return where a sample is in its own shard."""
     return address._replace(way=address.way[1:])
 
 
-def _reading(address: Address) -> Reading:
+def _reading(address: SamplePosition) -> Reading:
     if not address.way:
         return (address.shard,)
     return (address.shard, *(each for each in address.way if isinstance(each, int)))

@@ -6,17 +6,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from wds_datapipes.errors import MissingEntry, MissingField, WdsError
+from wds_datapipes.errors import MissingEntryError, MissingFieldError, WdsError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
 from wds_datapipes.samples.fields import ORIGIN, no_sample, told
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.joined_position import Beside
+from wds_datapipes.samples.joined_position import JoinedPosition
 from wds_datapipes.samples.keys import KeyRule
-from wds_datapipes.samples.parallel_shard import Column, URLRule
+from wds_datapipes.samples.parallel_shard import ParallelShard, URLRule
 from wds_datapipes.samples.select import Lacking
 from wds_datapipes.shards.loading import load_wds_shards
-from wds_datapipes.shards.position import Address, Progress, Resume, gone
+from wds_datapipes.shards.position import Progress, Resume, SamplePosition, gone
 from wds_datapipes.types import Sample
 
 __all__ = ["Entry", "Replacement", "add_columns", "associate", "parse_url_of"]
@@ -42,10 +42,10 @@ def associate(
             raise no_sample("associate", sample)
         try:
             if by not in sample:
-                raise MissingField(f"associate looks samples up by their {by!r}, and one has only {list(sample)}")
+                raise MissingFieldError(f"associate looks samples up by their {by!r}, and one has only {list(sample)}")
             entry = find(sample[by])
             if entry is None and missing == "raise":
-                raise MissingEntry(
+                raise MissingEntryError(
                     f"associate found nothing for {told(sample)}. "
                     f'Pass missing="keep" to hand such samples on as they are, or missing="skip" to leave them out'
                 )
@@ -105,8 +105,8 @@ def add_columns(
     rename_files: Callable[[str], str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_error: OnError = "raise",
-    state: Beside | None = None,
-    address: Callable[[], Address] | None = None,
+    state: JoinedPosition | None = None,
+    address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[Sample]:
     """Yield each sample with the fields that parallel shards have for it.
 
@@ -131,9 +131,9 @@ def add_columns(
             progress=progress,
         )
 
-    columns = [Column(rule, read, LOOK_AHEAD if passing else 0) for rule in rules]
+    columns = [ParallelShard(rule, read, LOOK_AHEAD if passing else 0) for rule in rules]
     names = None if fields is None else [field.lower() for field in fields]
-    told = Beside() if state is None else state
+    told = JoinedPosition() if state is None else state
     url = ""
     try:
         for sample in policy.counted(source):

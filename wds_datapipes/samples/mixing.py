@@ -8,7 +8,7 @@ from itertools import accumulate
 from random import Random
 from typing import Literal, TypeVar
 
-from wds_datapipes.errors import EmptySource
+from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 __all__ = ["MixState", "Stop", "mix_samples"]
@@ -62,7 +62,7 @@ def mix_samples(
         state: where to begin; it is kept up to date.
 
     Raises:
-        EmptySource: a source that has to begin again has no item.
+        EmptySourceError: a source that has to begin again has no item.
     """
     left = state.left
     bounds = _bounds(left, weights)
@@ -85,7 +85,7 @@ def mix_samples(
                     break
                 empty += 1
                 if empty >= EMPTY_PASSES * turns(source):
-                    raise EmptySource(
+                    raise EmptySourceError(
                         f'mix_samples(stop="never") has to begin source {source} (of 0 to {len(passes) - 1}) again, '
                         f"and it yields nothing, {empty} times in a row"
                     )

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from wds_datapipes.errors import DuplicateField, MisalignedShards, MissingField
+from wds_datapipes.errors import DuplicateFieldError, MisalignedShardsError, MissingFieldError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.shards.position import Progress, Resume
 from wds_datapipes.types import Sample
 
-__all__ = ["Column", "Read", "URLRule"]
+__all__ = ["ParallelShard", "Read", "URLRule"]
 
 URLRule: TypeAlias = Callable[[str], str]
 
@@ -20,7 +20,7 @@ Read: TypeAlias = Callable[[str, Callable[[Exception], bool], Resume | None, Pro
 """Reads a shard, or what is left of it, with what judges its errors; and tells where the samples are."""
 
 
-class Column:
+class ParallelShard:
     """Reads the shards that stand beside others, one at a time.
 
     Attributes:
@@ -31,7 +31,7 @@ class Column:
 
     def __init__(self, rule: URLRule, read: Read, look_ahead: int) -> None:
         self.url = ""
-        self.gap: MisalignedShards | None = None
+        self.gap: MisalignedShardsError | None = None
         self.at = (0, -1)
         self._rule = rule
         self._read = read
@@ -79,9 +79,9 @@ class Column:
                 continue
             if name not in found:
                 fields = [field for field in found if field[:2] != "__"]
-                return MissingField(f"add_columns needs {name!r} {where}, and {redact(self.url)} has {fields}")
+                return MissingFieldError(f"add_columns needs {name!r} {where}, and {redact(self.url)} has {fields}")
             if name in sample or name in added:
-                return DuplicateField(
+                return DuplicateFieldError(
                     f"add_columns got {name!r} from {redact(self.url)} {where}, and there is one already. Choose "
                     f"others by fields=, or rename the first before"
                 )
@@ -146,9 +146,9 @@ class Column:
         self._refused = error
         return True
 
-    def _misaligned(self, what: str) -> MisalignedShards:
+    def _misaligned(self, what: str) -> MisalignedShardsError:
         refused = f". What was passed over in it last: {self._refused}" if self._refused is not None else ""
-        return MisalignedShards(
+        return MisalignedShardsError(
             f"{redact(self.url)} {what}{refused}. Parallel shards hold the same keys in the same order, and "
             f"add_columns stands directly after group_samples, before what leaves out, shuffles or mixes samples"
         )

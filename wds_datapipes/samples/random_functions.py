@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.fields import map_samples
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.position import Address
+from wds_datapipes.shards.position import SamplePosition
 
 __all__ = ["map_samples_with_rng"]
 
@@ -23,7 +23,7 @@ def map_samples_with_rng(
     seed: int,
     place: tuple[int, int],
     repeats: bool,
-    address: Callable[[], Address] | None = None,
+    address: Callable[[], SamplePosition] | None = None,
     on_error: OnError = "raise",
 ) -> Iterator[Any]:
     """Yield what a function makes of each item and of a generator that is seeded for it; None leaves the item out.

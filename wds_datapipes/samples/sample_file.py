@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from zlib import crc32
 
 from wds_datapipes.errors import CacheError
-from wds_datapipes.io.atomic_file import PartFile
+from wds_datapipes.io.atomic_file import AtomicFile
 
 __all__ = ["DamagedFile", "SampleFileWriter", "open_samples", "payloads"]
 
@@ -44,7 +44,7 @@ class SampleFileWriter:
         self._count = self._bytes = self._sum = 0
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = PartFile(path, buffer_bytes=1 << 20)
+            self._file = AtomicFile(path, buffer_bytes=1 << 20)
         except OSError as error:
             raise self._failure(error) from error
         try:

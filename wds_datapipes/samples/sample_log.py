@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from wds_datapipes.io.openers import redact
-from wds_datapipes.shards.position import Address, Passed
+from wds_datapipes.shards.position import SamplePosition, SkippedCount
 
 __all__ = ["Journal", "describe", "log_samples"]
 
@@ -36,8 +36,8 @@ def log_samples(
     width: int,
     keys_to: str | None,
     place: Callable[[], tuple[int, int]],
-    passed: Passed,
-    address: Callable[[], Address] | None = None,
+    passed: SkippedCount,
+    address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield all items; tell of the first ones and of each ``every``-th, and write a line for each.
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from random import Random
 from typing import TypeVar, cast
 
-from wds_datapipes.errors import EmptySource
-from wds_datapipes.shards.position import Address, Passed
+from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.shards.position import SamplePosition, SkippedCount
 
 __all__ = ["non_empty", "parse_slice", "rsample", "slice_samples"]
 
@@ -20,7 +20,12 @@ _END = object()
 
 
 def rsample(
-    source: Iterable[T], p: float, *, rng: Random, passed: Passed, address: Callable[[], Address] | None = None
+    source: Iterable[T],
+    p: float,
+    *,
+    rng: Random,
+    passed: SkippedCount,
+    address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield each item with the probability ``p``; what passes once more was drawn before.
 
@@ -68,8 +73,8 @@ def slice_samples(
     stop: int | None,
     step: int,
     *,
-    passed: Passed,
-    address: Callable[[], Address] | None = None,
+    passed: SkippedCount,
+    address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield the items at some positions; the source is closed before the last leaves, and not read beyond it.
 
@@ -114,8 +119,8 @@ def non_empty(
     source: Iterable[T],
     *,
     upstream: Callable[[], str],
-    passed: Passed,
-    address: Callable[[], Address] | None = None,
+    passed: SkippedCount,
+    address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield all items; that there is none is an error.
 
@@ -129,7 +134,7 @@ def non_empty(
         passed.once_more(address)
         yield item
     if not passed.count:
-        raise EmptySource(
+        raise EmptySourceError(
             f"non_empty got nothing from {upstream()}. The shards may be empty, a stage may have left out or passed "
             f"over all, or there are more workers or ranks than shards: put non_empty before the split in that case"
         )

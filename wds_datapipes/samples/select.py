@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from wds_datapipes.errors import DuplicateField, MissingField
+from wds_datapipes.errors import DuplicateFieldError, MissingFieldError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.samples.fields import NO_FIELD, Missing, no_sample, remember, told
 from wds_datapipes.types import Sample
@@ -106,7 +106,7 @@ def rename_keys(
             if name not in found:
                 found[name] = field
             elif duplicate_is_error:
-                raise DuplicateField(
+                raise DuplicateFieldError(
                     f"rename_keys would call both {found[name]!r} and {field!r} of {told(sample)} {name!r}. Make the "
                     f"patterns narrower, or pass duplicate_is_error=False to take the first"
                 )
@@ -134,7 +134,7 @@ def extract_keys(
         for pattern in parsed:
             matching = [field for field in sample if pattern(field)]
             if len(matching) > 1:
-                raise DuplicateField(
+                raise DuplicateFieldError(
                     f"extract_keys takes one field for each pattern, and {pattern.text!r} matches {matching} of "
                     f"{told(sample)}. Make it narrower; to_tuple takes the first of several"
                 )
@@ -183,7 +183,7 @@ def _chosen(
         if fields not in chosen:
             try:
                 names = find(sample)
-            except (DuplicateField, MissingField) as error:
+            except (DuplicateFieldError, MissingFieldError) as error:
                 if policy.goes_on(error, sample):
                     continue
                 break
@@ -192,6 +192,8 @@ def _chosen(
     policy.finish()
 
 
-def _missing(stage: str, pattern: Pattern, sample: Sample, what: str = "") -> MissingField:
+def _missing(stage: str, pattern: Pattern, sample: Sample, what: str = "") -> MissingFieldError:
     fields = [name for name in sample if name[:2] != "__"]
-    return MissingField(f"{stage} was asked for a field like {pattern.text!r}{what}, and {told(sample)} has {fields}")
+    return MissingFieldError(
+        f"{stage} was asked for a field like {pattern.text!r}{what}, and {told(sample)} has {fields}"
+    )

@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
 
-from wds_datapipes.shards.position import Address, gone
+from wds_datapipes.shards.position import SamplePosition, gone
 
-__all__ = ["CAME", "Moves", "ShuffleState", "nbytes", "shuffle_samples", "waiting_behind"]
+__all__ = ["CAME", "ShuffleMoves", "ShuffleState", "nbytes", "shuffle_samples", "waiting_behind"]
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ _END = object()
 CAME = -1
 
 
-class Moves:
+class ShuffleMoves:
     """What has changed in a shuffle buffer that was empty at first. There are many, so they are plain numbers.
 
     Args:
@@ -34,14 +34,14 @@ class Moves:
 
     __slots__ = ("came", "slots", "ways")
 
-    def __init__(self, waiting: Iterable[Address] = ()) -> None:
+    def __init__(self, waiting: Iterable[SamplePosition] = ()) -> None:
         self.slots = array("q")
         self.came = array("q")
         self.ways: list[tuple[int, tuple[Any, ...]]] = []
         for address in waiting:
             self.come(address)
 
-    def come(self, address: Address) -> None:
+    def come(self, address: SamplePosition) -> None:
         """Take note that an item has come."""
         if address[3]:
             self.ways.append((len(self.came) // 3, address[3]))
@@ -63,12 +63,12 @@ class ShuffleState:
     """
 
     def __init__(self, room: int) -> None:
-        self.at = Address(-1, 0, 0)
-        self.waiting: list[Address] = []
-        self.passing: set[Address] = set()
+        self.at = SamplePosition(-1, 0, 0)
+        self.waiting: list[SamplePosition] = []
+        self.passing: set[SamplePosition] = set()
         self.draws = 0
         self.room = room
-        self.moves: Moves | None = None
+        self.moves: ShuffleMoves | None = None
         self.is_unclear = False
 
 
@@ -79,7 +79,7 @@ def shuffle_samples(
     buffer_size: int,
     state: ShuffleState,
     max_bytes: int | None,
-    address: Callable[[], Address] | None = None,
+    address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield each item of ``source`` once, in an order drawn by ``rng``.
 
@@ -97,7 +97,7 @@ def shuffle_samples(
     """
     items: Iterator[Any] = iter(source)
     buffer: list[T] = []
-    at: Address | None = None
+    at: SamplePosition | None = None
     if state.draws or state.waiting or state.passing:
         buffer = yield from _refilled(items, state, address)
         for _ in range(state.draws):
@@ -164,7 +164,7 @@ def waiting_behind(moves: Iterable[int]) -> list[int]:
 
 
 def _refilled(
-    items: Iterator[Any], state: ShuffleState, address: Callable[[], Address] | None
+    items: Iterator[Any], state: ShuffleState, address: Callable[[], SamplePosition] | None
 ) -> Generator[T, None, list[T]]:
     """Return the items that wait, once they were read again; yield those that a later stage waits for."""
     missing = {address.place: slot for slot, address in enumerate(state.waiting)}
@@ -174,7 +174,7 @@ def _refilled(
         item: Any = next(items, _END)
         if item is _END:
             raise gone(len(missing) + len(passing))
-        at = address() if address is not None else Address(-1, 0, 0)
+        at = address() if address is not None else SamplePosition(-1, 0, 0)
         slot = missing.pop(at.place, None)
         if slot is not None:
             buffer[slot] = item

@@ -14,7 +14,7 @@ from wds_datapipes.errors import ShardError, WdsError
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import OpeningURL
-from wds_datapipes.shard_cache.download import NoRoom, Stopped, Wanted
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadStopped, WantedShard
 from wds_datapipes.shard_cache.store import CacheFolder
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class CachedShard(OpeningURL):
     _size: int | None
     _sha256: str | None
     _following: Sequence[CachedShard]
-    _ahead: Ahead | None
+    _ahead: CopyPrefetch | None
 
     def __new__(cls, url: str, folder: CacheFolder, size: int | None = None, sha256: str | None = None) -> Self:
         """Make a URL that opens its copy in ``folder``."""
@@ -54,7 +54,7 @@ class CachedShard(OpeningURL):
     def __reduce__(self) -> tuple[type[CachedShard], tuple[Any, ...]]:
         return CachedShard, (str(self), self._folder, self._size, self._sha256)
 
-    def precede(self, following: Sequence[CachedShard], ahead: Ahead) -> Self:
+    def precede(self, following: Sequence[CachedShard], ahead: CopyPrefetch) -> Self:
         """Have others fetched once this one is open."""
         self._following, self._ahead = following, ahead
         return self
@@ -63,7 +63,7 @@ class CachedShard(OpeningURL):
         """Open the copy, or the source where there is no room for a copy."""
         try:
             copy = self._folder.open(self.wanted(options))
-        except NoRoom:
+        except CacheFullError:
             self._folder.warn_of_no_room(redact(self))
             copy = None
         if self._ahead is not None:
@@ -80,18 +80,18 @@ class CachedShard(OpeningURL):
         if copy is not None:
             copy.close()
 
-    def wanted(self, options: Mapping[str, Any]) -> Wanted:
+    def wanted(self, options: Mapping[str, Any]) -> WantedShard:
         """Return what there is to fetch.
 
         Raises:
-            RefusedURL: the options say that nothing is opened but files on a network, and it is something else.
+            RefusedURLError: the options say that nothing is opened but files on a network, and it is something else.
         """
         if options.get("safe"):
             refuse_unsafe(str(self))  # before its size is asked for
-        return Wanted(str(self), self._size, self._sha256, options)
+        return WantedShard(str(self), self._size, self._sha256, options)
 
 
-class Ahead:
+class CopyPrefetch:
     """Fetches copies in a thread, which begins when there is something to fetch."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ def _fetch(
                 break
             try:
                 shard.fetch(options, stop)
-            except (NoRoom, Stopped, WdsError):  # whoever opens the shard meets it, too
+            except (CacheFullError, DownloadStopped, WdsError):  # whoever opens the shard meets it, too
                 continue
 
 
@@ -146,7 +146,7 @@ def cache_wds_shards(
     source: Iterable[str | os.PathLike[str]], folder: CacheFolder, *, prefetch: int, known: Known
 ) -> Generator[str, None, None]:
     """Yield each shard of ``source`` as one that opens its copy; while it is read, the next ones are fetched."""
-    ahead = Ahead()
+    ahead = CopyPrefetch()
     waiting: deque[CachedShard] = deque()
     try:
         for address in source:

@@ -14,21 +14,21 @@ from typing import Any, BinaryIO
 
 from wds_datapipes.errors import (
     CacheError,
-    CorruptShard,
-    LimitExceeded,
-    MissingDependency,
-    ReadFailed,
+    CorruptShardError,
+    MissingDependencyError,
+    ReadLimitError,
     ShardError,
-    TruncatedShard,
-    UnsupportedMember,
+    ShardReadError,
+    TruncatedShardError,
+    UnsupportedMemberError,
 )
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.shard_cache.entry import Entry, Facts, stamp
+from wds_datapipes.shard_cache.entry import CopyFacts, Entry, stamp
 from wds_datapipes.shard_cache.eviction import evict_oldest, make_room
 from wds_datapipes.tar.scanner import scan_shard
 
-__all__ = ["NoRoom", "Stopped", "Wanted", "filled"]
+__all__ = ["CacheFullError", "DownloadStopped", "WantedShard", "filled"]
 
 #: The options that hold for asking for the size as well.
 FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
@@ -38,15 +38,15 @@ BLOCK_BYTES = 1 << 20
 STEP_BYTES = 64 << 20
 
 
-class NoRoom(Exception):
+class CacheFullError(Exception):
     """The other copies are in use, or the shard alone is larger than all copies may be."""
 
 
-class Stopped(Exception):
+class DownloadStopped(Exception):
     """The copy is no longer wanted."""
 
 
-class Wanted:
+class WantedShard:
     """A shard that is to be copied.
 
     Args:
@@ -64,7 +64,7 @@ class Wanted:
 def filled(
     folder: Path,
     entry: Entry,
-    wanted: Wanted,
+    wanted: WantedShard,
     max_bytes: int | None,
     is_wanted: Callable[[], bool],
     *,
@@ -117,7 +117,7 @@ class _Room:
         if self._max_bytes is None or need <= self._reserved:
             return
         if not make_room(self._folder, self._part, need, self._max_bytes):
-            raise NoRoom
+            raise CacheFullError
         self._reserved = need
 
     def write(self, copy: io.FileIO, data: memoryview) -> None:
@@ -135,7 +135,7 @@ class _Room:
             self.written += count
 
 
-def _fetched(wanted: Wanted, copy: io.FileIO, room: _Room, size: int | None, is_wanted: Callable[[], bool]) -> str:
+def _fetched(wanted: WantedShard, copy: io.FileIO, room: _Room, size: int | None, is_wanted: Callable[[], bool]) -> str:
     """Write the source to the copy, and return its digest."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK_BYTES))
@@ -143,46 +143,48 @@ def _fetched(wanted: Wanted, copy: io.FileIO, room: _Room, size: int | None, is_
         with open_url(wanted.url, **wanted.options) as source:
             while count := source.readinto(buffer):  # type: ignore[attr-defined]  # the streams of open_url have it
                 if not is_wanted():
-                    raise Stopped
+                    raise DownloadStopped
                 digest.update(buffer[:count])
                 room.write(copy, buffer[:count])
     except (ShardError, CacheError):
         raise
     except OSError as error:
-        raise ReadFailed(f"{wanted.name} could not be read to its end: {type(error).__name__}: {error}") from error
+        raise ShardReadError(f"{wanted.name} could not be read to its end: {type(error).__name__}: {error}") from error
     if size is not None and room.written != size:
-        raise TruncatedShard(
+        raise TruncatedShardError(
             f"{wanted.name} should have {size} bytes, and {room.written} came. It was cut off on its way, or has "
             f"changed meanwhile"
         )
     found = digest.hexdigest()
     if wanted.sha256 is not None and found != wanted.sha256:
-        raise CorruptShard(
+        raise CorruptShardError(
             f"{wanted.name} was fetched, and its SHA-256 is {found}, where {wanted.sha256} is known for it. It was "
             f"replaced or damaged: fetch or write the shard again, or make the manifest again"
         )
     return found
 
 
-def _check_whole(wanted: Wanted, copy: io.FileIO, size: int) -> None:
+def _check_whole(wanted: WantedShard, copy: io.FileIO, size: int) -> None:
     """Raise if a part holds an archive that ends too early, as it does if the connection has broken."""
     copy.truncate(size)
-    with suppress(CorruptShard, UnsupportedMember, LimitExceeded, MissingDependency):  # which the reader is to tell
+    with suppress(
+        CorruptShardError, UnsupportedMemberError, ReadLimitError, MissingDependencyError
+    ):  # which the reader is to tell
         try:
             scan_shard(f"/proc/self/fd/{copy.fileno()}", lambda *_: None, ignore_zeros=True)
-        except TruncatedShard:
-            raise TruncatedShard(
+        except TruncatedShardError:
+            raise TruncatedShardError(
                 f"{wanted.name} came with {size} bytes, which are no whole archive, and its store does not tell how "
                 "many it has. It may have been cut off on its way"
             ) from None
 
 
-def _settle(folder: Path, entry: Entry, copy: io.FileIO, wanted: Wanted, digest: str, size: int) -> None:
+def _settle(folder: Path, entry: Entry, copy: io.FileIO, wanted: WantedShard, digest: str, size: int) -> None:
     """Give a whole copy its name, once it is on the disk: a copy that a loss of power has cut would be taken for it."""
     try:
         copy.truncate(size)
         os.fsync(copy.fileno())
-        entry.write_facts(Facts(wanted.name, size, digest, os.fstat(copy.fileno()).st_mtime_ns))
+        entry.write_facts(CopyFacts(wanted.name, size, digest, os.fstat(copy.fileno()).st_mtime_ns))
         stamp(folder, entry.facts_path)
         entry.part.replace(entry.path)
         copy.seek(0)

@@ -19,7 +19,7 @@ from typing import Any
 
 from wds_datapipes.io.openers import redact, split_scheme
 
-__all__ = ["READ_ONLY", "Entry", "Facts", "entries", "locked", "stamp"]
+__all__ = ["READ_ONLY", "CopyFacts", "Entry", "entries", "locked", "stamp"]
 
 FORMAT = "wds-datapipes copy"
 VERSION = 1
@@ -36,7 +36,7 @@ READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 @dataclass(frozen=True)
-class Facts:
+class CopyFacts:
     """What is known of a copy.
 
     Attributes:
@@ -80,7 +80,7 @@ class Entry:
         name = "" if scheme == "pipe" else re.split(r"[?#]", rest)[0].rstrip("/").rpartition("/")[2].rpartition("@")[2]
         return cls(folder, digest, UNSAFE.sub("_", redact(name))[-NAMED:] or "shard")
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> CopyFacts | None:
         """Return what is known of the copy; None if nothing is, or it is unreadable."""
         try:
             found = json.loads(self.facts_path.read_bytes())
@@ -89,11 +89,11 @@ class Entry:
         if not isinstance(found, dict) or (found.pop("format", None), found.pop("version", None)) != (FORMAT, VERSION):
             return None
         try:
-            return Facts(str(found["url"]), int(found["bytes"]), str(found["sha256"]), int(found["mtime_ns"]))
+            return CopyFacts(str(found["url"]), int(found["bytes"]), str(found["sha256"]), int(found["mtime_ns"]))
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
 
-    def write_facts(self, facts: Facts) -> None:
+    def write_facts(self, facts: CopyFacts) -> None:
         """Keep what is known of the copy.
 
         Raises:

@@ -11,11 +11,11 @@ from pathlib import Path
 from stat import S_ISREG
 from urllib.parse import quote, urlsplit
 
-from wds_datapipes.errors import MissingDependency, ShardError, ShardNotOpened
+from wds_datapipes.errors import MissingDependencyError, ShardError, ShardOpenError
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.shard_cache.download import FACTS_OPTIONS, Wanted
-from wds_datapipes.shard_cache.entry import READ_ONLY, Entry, Facts, entries
+from wds_datapipes.shard_cache.download import FACTS_OPTIONS, WantedShard
+from wds_datapipes.shard_cache.entry import READ_ONLY, CopyFacts, Entry, entries
 from wds_datapipes.tar.scanner import scan_shard
 
 __all__ = ["adopt", "webdataset_name"]
@@ -44,7 +44,7 @@ def webdataset_name(url: str) -> str | None:
     return None if name in ("", ".", "..") else name
 
 
-def adopt(folder: Path, entry: Entry, wanted: Wanted) -> io.FileIO | None:
+def adopt(folder: Path, entry: Entry, wanted: WantedShard) -> io.FileIO | None:
     """Return the file that has webdataset's name for a shard, open and pinned, if it is that shard.
 
     The name holds neither host nor folder, so the size has to be that of the shard, the SHA-256 that of the manifest if
@@ -94,7 +94,7 @@ def _has_owner(folder: Path, name: str, entry: Entry) -> bool:
     return any(path.is_symlink() and os.readlink(path) == name for path in others)  # noqa: PTH115  a text is compared
 
 
-def _compared(copy: io.FileIO, wanted: Wanted) -> str | Facts:
+def _compared(copy: io.FileIO, wanted: WantedShard) -> str | CopyFacts:
     """Compare a file with a shard; return what is to be known of it, or say why it cannot be its copy."""
     status = os.fstat(copy.fileno())
     if not S_ISREG(status.st_mode):
@@ -104,7 +104,7 @@ def _compared(copy: io.FileIO, wanted: Wanted) -> str | Facts:
         asked = {name: value for name, value in wanted.options.items() if name in FACTS_OPTIONS}
         try:
             size = file_facts(wanted.url, **asked).bytes
-        except ShardNotOpened as error:
+        except ShardOpenError as error:
             LOGGER.warning("The size of a copy cannot be compared with that of its shard: %s", error)
     if size not in (None, status.st_size):
         return f"it has {status.st_size} bytes, and the shard has {size}"
@@ -117,6 +117,6 @@ def _compared(copy: io.FileIO, wanted: Wanted) -> str | Facts:
         return f"its SHA-256 is {found}, where {wanted.sha256} is known"
     try:
         scan_shard(f"/proc/self/fd/{copy.fileno()}", lambda *_: None, ignore_zeros=True)
-    except (ShardError, MissingDependency) as error:
+    except (ShardError, MissingDependencyError) as error:
         return f"it is no whole archive ({type(error).__name__})"
-    return Facts(wanted.name, status.st_size, found, status.st_mtime_ns)
+    return CopyFacts(wanted.name, status.st_size, found, status.st_mtime_ns)

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from wds_datapipes.errors import CacheError, CorruptShard, ShardError, TruncatedShard
-from wds_datapipes.shard_cache.download import Wanted, filled
-from wds_datapipes.shard_cache.entry import Entry, Facts, locked, stamp
+from wds_datapipes.errors import CacheError, CorruptShardError, ShardError, TruncatedShardError
+from wds_datapipes.shard_cache.download import WantedShard, filled
+from wds_datapipes.shard_cache.entry import CopyFacts, Entry, locked, stamp
 from wds_datapipes.shard_cache.eviction import evict
 from wds_datapipes.shard_cache.foreign_copies import adopt
 from wds_datapipes.user_warnings import warn_user
@@ -70,7 +70,7 @@ class CacheFolder:
             )
 
     def open(
-        self, wanted: Wanted, *, wait: bool = True, is_wanted: Callable[[], bool] = lambda: True
+        self, wanted: WantedShard, *, wait: bool = True, is_wanted: Callable[[], bool] = lambda: True
     ) -> BinaryIO | None:
         """Return the copy of a shard, open and pinned until it is closed; fetch it if need be.
 
@@ -134,12 +134,12 @@ class CacheFolder:
                     *(entry.path, type(error).__name__),
                 )
 
-    def _fetched(self, entry: Entry, wanted: Wanted, is_wanted: Callable[[], bool]) -> BinaryIO:
+    def _fetched(self, entry: Entry, wanted: WantedShard, is_wanted: Callable[[], bool]) -> BinaryIO:
         LOGGER.debug("Fetching %s into %s", wanted.name, entry.path)
         begin = time.monotonic()
         try:
             copy = filled(self.path, entry, wanted, self.max_bytes, is_wanted)
-        except (CorruptShard, TruncatedShard) as error:
+        except (CorruptShardError, TruncatedShardError) as error:
             LOGGER.warning("%s. It is fetched once more", error)
             copy = filled(self.path, entry, wanted, self.max_bytes, is_wanted, is_last=True)
         LOGGER.log(
@@ -182,7 +182,7 @@ class CacheFolder:
             return None
 
 
-def damage(copy: io.FileIO, facts: Facts | None, check: Check) -> str | None:
+def damage(copy: io.FileIO, facts: CopyFacts | None, check: Check) -> str | None:
     """Say what is wrong with a copy, or return None."""
     if facts is None:
         return "nothing is known of it"

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from wds_datapipes.errors import ShardError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.shard_cache.cached_shards import Known
-from wds_datapipes.shard_cache.download import NoRoom, Wanted
+from wds_datapipes.shard_cache.download import CacheFullError, WantedShard
 from wds_datapipes.shard_cache.store import CacheFolder
 
-__all__ = ["Warmed", "warmed"]
+__all__ = ["WarmedShard", "warmed"]
 
 
-class Warmed(NamedTuple):
+class WarmedShard(NamedTuple):
     """What came of one shard."""
 
     url: str
@@ -30,7 +30,7 @@ class Warmed(NamedTuple):
 
 def warmed(
     copies: CacheFolder, urls: Sequence[str], *, known: Known, options: Mapping[str, Any], at_once: int
-) -> Iterator[Warmed]:
+) -> Iterator[WarmedShard]:
     """Fetch shards, several at a time, and yield what came of each.
 
     Args:
@@ -44,20 +44,20 @@ def warmed(
         CacheError: the folder cannot be written.
     """
 
-    def fetch(url: str) -> Warmed | None:
+    def fetch(url: str) -> WarmedShard | None:
         """Fetch a shard; return None if there is no room for it."""
         was_there = copies.entry(url).path.exists()
         size, sha256 = known.get(url, (None, None))
         try:
-            copy = copies.open(Wanted(url, size, sha256, options))
-        except NoRoom:
+            copy = copies.open(WantedShard(url, size, sha256, options))
+        except CacheFullError:
             return None
         except ShardError as error:
-            return Warmed(url, error=str(error))
+            return WarmedShard(url, error=str(error))
         if copy is None:  # which cannot be: it was waited for
             return None
         with copy:
-            return Warmed(url, os.fstat(copy.fileno()).st_size, was_there)
+            return WarmedShard(url, os.fstat(copy.fileno()).st_size, was_there)
 
     with ThreadPoolExecutor(at_once) as pool:
         crowded_out = []
@@ -69,4 +69,4 @@ def warmed(
                 yield found
     for url in crowded_out:
         error = f"{redact(url)} has more bytes than all copies may have, or what is read needs them"
-        yield fetch(url) or Warmed(url, error=error)
+        yield fetch(url) or WarmedShard(url, error=error)

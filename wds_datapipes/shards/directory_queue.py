@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["After", "Claims", "Select", "take_files"]
+__all__ = ["After", "DirectoryQueue", "Select", "take_files"]
 
 Select = Literal["oldest", "random"]
 After = Literal["keep", "delete", "return"]
@@ -41,7 +41,7 @@ def take_files(
     is broken off.
     """
     rng = Random()
-    with Claims(folder) as claims:
+    with DirectoryQueue(folder) as claims:
         waiting: list[str] = []  # the next one last
         latest = time.monotonic()
         looked = -math.inf
@@ -69,7 +69,7 @@ def take_files(
                 time.sleep(rest_s)
 
 
-class Claims:
+class DirectoryQueue:
     """The files that one iteration has taken: in a directory of its own, beside a file that it holds locked.
 
     The system releases the lock when the process ends, however it ends. So a claim whose lock can be had is one of a

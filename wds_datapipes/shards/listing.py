@@ -96,9 +96,9 @@ def ask_store(
     # Imported here, because fsspec takes time that a list of local shards need not spend.
     from wds_datapipes.io.redaction import raise_alone
     from wds_datapipes.io.remote.filesystem import hiding, reason, remote_filesystem
-    from wds_datapipes.io.remote.timeouts import Waiting
+    from wds_datapipes.io.remote.timeouts import StoreTimeouts
 
-    options, waiting = Waiting.split(storage_options)
+    options, waiting = StoreTimeouts.split(storage_options)
     hide, patience = hiding(options), waiting.patience()
     filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
     try:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from wds_datapipes.counters import LEDGER
-from wds_datapipes.errors import ChangedShard, CorruptShard, ShardError, TruncatedShard
+from wds_datapipes.counters import COUNTERS
+from wds_datapipes.errors import ChangedShardError, CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.io.prefetch import ReadAhead
+from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import OpeningURL
@@ -50,7 +50,7 @@ def load_wds_shards(
     What a policy passes over is the rest of a shard. Its members so far were handed on; their ``url`` stays marked as
     not complete, and the grouping stage drops the sample that may lack a field.
 
-    Remote shards are read ahead of that, by up to ``read_ahead`` bytes: see `ReadAhead`.
+    Remote shards are read ahead of that, by up to ``read_ahead`` bytes: see `ShardPrefetcher`.
 
     What a shard may ask for are its ``limits``. With ``safe``, none is opened that is not on a network.
 
@@ -64,7 +64,7 @@ def load_wds_shards(
     def is_whole(number: int) -> bool:
         return number <= last and (resume is None or resume.spans(number) == [WHOLE])
 
-    ahead = ReadAhead(source, read_ahead, options, is_whole)
+    ahead = ShardPrefetcher(source, read_ahead, options, is_whole)
     for number, address in enumerate(policy.counted(ahead)):
         if number > last:  # the list may have no end
             break
@@ -81,7 +81,7 @@ def load_wds_shards(
         if not spans:
             continue
         url = ShardURL(path)
-        LEDGER.opened(archive)
+        COUNTERS.opened(archive)
         try:
             with ExitStack() as opened:
                 parts = opened_parts(path, options, opened, spans[-1][0], limits=limits) if spans != [WHOLE] else None
@@ -105,10 +105,10 @@ def load_wds_shards(
                     )
                     yield from members if parts is None else unchanged(members, archive, start, end)
             url.complete = True
-        except ChangedShard:
+        except ChangedShardError:
             raise  # whatever the policy is for bad data: this is about the state
         except ShardError as error:
-            if isinstance(path, OpeningURL) and isinstance(error, CorruptShard | TruncatedShard):
+            if isinstance(path, OpeningURL) and isinstance(error, CorruptShardError | TruncatedShardError):
                 path.disown(error)
             if not policy.goes_on(error, url=path):
                 return

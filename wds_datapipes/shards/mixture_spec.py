@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, TypeGuard
 
-from wds_datapipes.errors import MissingSidecar, PatternError, SpecError
+from wds_datapipes.errors import MissingSidecarError, PatternError, SpecError
 from wds_datapipes.extras import require
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import local_path, redact, split_scheme
@@ -94,8 +94,8 @@ def read_mixture(
     Raises:
         SpecError: the specification is wrong.
         PatternError: a pattern in it cannot be expanded, or matches nothing.
-        MissingDependency: it is a YAML file, and PyYAML is not installed.
-        RefusedURL: it is not of this host and names a command, or ``safe`` does not allow it.
+        MissingDependencyError: it is a YAML file, and PyYAML is not installed.
+        RefusedURLError: it is not of this host and names a command, or ``safe`` does not allow it.
     """
     origin = None
     if isinstance(spec, Mapping):
@@ -140,7 +140,7 @@ def _loaded(url: str, path: str, storage_options: Mapping[str, Any] | None) -> o
     file = local_path(url)
     try:
         text = (Path(file).read_bytes() if file is not None else read_sidecar(url, storage_options)).decode()
-    except MissingSidecar as error:
+    except MissingSidecarError as error:
         raise SpecError(f"The specification {error}") from error
     except OSError as error:
         raise SpecError(f"The specification {path} cannot be read: {error.strerror}") from error

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from braceexpand import braceexpand
 
-from wds_datapipes.errors import PatternError, RefusedURL
+from wds_datapipes.errors import PatternError, RefusedURLError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.shards.listing import GLOB_MARKS, listed
@@ -70,9 +70,9 @@ def expand_urls(
 
     Raises:
         PatternError: a pattern cannot be read, or nothing matches it.
-        UnknownScheme: a remote file system has to be listed and is not known.
-        MissingDependency: or its package is not installed.
-        RefusedURL: with ``safe``, a pattern has a variable, or stands for what is no file on a network.
+        UnknownSchemeError: a remote file system has to be listed and is not known.
+        MissingDependencyError: or its package is not installed.
+        RefusedURLError: with ``safe``, a pattern has a variable, or stands for what is no file on a network.
     """
     options = storage_options or {}
     rules = rules_of(rewrite, variables)
@@ -80,7 +80,7 @@ def expand_urls(
     for text in pattern_texts(urls, safe):
         for pattern in split_patterns(text):
             if safe and (found := VARIABLE.search(pattern)):
-                raise RefusedURL(
+                raise RefusedURLError(
                     f"The shard pattern {redact(pattern)!r} was refused: with safe=True no variable of the environment "
                     f"is put in, as {found[0]} would be"
                 )

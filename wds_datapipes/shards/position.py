@@ -9,15 +9,26 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from wds_datapipes.errors import ChangedShard
+from wds_datapipes.errors import ChangedShardError
 
-__all__ = ["NOTHING_LEFT", "Address", "Deal", "Origin", "Passed", "Progress", "Resume", "check_of", "gone", "runs_of"]
+__all__ = [
+    "NOTHING_LEFT",
+    "Origin",
+    "Progress",
+    "Resume",
+    "SamplePosition",
+    "ShardShare",
+    "SkippedCount",
+    "check_of",
+    "gone",
+    "runs_of",
+]
 
 #: The place behind all shards.
 NOTHING_LEFT = (sys.maxsize, 0)
 
 
-class Address(NamedTuple):
+class SamplePosition(NamedTuple):
     """Where a sample is.
 
     Attributes:
@@ -41,7 +52,7 @@ class Address(NamedTuple):
         return (self.shard, self.start, *_numbers(self.way)) if self.way else (self.shard, self.start)
 
     @classmethod
-    def from_values(cls, values: Sequence[int]) -> Address:
+    def from_values(cls, values: Sequence[int]) -> SamplePosition:
         """Return the address that a state holds as one list of numbers."""
         shard, start, end, *way = values
         return cls(shard, start, end, tuple(way))
@@ -56,7 +67,7 @@ class Origin(NamedTuple):
     """
 
     is_last: bool
-    addresses: tuple[Address, ...]
+    addresses: tuple[SamplePosition, ...]
 
 
 class Progress:
@@ -82,9 +93,9 @@ class Progress:
         self._check = check
 
     @property
-    def at(self) -> Address:
+    def at(self) -> SamplePosition:
         """Where the sample is that was yielded last."""
-        return Address(*self.last)
+        return SamplePosition(*self.last)
 
     def place(self) -> tuple[int, int, int | str]:
         """Return where to go on, and the key there or `check_of` it: a shard, and where in it."""
@@ -94,7 +105,7 @@ class Progress:
         return shard, offset - 1, self._check
 
 
-class Passed:
+class SkippedCount:
     """How many items have passed a stage, each once.
 
     Those that later stages wait for are read again when a state is loaded, and pass the stages before once more.
@@ -106,7 +117,7 @@ class Passed:
 
     __slots__ = ("_again", "count")
 
-    def __init__(self, count: int = 0, again: Iterable[Address] = ()) -> None:
+    def __init__(self, count: int = 0, again: Iterable[SamplePosition] = ()) -> None:
         self.count = count
         self._again = {address.place for address in again}
 
@@ -115,14 +126,14 @@ class Passed:
         """Whether items are still to pass once more."""
         return bool(self._again)
 
-    def once_more(self, address: Callable[[], Address] | None) -> bool:
+    def once_more(self, address: Callable[[], SamplePosition] | None) -> bool:
         """Tell whether an item passes once more, and count it if not.
 
         Args:
             address: tells where it is, if that is known.
 
         Raises:
-            ChangedShard: it is a new one, and others were to pass before.
+            ChangedShardError: it is a new one, and others were to pass before.
         """
         if self._again and address is not None:
             if (place := address().place) not in self._again:
@@ -134,7 +145,7 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Deal:
+class ShardShare:
     """What one instance of a pipeline has to read of the shards that all of them share.
 
     The shards have the numbers that they have before the list of the epoch is split. When an epoch begins, all of them
@@ -176,7 +187,7 @@ class Deal:
         return {"every": self.every, "turn": self.turn, "since": self.since, "pieces": pieces}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Deal:
+    def from_state(cls, state: Mapping[str, Any]) -> ShardShare:
         """Return what `state_dict` was called on."""
         pieces = defaultdict[int, list[tuple[int, int]]](list)
         for shard, start, end in state["pieces"]:
@@ -190,7 +201,7 @@ class Deal:
 
 
 #: All shards of a list that is an instance's own.
-ALL = Deal()
+ALL = ShardShare()
 
 
 @dataclass(frozen=True)
@@ -206,7 +217,7 @@ class Resume:
 
     next: tuple[int, int] = (0, 0)
     again: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    deal: Deal | None = None
+    deal: ShardShare | None = None
     check: int = 0
 
     @property
@@ -234,9 +245,9 @@ def _numbers(way: Iterable[Any]) -> Iterator[int]:
             yield each
 
 
-def gone(count: int) -> ChangedShard:
+def gone(count: int) -> ChangedShardError:
     """Return the error for samples that do not come again, after all others that were to, and before new ones."""
-    return ChangedShard(
+    return ChangedShardError(
         f"{count} samples that waited in a shuffle buffer are no longer where they were. A state can be loaded only "
         "with the very shards that it was saved with"
     )

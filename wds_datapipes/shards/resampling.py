@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count as count_from
 from random import Random
 
-from wds_datapipes.errors import EmptySource
+from wds_datapipes.errors import EmptySourceError
 
 __all__ = ["resample_wds_shards"]
 
@@ -23,11 +23,11 @@ def resample_wds_shards(
         on_round: called whenever as many were drawn as there are.
 
     Raises:
-        EmptySource: there is none to draw.
+        EmptySourceError: there is none to draw.
     """
     urls = list(source)
     if not urls:
-        raise EmptySource("resample_wds_shards was given no shard to draw: its source is empty")
+        raise EmptySourceError("resample_wds_shards was given no shard to draw: its source is empty")
     for number in count_from() if count is None else range(count):
         if number % len(urls) == 0:
             on_round()

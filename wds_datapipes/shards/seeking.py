@@ -8,21 +8,21 @@ from contextlib import ExitStack
 from typing import Any, BinaryIO, Protocol, cast
 
 from wds_datapipes.errors import (
-    ChangedShard,
-    CorruptShard,
-    ReadFailed,
+    ChangedShardError,
+    CorruptShardError,
     ShardError,
-    TruncatedShard,
-    UnsupportedMember,
+    ShardReadError,
+    TruncatedShardError,
+    UnsupportedMemberError,
 )
 from wds_datapipes.io.compression.decompress import buffered, decompressed
 from wds_datapipes.io.compression.formats import recognised
 from wds_datapipes.io.openers import open_parts, open_url, redact
 from wds_datapipes.io.read_limits import ReadLimits
-from wds_datapipes.io.remote.range_sources import RemoteParts
+from wds_datapipes.io.remote.range_sources import RangeSource
 from wds_datapipes.types import MemberTuple, Opener
 
-__all__ = ["Parts", "open_archive", "opened_parts", "unchanged"]
+__all__ = ["SeekableShard", "open_archive", "opened_parts", "unchanged"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
@@ -32,7 +32,7 @@ TOLD_FROM_BYTES = 16 << 20
 PIECE = 128 << 10
 
 
-class Parts(Protocol):
+class SeekableShard(Protocol):
     """The parts of an uncompressed archive, in the order of their places."""
 
     def at(self, start: int, end: int) -> BinaryIO:
@@ -55,7 +55,9 @@ def open_archive(
         raise _failed(redact(path), error) from error
 
 
-def opened_parts(path: str, options: Mapping[str, Any], opened: ExitStack, last: int, *, limits: ReadLimits) -> Parts:
+def opened_parts(
+    path: str, options: Mapping[str, Any], opened: ExitStack, last: int, *, limits: ReadLimits
+) -> SeekableShard:
     """Open a shard once for all its parts; ``opened`` closes it.
 
     Args:
@@ -78,7 +80,7 @@ def opened_parts(path: str, options: Mapping[str, Any], opened: ExitStack, last:
 class _PartsOfRemote:
     """Each part by a request of its own."""
 
-    def __init__(self, remote: RemoteParts) -> None:
+    def __init__(self, remote: RangeSource) -> None:
         self._remote = remote
         self._stream: BinaryIO | None = None
 
@@ -146,22 +148,22 @@ def unchanged(members: Iterator[MemberTuple], archive: str, start: int, end: int
     """Yield the members of a part, if they are where they were.
 
     Raises:
-        ChangedShard: no member begins at ``start``; or, if there is an end, they do not end there.
+        ChangedShardError: no member begins at ``start``; or, if there is an end, they do not end there.
     """
     try:
         first = next(members, None)
         if first is None or first[3] != start:
-            raise CorruptShard(f"{archive} has no member at byte {start}")
+            raise CorruptShardError(f"{archive} has no member at byte {start}")
         yield first
         if end >= 0:
             yield from members
-    except (CorruptShard, TruncatedShard, UnsupportedMember) as error:
-        raise ChangedShard(
+    except (CorruptShardError, TruncatedShardError, UnsupportedMemberError) as error:
+        raise ChangedShardError(
             f"{archive} is not what it was when the state was saved: what began at byte {start} is no longer there. A "
             f"state can be loaded only with the very shards that it was saved with"
         ) from error
     yield from members
 
 
-def _failed(archive: str, error: OSError) -> ReadFailed:
-    return ReadFailed(f"{archive} could not be read to its end: {type(error).__name__}: {error}")
+def _failed(archive: str, error: OSError) -> ShardReadError:
+    return ShardReadError(f"{archive} could not be read to its end: {type(error).__name__}: {error}")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 from typing import BinaryIO
 
-from wds_datapipes.errors import ReadFailed, ShardError
+from wds_datapipes.errors import ShardError, ShardReadError
 
-__all__ = ["Ahead"]
+__all__ = ["ReadBuffer"]
 
 #: Bytes that are not wanted are passed over in pieces of this size, or by a seek if there are more.
 PIECE = 128 * 1024
 
 
-class Ahead:
+class ReadBuffer:
     """A window on a stream that reads forward; the tar reader slices small members out of it without a call."""
 
     __slots__ = ("archive", "at", "position", "stream", "window")
@@ -88,8 +88,8 @@ class Ahead:
         self.position += len(data)
         return data
 
-    def _failed(self, error: OSError) -> ReadFailed:
-        return ReadFailed(
+    def _failed(self, error: OSError) -> ShardReadError:
+        return ShardReadError(
             f"{self.archive} could not be read to its end: {type(error).__name__}: {error} "
             f"(after {self.position} bytes)"
         )

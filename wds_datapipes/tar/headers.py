@@ -7,9 +7,9 @@ from struct import Struct
 from typing import Literal, NamedTuple, TypeAlias
 from zlib import adler32
 
-from wds_datapipes.errors import CorruptShard, TruncatedShard, UnsupportedMember
+from wds_datapipes.errors import CorruptShardError, TruncatedShardError, UnsupportedMemberError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, exceeded, padded_too_far
-from wds_datapipes.tar.buffer import Ahead
+from wds_datapipes.tar.buffer import ReadBuffer
 
 __all__ = [
     "ADLERS",
@@ -68,7 +68,7 @@ class HeaderReader:
 
     def __init__(
         self,
-        ahead: Ahead,
+        ahead: ReadBuffer,
         archive: str,
         *,
         ignore_zeros: bool,
@@ -143,7 +143,7 @@ class HeaderReader:
         """Whether PAX records are in order, and say nothing of how to read a member."""
         try:
             return not self._records(records, 0)
-        except CorruptShard:
+        except CorruptShardError:
             return False
 
     def _extend(self, pending: dict[str, bytes], kind: bytes, size: int, position: int) -> None:
@@ -186,7 +186,7 @@ class HeaderReader:
         continued = kind == GNU_CONTINUED or "GNU.volume" in records
         if continued or kind == GNU_SPARSE or "GNU.sparse" in records:
             what = "began on another volume" if continued else "is a sparse file"
-            raise UnsupportedMember(
+            raise UnsupportedMemberError(
                 f"{self._archive} holds the member {name!r} (header at byte {start}), which {what} and cannot be read "
                 f"from a shard. Write the archive again without it, or without tar's --sparse and --multi-volume"
             )
@@ -203,13 +203,13 @@ class HeaderReader:
         """
         if position == 0:
             what = "is empty" if not block else "is shorter than one tar header"
-            raise TruncatedShard(
+            raise TruncatedShardError(
                 f"{self._archive} {what}: {len(block)} bytes. It is no tar archive; write or fetch it again"
             )
         if block or inside:
             raise self._cut()
         if self._end_marker == "required":
-            raise TruncatedShard(
+            raise TruncatedShardError(
                 f"{self._archive} ends at byte {self._ahead.position} without the two blocks of zeros that end a tar "
                 f'archive, so members may be missing. {AGAIN}; or, if it was written so, pass end_marker="optional"'
             )
@@ -229,13 +229,13 @@ class HeaderReader:
             if block.strip(b"\0"):
                 if self._ignore_zeros and len(block) == BLOCK:
                     return block, position
-                raise CorruptShard(
+                raise CorruptShardError(
                     f"{self._archive} has data at byte {position}, after the end marker at byte {zeros_at}. "
                     f"If archives were concatenated, pass ignore_zeros=True to read them all; "
                     f"otherwise it is damaged: write or fetch it again"
                 )
             if position == zeros_at + BLOCK and self._end_marker == "required" and position != self._stop:
-                raise TruncatedShard(
+                raise TruncatedShardError(
                     f"{self._archive} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
                     f'{AGAIN}; or, if it was written so, pass end_marker="optional"'
                 )
@@ -252,7 +252,7 @@ class HeaderReader:
         # Some old programs summed signed bytes, which differs where a name is not ASCII.
         if stored not in (sum(others), sum(SIGNED_BYTES.unpack(others))):
             if position == 0:
-                raise CorruptShard(
+                raise CorruptShardError(
                     f"{self._archive} is no tar archive, plain or compressed with gzip, bzip2, xz or zstd: it begins "
                     f"with {block[:24]!r}. Look at what the file holds; error pages of web servers are a common cause"
                 )
@@ -295,11 +295,11 @@ class HeaderReader:
             found = f"{self._archive} has no file from byte {self._gap_from} to byte {position}"
             raise exceeded(self._limits, "gap_bytes", found)
 
-    def _corrupt(self, found: str) -> CorruptShard:
-        return CorruptShard(f"{self._archive} {found}. {DAMAGED}")
+    def _corrupt(self, found: str) -> CorruptShardError:
+        return CorruptShardError(f"{self._archive} {found}. {DAMAGED}")
 
-    def _cut(self) -> TruncatedShard:
-        return TruncatedShard(f"{self._archive} ends inside a header, at byte {self._ahead.position}. {AGAIN}")
+    def _cut(self) -> TruncatedShardError:
+        return TruncatedShardError(f"{self._archive} ends inside a header, at byte {self._ahead.position}. {AGAIN}")
 
 
 def padded(size: int) -> int:

@@ -14,9 +14,9 @@ from struct import Struct
 from typing import BinaryIO
 from zlib import adler32
 
-from wds_datapipes.errors import CorruptShard, TruncatedShard
+from wds_datapipes.errors import CorruptShardError, TruncatedShardError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, exceeded
-from wds_datapipes.tar.buffer import Ahead
+from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.headers import (
     ADLERS,
     AGAIN,
@@ -75,13 +75,13 @@ def read_members(
         limits: what the archive may ask for.
 
     Raises:
-        TruncatedShard: the archive ends inside a member or without its end marker.
-        CorruptShard: a header is damaged, or data follows the end marker.
-        UnsupportedMember: a member is sparse, or continues on another volume.
-        LimitExceeded: a member is larger than its limit, which is told before it is read, or something else is.
+        TruncatedShardError: the archive ends inside a member or without its end marker.
+        CorruptShardError: a header is damaged, or data follows the end marker.
+        UnsupportedMemberError: a member is sparse, or continues on another volume.
+        ReadLimitError: a member is larger than its limit, which is told before it is read, or something else is.
     """
     archive = archive or url
-    ahead = Ahead(stream, archive, start)
+    ahead = ReadBuffer(stream, archive, start)
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, stop=stop, limits=limits)
     most = limits.most("member_bytes")
     # Nothing in a window of this size is beyond a limit. What may be is left to the headers' reader, which counts.
@@ -118,7 +118,7 @@ def read_members(
             try:
                 data = ahead.take(size)
             except (MemoryError, OverflowError) as error:
-                raise CorruptShard(
+                raise CorruptShardError(
                     f"{archive} says that its member {name!r} (header at byte {start}) has {size} bytes, more than "
                     f"memory holds. {DAMAGED}, or leave the member out with select_files"
                 ) from error
@@ -140,7 +140,7 @@ def read_members(
 
 
 def _plain_members(
-    ahead: Ahead, headers: HeaderReader, url: str, choose: Callable[[str], str | None] | None
+    ahead: ReadBuffer, headers: HeaderReader, url: str, choose: Callable[[str], str | None] | None
 ) -> tuple[list[MemberTuple], Entry | None]:
     """Slice out of the window the plain files that lie in it whole; a shard is made of plain files.
 
@@ -206,7 +206,7 @@ def _warn_of_link(name: str, archive: str, start: int) -> None:
     )
 
 
-def _cut(entry: Entry, archive: str, found: str) -> TruncatedShard:
-    return TruncatedShard(
+def _cut(entry: Entry, archive: str, found: str) -> TruncatedShardError:
+    return TruncatedShardError(
         f"{archive} ends inside the member {entry.name!r} (header at byte {entry.start}): {found}. {AGAIN}"
     )

@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from zlib import adler32
 
-from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError, StaleSidecar, TruncatedShard
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, StaleSidecarError, TruncatedShardError
 from wds_datapipes.io.compression.decompress import compression_name, decompressed
 from wds_datapipes.io.compression.formats import HEAD_BYTES, recognised
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, exceeded
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts, open_ranges
-from wds_datapipes.tar.buffer import Ahead
+from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.headers import ADLERS, AGAIN, BLOCK, FILE, NUMBERS, PAX_LOCAL, EndMarker, Entry, HeaderReader
 from wds_datapipes.tar.reader import PLAIN_FIELDS
 
@@ -69,7 +69,7 @@ def scan_shard(
 
     Raises:
         ShardError: the shard cannot be read to its end; the same errors as in reading.
-        StaleSidecar: it has changed meanwhile.
+        StaleSidecarError: it has changed meanwhile.
     """
     archive = redact(url)
     before = file_facts(url, storage_options=storage_options)
@@ -85,12 +85,12 @@ def scan_shard(
             end = _scan(stream, archive, found, ignore_zeros, end_marker, total, limits)
             compression = compression_name(stream)
             size = before.bytes if counted is None else counted.finish()
-        except ChangedShard as error:
+        except ChangedShardError as error:
             raise _changed(archive) from error
         except ShardError:
             raise
         except OSError as error:
-            raise ReadFailed(f"{archive} could not be read to its end: {type(error).__name__}: {error}") from error
+            raise ShardReadError(f"{archive} could not be read to its end: {type(error).__name__}: {error}") from error
     if before != FileFacts() and (
         before != file_facts(url, storage_options=storage_options) or before.bytes not in (None, size)
     ):
@@ -99,8 +99,8 @@ def scan_shard(
     return Scan(end, size or 0, sha256, before.mtime_ns, before.etag, compression)
 
 
-def _changed(archive: str) -> StaleSidecar:
-    return StaleSidecar(f"{archive} has changed while its headers were read. Build its index again")
+def _changed(archive: str) -> StaleSidecarError:
+    return StaleSidecarError(f"{archive} has changed while its headers were read. Build its index again")
 
 
 def _plain_ranges(url: str, storage_options: Mapping[str, Any] | None, opened: ExitStack) -> BinaryIO | None:
@@ -127,7 +127,7 @@ def _scan(
 
     The stream seeks if the ``total`` of its bytes is known.
     """
-    ahead = Ahead(stream, archive)
+    ahead = ReadBuffer(stream, archive)
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, limits=limits)
     most, most_before = limits.most("member_bytes"), limits.most("headers") * BLOCK
     read_ahead = FIRST_AHEAD
@@ -164,19 +164,19 @@ def _scan(
             read_ahead = min(read_ahead * 2, MOST_AHEAD)
             ahead.at += min(needed - enough, ahead.left)
         if not is_there:
-            raise TruncatedShard(
+            raise TruncatedShardError(
                 f"{archive} ends inside the member {name!r} (header at byte {start}): not all of its data is there. "
                 f"{AGAIN}"
             )
 
 
-def _jump(ahead: Ahead, position: int) -> None:
+def _jump(ahead: ReadBuffer, position: int) -> None:
     """Go on at another place of a stream that seeks."""
     ahead.stream.seek(position)
     ahead.window, ahead.at, ahead.position = b"", 0, position
 
 
-def _plain_members(ahead: Ahead, headers: HeaderReader, found: Found, most: int, most_before: int) -> Entry | None:
+def _plain_members(ahead: ReadBuffer, headers: HeaderReader, found: Found, most: int, most_before: int) -> Entry | None:
     """Tell of the plain files that lie in the window whole, as `read_members` slices them out of it.
 
     Return the one after them if it is a plain file too, of which the window has the header and not all data.

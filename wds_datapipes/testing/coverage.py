@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.loading.philox import SeedGenerator
-from wds_datapipes.loading.rank_and_worker import RankPlace, WorkerPlace, split_by_rank, split_by_worker
+from wds_datapipes.loading.rank_and_worker import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.seeding import EpochSeeds, reset_pipeline
 from wds_datapipes.pipes.state.graph import splitters
 
@@ -33,7 +33,7 @@ def rehearse_coverage(
 ) -> None:
     """Give each worker of each rank its share, and see whether they are all; see `testing.check_coverage`."""
     known = _known if key is None else key
-    wanted = Counter(known(item) for item in _seeded(make_pipeline(), WorkerPlace(1, 0), SeedGenerator(seed)))
+    wanted = Counter(known(item) for item in _seeded(make_pipeline(), WorkerIdentity(1, 0), SeedGenerator(seed)))
     if not wanted:
         raise AssertionError(
             "The pipeline yields nothing at all, also without a split. Is its list of shards empty, or does a stage "
@@ -45,8 +45,8 @@ def rehearse_coverage(
     for rank, worker in places:
         pipe: Any = make_pipeline()
         logs[rank, worker] = [_listened_to(stage) for stage in splitters(pipe)]
-        pipe = split_by_rank(pipe, RankPlace(ranks, rank))
-        pipes[rank, worker] = split_by_worker(pipe, WorkerPlace(max(workers, 1), worker), RankPlace(ranks, rank))
+        pipe = split_by_rank(pipe, RankIdentity(ranks, rank))
+        pipes[rank, worker] = split_by_worker(pipe, WorkerIdentity(max(workers, 1), worker), RankIdentity(ranks, rank))
     seeds = {place: EpochSeeds() for place in places}
     generators = {place: SeedGenerator(seed) for place in places}
     for epoch in range(2):
@@ -58,7 +58,7 @@ def rehearse_coverage(
             generator = generators[place]
             seeds[place].begin(generator)
             own = generator.spawn(rank).spawn(worker)
-            for item in _seeded(pipes[place], WorkerPlace(max(workers, 1), worker), own):
+            for item in _seeded(pipes[place], WorkerIdentity(max(workers, 1), worker), own):
                 owners[known(item)].append(place)
             seeds[place].end(generator)
             for log, first in zip(logs[place], logs[places[0]], strict=True):
@@ -102,7 +102,7 @@ def _known(item: Any) -> Hashable:
     return item  # type: ignore[no-any-return]  # it can be hashed
 
 
-class _Listener(IterDataPipe[Any]):
+class _SplitListener(IterDataPipe[Any]):
     """Notes what passes."""
 
     def __init__(self, source: Pipe, log: list[Any]) -> None:
@@ -120,7 +120,7 @@ def _listened_to(stage: Any) -> list[Any]:
     log: list[Any] = []
     for name, value in list(vars(stage).items()):
         if isinstance(value, IterDataPipe):
-            setattr(stage, name, _Listener(value, log))
+            setattr(stage, name, _SplitListener(value, log))
     return log
 
 

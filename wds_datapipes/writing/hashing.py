@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = ["Digest"]
+__all__ = ["HashingWriter"]
 
 #: How much is handed to the thread at once, in bytes: what is less is hashed by the caller, before a thread has begun.
 BATCH_BYTES = 1 << 20
 
 
-class Digest:
+class HashingWriter:
     """The SHA-256 of all data that were taken. Both hashing and writing let other threads of Python run.
 
     A thread hashes what was collected while the next is collected and written. So it holds as much as was collected

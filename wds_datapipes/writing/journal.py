@@ -12,17 +12,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import ShardNotWritten, StateError
+from wds_datapipes.errors import ShardWriteError, StateError
 from wds_datapipes.types import ShardInfo
 
-__all__ = ["FinishedShard", "GivenKeys", "ShardJournal", "compare_journals"]
+__all__ = ["FinishedShard", "KeyLog", "ShardJournal", "compare_journals"]
 
 
 #: What the first line of a journal says.
 KIND = "journal of shards"
 
 
-class GivenKeys:
+class KeyLog:
     """The keys that a writer was given one after the other: how many, and a digest of them."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class ShardJournal:
 
     Raises:
         StateError: the file is of another conversion, or no journal, or another process has it.
-        ShardNotWritten: it cannot be opened or written.
+        ShardWriteError: it cannot be opened or written.
     """
 
     _file = -1
@@ -88,7 +88,7 @@ class ShardJournal:
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise ShardNotWritten(f"The journal {path!r} cannot be opened: {error.strerror}") from error
+            raise ShardWriteError(f"The journal {path!r} cannot be opened: {error.strerror}") from error
         try:
             self.finished = self._begin(head)
         except BaseException:
@@ -156,7 +156,7 @@ class ShardJournal:
                 line = line[os.write(self._file, line) :]
             os.fsync(self._file)
         except OSError as error:
-            raise ShardNotWritten(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
+            raise ShardWriteError(f"The journal {self._path!r} cannot be written: {error.strerror}") from error
 
 
 class WriterClaim:

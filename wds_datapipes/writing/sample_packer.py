@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from wds_datapipes.codecs.codec import described
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
-from wds_datapipes.errors import EncodeError, UnwritableSample
+from wds_datapipes.errors import EncodeError, UnwritableSampleError
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.tar.header_writer import NAME_BYTES, PADDING, TOO_LARGE, HeaderWriter
 from wds_datapipes.tar.headers import BLOCK
@@ -72,20 +72,22 @@ class SamplePacker:
 
         Raises:
             EncodeError: a value cannot be encoded.
-            UnwritableSample: the sample would be read back as another.
-            UnsafeCodec: a field needs ``unsafe``.
-            MissingDependency: a field needs a package that is not installed.
+            UnwritableSampleError: the sample would be read back as another.
+            UnsafeCodecError: a field needs ``unsafe``.
+            MissingDependencyError: a field needs a package that is not installed.
         """
         encoded = sample if self._encode is None else self._encode(sample)
         try:
             key = encoded["__key__"]
         except (TypeError, KeyError):
-            raise UnwritableSample(
+            raise UnwritableSampleError(
                 f"A sample to be written is a dict with __key__ and its fields, and this is {described(sample)}"
                 f"{' with ' + ' '.join(map(str, encoded)) if hasattr(encoded, 'keys') else ''}"
             ) from None
         if not isinstance(key, str):
-            raise UnwritableSample(f"__key__ is a str, and {key!r} is {described(key)}. Make it one: f'{{number:06d}}'")
+            raise UnwritableSampleError(
+                f"__key__ is a str, and {key!r} is {described(key)}. Make it one: f'{{number:06d}}'"
+            )
         if self._rule is not None:
             self._check_key(key, self._rule)
             if key[:2] == "__":
@@ -113,7 +115,7 @@ class SamplePacker:
                 try:
                     header = self._headers.header(f"{key}.{field}", size)
                 except UnicodeEncodeError as error:
-                    raise UnwritableSample(f"The name {f'{key}.{field}'!r} cannot be written: {error}") from error
+                    raise UnwritableSampleError(f"The name {f'{key}.{field}'!r} cannot be written: {error}") from error
                 parts.append(header)
                 at += len(header)
             fields.append((field, at, size))
@@ -124,13 +126,13 @@ class SamplePacker:
                 at += -size % BLOCK
             payload += size
         if not parts:
-            raise UnwritableSample(f"The sample {key!r} has no field to write, and could not be read back")
+            raise UnwritableSampleError(f"The sample {key!r} has no field to write, and could not be read back")
         return PackedSample(key, parts, at, payload, fields)
 
     def _suffix(self, key: str, field: str) -> bytes:
         """Check a field, and return how its names end; nothing if its bytes may not be written as they are."""
         if not isinstance(field, str):
-            raise UnwritableSample(f"The names of fields are str, and {field!r} is {described(field)}")
+            raise UnwritableSampleError(f"The names of fields are str, and {field!r} is {described(field)}")
         if self._rule is not None and (field[:2] != "__" or self._keep_meta):
             self._check_field(key, field, self._rule)
         is_plain = field[:2] != "__" and field.isascii() and not (self._chain and f".{field}".endswith(".gz"))
@@ -163,7 +165,7 @@ class SamplePacker:
             return
         read = "belong to no sample" if found is None else f"be read back as of {found[0]!r}"
         why = "a key ends at the first dot behind its last slash" if rule is first_dot else "as key_rule says"
-        raise UnwritableSample(
+        raise UnwritableSampleError(
             f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or pass "
             f"key_rule=last_dot, and read the shard with it; or key_rule=None, which checks nothing"
         )
@@ -172,7 +174,7 @@ class SamplePacker:
         """Refuse fields that would make the name that of a file which describes the shard."""
         for field in map(str, fields):
             if (field[:2] != "__" or (self._keep_meta and field != "__key__")) and is_meta(f"{key}.{field}"):
-                raise UnwritableSample(
+                raise UnwritableSampleError(
                     f"The field {field!r} of sample {key!r} cannot be written: the name {f'{key}.{field}'!r} begins "
                     f"and ends with two underscores, and files that do are in no sample. Choose another key"
                 )
@@ -182,7 +184,7 @@ class SamplePacker:
         found = rule(f"k.{field}")
         if not field or found != ("k", field) or "\0" in field or field != field.lower():
             read = "nothing" if not field or found is None else f"{found[1].lower()!r} of {found[0]!r}"
-            raise UnwritableSample(
+            raise UnwritableSampleError(
                 f"The field {field!r} of sample {key!r} cannot be written: it would be read back as {read}. Names of "
                 f"fields are lower case, and have no slash"
             )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from wds_datapipes.errors import EncodeError, UnwritableSample
+from wds_datapipes.errors import EncodeError, UnwritableSampleError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.shard_writer import ShardWriter
@@ -25,7 +25,7 @@ def write_wds_shards(
         for sample in policy.counted(source):
             try:
                 writer.write(sample)
-            except (EncodeError, UnwritableSample) as error:
+            except (EncodeError, UnwritableSampleError) as error:
                 if policy.goes_on(error, sample):
                     continue
                 break

@@ -8,16 +8,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
-from wds_datapipes.errors import SampleError, StateError, UnwritableSample
+from wds_datapipes.errors import SampleError, StateError, UnwritableSampleError
 from wds_datapipes.io.compression.compress import Compress, find_compressor
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.sinks import size_of
-from wds_datapipes.io.sinks.stream_sink import StreamTarget
+from wds_datapipes.io.sinks.stream_sink import StreamSink
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import END, HeaderWriter
 from wds_datapipes.types import PlacedSample, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
-from wds_datapipes.writing.journal import FinishedShard, GivenKeys, ShardJournal, WriterClaim, compare_journals
+from wds_datapipes.writing.journal import FinishedShard, KeyLog, ShardJournal, WriterClaim, compare_journals
 from wds_datapipes.writing.sample_packer import Encoder, SamplePacker
 from wds_datapipes.writing.shard_names import (
     check_pattern,
@@ -153,7 +153,7 @@ class ShardWriter:
             "index": index,
         }
         self._shard: TarWriter | None = None
-        self._given = GivenKeys()
+        self._given = KeyLog()
         self._journal: ShardJournal | None = None
         #: The finished shards of an earlier run whose samples have not come by yet.
         self._ahead: deque[FinishedShard] = deque()
@@ -175,8 +175,8 @@ class ShardWriter:
         nothing is left of the shard that was being written.
 
         Raises:
-            EncodeError, UnwritableSample, UnsafeCodec, MissingDependency: as `TarWriter.write`.
-            ShardNotWritten, CommandFailed: the same.
+            EncodeError, UnwritableSampleError, UnsafeCodecError, MissingDependencyError: as `TarWriter.write`.
+            ShardWriteError, CommandError: the same.
             StateError: a conversion was resumed with other samples.
         """
         if self._closed:
@@ -199,7 +199,7 @@ class ShardWriter:
             self._shard.append(packed)
             if self._shard.samples >= self._maxcount:
                 self._finish(self._shard)
-        except UnwritableSample:
+        except UnwritableSampleError:
             raise
         except BaseException:
             self.discard()
@@ -220,7 +220,7 @@ class ShardWriter:
         """Finish the last shard.
 
         Raises:
-            ShardNotWritten, CommandFailed: that failed, and nothing is left of it.
+            ShardWriteError, CommandError: that failed, and nothing is left of it.
             StateError: a conversion was resumed with fewer samples than were written before.
         """
         if self._closed:
@@ -273,7 +273,7 @@ class ShardWriter:
         if self._claim is None and self._opener is None and local_path(self.pattern) is not None:
             self._claim = WriterClaim(journal_path(self.pattern, None, *self._place), self.pattern)
         url = self.pattern % self._number
-        target: Any = url if self._opener is None else StreamTarget(self._opener(url), url, close=True)
+        target: Any = url if self._opener is None else StreamSink(self._opener(url), url, close=True)
         return TarWriter(target, **self._options)
 
     def _finish(self, shard: TarWriter) -> None:
@@ -290,7 +290,7 @@ class ShardWriter:
             LOG.info("wrote %s: %d samples, %d bytes", info.url, info.samples, info.bytes)
         self.shards.append(info)
         self._shard = None
-        self._given = GivenKeys()
+        self._given = KeyLog()
         self._number += self._step
 
     def _go_on(self, journal: ShardJournal) -> None:
@@ -324,5 +324,5 @@ class ShardWriter:
                 f"The conversion to {self.pattern!r} was resumed with other samples: those of {shard.info.url!r} had "
                 f"other keys, or another order. Give it the same samples in the same order, or begin anew"
             )
-        self._given = GivenKeys()
+        self._given = KeyLog()
         self._ahead.popleft()

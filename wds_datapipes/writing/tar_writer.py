@@ -6,16 +6,16 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_datapipes.errors import UnwritableSample
+from wds_datapipes.errors import UnwritableSampleError
 from wds_datapipes.index.build import written_index
 from wds_datapipes.index.file_format import index_url, write_index
 from wds_datapipes.io.compression.compress import Compress, compression_kind, find_compressor
-from wds_datapipes.io.sinks import Target, open_target
+from wds_datapipes.io.sinks import Sink, open_target
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import END, HeaderWriter
 from wds_datapipes.types import PlacedField, PlacedSample, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
-from wds_datapipes.writing.hashing import Digest
+from wds_datapipes.writing.hashing import HashingWriter
 from wds_datapipes.writing.sample_packer import Encoder, PackedSample, SamplePacker
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class TarWriter:
         info: the `ShardInfo` of the finished shard, and ``None`` before that.
 
     Raises:
-        ShardNotWritten: the shard cannot be written, at any time.
-        CommandFailed: the command has failed.
+        ShardWriteError: the shard cannot be written, at any time.
+        CommandError: the command has failed.
 
     Examples:
         >>> with TarWriter("a.tar") as shard:
@@ -87,7 +87,7 @@ class TarWriter:
 
     def __init__(
         self,
-        target: str | os.PathLike[str] | BinaryIO | Target,
+        target: str | os.PathLike[str] | BinaryIO | Sink,
         *,
         user: str = "",
         group: str = "",
@@ -115,7 +115,7 @@ class TarWriter:
         self._keys: set[str] = set()
         self._waiting: list[bytes] = []
         self._waiting_bytes = self._written = 0
-        self._digest = Digest() if digest else None
+        self._digest = HashingWriter() if digest else None
         self.samples = self.size = 0
         self._layout: list[tuple[str, int, list[tuple[str, int, int]]]] = []
         self.info: ShardInfo | None = None
@@ -134,11 +134,11 @@ class TarWriter:
 
         Raises:
             EncodeError: a value cannot be encoded.
-            UnwritableSample: the sample would be read back as another.
-            UnsafeCodec: a field needs ``unsafe``.
-            MissingDependency: a field needs a package that is not installed.
-            ShardNotWritten: the disk is full, or the store has failed.
-            CommandFailed: the command has failed.
+            UnwritableSampleError: the sample would be read back as another.
+            UnsafeCodecError: a field needs ``unsafe``.
+            MissingDependencyError: a field needs a package that is not installed.
+            ShardWriteError: the disk is full, or the store has failed.
+            CommandError: the command has failed.
         """
         return self.append(self.pack(sample))
 
@@ -153,7 +153,7 @@ class TarWriter:
         key, parts, size, payload, fields = packed
         if self._key_rule is not None:
             if key in self._keys:
-                raise UnwritableSample(
+                raise UnwritableSampleError(
                     f"The sample {key!r} was written to {self._target.url!r} before, and samples of one key could not "
                     f"be told apart. Number them, or pass key_rule=None if that is meant"
                 )
@@ -178,9 +178,9 @@ class TarWriter:
         """Finish the shard: it stands under its name then, and `info` tells what it is.
 
         Raises:
-            ShardNotWritten: that failed, and nothing is left.
-            MissingSidecar: the shard is finished, and its index cannot be written.
-            CommandFailed: the command has ended with an error.
+            ShardWriteError: that failed, and nothing is left.
+            MissingSidecarError: the shard is finished, and its index cannot be written.
+            CommandError: the command has ended with an error.
         """
         if self._closed:
             return

@@ -1,4 +1,4 @@
-"""How far ahead an `Outlet` goes with large messages, whose memory counts, and with small ones, whose number does."""
+"""How far ahead an `Sender` goes with large messages, whose memory counts, and with small ones, whose number does."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, new_channel
-from wds_datapipes.loading.transport.receiver import Inlet
-from wds_datapipes.loading.transport.sender import Outlet
+from wds_datapipes.loading.transport.receiver import Receiver
+from wds_datapipes.loading.transport.sender import Sender
 
 WINDOW = 12
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Inlet, Outlet]]:
+def ends() -> Iterator[tuple[Receiver, Sender]]:
     near, far = new_channel()
     with closing(near), closing(far):
-        outlet = Outlet(far, window=WINDOW, together=1)
-        inlet = Inlet(near, window=WINDOW)
+        outlet = Sender(far, window=WINDOW, together=1)
+        inlet = Receiver(near, window=WINDOW)
         assert inlet.receive() is None  # but its page
         yield inlet, outlet
 
 
-def fill(outlet: Outlet, item: object) -> int:
+def fill(outlet: Sender, item: object) -> int:
     """Put as many items as the outlet takes; return their number."""
     count = 0
     while not outlet.is_full:
@@ -35,7 +35,7 @@ def fill(outlet: Outlet, item: object) -> int:
     return count
 
 
-def take(inlet: Inlet) -> Any:
+def take(inlet: Receiver) -> Any:
     message = inlet.receive()
     assert message is not None
     if message.header.arrays:
@@ -55,7 +55,7 @@ def take(inlet: Inlet) -> Any:
     ],
     ids=["small", "moderate", "large", "one that is more than all may be", "large bytes"],
 )
-def test_so_many_messages_are_ahead(ends: tuple[Inlet, Outlet], item: Any, ahead: int) -> None:
+def test_so_many_messages_are_ahead(ends: tuple[Receiver, Sender], item: Any, ahead: int) -> None:
     inlet, outlet = ends
     assert fill(outlet, item) == ahead
     for _ in range(ahead):
@@ -65,7 +65,7 @@ def test_so_many_messages_are_ahead(ends: tuple[Inlet, Outlet], item: Any, ahead
     assert fill(outlet, item) == ahead  # as many again: nothing of what has been used still counts
 
 
-def test_a_large_message_makes_room_when_it_is_taken(ends: tuple[Inlet, Outlet]) -> None:
+def test_a_large_message_makes_room_when_it_is_taken(ends: tuple[Receiver, Sender]) -> None:
     """The loop may work for long with what it has taken, and the next item has to be made meanwhile."""
     inlet, outlet = ends
     array = np.zeros(AHEAD_BYTES // 2, np.uint8)
@@ -79,7 +79,7 @@ def test_a_large_message_makes_room_when_it_is_taken(ends: tuple[Inlet, Outlet])
     assert all(np.array_equal(each, array) for each in kept)
 
 
-def test_a_new_epoch_begins_with_nothing_ahead(ends: tuple[Inlet, Outlet]) -> None:
+def test_a_new_epoch_begins_with_nothing_ahead(ends: tuple[Receiver, Sender]) -> None:
     inlet, outlet = ends
     array = np.zeros(AHEAD_BYTES // 3 + 1, np.uint8)
     assert fill(outlet, array) == 3

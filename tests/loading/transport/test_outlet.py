@@ -31,9 +31,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from wds_datapipes.loading.transport import sender as outlet
 from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind, new_channel
-from wds_datapipes.loading.transport.receiver import MOST_LENT, Inlet, Message
-from wds_datapipes.loading.transport.sender import ALIGNMENT, TOGETHER_BYTES, Gone, Outlet
-from wds_datapipes.loading.transport.serialization import APART, Packer
+from wds_datapipes.loading.transport.receiver import MOST_LENT, Message, Receiver
+from wds_datapipes.loading.transport.sender import ALIGNMENT, TOGETHER_BYTES, ReceiverGone, Sender
+from wds_datapipes.loading.transport.serialization import APART, Serializer
 
 #: How long anything may take before it counts as a hang, in seconds.
 LIMIT_S = 60
@@ -49,8 +49,8 @@ class Line:
 
     def __init__(self, window: int = 5, together: int = 256) -> None:
         near, far = new_channel()
-        self.inlet = Inlet(near, window=window)
-        self.outlet = Outlet(far, window=window, together=together)
+        self.inlet = Receiver(near, window=window)
+        self.outlet = Sender(far, window=window, together=together)
 
     def arrivals(self) -> list[Message]:
         """Return the messages that have arrived."""
@@ -85,7 +85,7 @@ def line(window: int = 5, together: int = 256) -> Iterator[Line]:
         joined.close()
 
 
-def taken(inlet: Inlet, message: Message) -> list[Any]:
+def taken(inlet: Receiver, message: Message) -> list[Any]:
     """Take the items of a message, as `Link` does."""
     assert message.header.kind == Kind.ITEMS
     return [inlet.item(message)] if message.header.arrays else list(inlet.items(message))
@@ -129,9 +129,9 @@ def raw(value: Any) -> Any:
 
 def send(channel: socket.socket, window: int, together: int) -> None:
     """Send the items that a RESET asks for by their sizes, as a worker does."""
-    sender = Outlet(channel, window=window, together=together)
+    sender = Sender(channel, window=window, together=together)
     sizes: Iterator[tuple[int, int]] | None = None
-    with suppress(Gone):
+    with suppress(ReceiverGone):
         while True:
             if sender.orders:
                 order = sender.orders.popleft()
@@ -152,7 +152,7 @@ def send(channel: socket.socket, window: int, together: int) -> None:
 
 
 @contextmanager
-def in_a_process(run: Callable[..., object], *args: Any, window: int = 5) -> Iterator[tuple[Inlet, int]]:
+def in_a_process(run: Callable[..., object], *args: Any, window: int = 5) -> Iterator[tuple[Receiver, int]]:
     """Run the sending end in a forked process; yield the receiving end and the process's number."""
     near, far = new_channel()
     pid = os.fork()
@@ -166,7 +166,7 @@ def in_a_process(run: Callable[..., object], *args: Any, window: int = 5) -> Ite
         finally:
             os._exit(code)
     far.close()
-    inlet = Inlet(near, window=window)
+    inlet = Receiver(near, window=window)
     try:
         yield inlet, pid
     finally:
@@ -178,12 +178,12 @@ def in_a_process(run: Callable[..., object], *args: Any, window: int = 5) -> Ite
 
 
 @contextmanager
-def in_a_thread(run: Callable[..., object], *args: Any, window: int = 5) -> Iterator[tuple[Inlet, int]]:
+def in_a_thread(run: Callable[..., object], *args: Any, window: int = 5) -> Iterator[tuple[Receiver, int]]:
     """Run the sending end in a thread."""
     near, far = new_channel()
     thread = threading.Thread(target=run, args=(far, *args))
     thread.start()
-    inlet = Inlet(near, window=window)
+    inlet = Receiver(near, window=window)
     try:
         yield inlet, os.getpid()
     finally:
@@ -194,7 +194,7 @@ def in_a_thread(run: Callable[..., object], *args: Any, window: int = 5) -> Iter
 PLACES = {"process": in_a_process, "thread": in_a_thread}
 
 
-def following(inlet: Inlet) -> Message:
+def following(inlet: Receiver) -> Message:
     """Return the next message, with credit given before each wait."""
     poll = select.poll()
     poll.register(inlet, select.POLLIN)
@@ -204,14 +204,14 @@ def following(inlet: Inlet) -> Message:
     return message
 
 
-def current(inlet: Inlet) -> Message:
+def current(inlet: Receiver) -> Message:
     """Return the next message of the epoch that was told last."""
     while (message := following(inlet)).header.epoch != inlet.epoch:
         inlet.drop(message)
     return message
 
 
-def begin(inlet: Inlet, epoch: int, payload: object) -> None:
+def begin(inlet: Receiver, epoch: int, payload: object) -> None:
     inlet.begin(epoch)
     inlet.tell(inlet.order(Command.RESET, payload))
 
@@ -412,7 +412,7 @@ def test_a_message_of_small_items_has_so_many_items_or_so_many_bytes() -> None:
     with line(window=100, together=10_000) as joined:
         assert joined.outlet.put("the first")
         sent = [joined.outlet.put(bytes(KB)) for _ in range(100)]
-        together = TOGETHER_BYTES // Packer().pack(bytes(KB)).size + 1
+        together = TOGETHER_BYTES // Serializer().pack(bytes(KB)).size + 1
         assert [number for number in range(100) if sent[number]] == [together - 1]
         assert [message.header.number for message in joined.arrivals()] == [1, together]
 
@@ -545,7 +545,7 @@ def test_a_sender_without_work_or_without_credit_sleeps() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, INLINE - 1, INLINE, INLINE + 1, 5_000_000])
 def test_messages_without_items_of_any_size(size: int) -> None:
-    payload = Packer().pack(random.Random(size).randbytes(size)).parts
+    payload = Serializer().pack(random.Random(size).randbytes(size)).parts
     with line() as joined:
         for _ in range(3):
             joined.outlet.say(Kind.ERROR, b"".join(payload))
@@ -560,7 +560,7 @@ def test_messages_without_items_of_any_size(size: int) -> None:
 def test_commands_are_small() -> None:
     with line() as joined:
         size = 0
-        while len(b"".join(Packer().pack(bytes(size)).parts)) < COMMAND_BYTES - HEADER.size:
+        while len(b"".join(Serializer().pack(bytes(size)).parts)) < COMMAND_BYTES - HEADER.size:
             size = size + 1 if size > COMMAND_BYTES - 100 else COMMAND_BYTES - 99
         joined.inlet.tell(joined.inlet.order(Command.RESET, bytes(size)))
         joined.outlet.listen()
@@ -754,7 +754,7 @@ def test_a_sender_killed_at_any_moment_leaves_whole_messages_and_then_the_end() 
             check(item, 1, number, sizes[number])
 
 
-def read_and_kill(inlet: Inlet, pid: int, victim: int, sizes: list[int], kept: list[Any]) -> None:
+def read_and_kill(inlet: Receiver, pid: int, victim: int, sizes: list[int], kept: list[Any]) -> None:
     """Read to the end, and kill the sender after some item."""
     while (message := following(inlet)).header.kind != Kind.END:
         for item in taken(inlet, message):
@@ -766,7 +766,7 @@ def read_and_kill(inlet: Inlet, pid: int, victim: int, sizes: list[int], kept: l
 
 def test_what_a_killed_process_has_sent_comes_although_it_did_not_listen() -> None:
     def run(channel: socket.socket) -> None:
-        sender = Outlet(channel, window=20, together=1)
+        sender = Sender(channel, window=20, together=1)
         for number in range(5):
             sender.put(made(0, number, 2 * APART))
         time.sleep(LIMIT_S)
@@ -802,7 +802,7 @@ def test_a_sender_learns_that_nobody_is_there(act: str) -> None:
             "listen": lambda: joined.outlet.listen(),
             "put an array": lambda: joined.outlet.put(np.zeros(APART)),
         }
-        with pytest.raises(Gone):
+        with pytest.raises(ReceiverGone):
             acts[act]()
 
 

@@ -24,7 +24,7 @@ from PIL import Image
 
 from wds_datapipes.loading.transport.protocol import INLINE
 from wds_datapipes.loading.transport.sender import TOGETHER_BYTES
-from wds_datapipes.loading.transport.serialization import APART, Packer, describe, takes, unpack
+from wds_datapipes.loading.transport.serialization import APART, Serializer, describe, takes, unpack
 
 #: The machine may be busy with something else.
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,10 +33,10 @@ EDGES = sorted({edge + more for edge in (APART, INLINE, TOGETHER_BYTES) for more
 
 Array = NDArray[Any]
 
-PACKER = Packer()
+PACKER = Serializer()
 
 
-def carried(item: Any, packer: Packer = PACKER) -> Any:
+def carried(item: Any, packer: Serializer = PACKER) -> Any:
     """Pack an item, copy its arrays as a segment would hold them, and unpack it."""
     packed = packer.pack(item)
     assert packed.size == sum(map(len, packed.parts))
@@ -154,7 +154,7 @@ def test_plain_and_nested_values(item: Any) -> None:
 @given(st.lists(Item, max_size=4))
 @settings(BUSY, max_examples=30)
 def test_one_packer_packs_items_one_by_one_and_renewed(items: list[Any]) -> None:
-    packer = Packer()
+    packer = Serializer()
     for item in items:
         assert_same(carried(item, packer), item)
     packer.renew()
@@ -629,7 +629,7 @@ class Refusing:
 @given(st.lists(st.tuples(st.booleans(), Item), max_size=6))
 @settings(BUSY, max_examples=30)
 def test_an_item_that_fails_does_not_disturb_the_next(items: list[tuple[bool, Any]]) -> None:
-    packer = Packer()
+    packer = Serializer()
     for fails, item in items:
         if fails:
             with pytest.raises(LookupError, match="not me"):

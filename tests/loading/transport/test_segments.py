@@ -24,8 +24,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from wds_datapipes.loading.transport import shared_memory
 from wds_datapipes.loading.transport.shared_memory import (
     SMALLEST,
-    Lender,
     Segment,
+    SegmentLender,
     SegmentPool,
     mapped,
     new_memory,
@@ -44,7 +44,7 @@ class Pair:
 
     def __init__(self, spare: int = SPARE) -> None:
         self.pool = SegmentPool(spare)
-        self.lender = Lender()
+        self.lender = SegmentLender()
         self.filled = 0
 
     def lend(self, size: int) -> tuple[memoryview, int]:

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
-from wds_datapipes.errors import CorruptSidecar, UnsupportedSidecar, WrongSidecar
+from wds_datapipes.errors import CorruptSidecarError, UnsupportedSidecarError, WrongSidecarError
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.builder import IndexBuilder
-from wds_datapipes.index.interop.shard_members import FoundMember, ShardMembers
+from wds_datapipes.index.interop.shard_members import ShardMember, ShardMembers
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.small_files import read_sidecar, write_sidecar
@@ -71,10 +71,10 @@ def write_dali_index(
         storage_options: passed to a remote file system.
 
     Raises:
-        UnsupportedSidecar: the format cannot describe the shard: a name has a blank, or there is no sample, or the
+        UnsupportedSidecarError: the format cannot describe the shard: a name has a blank, or there is no sample, or the
             shard is compressed.
         ShardError: the shard cannot be read.
-        DuplicateField: a field occurs twice in a sample.
+        DuplicateFieldError: a field occurs twice in a sample.
 
     Examples:
         >>> from pathlib import Path
@@ -97,24 +97,24 @@ def dali_text(index: ShardIndex, version: DaliVersion = "v1.2", *, archive: str 
     """Return the file of DALI that says what an index says.
 
     Raises:
-        UnsupportedSidecar: the format cannot say it.
+        UnsupportedSidecarError: the format cannot say it.
     """
     if version not in WORDS:
         raise ValueError(f'The version is "v1.1" or "v1.2", not {version!r}')
     index.check_random_access()
     if index.facts.key_rule != "first_dot":
-        raise UnsupportedSidecar(
+        raise UnsupportedSidecarError(
             f"{archive} was indexed by the rule {index.facts.key_rule}, and DALI splits names at the first dot"
         )
     if not len(index):
-        raise UnsupportedSidecar(f"{archive} has no samples, and DALI takes no index without any")
+        raise UnsupportedSidecarError(f"{archive} has no samples, and DALI takes no index without any")
     lines = [f"{version} {len(index)}"]
     for number, sample in enumerate(index):
         words = []
         for name, (_, offset, size) in zip(index.names(number) or [], sample.entries, strict=True):
             extension = name[len(sample.key) + 1 :]
             if not extension or not BLANKS.isdisjoint(name):
-                raise UnsupportedSidecar(
+                raise UnsupportedSidecarError(
                     f"{archive} holds the member {name!r}, and an index of DALI cannot, as blanks separate its words "
                     f"and none may be missing. Rename it"
                 )
@@ -149,9 +149,9 @@ def read_dali_index(
         The index of the samples that it names, which need not be all.
 
     Raises:
-        MissingSidecar: it cannot be read.
-        CorruptSidecar: it is no index of DALI, or is damaged.
-        WrongSidecar: it says something of the shard that is not so; the message tells the line.
+        MissingSidecarError: it cannot be read.
+        CorruptSidecarError: it is no index of DALI, or is damaged.
+        WrongSidecarError: it says something of the shard that is not so; the message tells the line.
         ShardError: the shard cannot be read.
 
     Examples:
@@ -171,10 +171,10 @@ def read_dali_index(
         line = f"Line {number} of {where}"
         found = [_held(members, component, line) for component in components]
         key = _only_key(found, line)
-        if any(before.offset >= after.offset for before, after in pairwise([FoundMember("", 0, reached, 0), *found])):
-            raise WrongSidecar(f"{line} has members in another order than the shard. Build the index again")
+        if any(before.offset >= after.offset for before, after in pairwise([ShardMember("", 0, reached, 0), *found])):
+            raise WrongSidecarError(f"{line} has members in another order than the shard. Build the index again")
         if key == last:
-            raise WrongSidecar(f"{line} has the sample {key!r} once more, as the line before. Build it again")
+            raise WrongSidecarError(f"{line} has the sample {key!r} once more, as the line before. Build it again")
         reached, last = found[-1].offset, key
         for member in found:
             builder.add(*member)
@@ -186,10 +186,12 @@ def _parsed(content: bytes, where: str) -> Iterator[list[tuple[str, int, int, st
     lines = content.decode("utf-8", "surrogateescape").split("\n")
     version, count = [*WORD.findall(lines[0]), "", ""][:2]
     if version not in WORDS or not _is_number(count):
-        raise CorruptSidecar(f"{where} is no index of DALI: its first line is {lines[0][:40]!r}, not 'v1.2 NUMBER'")
+        raise CorruptSidecarError(
+            f"{where} is no index of DALI: its first line is {lines[0][:40]!r}, not 'v1.2 NUMBER'"
+        )
     # A line that was cut may look like one of fewer components, so the last one needs its end as well.
     if not 0 < int(count) < len(lines) - 1:
-        raise CorruptSidecar(
+        raise CorruptSidecarError(
             f"{where} is damaged: it shall have {int(count)} samples, and has {len(lines) - 2} whole lines for them. "
             f"Build it again"
         )
@@ -200,7 +202,7 @@ def _parsed(content: bytes, where: str) -> Iterator[list[tuple[str, int, int, st
             words[at] for first in range(0, len(words), step) for at in (first + 1, first + 2) if at < len(words)
         ]
         if not words or len(words) % step or not all(map(_is_number, numbers)):
-            raise CorruptSidecar(
+            raise CorruptSidecarError(
                 f"Line {number} of {where} is {line[:60]!r}, and not groups of {step} words: extension, offset, size"
                 f"{', name' if step == 4 else ''}. Build it again"
             )
@@ -210,25 +212,27 @@ def _parsed(content: bytes, where: str) -> Iterator[list[tuple[str, int, int, st
         ]
 
 
-def _held(members: ShardMembers, component: tuple[str, int, int, str | None], line: str) -> FoundMember:
+def _held(members: ShardMembers, component: tuple[str, int, int, str | None], line: str) -> ShardMember:
     """Return the member that a component tells of, if it is as it tells."""
     extension, offset, size, name = component
     member = members.at(offset, size, line)
     parts = first_dot(member.name)
     if parts is None:
-        raise WrongSidecar(f"{line} has the member {member.name!r}, which is in no sample, as its name tells no field")
+        raise WrongSidecarError(
+            f"{line} has the member {member.name!r}, which is in no sample, as its name tells no field"
+        )
     if parts[1] != extension or name not in (None, member.name):
         told = f".{extension}" if name is None else name
-        raise WrongSidecar(
+        raise WrongSidecarError(
             f"{line} says that {told!r} is at byte {offset}, and the member there is {member.name!r}. Build it again"
         )
     return member
 
 
-def _only_key(found: list[FoundMember], line: str) -> str:
+def _only_key(found: list[ShardMember], line: str) -> str:
     keys = {(first_dot(member.name) or ("", ""))[0] for member in found}
     if len(keys) > 1:
-        raise WrongSidecar(
+        raise WrongSidecarError(
             f"{line} has members of several samples: {', '.join(map(repr, sorted(keys)))}. Build it again"
         )
     return min(keys)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_datapipes.errors import CorruptSidecar, MissingSidecar, UnsupportedSidecar, WrongSidecar
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, UnsupportedSidecarError, WrongSidecarError
 from wds_datapipes.extras import require
 from wds_datapipes.index.builder import IndexBuilder
 from wds_datapipes.index.interop.energon_sqlite import energon_keys, remove_energon_keys
@@ -99,10 +99,10 @@ def write_energon_index(
         storage_options: passed to a remote file system.
 
     Raises:
-        UnsupportedSidecar: the shard is compressed or has no samples.
+        UnsupportedSidecarError: the shard is compressed or has no samples.
         ShardError: the shard cannot be read.
-        DuplicateField: a field occurs twice in a sample.
-        MissingSidecar: the index cannot be written.
+        DuplicateFieldError: a field occurs twice in a sample.
+        MissingSidecarError: the index cannot be written.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -136,15 +136,15 @@ def read_energon_index(
         The index, with keys and fields as Energon splits names.
 
     Raises:
-        MissingSidecar: it cannot be read.
-        CorruptSidecar: it is no index of Energon.
-        WrongSidecar: it says something of the shard that is not so; the message tells the sample.
+        MissingSidecarError: it cannot be read.
+        CorruptSidecarError: it is no index of Energon.
+        WrongSidecarError: it says something of the shard that is not so; the message tells the sample.
         ShardError: the shard cannot be read.
     """
     where, path = redact(os.fspath(place)), os.fspath(url)
     content = read_sidecar(os.fspath(place), storage_options)
     if len(content) % 8 or not content:
-        raise CorruptSidecar(f"{where} is no index of Energon: it has {len(content)} bytes, no multiple of 8")
+        raise CorruptSidecarError(f"{where} is no index of Energon: it has {len(content)} bytes, no multiple of 8")
     told = np.frombuffer(content, "<u8")
     index = _indexed(ShardMembers(path, end_marker=end_marker, storage_options=storage_options), redact(path))
     found = index.columns["sample_offsets"].astype("<u8")
@@ -152,12 +152,14 @@ def read_energon_index(
         if says != has:
             what = f"sample {number}" if number + 1 < len(told) else "the end"
             is_there = f"sample {number} ({index[number].key!r}) begins" if number < len(index) else "the samples end"
-            raise WrongSidecar(
+            raise WrongSidecarError(
                 f"{where} says that {what} is at byte {says} of {redact(path)}, where {is_there} at byte {has}. "
                 f"Build it again"
             )
     if len(told) != len(found):
-        raise WrongSidecar(f"{where} has {len(told) - 1} samples, and {redact(path)} has {len(index)}. Build it again")
+        raise WrongSidecarError(
+            f"{where} has {len(told) - 1} samples, and {redact(path)} has {len(index)}. Build it again"
+        )
     return index
 
 
@@ -229,7 +231,7 @@ def write_energon_dataset(
     crude = "__module__: megatron.energon\n__class__: CrudeWebdataset"
     try:
         read_sidecar(f"{place}.nv-meta/dataset.yaml", storage_options)
-    except MissingSidecar:
+    except MissingSidecarError:
         files["dataset.yaml"] = crude
     for name, text in files.items():
         write_sidecar(f"{place}.nv-meta/{name}", f"{text}\n".encode(), storage_options)
@@ -246,10 +248,10 @@ def read_energon_dataset(
         storage_options: passed to a remote file system.
 
     Raises:
-        MissingSidecar: a file cannot be read.
-        CorruptSidecar: a file makes no sense.
-        MissingDependency: the package that reads YAML is not installed.
-        RefusedURL: it is not of this host, and names a command as a shard.
+        MissingSidecarError: a file cannot be read.
+        CorruptSidecarError: a file makes no sense.
+        MissingDependencyError: the package that reads YAML is not installed.
+        RefusedURLError: it is not of this host, and names a command as a shard.
     """
     place = os.fspath(folder).rstrip("/") + "/"
     yaml = require("yaml", extra="yaml", purpose="read split.yaml")
@@ -266,7 +268,7 @@ def read_energon_dataset(
             {split: [joined(place, url) for url in urls] for split, urls in splits.items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptSidecar(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
+        raise CorruptSidecarError(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
     for url in {*dataset.counts, *chain.from_iterable(dataset.splits.values())}:
         refuse_commands(url, name)
     return dataset
@@ -280,7 +282,7 @@ def _write(url: str, place: str, end_marker: EndMarker, storage_options: Mapping
     """Write the index of a shard for Energon, and return it as ours."""
     index = _indexed(ShardMembers(url, end_marker=end_marker, storage_options=storage_options), redact(url))
     if not len(index):
-        raise UnsupportedSidecar(f"{redact(url)} has no samples, and Energon takes no shard without any")
+        raise UnsupportedSidecarError(f"{redact(url)} has no samples, and Energon takes no shard without any")
     write_sidecar(place, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
     return index
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from wds_datapipes.errors import MissingSidecar, UnsupportedSidecar
+from wds_datapipes.errors import MissingSidecarError, UnsupportedSidecarError
 from wds_datapipes.index.shard_index import ShardIndex
 
 __all__ = ["EnergonKeys", "energon_keys", "remove_energon_keys"]
@@ -45,7 +45,7 @@ class EnergonKeys:
         """Add the shard of a number, which is its place in ``.info.json``.
 
         Raises:
-            UnsupportedSidecar: a key was there before.
+            UnsupportedSidecarError: a key was there before.
         """
         offsets = index.columns["sample_offsets"].tolist()
         for at, sample in enumerate(index):
@@ -55,7 +55,7 @@ class EnergonKeys:
                     (number, sample.key, at, offsets[at], offsets[at + 1] - offsets[at]),
                 )
             except sqlite3.IntegrityError:
-                raise UnsupportedSidecar(
+                raise UnsupportedSidecarError(
                     f"The key {sample.key!r} of {url} was there before, and Energon finds samples by their keys. Give "
                     f"each sample a key of its own, or pass keys=False, without which only the order is known"
                 ) from None
@@ -70,7 +70,7 @@ def energon_keys(folder: str) -> Iterator[EnergonKeys]:
     They get their names when they are whole; the old ones stay until then.
 
     Raises:
-        MissingSidecar: they cannot be written.
+        MissingSidecarError: they cannot be written.
     """
     part = f"{folder}index.sqlite.{secrets.token_hex(8)}.part"
     try:
@@ -84,7 +84,7 @@ def energon_keys(folder: str) -> Iterator[EnergonKeys]:
         Path(part).replace(f"{folder}index.sqlite")
         Path(f"{folder}index.uuid").write_text(str(uuid.uuid4()), encoding="ascii")
     except (OSError, sqlite3.OperationalError) as error:
-        raise MissingSidecar(f"{folder}index.sqlite cannot be written: {error}") from error
+        raise MissingSidecarError(f"{folder}index.sqlite cannot be written: {error}") from error
     finally:
         Path(part).unlink(missing_ok=True)
 

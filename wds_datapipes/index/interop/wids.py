@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import CorruptSidecar, RefusedURL, WrongSidecar
+from wds_datapipes.errors import CorruptSidecarError, RefusedURLError, WrongSidecarError
 from wds_datapipes.index.build import Depth, build_index
 from wds_datapipes.index.manifest import Manifest, ManifestEntry
 from wds_datapipes.io.openers import open_url, redact
@@ -58,7 +58,7 @@ def write_wids_index(
 
     Raises:
         ShardError: a shard cannot be read.
-        MissingSidecar: the file cannot be written.
+        MissingSidecarError: the file cannot be written.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -106,10 +106,10 @@ def read_wids_index(
         storage_options: passed to remote file systems.
 
     Raises:
-        MissingSidecar: it cannot be read, or a file that it refers to.
-        CorruptSidecar: it is none of wids, or is damaged.
-        RefusedURL: it is not a file of this host, and names a command as a shard.
-        WrongSidecar: it says something of a shard that is not so.
+        MissingSidecarError: it cannot be read, or a file that it refers to.
+        CorruptSidecarError: it is none of wids, or is damaged.
+        RefusedURLError: it is not a file of this host, and names a command as a shard.
+        WrongSidecarError: it says something of a shard that is not so.
         ShardError: a shard cannot be read.
     """
     if depth not in ("size", "headers", "bytes"):
@@ -149,9 +149,9 @@ def _told(place: str, storage_options: Mapping[str, Any] | None, depth: int = 0)
         for each in shards:
             refuse_commands(each.url, place)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, CorruptSidecar | RefusedURL):
+        if isinstance(error, CorruptSidecarError | RefusedURLError):
             raise
-        raise CorruptSidecar(f"{where} is no index of wids, or is damaged: {error}") from error
+        raise CorruptSidecarError(f"{where} is no index of wids, or is damaged: {error}") from error
     yield from shards
 
 
@@ -181,16 +181,18 @@ def _held(
     told = expected[url]
     size = file_facts(url, storage_options=storage_options).bytes
     if None not in (size, told.bytes) and size != told.bytes:
-        raise WrongSidecar(f"{where} says that {redact(url)} has {told.bytes} bytes, and it has {size}. Build it again")
+        raise WrongSidecarError(
+            f"{where} says that {redact(url)} has {told.bytes} bytes, and it has {size}. Build it again"
+        )
     if depth != "size":
         found = _described(url, depth == "bytes" and told.md5 is not None, storage_options)
         if found.samples != told.samples:
-            raise WrongSidecar(
+            raise WrongSidecarError(
                 f"{where} says that {redact(url)} has {told.samples} samples, and it has {found.samples}. Build it "
                 f"again"
             )
         if found.md5 is not None and found.md5 != told.md5:
-            raise WrongSidecar(
+            raise WrongSidecarError(
                 f"{where} says that {redact(url)} has the MD5 {told.md5}, and it has {found.md5}. Build it again"
             )
         size = found.bytes

@@ -54,7 +54,7 @@ def find_compressor(compress: Compress, url: str) -> Compressor | None:
 
     Raises:
         ValueError: there is no such compression.
-        MissingDependency: zstd is asked for, and its package is not installed.
+        MissingDependencyError: zstd is asked for, and its package is not installed.
     """
     kind = compression_kind(compress, url)
     return None if kind is None else MAKERS[kind]()

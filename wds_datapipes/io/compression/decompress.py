@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from wds_datapipes.errors import CorruptShard, TruncatedShard
+from wds_datapipes.errors import CorruptShardError, TruncatedShardError
 from wds_datapipes.io.compression.formats import HEAD_BYTES, Compression, recognised
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, exceeded, padded_too_far
@@ -39,10 +39,10 @@ def decompressed(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAULT_LIM
         buffer in between would copy all data once more. That of a plain stream seeks if the stream does.
 
     Raises:
-        MissingDependency: the data are zstd and the package for it is not installed.
+        MissingDependencyError: the data are zstd and the package for it is not installed.
 
-    Reading it raises ``TruncatedShard`` where the compressed data end too early, ``CorruptShard`` where they are
-    damaged or followed by something else, ``LimitExceeded`` where they expand too far or to nothing for too long, and
+    Reading it raises ``TruncatedShardError`` if the compressed data end too early, ``CorruptShardError`` if they are
+    damaged or followed by something else, ``ReadLimitError`` if they expand too far or to nothing for too long, and
     whatever the stream itself raises.
     """
     if isinstance(stream, io.FileIO) and stream.seekable():
@@ -158,14 +158,14 @@ class Decompressor(io.RawIOBase):
             if self._unit.needs_input:
                 data = self._take()
                 if not data:
-                    raise TruncatedShard(
+                    raise TruncatedShardError(
                         f"The {self._compression.name} data of {self._where()} end too early. The file was cut off, or "
                         "is still being written: fetch or write it again"
                     )
             try:
                 out = self._unit.decompress(data, limit)
             except self._compression.errors as error:
-                raise CorruptShard(
+                raise CorruptShardError(
                     f"The {self._compression.name} data of {self._where()} are damaged: {error}. Fetch or write the "
                     "file again"
                 ) from error
@@ -205,7 +205,7 @@ class Decompressor(io.RawIOBase):
                 )
             return False
         if not self._compression.starts(rest):
-            raise CorruptShard(
+            raise CorruptShardError(
                 f"The {self._compression.name} data of {self._where()} are followed by something else, which begins "
                 f"with {rest[:HEAD_BYTES]!r}. Fetch or write the file again"
             )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wds_datapipes.extras import require
 
-__all__ = ["HEAD_BYTES", "Compression", "Unit", "recognised"]
+__all__ = ["HEAD_BYTES", "Compression", "DecompressorUnit", "recognised"]
 
 #: How much compressed data is taken at once.
 INPUT_BYTES = 64 << 10
@@ -24,7 +24,7 @@ XZ_MEMORY_BYTES = 2 << 30
 HEAD_BYTES = 10
 
 
-class Unit(Protocol):
+class DecompressorUnit(Protocol):
     """The decompressor of one part that stands for itself: a gzip member, a bz2 or xz stream, a zstd frame."""
 
     @property
@@ -43,7 +43,7 @@ class Unit(Protocol):
         """Put compressed bytes in, and take at most ``max_length`` uncompressed ones out where that is possible."""
 
 
-class GzipUnit:
+class GzipDecompressorUnit:
     """One gzip member."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class GzipUnit:
         return out
 
 
-class ZstandardUnit:
+class ZstandardDecompressorUnit:
     """One zstd frame, by the package zstandard."""
 
     needs_input = True
@@ -89,8 +89,8 @@ class Compression(NamedTuple):
 
     name: str
     starts: Callable[[bytes], bool]
-    #: Makes what begins a `Unit`.
-    unit: Callable[[], Unit]
+    #: Makes what begins a `DecompressorUnit`.
+    unit: Callable[[], DecompressorUnit]
     errors: tuple[type[Exception], ...]
     input_bytes: int = INPUT_BYTES
 
@@ -115,13 +115,13 @@ def zstd() -> Compression:
     return Compression(
         "zstd",
         starts_zstd,
-        lambda: ZstandardUnit(frames.decompressobj()),
+        lambda: ZstandardDecompressorUnit(frames.decompressobj()),
         (zstandard.ZstdError,),
         ZSTD_INPUT_BYTES,
     )
 
 
-GZIP = Compression("gzip", lambda head: head[:3] == b"\x1f\x8b\x08", GzipUnit, (zlib.error,))
+GZIP = Compression("gzip", lambda head: head[:3] == b"\x1f\x8b\x08", GzipDecompressorUnit, (zlib.error,))
 BZIP2 = Compression("bz2", starts_bz2, bz2.BZ2Decompressor, (OSError, ValueError))
 XZ = Compression(
     "xz",

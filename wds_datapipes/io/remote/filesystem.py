@@ -9,16 +9,16 @@ from typing import Any, BinaryIO, cast
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it carries no types
 from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped]  # the same
 
-from wds_datapipes.errors import MissingDependency, ShardNotOpened, UnknownScheme
+from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError
 from wds_datapipes.extras import require
 from wds_datapipes.io.redaction import hiding, raise_alone, redact
-from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, FileOrigin
-from wds_datapipes.io.remote.http import WebOrigin, Website, is_web
-from wds_datapipes.io.remote.resuming_stream import Origin, SteadyStream
-from wds_datapipes.io.remote.retry import NO_PATIENCE, Patience, concerns_all, is_untrusted
-from wds_datapipes.io.remote.sftp import SftpOrigin, connected, is_sftp
-from wds_datapipes.io.remote.throughput import Pace, PacedOrigin
-from wds_datapipes.io.remote.timeouts import Waiting, set_timeout, with_timeouts
+from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, FsspecSource
+from wds_datapipes.io.remote.http import HttpClient, HttpSource, is_web
+from wds_datapipes.io.remote.resuming_stream import ResumingStream, StreamSource
+from wds_datapipes.io.remote.retry import NO_PATIENCE, RetryPolicy, concerns_all, is_untrusted
+from wds_datapipes.io.remote.sftp import SftpSource, connected, is_sftp
+from wds_datapipes.io.remote.throughput import MonitoredSource, ThroughputMonitor
+from wds_datapipes.io.remote.timeouts import StoreTimeouts, set_timeout, with_timeouts
 from wds_datapipes.io.urls import known_schemes, split_scheme
 
 __all__ = ["BLOCK_BYTES", "hiding", "open_remote", "remote_filesystem"]
@@ -71,25 +71,25 @@ def open_remote(
     Args:
         url: ``scheme://...``.
         storage_options: passed to the file system: credentials, an endpoint and so on. None of it is ever printed.
-        timeout_s: see `Waiting`.
-        retries: see `Waiting`.
+        timeout_s: see `StoreTimeouts`.
+        retries: see `StoreTimeouts`.
         pause: waits for so many seconds; None is ``time.sleep``.
     """
-    options, waiting = Waiting.split(storage_options, timeout_s, retries)
+    options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
     hide, patience = hiding(options), waiting.patience(pause)
     filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
     scheme, _ = split_scheme(url)
-    pace = Pace(hide(url), waiting.seconds)
-    origin: Origin = FileOrigin(filesystem, path, scheme, pace)
+    pace = ThroughputMonitor(hide(url), waiting.seconds)
+    origin: StreamSource = FsspecSource(filesystem, path, scheme, pace)
     if is_web(scheme):
-        origin = PacedOrigin(WebOrigin(filesystem, path), pace)
+        origin = MonitoredSource(HttpSource(filesystem, path), pace)
     elif is_sftp(scheme):
-        origin = PacedOrigin(SftpOrigin(filesystem, path, pace.timeout_s), pace)
+        origin = MonitoredSource(SftpSource(filesystem, path, pace.timeout_s), pace)
     try:
-        stream = SteadyStream(origin, hide(url), lambda error: reason(error, scheme, hide), patience)
+        stream = ResumingStream(origin, hide(url), lambda error: reason(error, scheme, hide), patience)
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
         told = f"{reason(error, scheme, hide)}{patience.told()}"
-        refused = ShardNotOpened(f"{hide(url)} cannot be opened: {told}")
+        refused = ShardOpenError(f"{hide(url)} cannot be opened: {told}")
         refused.concerns_all = concerns_all(error)
         raise_alone(refused)
     return cast(BinaryIO, stream)
@@ -99,7 +99,7 @@ def remote_filesystem(
     url: str,
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
 ) -> tuple[Any, str]:
     """The file system of a URL and the path in it.
 
@@ -110,11 +110,11 @@ def remote_filesystem(
         patience: how often it is tried again to connect to it, for those which do that at once.
 
     Raises:
-        UnknownScheme: fsspec does not know the scheme.
-        MissingDependency: the scheme's package is not installed.
-        ShardNotOpened: the file system refuses its options.
+        UnknownSchemeError: fsspec does not know the scheme.
+        MissingDependencyError: the scheme's package is not installed.
+        ShardOpenError: the file system refuses its options.
     """
-    options, waiting = Waiting.split(storage_options, timeout_s)
+    options, waiting = StoreTimeouts.split(storage_options, timeout_s)
     timeout_s = waiting.timeout_s
     scheme, rest = split_scheme(url)
     if scheme in EXTRAS:
@@ -122,7 +122,7 @@ def remote_filesystem(
         require(package, extra=extra, purpose=f"read {scheme}: URLs")
     known = {*known_implementations, *registry}
     if scheme not in known:
-        raise UnknownScheme(
+        raise UnknownSchemeError(
             f"No opener answers for the scheme {scheme!r} of {redact(url)}. Known are {', '.join(known_schemes())} "
             f"and, by fsspec, {', '.join(sorted(known))}. Register your own with "
             f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
@@ -132,7 +132,7 @@ def remote_filesystem(
 
     def make() -> tuple[Any, str]:
         if is_web(scheme):
-            return Website(scheme, options, waiting.seconds), f"{scheme}:{rest}"
+            return HttpClient(scheme, options, waiting.seconds), f"{scheme}:{rest}"
         asked = with_timeouts(scheme, options, timeout_s)
         if is_sftp(scheme):
             return connected(f"{scheme}:{rest}", asked)
@@ -142,11 +142,11 @@ def remote_filesystem(
         filesystem, path = patience.patiently(make, f"{hide(url)} cannot be opened")
         set_timeout(scheme, filesystem, timeout_s)
     except ImportError as error:
-        raise MissingDependency(
+        raise MissingDependencyError(
             f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
         ) from error
     except Exception as error:  # noqa: BLE001  the same
-        refused = ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}{patience.told()}")
+        refused = ShardOpenError(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}{patience.told()}")
         refused.concerns_all = concerns_all(error)
         raise_alone(refused)
     return filesystem, path

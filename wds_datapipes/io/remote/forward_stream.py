@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from wds_datapipes.errors import ReadFailed, ShardError
+from wds_datapipes.errors import ShardError, ShardReadError
 from wds_datapipes.io.redaction import raise_alone, redact
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ForwardStream(io.RawIOBase):
         except ShardError:
             raise
         except Exception as error:  # noqa: BLE001  every network library has errors of its own
-            failed = ReadFailed(
+            failed = ShardReadError(
                 f"Reading {self._hide(self._url)} failed after {self._received} bytes: "
                 f"{type(error).__name__}: {self._hide(str(error))}"
             )

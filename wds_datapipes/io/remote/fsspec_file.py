@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from wds_datapipes.io.remote.resuming_stream import Opened, version_of
-from wds_datapipes.io.remote.throughput import Attempt, Pace
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
+from wds_datapipes.io.remote.throughput import Attempt, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import silent_after
 
-__all__ = ["BLOCK_BYTES", "PATIENCE", "FileOrigin"]
+__all__ = ["BLOCK_BYTES", "PATIENCE", "FsspecSource"]
 
 #: How much of a remote file is asked for in one request, in bytes, where the store is read by ranges.
 BLOCK_BYTES = 8 << 20
@@ -26,11 +26,11 @@ VERSION_FACTS = (
 UNGUARDED = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf"})
 
 
-class FileExpired(OSError):
+class FileExpiredError(OSError):
     """A file is another one by now. It is called as that of s3fs, which says the same."""
 
 
-class FileOrigin:
+class FsspecSource:
     """A file of fsspec, from any byte on.
 
     Args:
@@ -40,11 +40,11 @@ class FileOrigin:
         pace: at which it is read.
     """
 
-    def __init__(self, filesystem: Any, path: str, scheme: str, pace: Pace) -> None:
+    def __init__(self, filesystem: Any, path: str, scheme: str, pace: ThroughputMonitor) -> None:
         self._filesystem, self._path, self._pace = filesystem, path, pace
         self._is_guarded = scheme not in UNGUARDED
 
-    def open_at(self, start: int) -> Opened:
+    def open_at(self, start: int) -> OpenedSource:
         """Open the file at a byte, or at its beginning where one cannot seek."""
         if start:
             self._forget()
@@ -60,7 +60,7 @@ class FileOrigin:
         self._pace.begin()
         is_looked_after = self._is_guarded or not version
         blocks = BlockFile(file, self._pace, None if is_looked_after else lambda: self._version() == version)
-        return Opened(blocks, start, details.get("size"), version)
+        return OpenedSource(blocks, start, details.get("size"), version)
 
     def _opened(self) -> Any:
         file = self._filesystem.open(self._path, "rb", block_size=BLOCK_BYTES, cache_type="none")
@@ -89,7 +89,7 @@ class BlockFile:
         is_same: whether the file is still the one that was opened, where the store would not notice by itself.
     """
 
-    def __init__(self, file: Any, pace: Pace, is_same: Callable[[], bool] | None) -> None:
+    def __init__(self, file: Any, pace: ThroughputMonitor, is_same: Callable[[], bool] | None) -> None:
         self._file, self._pace, self._is_same = file, pace, is_same
         self._block, self._count = memoryview(b""), 0
         self._attempt: Attempt[bytes] | None = None
@@ -136,7 +136,7 @@ class BlockFile:
             data: bytes = self._file.read(BLOCK_BYTES)
             self._count += 1
             if data and self._count > 1 and self._is_same is not None and not self._is_same():
-                raise FileExpired("another version of the file is there by now")
+                raise FileExpiredError("another version of the file is there by now")
             return data
         finally:
             with self._lock:

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no types
 
-from wds_datapipes.io.compression.formats import GzipUnit
+from wds_datapipes.io.compression.formats import GzipDecompressorUnit
 from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.remote import http_listing
-from wds_datapipes.io.remote.http_request import Answer, RefusedRequest, ask
-from wds_datapipes.io.remote.resuming_stream import Opened, version_of
+from wds_datapipes.io.remote.http_request import HttpStatusError, Response, ask
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
 from wds_datapipes.io.remote.retry import passes
-from wds_datapipes.io.remote.throughput import Pace, PacedFile
+from wds_datapipes.io.remote.throughput import MonitoredFile, ThroughputMonitor
 
-__all__ = ["SentPart", "UnfitAnswer", "WebFile", "WebOrigin", "Website", "is_web"]
+__all__ = ["HttpClient", "HttpFile", "HttpSource", "SentPart", "UnexpectedResponseError", "is_web"]
 
 #: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
@@ -39,7 +39,7 @@ LARGEST_PAGE = 64 << 20
 SHOWN = 100
 
 
-class UnfitAnswer(Exception):
+class UnexpectedResponseError(Exception):
     """A server has answered with something else than what was asked for, and would again."""
 
 
@@ -57,7 +57,7 @@ def is_web(scheme: str) -> bool:
     return scheme in ("http", "https")
 
 
-class WebFile:
+class HttpFile:
     """The body of an answer: all of a file, or the part that was asked for.
 
     Attributes:
@@ -67,7 +67,7 @@ class WebFile:
         etag: the first of it, if the server tells it.
     """
 
-    def __init__(self, answer: Answer, part: SentPart | None) -> None:
+    def __init__(self, answer: Response, part: SentPart | None) -> None:
         self._answer, self.part = answer, part
         self.etag = answer.headers.get("ETag")
         self.version = version_of(*(answer.headers.get(name) for name in ("ETag", "Last-Modified")))
@@ -75,7 +75,9 @@ class WebFile:
         size = int(length) if SIZE.fullmatch(length) else None
         self.size = size if part is None else part.total
         if part is not None and size not in (None, part.last + 1 - part.first):
-            raise UnfitAnswer(f"the server sends {size} bytes as its part {answer.headers['Content-Range']!r}")
+            raise UnexpectedResponseError(
+                f"the server sends {size} bytes as its part {answer.headers['Content-Range']!r}"
+            )
 
     def read(self, size: int, /) -> bytes:
         """Return what has come, at most ``size`` bytes, and none at the end."""
@@ -86,14 +88,14 @@ class WebFile:
         self._answer.close()
 
 
-class GzippedWebFile(WebFile):
+class GzippedHttpFile(HttpFile):
     """The body of an answer that was compressed for the way, as some servers do unasked."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Response) -> None:
         super().__init__(answer, None)
         # What is compressed for the way is another number of bytes each time, for all one knows.
         self.size, self.version = None, ()
-        self._unit = GzipUnit()
+        self._unit = GzipDecompressorUnit()
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes, and none at the end.
@@ -106,7 +108,7 @@ class GzippedWebFile(WebFile):
         while not data:
             rest = self._unit.unused_data if self._unit.eof else b""
             if self._unit.eof and rest:
-                self._unit = GzipUnit()
+                self._unit = GzipDecompressorUnit()
             more = rest or (super().read(STEP_BYTES) if self._unit.needs_input else b"")
             if not more and self._unit.needs_input:
                 if not self._unit.eof:
@@ -116,7 +118,7 @@ class GzippedWebFile(WebFile):
         return data
 
 
-class Website:
+class HttpClient:
     """Web servers in the place of a file system of fsspec; any URL is a path.
 
     Args:
@@ -145,7 +147,7 @@ class Website:
             ) from error
         self._timeout_s = timeout_s
 
-    def open(self, url: str, part: str | None = None) -> WebFile:
+    def open(self, url: str, part: str | None = None) -> HttpFile:
         """Ask for a file, or for ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
         Raises:
@@ -167,12 +169,12 @@ class Website:
             length = answer.headers.get("Content-Length", "")
             if answer.status == 200 and SIZE.fullmatch(length) and _encoding(answer) == "identity":
                 return _facts(url, int(length), answer.headers.get("ETag"))
-        except RefusedRequest as error:  # some servers, and signed URLs, know GET alone
+        except HttpStatusError as error:  # some servers, and signed URLs, know GET alone
             if passes(error):
                 raise
         try:
             found = self.open(url, "0-0")
-        except RefusedRequest as error:
+        except HttpStatusError as error:
             none = NO_RANGE.fullmatch(error.headers.get("Content-Range", ""))
             if error.status != 416 or none is None:
                 raise
@@ -193,12 +195,12 @@ class Website:
             UnfitAnswer: it has more than ``most_bytes``.
         """
         file, data = self.open(url), bytearray()
-        paced = PacedFile(file, Pace(redact(url), self._timeout_s))
+        paced = MonitoredFile(file, ThroughputMonitor(redact(url), self._timeout_s))
         with closing(paced):
             while piece := paced.read(STEP_BYTES):
                 data += piece
                 if len(data) > most_bytes:
-                    raise UnfitAnswer(f"the server sends more than {most_bytes} bytes")
+                    raise UnexpectedResponseError(f"the server sends more than {most_bytes} bytes")
         if file.size not in (None, len(data)):
             raise EOFError(f"{len(data)} of {file.size} bytes came")
         return bytes(data)
@@ -219,7 +221,7 @@ class Website:
     def invalidate_cache(self) -> None:
         """Do nothing: there is none."""
 
-    def _ask(self, url: str, more: Mapping[str, str], method: str = "GET") -> Answer:
+    def _ask(self, url: str, more: Mapping[str, str], method: str = "GET") -> Response:
         # A server that compresses on the way would count other bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
         return ask(url, headers, self._timeout_s, self._trusting, method=method)
@@ -239,33 +241,39 @@ def _trusting(path: str | None) -> ssl.SSLContext:
     return trusting
 
 
-def _opened(answer: Answer, part: str | None) -> WebFile:
+def _opened(answer: Response, part: str | None) -> HttpFile:
     """Return the body of an answer, if it is what was asked for."""
     encoding = _encoding(answer)
     if answer.status != 206:
         if encoding in GZIP:
-            return GzippedWebFile(answer)
+            return GzippedHttpFile(answer)
         if encoding != "identity":
-            raise UnfitAnswer(f"the server has compressed the file for the way, unasked, as {encoding[:SHOWN]!r}")
-        return WebFile(answer, None)
+            raise UnexpectedResponseError(
+                f"the server has compressed the file for the way, unasked, as {encoding[:SHOWN]!r}"
+            )
+        return HttpFile(answer, None)
     told = answer.headers.get("Content-Range")
     told = f"Content-Range: {told[:SHOWN]!r}" if told is not None else "no Content-Range"
     if part is None:
-        raise UnfitAnswer(f"the server answers with a part (status 206, {told}) where all of the file was asked for")
+        raise UnexpectedResponseError(
+            f"the server answers with a part (status 206, {told}) where all of the file was asked for"
+        )
     kind = answer.headers.get("Content-Type", "")
     sent = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
     if sent is None or kind.lower().startswith("multipart/") or encoding != "identity":
         told += f", Content-Type: {kind[:SHOWN]!r}, Content-Encoding: {encoding[:SHOWN]!r}"
-        raise UnfitAnswer(f"the server was asked for the bytes {part}, and sends something else (status 206, {told})")
-    return WebFile(answer, SentPart(int(sent[1]), int(sent[2]), None if sent[3] == "*" else int(sent[3])))
+        raise UnexpectedResponseError(
+            f"the server was asked for the bytes {part}, and sends something else (status 206, {told})"
+        )
+    return HttpFile(answer, SentPart(int(sent[1]), int(sent[2]), None if sent[3] == "*" else int(sent[3])))
 
 
-def _encoding(answer: Answer) -> str:
+def _encoding(answer: Response) -> str:
     """Return how a body was compressed for the way."""
     return str(answer.headers.get("Content-Encoding") or "identity").strip().lower()
 
 
-class WebOrigin:
+class HttpSource:
     """A file on a web server, from any byte on.
 
     Args:
@@ -273,19 +281,19 @@ class WebOrigin:
         url: the file.
     """
 
-    def __init__(self, site: Website, url: str) -> None:
+    def __init__(self, site: HttpClient, url: str) -> None:
         self._site, self._url = site, url
 
-    def open_at(self, start: int) -> Opened:
+    def open_at(self, start: int) -> OpenedSource:
         """Open the file at a byte; a server that knows no ranges sends it from the beginning."""
         file = self._site.open(self._url, f"{start}-" if start else None)
         part = file.part
         if part is None:
-            return Opened(file, 0, file.size, file.version)
+            return OpenedSource(file, 0, file.size, file.version)
         if part.total is None:
             file.close()
-            raise UnfitAnswer(
+            raise UnexpectedResponseError(
                 f"the server sends bytes {part.first} to {part.last} of a file whose size it does not tell "
                 "(Content-Range with a star), so that one cannot know whether they are the last ones"
             )
-        return Opened(file, part.first, part.total, file.version)
+        return OpenedSource(file, part.first, part.total, file.version)

@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Answer", "RefusedRequest", "ask"]
+__all__ = ["HttpStatusError", "Response", "ask"]
 
 REDIRECTS = {301, 302, 303, 307, 308}
 MOST_REDIRECTS = 10
@@ -37,7 +37,7 @@ CONNECT_S = 10.0
 TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)", re.DOTALL)
 
 
-class RefusedRequest(Exception):
+class HttpStatusError(Exception):
     """A server has answered with an error.
 
     Attributes:
@@ -111,7 +111,7 @@ class TimedReader(io.RawIOBase):
             super().close()
 
 
-class TimedWire:
+class TimedSocket:
     """A socket as http.client reads its answers from, within a deadline."""
 
     def __init__(self, wire: socket.socket, deadline: Deadline) -> None:
@@ -122,7 +122,7 @@ class TimedWire:
         return io.BufferedReader(TimedReader(self._wire, self._deadline))
 
 
-class Answer:
+class Response:
     """The body of an answer, as it comes.
 
     Attributes:
@@ -160,7 +160,7 @@ class Answer:
 
 def ask(
     url: str, headers: Mapping[str, str], timeout_s: float, trusting: ssl.SSLContext, *, method: str = "GET"
-) -> Answer:
+) -> Response:
     """Ask for a file, also where the server says that it is elsewhere, and through the proxy of the environment.
 
     Args:
@@ -190,12 +190,12 @@ def ask(
         if (there.scheme, there.hostname, _port(there)) != (here.scheme, here.hostname, _port(here)):
             sent = {name: value for name, value in sent.items() if name.lower() not in SECRET}
         here = there
-    raise RefusedRequest(answer.status, f"it leads to another place {MOST_REDIRECTS} times", answer.headers)
+    raise HttpStatusError(answer.status, f"it leads to another place {MOST_REDIRECTS} times", answer.headers)
 
 
 def _ask(
     method: str, url: SplitResult, headers: Mapping[str, str], timeout_s: float, trusting: ssl.SSLContext
-) -> Answer:
+) -> Response:
     if url.scheme not in CONNECTIONS or not url.hostname:
         raise InvalidURL(f"a server leads to a URL of the scheme {url.scheme!r}, which is no place on the web")
     target = quote(url.path or "/", safe=PLAIN) + (f"?{quote(url.query, safe=PLAIN)}" if url.query else "")
@@ -206,7 +206,7 @@ def _ask(
     deadline = Deadline(timeout_s)
 
     def response(wire: socket.socket, **options: Any) -> HTTPResponse:
-        return HTTPResponse(TimedWire(wire, deadline), **options)  # type: ignore[arg-type]  # it asks for makefile alone
+        return HTTPResponse(TimedSocket(wire, deadline), **options)  # type: ignore[arg-type]  # it asks for makefile alone
 
     connection.response_class = response  # called as the class would be
     sent = dict(headers)
@@ -222,7 +222,7 @@ def _ask(
         deadline.restart()
         connection.request(method, target, headers=sent)
         wire: socket.socket = connection.sock  # which the answer may take away
-        return Answer(connection, wire, connection.getresponse(), deadline)
+        return Response(connection, wire, connection.getresponse(), deadline)
     except BaseException:
         connection.close()
         raise
@@ -234,16 +234,16 @@ def _connect(connection: HTTPConnection) -> None:
     except OSError as error:
         if (refused := TUNNEL_REFUSED.match(str(error))) is None:
             raise
-        raise RefusedRequest(int(refused[1]), f"{refused[2].strip()} (of the proxy)", HTTPMessage()) from None
+        raise HttpStatusError(int(refused[1]), f"{refused[2].strip()} (of the proxy)", HTTPMessage()) from None
 
 
-def _accepted(answer: Answer) -> Answer:
+def _accepted(answer: Response) -> Response:
     if answer.status in WITH_CONTENT:
         return answer
     answer.close()
     if answer.status == 404:
         raise FileNotFoundError(404, answer.reason)
-    raise RefusedRequest(answer.status, answer.reason, answer.headers)
+    raise HttpStatusError(answer.status, answer.reason, answer.headers)
 
 
 def _proxy_of(url: SplitResult) -> SplitResult | None:

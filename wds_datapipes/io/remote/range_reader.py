@@ -10,14 +10,14 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from wds_datapipes.errors import ReadFailed, ShardNotOpened
+from wds_datapipes.errors import ShardOpenError, ShardReadError
 from wds_datapipes.io.local import local_path, open_local
 from wds_datapipes.io.redaction import raise_alone, redact
 from wds_datapipes.io.remote.filesystem import hiding, reason, remote_filesystem
-from wds_datapipes.io.remote.range_sources import RemoteParts, open_remote_parts
+from wds_datapipes.io.remote.range_sources import RangeSource, open_remote_parts
 from wds_datapipes.io.remote.retry import concerns_all
 from wds_datapipes.io.remote.throughput import Attempt
-from wds_datapipes.io.remote.timeouts import Waiting, silent_after
+from wds_datapipes.io.remote.timeouts import StoreTimeouts, silent_after
 from wds_datapipes.io.urls import known_schemes, split_scheme
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def file_facts(
     Args:
         url: the file.
         storage_options: passed to the file system.
-        timeout_s: see `Waiting`.
-        retries: see `Waiting`.
+        timeout_s: see `StoreTimeouts`.
+        retries: see `StoreTimeouts`.
 
     Raises:
-        ShardNotOpened: there is no such file, or it may not be read.
+        ShardOpenError: there is no such file, or it may not be read.
     """
     path = local_path(url)
     if path is not None:
@@ -68,7 +68,7 @@ def file_facts(
     scheme, _ = split_scheme(url)
     if scheme in known_schemes():
         return FileFacts()
-    options, waiting = Waiting.split(storage_options, timeout_s, retries)
+    options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
     hide, patience = hiding(options), waiting.patience()
     filesystem, place = remote_filesystem(url, options, waiting.timeout_s, patience)
 
@@ -82,7 +82,7 @@ def file_facts(
         found = patience.patiently(ask, f"{hide(url)} cannot be opened")
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
         told = f"{reason(error, scheme, hide)}{patience.told()}"
-        refused = ShardNotOpened(f"{hide(url)} cannot be opened: {told}")
+        refused = ShardOpenError(f"{hide(url)} cannot be opened: {told}")
         refused.concerns_all = concerns_all(error)
         raise_alone(refused)
     size = found.get("size")
@@ -96,7 +96,7 @@ def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -
     Of a remote file, only what is asked for is fetched, and what is near behind it.
 
     Raises:
-        ShardNotOpened: there is no such file, or it may not be read.
+        ShardOpenError: there is no such file, or it may not be read.
     """
     path = local_path(url)
     if path is not None:
@@ -111,7 +111,7 @@ def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -
 class RangeReader(io.RawIOBase):
     """A remote file that is read by ranges: few bytes after a jump, and more where reading goes on."""
 
-    def __init__(self, parts: RemoteParts, url: str, size: int) -> None:
+    def __init__(self, parts: RangeSource, url: str, size: int) -> None:
         self._parts, self._url, self._size = parts, url, size
         self._at = 0
         #: What was fetched last, and where it begins.
@@ -164,7 +164,7 @@ class RangeReader(io.RawIOBase):
             pieces = list(iter(lambda: stream.read(end - begin), b""))
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if len(data) != end - begin:
-            raise ReadFailed(
+            raise ShardReadError(
                 f"{redact(self._url)} was asked for its bytes {begin} to {end}, and gave {len(data)} bytes. It may "
                 f"have changed meanwhile"
             )

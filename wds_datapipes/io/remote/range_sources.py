@@ -8,31 +8,31 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
-from wds_datapipes.counters import LEDGER
-from wds_datapipes.errors import ChangedShard, ShardError, ShardNotOpened
+from wds_datapipes.counters import COUNTERS
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError
 from wds_datapipes.io.redaction import hiding, raise_alone
 from wds_datapipes.io.remote.filesystem import reason, remote_filesystem
 from wds_datapipes.io.remote.forward_stream import ForwardStream
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, PATIENCE
-from wds_datapipes.io.remote.http import UnfitAnswer, WebFile, is_web
-from wds_datapipes.io.remote.resuming_stream import Opened, Origin, SteadyStream
-from wds_datapipes.io.remote.retry import Patience, concerns_all, status_of, was_replaced
-from wds_datapipes.io.remote.sftp import OriginParts, SftpOrigin, is_sftp
-from wds_datapipes.io.remote.throughput import Attempt, Pace, PacedOrigin
-from wds_datapipes.io.remote.timeouts import Waiting
+from wds_datapipes.io.remote.http import HttpFile, UnexpectedResponseError, is_web
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream, StreamSource
+from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, status_of, was_replaced
+from wds_datapipes.io.remote.sftp import SftpRangeSource, SftpSource, is_sftp
+from wds_datapipes.io.remote.throughput import Attempt, MonitoredSource, ThroughputMonitor
+from wds_datapipes.io.remote.timeouts import StoreTimeouts
 from wds_datapipes.io.urls import split_scheme
 
-__all__ = ["RemoteParts", "open_remote_parts"]
+__all__ = ["RangeSource", "open_remote_parts"]
 
 T = TypeVar("T")
-Request = Callable[[str], WebFile]
+Request = Callable[[str], HttpFile]
 """Asks for a part of a file, such as ``"512-1023"``."""
 
 #: How much of a shard's beginning is read to find out what it is: one header of a tar archive.
 HEAD_BYTES = 512
 
 
-class RemoteParts(Protocol):
+class RangeSource(Protocol):
     """A remote file of which parts are read.
 
     Attributes:
@@ -56,13 +56,13 @@ def open_remote_parts(
     timeout_s: float | None = None,
     retries: int | None = None,
     **_options: object,
-) -> RemoteParts | None:
+) -> RangeSource | None:
     """Open a file of a file system that fsspec knows for reading parts; return None where only all can be read.
 
     Raises:
-        ShardNotOpened: there is nothing to read, or it may not be read.
+        ShardOpenError: there is nothing to read, or it may not be read.
     """
-    options, waiting = Waiting.split(storage_options, timeout_s, retries)
+    options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
     patience = waiting.patience()
     filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
     scheme, _ = split_scheme(url)
@@ -70,26 +70,30 @@ def open_remote_parts(
     try:
         if is_web(scheme):
             request: Request = partial(filesystem.open, path)
-            return store.patience.patiently(lambda: WebParts.found(store, request), f"{store.name} cannot be opened")
+            return store.patience.patiently(
+                lambda: HttpRangeSource.found(store, request), f"{store.name} cannot be opened"
+            )
         if is_sftp(scheme):
             changed = partial(_changed, store.name)
 
-            def until(end: int) -> Origin:
-                return PacedOrigin(SftpOrigin(filesystem, path, store.pace.timeout_s, end), store.pace)
+            def until(end: int) -> StreamSource:
+                return MonitoredSource(SftpSource(filesystem, path, store.pace.timeout_s, end), store.pace)
 
-            def opened() -> OriginParts:
-                return OriginParts(until, store.stream, changed, HEAD_BYTES)
+            def opened() -> SftpRangeSource:
+                return SftpRangeSource(until, store.stream, changed, HEAD_BYTES)
 
             return store.patience.patiently(opened, f"{store.name} cannot be opened")
 
-        def find() -> FileParts | None:
-            return FileParts.found(store, filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="none"))
+        def find() -> FsspecRangeSource | None:
+            return FsspecRangeSource.found(
+                store, filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="none")
+            )
 
         return store.patience.patiently(lambda: store.attempt(find), f"{store.name} cannot be opened")
     except ShardError:
         raise
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        refused = ShardNotOpened(f"{store.name} cannot be opened: {store.tell(error)}{store.patience.told()}")
+        refused = ShardOpenError(f"{store.name} cannot be opened: {store.tell(error)}{store.patience.told()}")
         refused.concerns_all = concerns_all(error)
         raise_alone(refused)
 
@@ -97,28 +101,28 @@ def open_remote_parts(
 class Store:
     """What a remote file is called, how errors of its library are told, and how long is waited for it."""
 
-    def __init__(self, url: str, hide: Callable[[str], str], patience: Patience, timeout_s: float) -> None:
+    def __init__(self, url: str, hide: Callable[[str], str], patience: RetryPolicy, timeout_s: float) -> None:
         self.url, self.hide, self.patience = url, hide, patience
         self.name = hide(url)
-        self.pace = Pace(self.name, timeout_s)
+        self.pace = ThroughputMonitor(self.name, timeout_s)
         self._scheme, _ = split_scheme(url)
 
     def tell(self, error: Exception) -> str:
         """Say what an error means, without secrets."""
         return reason(error, self._scheme, self.hide)
 
-    def stream(self, origin: Origin) -> BinaryIO:
+    def stream(self, origin: StreamSource) -> BinaryIO:
         """Return what reads an origin, and goes on where it breaks.
 
         Raises:
-            ShardNotOpened: it cannot be opened.
+            ShardOpenError: it cannot be opened.
         """
         try:
-            return cast(BinaryIO, SteadyStream(origin, self.name, self.tell, self.patience))
+            return cast(BinaryIO, ResumingStream(origin, self.name, self.tell, self.patience))
         except ShardError:
             raise
         except Exception as error:  # noqa: BLE001  every library has errors of its own
-            refused = ShardNotOpened(f"{self.name} cannot be opened: {self.tell(error)}{self.patience.told()}")
+            refused = ShardOpenError(f"{self.name} cannot be opened: {self.tell(error)}{self.patience.told()}")
             refused.concerns_all = concerns_all(error)
             raise_alone(refused)
 
@@ -128,7 +132,7 @@ class Store:
         return Attempt(what).result(PATIENCE * pace.timeout_s, pace.timeout_s, lambda: pace.tell(0, pace.timeout_s))
 
 
-class WebParts:
+class HttpRangeSource:
     """A file on a web server that answers requests for ranges."""
 
     def __init__(self, store: Store, request: Request) -> None:
@@ -139,12 +143,12 @@ class WebParts:
         self._version: tuple[str, ...] = ()
 
     @classmethod
-    def found(cls, store: Store, request: Request) -> WebParts | None:
+    def found(cls, store: Store, request: Request) -> HttpRangeSource | None:
         """Ask for the first bytes; return None if the server sends all instead."""
         parts = cls(store, request)
         try:
             first = request(f"0-{HEAD_BYTES - 1}")
-        except UnfitAnswer:  # all of the file may be had
+        except UnexpectedResponseError:  # all of the file may be had
             return None
         except Exception as error:
             if status_of(error) == 416:  # there is not one byte
@@ -164,12 +168,12 @@ class WebParts:
         store = self._store
         try:
             last = self._total if end < 0 else end
-            origin = PacedOrigin(WebPart(store, self._request, self._version, start, last), store.pace)
-            return cast(BinaryIO, SteadyStream(origin, store.name, store.tell, store.patience))
+            origin = MonitoredSource(HttpRange(store, self._request, self._version, start, last), store.pace)
+            return cast(BinaryIO, ResumingStream(origin, store.name, store.tell, store.patience))
         except ShardError:
             raise
         except Exception as error:  # noqa: BLE001  the network has many
-            refused = ShardNotOpened(
+            refused = ShardOpenError(
                 f"{store.name} cannot be opened at byte {start}: {store.tell(error)}{store.patience.told()}"
             )
             refused.concerns_all = concerns_all(error)
@@ -179,24 +183,24 @@ class WebParts:
         """Do nothing: each part is a request of its own."""
 
 
-class WebPart:
-    """A part of a file on a web server, from any of its bytes on: where a `SteadyStream` opens it."""
+class HttpRange:
+    """A part of a file on a web server, from any of its bytes on: where a `ResumingStream` opens it."""
 
     def __init__(self, store: Store, request: Request, version: tuple[str, ...], start: int, end: int) -> None:
         self._store, self._request, self._version, self._start, self._end = store, request, version, start, end
 
-    def open_at(self, start: int) -> Opened:
+    def open_at(self, start: int) -> OpenedSource:
         """Open the part at a byte, if it is one of the very file that was found.
 
         Raises:
-            ChangedShard: it is another one.
+            ChangedShardError: it is another one.
         """
         begin = self._start + start
         if begin >= self._end:
             raise self._shorter(begin)
         try:
             file = self._request(f"{begin}-{self._end - 1}")
-        except UnfitAnswer as error:
+        except UnexpectedResponseError as error:
             raise_alone(self._changed(str(error)))
         except Exception as error:
             if status_of(error) == 416:
@@ -206,22 +210,22 @@ class WebPart:
         if part is None or part.first != begin or (str(part.total), *file.version) != self._version:
             file.close()
             raise self._changed("its ETag, date or size is another, or the server has sent another part")
-        return Opened(file, start, self._end - self._start, self._version)
+        return OpenedSource(file, start, self._end - self._start, self._version)
 
-    def _changed(self, found: str) -> ChangedShard:
-        return ChangedShard(
+    def _changed(self, found: str) -> ChangedShardError:
+        return ChangedShardError(
             f"{self._store.name} was replaced while parts of it were read: {found}. Load the state again, with the "
             "shards that it was saved with"
         )
 
-    def _shorter(self, begin: int) -> ChangedShard:
-        return ChangedShard(
+    def _shorter(self, begin: int) -> ChangedShardError:
+        return ChangedShardError(
             f"{self._store.name} ends before byte {begin}, where it was to be read on. A state can be loaded only with "
             "the very shards that it was saved with"
         )
 
 
-class FileParts:
+class FsspecRangeSource:
     """A file of fsspec in which one can seek."""
 
     def __init__(self, store: Store, file: Any, head: bytes) -> None:
@@ -230,7 +234,7 @@ class FileParts:
         self._file = file
 
     @classmethod
-    def found(cls, store: Store, file: Any) -> FileParts | None:
+    def found(cls, store: Store, file: Any) -> FsspecRangeSource | None:
         """Read the first bytes, and go back; return None if that cannot be done."""
         head = file.read(HEAD_BYTES)
         try:
@@ -269,7 +273,7 @@ class Window:
         what = f"Reading {self._store.name} was interrupted after {self._at} bytes"
         begin = self._store.pace.clock()
         data = self._store.patience.patiently(lambda: self._store.attempt(lambda: self._read(size)), what)
-        LEDGER.fetched(len(data), self._store.pace.clock() - begin)
+        COUNTERS.fetched(len(data), self._store.pace.clock() - begin)
         self._at += len(data)
         return data
 
@@ -287,7 +291,7 @@ class Window:
         return data
 
 
-def _changed(name: str) -> ChangedShard:
-    return ChangedShard(
+def _changed(name: str) -> ChangedShardError:
+    return ChangedShardError(
         f"{name} was replaced while parts of it were read. Load the state again, with the shards that it was saved with"
     )

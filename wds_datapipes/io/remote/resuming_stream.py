@@ -7,18 +7,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from wds_datapipes.errors import ChangedShard, ReadFailed, ShardError
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
 from wds_datapipes.io.redaction import raise_alone
 from wds_datapipes.io.remote.forward_stream import Readable
-from wds_datapipes.io.remote.retry import Patience, concerns_all, passes, was_replaced
+from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, passes, was_replaced
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Opened", "Origin", "SteadyStream", "version_of"]
+__all__ = ["OpenedSource", "ResumingStream", "StreamSource", "version_of"]
 
 
-class Opened(NamedTuple):
+class OpenedSource(NamedTuple):
     """A remote file that was opened at a place."""
 
     file: Readable
@@ -30,10 +30,10 @@ class Opened(NamedTuple):
     version: tuple[str, ...]
 
 
-class Origin(Protocol):
+class StreamSource(Protocol):
     """Where a remote file can be opened, again and again."""
 
-    def open_at(self, start: int) -> Opened:
+    def open_at(self, start: int) -> OpenedSource:
         """Open the file at a byte, or at its beginning.
 
         Raises:
@@ -41,7 +41,7 @@ class Origin(Protocol):
         """
 
 
-class SteadyStream(io.RawIOBase):
+class ResumingStream(io.RawIOBase):
     """Reads a remote file forward. What passes is tried again, from the byte that is next; all else is an error.
 
     Args:
@@ -54,7 +54,9 @@ class SteadyStream(io.RawIOBase):
         Exception: the file cannot be opened, as its library puts it.
     """
 
-    def __init__(self, origin: Origin, name: str, tell: Callable[[Exception], str], patience: Patience) -> None:
+    def __init__(
+        self, origin: StreamSource, name: str, tell: Callable[[Exception], str], patience: RetryPolicy
+    ) -> None:
         self._origin, self._name, self._tell, self._patience = origin, name, tell, patience
         self._at = 0
         opened = patience.patiently(lambda: origin.open_at(0), f"{name} cannot be opened")
@@ -86,7 +88,7 @@ class SteadyStream(io.RawIOBase):
                 if not data and self._size is not None and self._at < self._size:
                     raise EOFError(f"{self._at} of {self._size} bytes came")
                 if self._size is not None and self._at + len(data) > self._size:
-                    raise ReadFailed(
+                    raise ShardReadError(
                         f"Reading {self._name} failed after {self._at} bytes: the store sends more than the "
                         f"{self._size} bytes that it has told for its size"
                     )
@@ -125,7 +127,7 @@ class SteadyStream(io.RawIOBase):
             elif self._size is None:
                 self._size = opened.size
             if opened.start > self._at:
-                raise ReadFailed(
+                raise ShardReadError(
                     f"Reading {self._name} failed after {self._at} bytes: the store was asked for what is next, "
                     f"and has sent what begins at byte {opened.start}"
                 )
@@ -145,7 +147,7 @@ class SteadyStream(io.RawIOBase):
                 ". Its store tells neither ETag nor date, by which one could know that it is still the same file, and "
                 "so it is not read on from there"
             )
-        failed = ReadFailed(
+        failed = ShardReadError(
             f"Reading {self._name} failed after {self._at} bytes: {self._tell(error)}{self._patience.told()}{advice}"
         )
         failed.concerns_all = concerns_all(error)
@@ -154,8 +156,8 @@ class SteadyStream(io.RawIOBase):
     def _is_another_size(self, size: int | None) -> bool:
         return None not in (size, self._size) and size != self._size
 
-    def _changed(self) -> ChangedShard:
-        return ChangedShard(
+    def _changed(self) -> ChangedShardError:
+        return ChangedShardError(
             f"{self._name} was replaced while it was read: after {self._at} bytes it has another ETag, date or size. "
             f"What was read so far belongs to the one before. Read it again, with the shards as they are now"
         )

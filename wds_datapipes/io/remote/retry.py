@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from wds_datapipes.io.host_errors import is_systemic
 
-__all__ = ["NO_PATIENCE", "Patience", "concerns_all", "is_untrusted", "passes", "status_of", "was_replaced"]
+__all__ = ["NO_PATIENCE", "RetryPolicy", "concerns_all", "is_untrusted", "passes", "status_of", "was_replaced"]
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ MOST_S = 30.0
 QUIET = 4
 
 
-class Patience:
+class RetryPolicy:
     """How often, and for how long, one shard is asked for again.
 
     Pauses are drawn, so that a thousand readers that were refused at a time do not come back at a time.
@@ -132,7 +132,7 @@ class Patience:
 
 
 #: Asks once.
-NO_PATIENCE = Patience(0, 0.0)
+NO_PATIENCE = RetryPolicy(0, 0.0)
 
 
 def passes(error: BaseException) -> bool:

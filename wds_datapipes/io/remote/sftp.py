@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, BinaryIO, cast
 
-from wds_datapipes.errors import ChangedShard
+from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.io.remote.forward_stream import Readable
-from wds_datapipes.io.remote.resuming_stream import Opened, Origin, version_of
-from wds_datapipes.io.remote.throughput import Attempt, TooSlow
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, StreamSource, version_of
+from wds_datapipes.io.remote.throughput import Attempt, TooSlowError
 
-__all__ = ["OriginPart", "OriginParts", "SftpOrigin", "connected", "is_sftp"]
+__all__ = ["SftpRange", "SftpRangeSource", "SftpSource", "connected", "is_sftp"]
 
 #: Opening takes some answers of the server, each of which may take as long as a byte of the file.
 ANSWERS = 4
@@ -90,7 +90,7 @@ def _trust(client: Any, path: str) -> None:
         ) from None
 
 
-class SftpOrigin:
+class SftpSource:
     """A file on an SFTP server, from any byte on.
 
     Args:
@@ -104,7 +104,7 @@ class SftpOrigin:
         self._filesystem, self._path, self._timeout_s, self._end = filesystem, path, timeout_s, end
         self._has_failed = False
 
-    def open_at(self, start: int) -> Opened:
+    def open_at(self, start: int) -> OpenedSource:
         """Open the file at a byte."""
         client = revived(self._filesystem, anew=self._has_failed).client
         self._has_failed = False
@@ -112,7 +112,7 @@ class SftpOrigin:
             return Attempt(partial(self._opened, client, start)).result(ANSWERS * self._timeout_s)
         except Exception as error:
             self._has_failed = True
-            if isinstance(error, TooSlow):
+            if isinstance(error, TooSlowError):
                 client.close()  # which ends that attempt
             raise
 
@@ -120,7 +120,7 @@ class SftpOrigin:
         """Take note that a file could not be read on."""
         self._has_failed = True
 
-    def _opened(self, client: Any, start: int) -> Opened:
+    def _opened(self, client: Any, start: int) -> OpenedSource:
         # paramiko's channels are for one thread each.
         channel = client.open_sftp()
         try:
@@ -132,7 +132,7 @@ class SftpOrigin:
             raise
         end = facts.st_size if self._end < 0 else min(self._end, facts.st_size)
         opened = _ChannelFile(file, channel, client, self.fail, start, end)
-        return Opened(opened, start, facts.st_size, version_of(facts.st_mtime))
+        return OpenedSource(opened, start, facts.st_size, version_of(facts.st_mtime))
 
 
 class _ChannelFile:
@@ -213,7 +213,7 @@ class _ChannelFile:
             self._channel.close()
 
 
-class OriginParts:
+class SftpRangeSource:
     """A file of which parts are read, each by opening it once more.
 
     Args:
@@ -225,9 +225,9 @@ class OriginParts:
 
     def __init__(
         self,
-        until: Callable[[int], Origin],
-        stream: Callable[[Origin], BinaryIO],
-        changed: Callable[[], ChangedShard],
+        until: Callable[[int], StreamSource],
+        stream: Callable[[StreamSource], BinaryIO],
+        changed: Callable[[], ChangedShardError],
         head_bytes: int,
     ) -> None:
         self._until, self._stream, self._changed = until, stream, changed
@@ -240,13 +240,13 @@ class OriginParts:
 
     def part(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
-        return self._stream(OriginPart(self._until(end), self._facts, self._changed, start, end))
+        return self._stream(SftpRange(self._until(end), self._facts, self._changed, start, end))
 
     def close(self) -> None:
         """Do nothing: each part is opened by itself."""
 
 
-class OriginPart:
+class SftpRange:
     """A part of a file, from any of its bytes on: where a `SteadyStream` opens it.
 
     Args:
@@ -259,19 +259,19 @@ class OriginPart:
 
     def __init__(
         self,
-        origin: Origin,
+        origin: StreamSource,
         facts: tuple[int | None, tuple[str, ...]],
-        changed: Callable[[], ChangedShard],
+        changed: Callable[[], ChangedShardError],
         start: int,
         end: int,
     ) -> None:
         self._origin, self._facts, self._changed, self._start, self._end = origin, facts, changed, start, end
 
-    def open_at(self, start: int) -> Opened:
+    def open_at(self, start: int) -> OpenedSource:
         """Open the part at a byte, if it is one of the very file that was found.
 
         Raises:
-            ChangedShard: it is another one.
+            ChangedShardError: it is another one.
         """
         opened = self._origin.open_at(self._start + start)
         size = opened.size
@@ -280,9 +280,9 @@ class OriginPart:
             raise self._changed()
         end = size if self._end < 0 or size is None else min(self._end, size)
         if end is None:
-            return Opened(opened.file, start, None, opened.version)
+            return OpenedSource(opened.file, start, None, opened.version)
         left = end - self._start - start
-        return Opened(_FirstBytes(opened.file, left), start, end - self._start, opened.version)
+        return OpenedSource(_FirstBytes(opened.file, left), start, end - self._start, opened.version)
 
 
 class _FirstBytes:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from wds_datapipes.counters import LEDGER
+from wds_datapipes.counters import COUNTERS
 from wds_datapipes.io.remote.forward_stream import Readable
-from wds_datapipes.io.remote.resuming_stream import Opened, Origin
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, StreamSource
 
-__all__ = ["Attempt", "Pace", "PacedOrigin", "TooSlow"]
+__all__ = ["Attempt", "MonitoredSource", "ThroughputMonitor", "TooSlowError"]
 
 T = TypeVar("T")
 
@@ -29,11 +29,11 @@ NOTICED_AFTER_S, QUIET_S = 10.0, 60.0
 _told_at = -QUIET_S
 
 
-class TooSlow(TimeoutError):
+class TooSlowError(TimeoutError):
     """A connection gives next to nothing. A new one may be better."""
 
 
-class Pace:
+class ThroughputMonitor:
     """How many bytes came in how many seconds that were waited for, of one shard.
 
     Only time in which a store is waited for counts, and not that in which nobody asks it for anything.
@@ -60,8 +60,8 @@ class Pace:
         Raises:
             TooSlow: too few have come.
         """
-        usual = LEDGER.fetched_bytes / LEDGER.fetching_s if LEDGER.fetching_s else 0.0
-        LEDGER.fetched(count, waited_s)
+        usual = COUNTERS.fetched_bytes / COUNTERS.fetching_s if COUNTERS.fetching_s else 0.0
+        COUNTERS.fetched(count, waited_s)
         self._bytes += count
         self._waited_s += waited_s
         self._noticed_bytes += count
@@ -75,7 +75,7 @@ class Pace:
             found = f"only {self._bytes} bytes came in {self._waited_s:.1f} s"
             self._bytes, self._waited_s = 0, 0.0
             if few and count:  # the end takes its time too, and is no drip
-                raise TooSlow(found)
+                raise TooSlowError(found)
 
     def tell(self, count: int, waited_s: float) -> None:
         """Tell the log that the store is slow: once for a shard, and seldom enough to be read."""
@@ -87,7 +87,7 @@ class Pace:
         self._is_told = True
 
 
-class PacedOrigin:
+class MonitoredSource:
     """An origin whose files are read at a pace that is watched, where each read returns what has come.
 
     Args:
@@ -95,20 +95,20 @@ class PacedOrigin:
         pace: of the shard.
     """
 
-    def __init__(self, origin: Origin, pace: Pace) -> None:
+    def __init__(self, origin: StreamSource, pace: ThroughputMonitor) -> None:
         self._origin, self._pace = origin, pace
 
-    def open_at(self, start: int) -> Opened:
+    def open_at(self, start: int) -> OpenedSource:
         """Open the file at a byte, or at its beginning."""
         opened = self._origin.open_at(start)
         self._pace.begin()
-        return opened._replace(file=PacedFile(opened.file, self._pace))
+        return opened._replace(file=MonitoredFile(opened.file, self._pace))
 
 
-class PacedFile:
+class MonitoredFile:
     """A file whose reads are watched."""
 
-    def __init__(self, file: Readable, pace: Pace) -> None:
+    def __init__(self, file: Readable, pace: ThroughputMonitor) -> None:
         self._file, self._pace = file, pace
 
     def read(self, size: int, /) -> bytes:
@@ -161,7 +161,7 @@ class Attempt(Generic[T]):
                 raise error
             if self._results:
                 return self._results.pop()
-            raise TooSlow(f"what was asked for did not come within {most_s:g} s")
+            raise TooSlowError(f"what was asked for did not come within {most_s:g} s")
         finally:
             del error  # this frame would hold the error, and the error this frame
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from wds_datapipes.io.remote.retry import Patience
+from wds_datapipes.io.remote.retry import RetryPolicy
 
-__all__ = ["OURS", "RETRIES", "TIMEOUT_S", "Waiting", "set_timeout", "silent_after", "with_timeouts"]
+__all__ = ["OURS", "RETRIES", "TIMEOUT_S", "StoreTimeouts", "set_timeout", "silent_after", "with_timeouts"]
 
 #: The seconds without a byte after which a store has failed, where its library has no opinion.
 TIMEOUT_S = 30.0
@@ -22,7 +22,7 @@ OURS = ("timeout_s", "retries")
 GOOGLE_REQUEST_S = 300.0
 
 
-class Waiting(NamedTuple):
+class StoreTimeouts(NamedTuple):
     """How long to wait for a store, and how often to ask it.
 
     Attributes:
@@ -36,7 +36,7 @@ class Waiting(NamedTuple):
     @classmethod
     def split(
         cls, storage_options: Mapping[str, Any] | None, timeout_s: float | None = None, retries: int | None = None
-    ) -> tuple[dict[str, Any], Waiting]:
+    ) -> tuple[dict[str, Any], StoreTimeouts]:
         """Return storage options without those that are ours, and what these say where the arguments say nothing.
 
         >>> Waiting.split({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
@@ -60,9 +60,9 @@ class Waiting(NamedTuple):
         """The seconds without a byte after which a store has failed, where its library has no opinion."""
         return TIMEOUT_S if self.timeout_s is None else self.timeout_s
 
-    def patience(self, pause: Callable[[float], object] | None = None) -> Patience:
+    def patience(self, pause: Callable[[float], object] | None = None) -> RetryPolicy:
         """Return what asks again for one shard."""
-        return Patience(self.retries, RETRY_S, pause, silent_s=silent_after(self.seconds))
+        return RetryPolicy(self.retries, RETRY_S, pause, silent_s=silent_after(self.seconds))
 
 
 def silent_after(timeout_s: float) -> float:

@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Protocol
 
-from wds_datapipes.errors import ShardNotOpened, ShardNotWritten
+from wds_datapipes.errors import ShardOpenError, ShardWriteError
 from wds_datapipes.io.openers import local_path, split_scheme
 
-__all__ = ["Target", "open_target", "remove_file", "size_of"]
+__all__ = ["Sink", "open_target", "remove_file", "size_of"]
 
 
-class Target(Protocol):
+class Sink(Protocol):
     """A shard that is being written. Of its methods, either `finish` or `discard` is called last."""
 
     #: What was asked for, or nothing for a stream.
@@ -23,16 +23,16 @@ class Target(Protocol):
         """Write all of the bytes.
 
         Raises:
-            ShardNotWritten: they cannot be written.
-            CommandFailed: the command that they are for has ended.
+            ShardWriteError: they cannot be written.
+            CommandError: the command that they are for has ended.
         """
 
     def finish(self) -> None:
         """Give the shard its name, and wait until it has it.
 
         Raises:
-            ShardNotWritten: that failed.
-            CommandFailed: the command has ended with an error.
+            ShardWriteError: that failed.
+            CommandError: the command has ended with an error.
         """
 
     def discard(self) -> None:
@@ -40,8 +40,8 @@ class Target(Protocol):
 
 
 def open_target(
-    target: str | os.PathLike[str] | BinaryIO | Target, storage_options: Mapping[str, Any] | None = None
-) -> Target:
+    target: str | os.PathLike[str] | BinaryIO | Sink, storage_options: Mapping[str, Any] | None = None
+) -> Sink:
     """Begin to write a shard: to a path, a URL, ``pipe:COMMAND``, ``-`` (standard output) or an open binary stream.
 
     Args:
@@ -49,40 +49,40 @@ def open_target(
         storage_options: passed to the file system of a URL.
 
     Raises:
-        ShardNotWritten: nothing can be written there.
-        UnknownScheme: no file system answers for the scheme.
-        MissingDependency: the scheme needs a package that is not installed.
+        ShardWriteError: nothing can be written there.
+        UnknownSchemeError: no file system answers for the scheme.
+        MissingDependencyError: the scheme needs a package that is not installed.
         TypeError: it is nothing of these.
     """
     if not isinstance(target, str | os.PathLike):
-        from wds_datapipes.io.sinks.stream_sink import StreamTarget
+        from wds_datapipes.io.sinks.stream_sink import StreamSink
 
-        return target if isinstance(target, StreamTarget) else StreamTarget(target)
+        return target if isinstance(target, StreamSink) else StreamSink(target)
     url = os.fspath(target)
     scheme, _ = split_scheme(url)
     if scheme == "pipe":
-        from wds_datapipes.io.sinks.command_sink import CommandTarget
+        from wds_datapipes.io.sinks.command_sink import CommandSink
 
-        return CommandTarget(url)
+        return CommandSink(url)
     if scheme == "-":
         from wds_datapipes.io.sinks.stream_sink import standard_output
 
         return standard_output(url)
     path = local_path(url)
     if path is not None:
-        from wds_datapipes.io.sinks.local_sink import LocalTarget
+        from wds_datapipes.io.sinks.local_sink import LocalSink
 
-        return LocalTarget(url, path)
-    from wds_datapipes.io.sinks.remote_sink import RemoteTarget
+        return LocalSink(url, path)
+    from wds_datapipes.io.sinks.remote_sink import RemoteSink
 
-    return RemoteTarget(url, storage_options or {})
+    return RemoteSink(url, storage_options or {})
 
 
 def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> None:
     """Remove a shard, or what goes with one, if it is there.
 
     Raises:
-        ShardNotWritten: it cannot be removed.
+        ShardWriteError: it cannot be removed.
     """
     path = local_path(url)
     try:
@@ -100,14 +100,14 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
         from wds_datapipes.io.remote.filesystem import hiding, reason
 
         hide = hiding(storage_options or {})
-        raise_alone(ShardNotWritten(f"{hide(url)} cannot be removed: {reason(error, split_scheme(url)[0], hide)}"))
+        raise_alone(ShardWriteError(f"{hide(url)} cannot be removed: {reason(error, split_scheme(url)[0], hide)}"))
 
 
 def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
     """Return the size of a shard in bytes, or ``None`` if there is none, or nothing that has a size.
 
     Raises:
-        ShardNotOpened: its store does not tell.
+        ShardOpenError: its store does not tell.
     """
     path = local_path(url)
     if path is not None:
@@ -129,5 +129,5 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
         return None
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
         hide = hiding(storage_options or {})
-        raise_alone(ShardNotOpened(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}"))
+        raise_alone(ShardOpenError(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}"))
     return size

@@ -7,15 +7,15 @@ import os
 import tempfile
 from typing import cast
 
-from wds_datapipes.errors import CommandFailed, ShardNotWritten
+from wds_datapipes.errors import CommandError, ShardWriteError
 from wds_datapipes.io.command import TOLD_BYTES
 from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.io.shell_process import ShellProcess, ending
 
-__all__ = ["CommandTarget"]
+__all__ = ["CommandSink"]
 
 
-class CommandTarget:
+class CommandSink:
     """Runs a command, in which a pipeline fails when any part of it does, and writes to it.
 
     The shard is whole if the command ends with the status 0 after the end of its input. If the shard is discarded, the
@@ -28,7 +28,7 @@ class CommandTarget:
         self.url = url
         _, self._command = split_scheme(url)
         if not self._command.strip():
-            raise ShardNotWritten(f"{url!r} holds no command. Write it behind the colon, as in pipe:cat > 000.tar")
+            raise ShardWriteError(f"{url!r} holds no command. Write it behind the colon, as in pipe:cat > 000.tar")
         self._written = 0
         # A file takes what the command says without a reader; its end is told if the command fails.
         self._told = tempfile.TemporaryFile()  # noqa: SIM115  closed with the command
@@ -36,7 +36,7 @@ class CommandTarget:
             self._process = ShellProcess(self._command, feeds=True, stderr=self._told)
         except (OSError, ValueError) as error:
             self._told.close()
-            raise ShardNotWritten(f"The command {self._command!r} cannot be started: {error}") from error
+            raise ShardWriteError(f"The command {self._command!r} cannot be started: {error}") from error
         self._input = cast("io.RawIOBase", self._process.stdin)
 
     def write(self, data: bytes, /) -> None:
@@ -49,13 +49,13 @@ class CommandTarget:
                 view = view[taken:]
         except BrokenPipeError:
             self._end()
-            raise CommandFailed(self._verdict("stopped reading and")) from None
+            raise CommandError(self._verdict("stopped reading and")) from None
 
     def finish(self) -> None:
         """Let the command see the end of its input, and wait for its own."""
         self._end()
         if self._process.returncode != 0:
-            raise CommandFailed(self._verdict(""))
+            raise CommandError(self._verdict(""))
         self._told.close()
 
     def discard(self) -> None:

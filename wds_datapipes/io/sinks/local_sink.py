@@ -6,13 +6,13 @@ import io
 from pathlib import Path
 from typing import cast
 
-from wds_datapipes.errors import ShardNotWritten
-from wds_datapipes.io.atomic_file import PartFile
+from wds_datapipes.errors import ShardWriteError
+from wds_datapipes.io.atomic_file import AtomicFile
 
-__all__ = ["LocalTarget"]
+__all__ = ["LocalSink"]
 
 
-class LocalTarget:
+class LocalSink:
     """Writes to a file of another name in the same folder, which gets its own at the end.
 
     What is there and is no file, such as a named pipe, is written to as it is.
@@ -21,7 +21,7 @@ class LocalTarget:
     def __init__(self, url: str, path: str) -> None:
         self.url = url
         self._written = 0
-        self._file: PartFile | None = None
+        self._file: AtomicFile | None = None
         try:
             place = Path(path).resolve()  # a link stays, and what it points to is replaced
             if place.is_dir():
@@ -29,10 +29,10 @@ class LocalTarget:
             if place.exists() and not place.is_file():
                 self._stream = cast(io.RawIOBase, place.open("wb", buffering=0))
             else:
-                self._file = PartFile(str(place), buffer_bytes=0)
+                self._file = AtomicFile(str(place), buffer_bytes=0)
                 self._stream = cast(io.RawIOBase, self._file.stream)
         except FileNotFoundError as error:
-            raise ShardNotWritten(
+            raise ShardWriteError(
                 f"The shard {url!r} cannot be written: there is no folder {str(Path(path).parent)!r}. Make it first"
             ) from error
         except (OSError, ValueError) as error:
@@ -66,8 +66,8 @@ class LocalTarget:
         else:
             self._stream.close()
 
-    def _failure(self, error: OSError | ValueError) -> ShardNotWritten:
+    def _failure(self, error: OSError | ValueError) -> ShardWriteError:
         reason = getattr(error, "strerror", None) or str(error)
         left = "Nothing of it is left" if self._file is not None else "What was written is not whole"
         after = f", after {self._written} bytes. {left}" if self._written else ""
-        return ShardNotWritten(f"The shard {self.url!r} cannot be written: {reason}{after}")
+        return ShardWriteError(f"The shard {self.url!r} cannot be written: {reason}{after}")

@@ -9,18 +9,18 @@ from typing import Any
 
 from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]  # it carries no types
 
-from wds_datapipes.errors import ShardNotWritten
+from wds_datapipes.errors import ShardWriteError
 from wds_datapipes.io.redaction import raise_alone
 from wds_datapipes.io.remote.filesystem import hiding, reason, remote_filesystem
 from wds_datapipes.io.urls import split_scheme
 
-__all__ = ["RemoteTarget"]
+__all__ = ["RemoteSink"]
 
 #: How much is sent at once to stores that take files in parts, in bytes. S3 takes 10,000 parts: 160 GB.
 PART_BYTES = 16 << 20
 
 
-class RemoteTarget:
+class RemoteSink:
     """Uploads to an object store, where a file appears when its upload ends; or to a temporary name, and renames.
 
     Stores such as S3 and Google's show nothing of an upload before it is finished, and can abort it. Other file systems
@@ -37,7 +37,7 @@ class RemoteTarget:
         self._scheme, _ = split_scheme(url)
         self._written = 0
         if self._scheme in ("http", "https"):
-            raise ShardNotWritten(
+            raise ShardWriteError(
                 f"{self._hide(url)} cannot be written: web servers differ in how they take files. Use a command that "
                 f"yours understands, such as pipe:curl -fsS -T - URL"
             )
@@ -80,9 +80,9 @@ class RemoteTarget:
         with contextlib.suppress(Exception):
             self._filesystem.rm(self._part)
 
-    def _failure(self, error: Exception) -> ShardNotWritten:
+    def _failure(self, error: Exception) -> ShardWriteError:
         told = reason(error, self._scheme, self._hide)
-        return ShardNotWritten(f"{self._hide(self.url)} cannot be written: {told}, after {self._written} bytes")
+        return ShardWriteError(f"{self._hide(self.url)} cannot be written: {told}, after {self._written} bytes")
 
 
 def _can_discard(file: Any) -> bool:

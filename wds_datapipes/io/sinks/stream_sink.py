@@ -6,12 +6,12 @@ import contextlib
 import sys
 from typing import Any
 
-from wds_datapipes.errors import ShardNotWritten
+from wds_datapipes.errors import ShardWriteError
 
-__all__ = ["StreamTarget", "standard_output"]
+__all__ = ["StreamSink", "standard_output"]
 
 
-class StreamTarget:
+class StreamSink:
     """Writes to a stream. What was written stays there, but an archive that was broken off has no end marker.
 
     Args:
@@ -48,9 +48,9 @@ class StreamTarget:
                 self._stream.close()
 
 
-def standard_output(url: str) -> StreamTarget:
+def standard_output(url: str) -> StreamSink:
     """Return the target of the URL ``-``."""
     stream = getattr(sys.stdout, "buffer", None)
     if stream is None:
-        raise ShardNotWritten(f"The shard {url!r} is standard output, and this process has none that takes bytes")
-    return StreamTarget(stream, url)
+        raise ShardWriteError(f"The shard {url!r} is standard output, and this process has none that takes bytes")
+    return StreamSink(stream, url)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.pipes.state.description import difference
 
 __all__ = ["Checkpoint"]
@@ -62,7 +62,7 @@ class Checkpoint:
     distributed: bool
     workers: int
     turn: int
-    parts: list[Resumed]
+    parts: list[WorkerState]
     worker: int | None = None
     wanted: int | None = None
     is_drained: bool = False
@@ -85,7 +85,7 @@ class Checkpoint:
         """
         try:
             found = dict(state)
-            parts = [Resumed(**part) for part in found.pop("parts")]
+            parts = [WorkerState(**part) for part in found.pop("parts")]
             checkpoint = cls(**found, parts=[replace(part, stages=part.state) for part in parts])
             checkpoint._check_kinds()
         except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -14,16 +14,16 @@ import numpy as np
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.encoding import written
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.pipes.state.recording import TEXT, VALUE, WAITING, Extra, Form, Part, unpack_records
 from wds_datapipes.samples.derived_position import values_of
 from wds_datapipes.samples.shuffling import waiting_behind
-from wds_datapipes.shards.position import Address
+from wds_datapipes.shards.position import SamplePosition
 
-__all__ = ["Trail"]
+__all__ = ["ItemPositions"]
 
 
-class Trail:
+class ItemPositions:
     """Keeps the records of one worker's epoch, from the beginning of the run in which the last item of the loop is.
 
     Attributes:
@@ -31,9 +31,9 @@ class Trail:
     """
 
     def __init__(self) -> None:
-        self.begin(Resumed(None))
+        self.begin(WorkerState(None))
 
-    def begin(self, base: Resumed) -> None:
+    def begin(self, base: WorkerState) -> None:
         """Begin an epoch.
 
         Args:
@@ -69,7 +69,7 @@ class Trail:
         while len(self._runs) > 1 and self._runs[1].first <= self.delivered:
             self._runs.popleft()
 
-    def state(self) -> Resumed:
+    def state(self) -> WorkerState:
         """Return where the pipeline was behind the last item that the loop has.
 
         Raises:
@@ -81,7 +81,7 @@ class Trail:
         run = runs[-1]
         if run.refusal:
             raise StateError(run.refusal)
-        return Resumed(written(run.state(self.delivered - run.first)))
+        return WorkerState(written(run.state(self.delivered - run.first)))
 
 
 class _Run:
@@ -161,5 +161,8 @@ class _Shuffle:
         if len({*map(len, ways)}) == 1 and all(type(each) is int for way in ways for each in way):
             return np.hstack([places, np.array(ways, np.int64).reshape(len(ways), -1)])
         return values_of(
-            [Address(shard, start, end, way) for (shard, start, end), way in zip(places.tolist(), ways, strict=True)]
+            [
+                SamplePosition(shard, start, end, way)
+                for (shard, start, end), way in zip(places.tolist(), ways, strict=True)
+            ]
         )

@@ -10,7 +10,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.shard_assignment import dealt_states
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
 from wds_datapipes.pipes.grouping import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.mixing import SampleMixer
@@ -113,7 +113,7 @@ def dealt_anew(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoi
         if isinstance(error, StateError):
             raise
         raise StateError(f"What is left of the epoch cannot be dealt, as a state is not whole: {error}") from error
-    resumed = [Resumed(state) for state in states[rank::ranks]]
+    resumed = [WorkerState(state) for state in states[rank::ranks]]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(
         running, rank=rank, ranks=ranks, distributed=distributed, workers=workers, turn=0, parts=resumed, engines=None

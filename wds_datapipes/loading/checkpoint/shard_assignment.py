@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_datapipes.pipes.state.pipeline_state import branches_of, stateful
 from wds_datapipes.pipes.state.shard_order import merged_seen
-from wds_datapipes.shards.position import Address, Deal, Resume
+from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare
 
 __all__ = ["deal_anew", "dealt_states"]
 
@@ -17,7 +17,7 @@ Part = Sequence[Mapping[str, Any] | None]
 
 
 def dealt_states(
-    pipe: Any, parts: Sequence[Part | None], behind: Sequence[Sequence[Address]], instances: int
+    pipe: Any, parts: Sequence[Part | None], behind: Sequence[Sequence[SamplePosition]], instances: int
 ) -> list[list[dict[str, Any] | None]]:
     """Return where each instance of a pipeline goes on when what is left is dealt anew.
 
@@ -53,14 +53,14 @@ def _first(part: Part | None) -> Mapping[str, Any]:
     return next((stage for stage in part or () if stage is not None), {})
 
 
-def _waiting(part: Part | None) -> list[Address]:
+def _waiting(part: Part | None) -> list[SamplePosition]:
     """Return where the samples are that wait in the stages of an instance."""
-    return [Address.from_values(values) for stage in part or () for values in (stage or {}).get("waiting", ())]
+    return [SamplePosition.from_values(values) for stage in part or () for values in (stage or {}).get("waiting", ())]
 
 
 def deal_anew(
-    parts: Sequence[Part | None], instances: int, behind: Sequence[Sequence[Address]] | None = None
-) -> list[Deal]:
+    parts: Sequence[Part | None], instances: int, behind: Sequence[Sequence[SamplePosition]] | None = None
+) -> list[ShardShare]:
     """Deal what the instances of a pipeline have not yielded to others.
 
     What is left of a shard that was begun goes to one of them, with the samples of it that wait. So does each of the
@@ -85,7 +85,7 @@ def deal_anew(
     # Large ones come first, so that no instance has many more than another.
     order = sorted(pieces, key=lambda shard: (*sizes[shard], -shard), reverse=True)
     return [
-        Deal(
+        ShardShare(
             every=instances,
             turn=(instance - len(pieces) + since) % instances,
             since=since,
@@ -95,15 +95,17 @@ def deal_anew(
     ]
 
 
-def _left(stages: Part | None, number: int, instances: int, behind: Sequence[Address]) -> tuple[Deal, Resume]:
+def _left(
+    stages: Part | None, number: int, instances: int, behind: Sequence[SamplePosition]
+) -> tuple[ShardShare, Resume]:
     """Return what an instance had to read, and what is left of that."""
     first = _first(stages)
     shard, start = first.get("next", (0, 0))
     again = defaultdict[int, list[tuple[int, int]]](list)
     if "dealt" in first:
-        deal, every, turn = Deal.from_state(first["dealt"]), 1, 0
+        deal, every, turn = ShardShare.from_state(first["dealt"]), 1, 0
     else:  # it counts the shards that were dealt to it when the epoch began
-        deal, every, turn = Deal(instances, number), instances, number
+        deal, every, turn = ShardShare(instances, number), instances, number
     for address in (*_waiting(stages), *behind):
         again[address.shard * every + turn].append((address.start, address.end))
     return deal, Resume((shard * every + turn, start), again, deal)

@@ -10,11 +10,11 @@ from zlib import crc32
 from wds_datapipes.loading.checkpoint.encoding import read, written
 from wds_datapipes.pipes.state.pipeline_state import load_state, renewed
 
-__all__ = ["Resumed"]
+__all__ = ["WorkerState"]
 
 
 @dataclass(frozen=True)
-class Resumed:
+class WorkerState:
     """What a worker needs to resume in the middle of an epoch.
 
     Attributes:
@@ -47,9 +47,9 @@ class Resumed:
         stages = self.stages if self.stages is None or isinstance(self.stages, str) else written(self.stages)
         return {"stages": stages}
 
-    def renewed(self) -> Resumed:
+    def renewed(self) -> WorkerState:
         """Return where the next epoch begins, if this is the end of one."""
-        return Resumed(renewed(self.state))
+        return WorkerState(renewed(self.state))
 
     def load(self, pipe: Any) -> None:
         """Have a pipeline resume from here when it is iterated next."""

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterDataPipe
 
-__all__ = ["Delivered", "Supplier"]
+__all__ = ["AheadOfLoop", "DeliveredCount"]
 
 
-class Supplier(Protocol):
+class AheadOfLoop(Protocol):
     """Where items come from."""
 
     ahead: deque[Any] | None
@@ -21,12 +21,12 @@ class Supplier(Protocol):
         """Take note that the loop gets an item, which was marked when it was taken."""
 
 
-class Delivered(IterDataPipe[Any]):
+class DeliveredCount(IterDataPipe[Any]):
     """Tells the supplier of the items which of them the loop gets, behind stages that take them ahead, one for one."""
 
     _is_child_datapipe = False
 
-    def __init__(self, source: IterDataPipe[Any], supplier: Supplier) -> None:
+    def __init__(self, source: IterDataPipe[Any], supplier: AheadOfLoop) -> None:
         self.source = source
         self._supplier = supplier
         supplier.ahead = deque()

@@ -20,17 +20,17 @@ from torchdata.dataloader2.reading_service import CheckpointableReadingServiceIn
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.loading.distributed import Ranks
-from wds_datapipes.loading.rank_agreement import Agreement, facts_of
+from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.seeding import guard_lists, seed_of, seed_stages
-from wds_datapipes.loading.service.delivery import Delivered
+from wds_datapipes.loading.service.delivery import DeliveredCount
 from wds_datapipes.loading.service.pinning import pinned
 from wds_datapipes.loading.service.split_checks import advice_for_ranks, advice_for_split, place_given
-from wds_datapipes.loading.service.state_manager import StateKeeper
+from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.transport.protocol import Command
 from wds_datapipes.loading.workers.in_process import LocalItems
-from wds_datapipes.loading.workers.launch import Hiring
-from wds_datapipes.loading.workers.pool import Crew
+from wds_datapipes.loading.workers.launch import LaunchPlan
+from wds_datapipes.loading.workers.pool import WorkerPool
 from wds_datapipes.pipes.state.shard_order import remove_listings
 from wds_datapipes.user_warnings import warn_user
 
@@ -72,9 +72,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
     Raises:
         TypeError: an argument is of another kind.
         ValueError: an argument makes no sense.
-        WorkerDied: while iterating, a worker process has ended.
-        WorkerTimeout: while iterating, a worker has sent nothing for ``timeout_s``.
-        RankLost: when an epoch begins, another rank has failed or left, or does not come within ``timeout_s``.
+        WorkerDiedError: while iterating, a worker process has ended.
+        WorkerTimeoutError: while iterating, a worker has sent nothing for ``timeout_s``.
+        RankLostError: when an epoch begins, another rank has failed or left, or does not come within ``timeout_s``.
 
     Examples:
         >>> from torchdata.dataloader2 import DataLoader2
@@ -134,7 +134,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._knows_ranks = distributed is not None
         self._mp = num_workers > 0
         self._ranks: Ranks | None
-        self._crew: Crew | None
+        self._crew: WorkerPool | None
         self._local: LocalItems | None
         self._end: Callable[[], object] | None
         self.begin_again()
@@ -143,7 +143,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """Start the workers, and return what is left of the pipeline for the main process.
 
         Raises:
-            RankLost: another rank does not come in time.
+            RankLostError: another rank does not come in time.
         """
         if self.distributed:
             self._ranks = Ranks(self.timeout_s)
@@ -168,7 +168,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             iter_reset_fn: that of a reading service before this one.
 
         Raises:
-            RankLost: another rank will not come, or does not come in time.
+            RankLostError: another rank will not come, or does not come in time.
         """
         going_on = self._keeper.begin(seed_generator, self._ranks)
         self._epoch += 1
@@ -219,7 +219,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
     def begin_again(self) -> None:
         """Put the service, which has ended its workers, back to where it was before it started them."""
-        self._keeper = StateKeeper(self.distributed, self.num_workers)
+        self._keeper = StateManager(self.distributed, self.num_workers)
         self._ranks, self._crew, self._local, self._end = None, None, None, None
         self._epoch = 0
 
@@ -244,7 +244,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         Raises:
             StateError: the state is not one of this pipeline. Or it is of another number of ranks or workers, and not
                 that of all ranks, or the pipeline cannot be dealt anew.
-            RankLost: another rank does not come in time.
+            RankLostError: another rank does not come in time.
         """
         self._keeper.load(serialized_state)
         return self.initialize(datapipe)
@@ -306,11 +306,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         if self._ranks is not None:
             self._keeper.compare(self._ranks, datapipe)
         elif place.ranks > 1:
-            Agreement(datapipe, place).compare(facts_of(datapipe, self.num_workers))
+            RankAgreement(datapipe, place).compare(facts_of(datapipe, self.num_workers))
         self._keeper.find(datapipe, self._ranks)
         if self._ranks is not None:
             datapipe = self._ranks.split(datapipe)
-        hiring = Hiring(
+        hiring = LaunchPlan(
             self.num_workers,
             self.multiprocessing_context,
             self.worker_prefetch_cnt,
@@ -330,7 +330,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         if datapipe is items or self._keeper.refusal:
             return datapipe
         supplier = self._crew or self._local
-        return datapipe if supplier is None else Delivered(datapipe, supplier)
+        return datapipe if supplier is None else DeliveredCount(datapipe, supplier)
 
     def _warn_of_repeated_data(self, datapipe: Pipe) -> None:
         """Warn where several workers or ranks read the same."""
@@ -382,7 +382,7 @@ def _share(count: int | None, number: int, workers: int) -> int | None:
     return None if count is None else count // workers + (number < count % workers)
 
 
-def _end(crew: Crew | None, ranks: Ranks | None) -> None:
+def _end(crew: WorkerPool | None, ranks: Ranks | None) -> None:
     try:
         if ranks is not None:
             # An error that nothing has caught ends the interpreter, and is kept there until then.

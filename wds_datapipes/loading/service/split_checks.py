@@ -10,7 +10,7 @@ from typing import Any
 from torch import distributed as dist
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.loading.rank_and_worker import ONLY_RANK, RankPlace
+from wds_datapipes.loading.rank_and_worker import ONLY_RANK, RankIdentity
 from wds_datapipes.pipes.state.graph import sources_of, splits, splitters, upstream
 from wds_datapipes.pipes.state.unsupported import name_of
 
@@ -96,10 +96,10 @@ def is_called_by_shard() -> bool:
     return type(sys._getframe(2).f_locals.get("self")).__name__ == "IterableDatasetShard"
 
 
-def place_given(pipe: Any) -> RankPlace:
+def place_given(pipe: Any) -> RankIdentity:
     """Return the rank whose part of a pipeline this is, as torchdata's ``DistributedReadingService`` gives it."""
     is_given = ranks_of_run() > 1 and any(name_of(stage) == "FullSync" for stage in upstream(pipe))
-    return RankPlace(dist.get_world_size(), dist.get_rank()) if is_given else ONLY_RANK
+    return RankIdentity(dist.get_world_size(), dist.get_rank()) if is_given else ONLY_RANK
 
 
 def ranks_of_run() -> int:

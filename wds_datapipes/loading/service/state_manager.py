@@ -13,7 +13,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, text_of
 from wds_datapipes.loading.checkpoint.resharding import placed
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.philox import SeedGenerator
 from wds_datapipes.loading.rank_agreement import facts_of
@@ -22,20 +22,20 @@ from wds_datapipes.loading.service.split_checks import ranks_of_run
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import check_state
 
-__all__ = ["Maker", "StateKeeper", "described"]
+__all__ = ["ItemSource", "StateManager", "described"]
 
 
-class Maker(Protocol):
+class ItemSource(Protocol):
     """Makes the items of the loop."""
 
     is_over: bool
     turn: int
 
-    def states(self) -> list[Resumed]:
+    def states(self) -> list[WorkerState]:
         """Return where each worker would have to go on behind what the loop has."""
 
 
-class StateKeeper:
+class StateManager:
     """Saves the state of a loop, and finds out where it goes on.
 
     Args:
@@ -63,7 +63,7 @@ class StateKeeper:
         self._first = 0
 
     @property
-    def parts(self) -> Sequence[Resumed | None]:
+    def parts(self) -> Sequence[WorkerState | None]:
         """Where each worker goes on; None is the beginning of an epoch."""
         if self.going_on is None or not self.going_on.parts:
             return [None] * max(self._workers, 1)
@@ -108,7 +108,7 @@ class StateKeeper:
         Raises:
             StateError: other ranks go on in the middle of an epoch that this rank has no state of.
             RuntimeError: this rank has another number of workers than rank 0, or another list of shards.
-            RankLost: another rank does not come in time.
+            RankLostError: another rank does not come in time.
         """
         going_on = [checkpoint.seed for checkpoint in self._loaded if not checkpoint.is_over]
         seed = ranks.gather(going_on[0] if going_on else None, facts_of(pipe, self._workers))
@@ -161,7 +161,7 @@ class StateKeeper:
 
         Raises:
             StateError: another epoch was chosen than that in which the state was saved.
-            RankLost: another rank will not come, or does not come in time.
+            RankLostError: another rank will not come, or does not come in time.
         """
         going_on, self.going_on = self.going_on, None
         self._seed = None  # it begins this epoch
@@ -198,7 +198,7 @@ class StateKeeper:
             seed_generator.spawn(ranks.rank, inplace=True)
         return going_on or beginning
 
-    def dumps(self, maker: Maker | None, ranks: Ranks | None) -> bytes:
+    def dumps(self, maker: ItemSource | None, ranks: Ranks | None) -> bytes:
         """Return the state of the loop, as JSON.
 
         Args:

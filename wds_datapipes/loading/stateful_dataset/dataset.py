@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of, state_of_stream
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.lengths import unknown_length
 from wds_datapipes.loading.lightning import without_ended_epoch
 from wds_datapipes.loading.philox import SeedGenerator
-from wds_datapipes.loading.rank_agreement import Agreement, facts_of, lists_of
-from wds_datapipes.loading.rank_and_worker import RankPlace, own_worker
+from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of, lists_of
+from wds_datapipes.loading.rank_and_worker import RankIdentity, own_worker
 from wds_datapipes.loading.service.split_checks import (
     SPLIT_TWICE,
     advice_for_split,
@@ -26,9 +26,9 @@ from wds_datapipes.loading.service.split_checks import (
     ranks_of_run,
 )
 from wds_datapipes.loading.stateful_dataset.epochs import Epochs
-from wds_datapipes.loading.stateful_dataset.shared_state import Board, Row
+from wds_datapipes.loading.stateful_dataset.shared_state import SharedEpochs, WorkerRow
 from wds_datapipes.loading.stateful_dataset.state_checks import check_place, check_ranks, check_seed, ends_together
-from wds_datapipes.loading.stateful_dataset.tracking import Told, Tracked, telling
+from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch, TrackedEpoch, telling
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import check_state
 from wds_datapipes.user_warnings import warn_user
@@ -83,13 +83,13 @@ class StatefulShards(IterableDataset[Any]):
         self.pipe = pipe
         self.seed = seed
         self._stages = descriptions(pipe)
-        self._board = Board()
+        self._board = SharedEpochs()
         self._epochs = Epochs(pipe, seed, self._board)
-        self._tracked: Tracked | None = None
+        self._tracked: TrackedEpoch | None = None
         self._is_checked = False
-        self._agreement: Agreement | None = None
+        self._agreement: RankAgreement | None = None
         if self._epochs.ranks > 1:
-            self._agreement = Agreement(pipe, RankPlace(self._epochs.ranks, self._epochs.rank))
+            self._agreement = RankAgreement(pipe, RankIdentity(self._epochs.ranks, self._epochs.rank))
             self._agreement.compare(lists_of(pipe))
 
     def set_epoch(self, epoch: int) -> None:
@@ -137,7 +137,7 @@ class StatefulShards(IterableDataset[Any]):
             iterator = telling(loader)
             self._tracked = tracked
             for told in iterator:
-                if not isinstance(told, Told):
+                if not isinstance(told, RecordedBatch):
                     raise StateError(
                         "The workers of this loader do not tell where they are, since they were started by a loop "
                         "that was not tracked. With persistent_workers, use tracked() from the first epoch on"
@@ -195,7 +195,7 @@ class StatefulShards(IterableDataset[Any]):
         self._tracked = None
         last = loaded[0]
         begun = board.begun if info is None else board.read(info.id).begun
-        row = Row(begun=begun, loaded=self._epochs.load(loaded))
+        row = WorkerRow(begun=begun, loaded=self._epochs.load(loaded))
         if last.next is not None:
             row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
         board.write(row, None if info is None else info.id)
@@ -289,7 +289,7 @@ class StatefulShards(IterableDataset[Any]):
         facts = {"is_over": self._epochs.is_over, "is_drained": self._epochs.is_drained}
         return [self._saved(row, **facts, parts=[self._epochs.part])]
 
-    def _saved(self, row: Row, **facts: Any) -> Checkpoint:
+    def _saved(self, row: WorkerRow, **facts: Any) -> Checkpoint:
         """Return where the loop is in the epoch of a row; before the first one, the one before that is over."""
         begun, epochs = row.epoch > 0, self._epochs
         place = {"rank": epochs.rank, "ranks": epochs.ranks, "distributed": epochs.distributed, "workers": 0, "turn": 0}
@@ -311,10 +311,10 @@ class StatefulShards(IterableDataset[Any]):
         seeds = [self.seed, SeedGenerator(self.seed).generate_shared_seed()]
         return seeds[::-1] if self._epochs.distributed else seeds
 
-    def _tracking(self, loader: DataLoader[Any]) -> Tracked:
+    def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
         """Return what keeps track of an epoch."""
         epochs, last, row = self._epochs, self._tracked, self._board.read(0)
-        turn, parts = 0, [Resumed(None)] * loader.num_workers
+        turn, parts = 0, [WorkerState(None)] * loader.num_workers
         epochs.before = None
         if row.loaded:
             going_on = epochs.placed(loader.num_workers)
@@ -326,4 +326,4 @@ class StatefulShards(IterableDataset[Any]):
             found = last.states()
             epochs.before = self._saved(last.row or row, workers=len(found), parts=found)
             parts = [part.renewed() for part in found]
-        return Tracked(parts, turn)
+        return TrackedEpoch(parts, turn)

@@ -11,12 +11,18 @@ from torch.utils.data import get_worker_info
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.loading.checkpoint.resharding import placed
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.philox import SeedGenerator
-from wds_datapipes.loading.rank_and_worker import RankPlace, WorkerPlace, own_worker, split_by_rank, split_by_worker
+from wds_datapipes.loading.rank_and_worker import (
+    RankIdentity,
+    WorkerIdentity,
+    own_worker,
+    split_by_rank,
+    split_by_worker,
+)
 from wds_datapipes.loading.seeding import EpochSeeds, guard_lists, reset_pipeline, seed_of, seed_stages
-from wds_datapipes.loading.stateful_dataset.shared_state import Board, Row
-from wds_datapipes.loading.stateful_dataset.tracking import END, Told
+from wds_datapipes.loading.stateful_dataset.shared_state import SharedEpochs, WorkerRow
+from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch
 from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, record_state, save_state
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
 from wds_datapipes.pipes.state.shard_order import remove_listings
@@ -43,7 +49,7 @@ class Epochs:
         is_tracked: whether those processes are of a loop that is tracked.
     """
 
-    def __init__(self, pipe: Any, seed: int, board: Board) -> None:
+    def __init__(self, pipe: Any, seed: int, board: SharedEpochs) -> None:
         self.distributed = distributed.is_available() and distributed.is_initialized()
         self.rank, self.ranks = 0, 1
         if self.distributed:
@@ -62,7 +68,7 @@ class Epochs:
         # Of the present epoch.
         self._seeds = EpochSeeds()
         self._is_begun = False
-        self._base = Resumed(None)
+        self._base = WorkerState(None)
         self._has_items = False
         self._tells = False
         self._has_told_end = False
@@ -70,13 +76,13 @@ class Epochs:
         self._recorder = Recorder()
 
     @property
-    def part(self) -> Resumed:
+    def part(self) -> WorkerState:
         """Where this process goes on."""
         # A stream that goes on as it is knows where it is, also before the first item of an epoch.
         goes_on = self.lasts and self._base.stages is None
         if not self._has_items and not goes_on:
             return self._base
-        return Resumed(save_state(self._pipe))
+        return WorkerState(save_state(self._pipe))
 
     def place(self, workers: int) -> tuple[int, int, bool, int]:
         """Return where this process is, among so many workers, as a checkpoint has it."""
@@ -104,16 +110,16 @@ class Epochs:
         if not self._tells:
             return batch
         record = record_state(self._pipe, self._recorder, is_first=is_first)
-        return Told(batch, own_worker().worker_id, self.number, pack_records([record]))
+        return RecordedBatch(batch, own_worker().worker_id, self.number, pack_records([record]))
 
-    def told_end(self, *batch: Any) -> Told:
+    def told_end(self, *batch: Any) -> RecordedBatch:
         """Return the place where the epoch of this worker has ended, with its last batch if there is one more."""
         self._has_told_end = True
-        told: Told = self.told(batch[0] if batch else None, is_first=True)
+        told: RecordedBatch = self.told(batch[0] if batch else None, is_first=True)
         return told._replace(is_empty=not batch)
 
     def __iter__(self) -> Iterator[Any]:
-        self._is_begun, self.is_over, self._base, self._has_items = False, True, Resumed(None), False
+        self._is_begun, self.is_over, self._base, self._has_items = False, True, WorkerState(None), False
         self.is_drained = False
         self._recorder = Recorder()
         refusal = None
@@ -187,7 +193,7 @@ class Epochs:
                 self._base = going_on.parts[self.number]
         self._seeds, self.loaded, self._has_begun = seeds, [], info is not None
         seeds.end(generator)
-        row = Row(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
+        row = WorkerRow(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
         if info is None:
             self._board.has_workers = False
         self._board.write(row, None if info is None else own)
@@ -199,7 +205,7 @@ class Epochs:
             raise StateError(refusal)
         if not self._is_begun:
             self._begin()
-        worker, place = WorkerPlace(own_worker().num_workers, self.number), RankPlace(self.ranks, self.rank)
+        worker, place = WorkerIdentity(own_worker().num_workers, self.number), RankIdentity(self.ranks, self.rank)
         pipe = split_by_worker(self.part_of_rank(), worker, place)
         self._seed_stages(pipe, self._seeds.seed, self._base.mark)
         self._base.load(pipe)
@@ -214,7 +220,7 @@ class Epochs:
         """Return the pipeline, split between the ranks."""
         if not self.distributed:
             return self._pipe
-        return split_by_rank(self._pipe, RankPlace(self.ranks, self.rank))
+        return split_by_rank(self._pipe, RankIdentity(self.ranks, self.rank))
 
     def _seed_stages(self, pipe: Any, seed: int, mark: int | None = None) -> None:
         """Have the pipeline begin an epoch of a seed, or resume it at a mark, when it is iterated next."""
@@ -230,7 +236,7 @@ class Epochs:
             reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None, mark=mark)
         load_state(pipe, None)
 
-    def check_stream(self, row: Row, workers: int, *, is_tracked: bool) -> None:
+    def check_stream(self, row: WorkerRow, workers: int, *, is_tracked: bool) -> None:
         """Make sure that it is known where an epoch begins that goes on where the last one has ended.
 
         Args:

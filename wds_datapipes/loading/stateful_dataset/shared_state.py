@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["Board", "Row"]
+__all__ = ["SharedEpochs", "WorkerRow"]
 
 #: How many workers a loader may have. torch shares larger memory with several threads, which hang in a process that was
 #: forked after they had run.
 MOST_WORKERS = 512
 
 
-class Row(NamedTuple):
+class WorkerRow(NamedTuple):
     """What a worker has to know when it begins an epoch. All are numbers from 0, and 0 at first.
 
     Attributes:
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     loaded: int = 0
 
 
-class Board:
+class SharedEpochs:
     """Memory that processes share which are started with it, a row for each worker.
 
     Workers may be started anew for each epoch, and know of the one before only from here.
@@ -45,15 +45,15 @@ class Board:
 
     def __init__(self) -> None:
         # A row for each worker, and one for what holds for all.
-        tensor = torch.zeros((MOST_WORKERS + 1, len(Row._fields)), dtype=torch.int64)
+        tensor = torch.zeros((MOST_WORKERS + 1, len(WorkerRow._fields)), dtype=torch.int64)
         share: Callable[[], torch.Tensor] = tensor.share_memory_
         self._shared = share()
 
-    def read(self, worker: int) -> Row:
+    def read(self, worker: int) -> WorkerRow:
         """Return the row of a worker."""
-        return Row(*map(int, self._numbers[worker]))
+        return WorkerRow(*map(int, self._numbers[worker]))
 
-    def write(self, row: Row, worker: int | None = None) -> None:
+    def write(self, row: WorkerRow, worker: int | None = None) -> None:
         """Set the row of a worker, or those of all."""
         self._numbers[slice(-1) if worker is None else worker] = row
 
@@ -75,7 +75,7 @@ class Board:
     @property
     def begun(self) -> int:
         """How many epochs any worker has begun."""
-        return int(self._numbers[:-1, Row._fields.index("begun")].max())
+        return int(self._numbers[:-1, WorkerRow._fields.index("begun")].max())
 
     def chosen(self, begun: int) -> int | None:
         """Return which epoch was chosen for when so many are begun, or None."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
-from wds_datapipes.pipes.epochs import EpochCutter, LengthDeclarer
+from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
 from wds_datapipes.pipes.state.graph import sources_of
 
 __all__ = ["check_place", "check_ranks", "check_seed", "ends_together"]
@@ -102,9 +102,9 @@ def ends_together(pipe: Any) -> bool:
     except TypeError:  # as behind a filter
         return False
     stage = pipe
-    while not isinstance(stage, EpochCutter):
+    while not isinstance(stage, EpochSetter):
         sources = list(sources_of(stage))
-        if len(sources) != 1 or isinstance(stage, LengthDeclarer):
+        if len(sources) != 1 or isinstance(stage, LengthSetter):
             return False
         (stage,) = sources
     return True

@@ -7,17 +7,17 @@ from typing import Any, Final, NamedTuple, cast
 
 from torch.utils.data import DataLoader, get_worker_info
 
-from wds_datapipes.loading.checkpoint.item_positions import Trail
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
-from wds_datapipes.loading.stateful_dataset.shared_state import Row
+from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
+from wds_datapipes.loading.stateful_dataset.shared_state import WorkerRow
 
-__all__ = ["END", "Telling", "Told", "Tracked", "telling"]
+__all__ = ["END", "BatchRecorder", "RecordedBatch", "TrackedEpoch", "telling"]
 
 #: What a worker yields behind its last item where an epoch goes on in the next one, so that it can tell where it ends.
 END: Final = object()
 
 
-class Told(NamedTuple):
+class RecordedBatch(NamedTuple):
     """A batch, and where the worker was that has made it. torch pins the batch in it, and leaves the rest.
 
     Attributes:
@@ -35,7 +35,7 @@ class Told(NamedTuple):
     is_empty: bool = False
 
 
-class Telling:
+class BatchRecorder:
     """Takes the place of a loader's ``collate_fn``, and has the worker tell where it is.
 
     Args:
@@ -65,7 +65,7 @@ class Telling:
 def telling(loader: DataLoader[Any]) -> Iterator[Any]:
     """Begin an epoch of a loader in which each batch comes with the place of its worker."""
     own = loader.collate_fn, loader._IterableDataset_len_called
-    loader.collate_fn = Telling(loader)
+    loader.collate_fn = BatchRecorder(loader)
     loader._IterableDataset_len_called = None  # torch would count what tells the place alone, and warn of too many
     try:
         return iter(loader)
@@ -73,7 +73,7 @@ def telling(loader: DataLoader[Any]) -> Iterator[Any]:
         loader.collate_fn, loader._IterableDataset_len_called = own
 
 
-class Tracked:
+class TrackedEpoch:
     """An epoch in the main process: what the loop has got from each worker.
 
     Args:
@@ -81,19 +81,19 @@ class Tracked:
         turn: which worker's batch comes first.
     """
 
-    def __init__(self, bases: Sequence[Resumed], turn: int) -> None:
+    def __init__(self, bases: Sequence[WorkerState], turn: int) -> None:
         #: Whether each process has the worker of its own number.
         self.is_in_order = turn == 0
         self.turn = turn
         self.is_over = False
         #: What the process of a worker has on the board that has begun this epoch.
-        self.row: Row | None = None
+        self.row: WorkerRow | None = None
         self.process = 0
-        self._trails = [Trail() for _ in bases]
+        self._trails = [ItemPositions() for _ in bases]
         for trail, base in zip(self._trails, bases, strict=True):
             trail.begin(base)
 
-    def note(self, told: Told, row: Row) -> None:
+    def note(self, told: RecordedBatch, row: WorkerRow) -> None:
         """Take note that the loop gets a batch, or that there is none."""
         if self.row is None:
             self.row, self.process = row, told.process
@@ -103,12 +103,12 @@ class Tracked:
             self.turn = told.worker + 1
             trail.deliver()
 
-    def end(self, row: Row) -> None:
+    def end(self, row: WorkerRow) -> None:
         """Take note that the epoch is over."""
         self.is_over = True
         if self.row is None:  # it had no batch
             self.row = row
 
-    def states(self) -> list[Resumed]:
+    def states(self) -> list[WorkerState]:
         """Return where each worker has to resume behind what the loop has."""
         return [trail.state() for trail in self._trails]

@@ -6,14 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from wds_datapipes.loading.torchdata_patches.replace import Mends, replace
+from wds_datapipes.loading.torchdata_patches.replace import PatchRecord, replace
 
 __all__ = ["LOADER_REPAIRS", "TORCH_REPAIRS"]
 
-LOADER_REPAIRS = Mends()
+LOADER_REPAIRS = PatchRecord()
 
 #: What is patched in torch itself, whatever torchdata is installed.
-TORCH_REPAIRS = Mends()
+TORCH_REPAIRS = PatchRecord()
 
 
 @TORCH_REPAIRS.repair(issue=None)

@@ -8,11 +8,11 @@ import os
 import weakref
 from typing import Any
 
-from wds_datapipes.loading.torchdata_patches.replace import Mends, replace
+from wds_datapipes.loading.torchdata_patches.replace import PatchRecord, replace
 
 __all__ = ["WORKER_REPAIRS"]
 
-WORKER_REPAIRS = Mends()
+WORKER_REPAIRS = PatchRecord()
 
 
 @WORKER_REPAIRS.repair(issue=1310)
@@ -38,7 +38,7 @@ def uneven_workers() -> None:
 def dead_workers() -> None:
     """The main process waits for ever for a worker that was killed, or that called exit.
 
-    All waiting is for the queue alone. It is for the queue and the process now, and raises ``WorkerDied``. Waiting
+    All waiting is for the queue alone. It is for the queue and the process now, and raises ``WorkerDiedError``. Waiting
     also no longer means asking again every millisecond, which limited each worker to about 800 items a second.
     """
     from torchdata.dataloader2.communication import protocol
@@ -88,20 +88,20 @@ def lost_errors() -> None:
 def orphans() -> None:
     """Workers outlive a main process that is killed, and die of a Ctrl-C that the main process means to handle.
 
-    A worker holds both ends of its queue, so the end of the main process does not wake it. It holds a `Lifeline` of
+    A worker holds both ends of its queue, so the end of the main process does not wake it. It holds a `ParentWatch` of
     that process now, and ignores SIGINT, as the workers of torch's ``DataLoader`` do.
     """
     from torchdata.dataloader2.communication import eventloop
     from torchdata.dataloader2.reading_service import MultiProcessingReadingService
 
     from wds_datapipes.loading.torchdata_patches.worker_processes import BoundLoop
-    from wds_datapipes.loading.workers.parent_watch import Lifeline
+    from wds_datapipes.loading.workers.parent_watch import ParentWatch
 
     initialize = MultiProcessingReadingService.initialize
 
     @functools.wraps(initialize)
     def initialize_with_lifeline(self: Any, datapipe: Any) -> Any:
-        self._lifeline = Lifeline()
+        self._lifeline = ParentWatch()
         with self._lifeline.as_current():
             return initialize(self, datapipe)
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from wds_datapipes.loading.torchdata_patches.dataloader2 import LOADER_REPAIRS, TORCH_REPAIRS
 from wds_datapipes.loading.torchdata_patches.multiprocessing_service import WORKER_REPAIRS
 
-__all__ = ["Repair", "apply", "repairs"]
+__all__ = ["Patch", "apply", "repairs"]
 
 #: The files that the repairs rely on, and the beginning of the SHA-256 of each in torchdata 0.7.1 and in 0.8.0 = 0.9.0.
 _KNOWN_VERSIONS = ("0.7.1", "0.8.0", "0.9.0")
@@ -41,7 +41,7 @@ _KNOWN_FILES = {
 }
 
 
-class Repair(NamedTuple):
+class Patch(NamedTuple):
     """One fault of torchdata, and whether it is mended in this process.
 
     Attributes:
@@ -63,10 +63,10 @@ class Repair(NamedTuple):
         return f"{self.name}: {self.what} [{state}]" + (f" {self.issue}" if self.issue else "")
 
 
-_done: list[Repair] = []
+_done: list[Patch] = []
 
 
-def repairs() -> list[Repair]:
+def repairs() -> list[Patch]:
     """Return what is wrong in torchdata's DataLoader2, and what of it is mended in this process.
 
     Examples:
@@ -93,7 +93,7 @@ def apply() -> None:
             if not against:
                 mend()
             what = str(mend.__doc__).partition("\n")[0]
-            _done.append(Repair(mend.__name__, what, issue, not against, against))
+            _done.append(Patch(mend.__name__, what, issue, not against, against))
 
 
 def _reason_against() -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Mend", "Mends", "replace"]
+__all__ = ["Mend", "PatchRecord", "replace"]
 
 _ISSUES = "https://github.com/meta-pytorch/data/issues/"
 
 Mend = Callable[[], None]
 
 
-class Mends(list[tuple[Mend, str | None]]):
+class PatchRecord(list[tuple[Mend, str | None]]):
     """Functions that mend a fault each, and where others have reported it, or None."""
 
     def repair(self, issue: int | None) -> Callable[[Mend], Mend]:

@@ -21,7 +21,7 @@ from torchdata.dataloader2.communication.messages import GetNextResponse, Worker
 from torchdata.dataloader2.utils.worker import process_init_fn as init_worker
 
 from wds_datapipes.loading.transport.serialization import describe, takes
-from wds_datapipes.loading.workers.parent_watch import Lifeline
+from wds_datapipes.loading.workers.parent_watch import ParentWatch
 from wds_datapipes.pipes.state.graph import number_instances
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings
@@ -153,7 +153,7 @@ def run_dispatcher(
             pass
 
 
-def bind(lifeline: Lifeline, run: Callable[..., None], *args: Any) -> None:
+def bind(lifeline: ParentWatch, run: Callable[..., None], *args: Any) -> None:
     """Run a worker that leaves Ctrl-C to the main process, and that ends when the main process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the program does about a signal, such as saving its state, is not for a forked worker to do as well.
@@ -172,15 +172,15 @@ class BoundLoop:
         lifeline: the lifeline; None stands for the current one.
     """
 
-    def __init__(self, run: Callable[..., None], lifeline: Lifeline | None = None) -> None:
+    def __init__(self, run: Callable[..., None], lifeline: ParentWatch | None = None) -> None:
         self._run, self._lifeline = run, lifeline
 
     def __call__(self, *args: Any) -> None:
         """Run the loop, in the worker. A fork still has the thread that has started it, and what is current there."""
-        bind(self._lifeline or Lifeline.current(), self._run, *args)
+        bind(self._lifeline or ParentWatch.current(), self._run, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BoundLoop, (self._run, self._lifeline or Lifeline.current())
+        return BoundLoop, (self._run, self._lifeline or ParentWatch.current())
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from wds_datapipes.loading.transport.protocol import (
     Header,
     Kind,
 )
-from wds_datapipes.loading.transport.serialization import Packer, unpack
-from wds_datapipes.loading.transport.shared_memory import Lender
+from wds_datapipes.loading.transport.serialization import Serializer, unpack
+from wds_datapipes.loading.transport.shared_memory import SegmentLender
 from wds_datapipes.loading.transport.status_page import StatusPage
 
-__all__ = ["Inlet", "Message"]
+__all__ = ["Message", "Receiver"]
 
 #: With so many segments lent, what comes next is copied out of them: somebody keeps the items, and segments are few.
 MOST_LENT = 64
@@ -48,7 +48,7 @@ class Message(NamedTuple):
     records: bytes = b""
 
 
-class Inlet:
+class Receiver:
     """Receives what an `Outlet` sends.
 
     Args:
@@ -61,7 +61,7 @@ class Inlet:
 
     def __init__(self, channel: socket.socket, *, window: int) -> None:
         self._channel = channel
-        self._lender = Lender()
+        self._lender = SegmentLender()
         self._patience = max(window // 4, 1)
         self._taken = self._told = 0
         self._untold_bytes = 0
@@ -111,7 +111,7 @@ class Inlet:
             ValueError: it is too large.
             Exception: ``payload`` cannot be pickled.
         """
-        body = b"".join(Packer().pack(payload).parts)
+        body = b"".join(Serializer().pack(payload).parts)
         if len(body) > COMMAND_BYTES - HEADER.size:
             raise ValueError(f"a {command.name} with {len(body)} bytes is more than a worker can be told at once")
         return HEADER.pack(*Header(command, self.epoch)) + body

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_datapipes.counters import LEDGER
+from wds_datapipes.counters import COUNTERS
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
-from wds_datapipes.loading.transport.serialization import Array, Packer, describe, unpack
+from wds_datapipes.loading.transport.serialization import Array, Serializer, describe, unpack
 from wds_datapipes.loading.transport.shared_memory import SegmentPool
 from wds_datapipes.loading.transport.status_page import StatusPage
 from wds_datapipes.pipes.state.recording import Record, pack_records
 
-__all__ = ["Gone", "Outlet"]
+__all__ = ["ReceiverGone", "Sender"]
 
 #: Small items go together in one message, until it has so many bytes,
 TOGETHER_BYTES = 64 * 1024
@@ -41,11 +41,11 @@ LONG = 8 * 1024
 FEWEST = 2
 
 
-class Gone(Exception):
+class ReceiverGone(Exception):
     """Nobody is at the other end any more."""
 
 
-class Order(NamedTuple):
+class ItemRequest(NamedTuple):
     """A command other than those the outlet deals with itself."""
 
     command: Command
@@ -53,7 +53,7 @@ class Order(NamedTuple):
     payload: Any
 
 
-class Outlet:
+class Sender:
     """Sends items, and learns what the other side wants.
 
     One thread calls the methods. A second one sees to it that no item waits for the next one to be made.
@@ -76,7 +76,7 @@ class Outlet:
         self._window = window
         self._together = together
         self._pool = SegmentPool(spare=window + 2)
-        self._packer = Packer()
+        self._packer = Serializer()
         self._drop()
         self._began = self._ready = time.perf_counter()
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class Outlet:
         self._items = self._bytes = 0
         self._making_s = self._waiting_s = 0.0
         self.epoch = 0
-        self.orders: deque[Order] = deque()
+        self.orders: deque[ItemRequest] = deque()
         self.maker = "The pipeline"
         self.page = StatusPage()
         self._send(Header(Kind.STATUS), descriptor=self.page.pass_on())
@@ -237,7 +237,7 @@ class Outlet:
         except ConnectionError:
             message = b""
         if not message:
-            raise Gone
+            raise ReceiverGone
         header, body = Header(*HEADER.unpack_from(message)), memoryview(message)[HEADER.size :]
         if header.kind == Command.TAKEN:
             with self._lock:
@@ -251,7 +251,7 @@ class Outlet:
                     elif (given_up := self._pool.give_back(number)) is not None:
                         self._send(Header(Kind.GIVEN_UP, segment=given_up))
         else:
-            self.orders.append(Order(Command(header.kind), header.epoch, unpack(body)))
+            self.orders.append(ItemRequest(Command(header.kind), header.epoch, unpack(body)))
         return True
 
     def _flush(self) -> None:
@@ -321,7 +321,7 @@ class Outlet:
             else:
                 socket.send_fds(self._channel, [message], [descriptor])
         except ConnectionError as error:
-            raise Gone from error
+            raise ReceiverGone from error
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -329,7 +329,7 @@ class Outlet:
 
     def _publish(self) -> None:
         self.page.write(self._items, self._bytes, self._making_s, self._waiting_s)
-        self.page.fetch(LEDGER.fetched_bytes, LEDGER.fetching_s)
+        self.page.fetch(COUNTERS.fetched_bytes, COUNTERS.fetching_s)
 
     def _stir(self) -> None:
         """Have an eye on the items that wait for others."""
@@ -347,7 +347,7 @@ class Outlet:
                 elif seen == self._began:
                     try:
                         self._flush()
-                    except Gone:  # as the other thread will see
+                    except ReceiverGone:  # as the other thread will see
                         return
                     except Exception:  # noqa: BLE001, S110 - nothing is lost: whoever sends next sends it, or raises
                         pass

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Packed", "Packer", "describe", "takes", "unpack"]
+__all__ = ["SerializedItem", "Serializer", "describe", "takes", "unpack"]
 
 #: An array of at least so many bytes is kept apart.
 APART = 16 * 1024
@@ -28,7 +28,7 @@ DEEPEST = 10
 Array = NDArray[Any]
 
 
-class Packed(NamedTuple):
+class SerializedItem(NamedTuple):
     """An item on its way.
 
     Attributes:
@@ -42,7 +42,7 @@ class Packed(NamedTuple):
     arrays: list[Array]
 
 
-class Packer:
+class Serializer:
     """Packs one item after the other. Each stands for itself: no two share an object on the other side."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Packer:
             self._pickler = _Pickler()
             self._largest = 0
 
-    def pack(self, item: object) -> Packed:
+    def pack(self, item: object) -> SerializedItem:
         """Pack ``item``.
 
         Raises:
@@ -68,7 +68,7 @@ class Packer:
             size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
             if size > self._largest:
                 self._largest = size
-            return Packed(parts.copy(), size, arrays.copy())
+            return SerializedItem(parts.copy(), size, arrays.copy())
         finally:
             parts.clear()
             arrays.clear()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Lender", "Segment", "SegmentPool", "mapped", "new_memory"]
+__all__ = ["Segment", "SegmentLender", "SegmentPool", "mapped", "new_memory"]
 
 Bytes = NDArray[np.uint8]
 
@@ -133,7 +133,7 @@ class SegmentPool:
         return self._segments.pop(self._free.pop(0).number).number
 
 
-class Lender:
+class SegmentLender:
     """The segments of another process as this one sees them: lends views of them, and notices when the last is gone.
 
     A process that is forked here sees what is lent at the time, too, for as long as it likes. Such a segment is never
@@ -196,7 +196,7 @@ class Lender:
         self._forked.update(tuple(self._lent))
 
 
-_LENDERS: weakref.WeakSet[Lender] = weakref.WeakSet()
+_LENDERS: weakref.WeakSet[SegmentLender] = weakref.WeakSet()
 
 
 def _fork() -> None:

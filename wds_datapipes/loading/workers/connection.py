@@ -13,28 +13,28 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from wds_datapipes.counters import Skipped
-from wds_datapipes.errors import WorkerDied, WorkerTimeout
-from wds_datapipes.loading.checkpoint.item_positions import Trail
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
+from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.report import WorkerReport
-from wds_datapipes.loading.transport.protocol import Command, Kind
 from wds_datapipes.loading.torchdata_patches.worker_processes import SendableError
-from wds_datapipes.loading.transport.receiver import Inlet, Message
+from wds_datapipes.loading.transport.protocol import Command, Kind
+from wds_datapipes.loading.transport.receiver import Message, Receiver
 from wds_datapipes.loading.workers.exit_message import obituary
 from wds_datapipes.loading.workers.prefetch_thread import given_up
 from wds_datapipes.loading.workers.shutdown import is_running
 
-__all__ = ["Link"]
+__all__ = ["WorkerConnection"]
 
 #: How long one wait may last, in seconds. The socket and the end of a process break it off; the limit is for a process
 #: whose end shows nowhere, because a grandchild holds its pipes open.
 PULSE_S = 1.0
 
 #: Where an epoch begins.
-BEGINNING = Resumed(None)
+BEGINNING = WorkerState(None)
 
 
-class Link:
+class WorkerConnection:
     """Takes items from one process, and raises what goes wrong there.
 
     Threads may share it: one takes items while another begins an epoch or closes.
@@ -52,13 +52,13 @@ class Link:
         trail: where its pipeline was behind the items of this epoch.
     """
 
-    def __init__(self, name: str, inlet: Inlet, timeout_s: float | None = None) -> None:
+    def __init__(self, name: str, inlet: Receiver, timeout_s: float | None = None) -> None:
         self.name = name
         self.epoch = 0
         self.waited_s = 0.0
         self.skipped = Skipped()
-        self.feeder: Link | None = None
-        self.trail = Trail()
+        self.feeder: WorkerConnection | None = None
+        self.trail = ItemPositions()
         self._inlet = inlet
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
@@ -70,9 +70,9 @@ class Link:
         self._closed = False
         self._reader = threading.current_thread()
         self._pid = 0
-        self._watched: list[tuple[Link, BaseProcess]] = []
+        self._watched: list[tuple[WorkerConnection, BaseProcess]] = []
 
-    def watch(self, link: Link, process: BaseProcess) -> None:
+    def watch(self, link: WorkerConnection, process: BaseProcess) -> None:
         """Raise from now on when a process has ended: the one that sends, first, or one that it cannot do without.
 
         Args:
@@ -82,7 +82,7 @@ class Link:
         self._pid = self._pid or process.pid or 0
         self._watched.append((link, process))
 
-    def begin(self, epoch: int, payload: object, base: Resumed = BEGINNING) -> None:
+    def begin(self, epoch: int, payload: object, base: WorkerState = BEGINNING) -> None:
         """Have the process begin an epoch; what is still on its way belongs to the one before.
 
         Args:
@@ -91,8 +91,8 @@ class Link:
             base: where its pipeline begins.
 
         Raises:
-            WorkerDied: as `items`, if the process has been told to begin so many epochs, and has begun none of them,
-                that this has to wait for it; so are the others that tell of the process, and not of its items.
+            WorkerDiedError: as `items`, if the process was told to begin so many epochs, and began none of them, that
+                this has to wait for it; the same holds for other errors of the process, and not of its items.
         """
         with self._turn:
             self.epoch = epoch
@@ -112,8 +112,8 @@ class Link:
         """Return an iterator over the items of the present epoch. It ends early when another one begins.
 
         Raises:
-            WorkerDied: the process has ended.
-            WorkerTimeout: it has sent nothing for too long.
+            WorkerDiedError: the process has ended.
+            WorkerTimeoutError: it has sent nothing for too long.
             RuntimeError: the connection was closed meanwhile, or the interpreter waits for this thread to end.
             Exception: what was raised in the process.
         """
@@ -146,7 +146,7 @@ class Link:
             comes instead of the next item.
 
         Raises:
-            WorkerDied: as `items`; so are the others that tell of the process, and not of its items.
+            WorkerDiedError: as `items`; so are the others that tell of the process, and not of its items.
         """
         begin = time.monotonic()
         woken = False
@@ -168,7 +168,7 @@ class Link:
         """Wait until the process has told where its epoch begins, which it does before all else; or goes on without.
 
         Raises:
-            WorkerDied: as `items`; so are the others that tell of the process, and not of its items.
+            WorkerDiedError: as `items`; so are the others that tell of the process, and not of its items.
         """
         begin = time.monotonic()
         woken = False
@@ -185,7 +185,7 @@ class Link:
 
     def drain(self) -> None:
         """Take note of what a process says that sends its items to somebody else."""
-        with self._turn, suppress(WorkerDied):  # whoever waits for its items raises that
+        with self._turn, suppress(WorkerDiedError):  # whoever waits for its items raises that
             while not self._closed and (message := self._sift(self.epoch, look_around=False)) is not None:
                 self._inlet.drop(message)
 
@@ -304,14 +304,14 @@ class Link:
                 # What it sent before it ended is there by now.
                 message = self._inlet.receive()
                 if message is None:
-                    raise WorkerDied(_obituary(*dead))
+                    raise WorkerDiedError(_obituary(*dead))
         except EOFError:
             for _, process in self._watched[:1]:
                 process.join(PULSE_S)
             dead = self._dead()
             if dead is None:
-                raise WorkerDied(f"{self.name} has closed its end of the connection.{self._context()}") from None
-            raise WorkerDied(_obituary(*dead)) from None
+                raise WorkerDiedError(f"{self.name} has closed its end of the connection.{self._context()}") from None
+            raise WorkerDiedError(_obituary(*dead)) from None
         except (OSError, ValueError):
             if self._closed:  # by another thread, in this very moment
                 raise RuntimeError(self._farewell()) from None
@@ -322,14 +322,14 @@ class Link:
         """Wait until something happens, on the connection one of the events; return whether it is more than a message.
 
         Raises:
-            WorkerTimeout: it has waited since ``begin`` for too long.
+            WorkerTimeoutError: it has waited since ``begin`` for too long.
         """
         now = time.monotonic()
         limit_s = PULSE_S
         if self._timeout_s is not None:
             limit_s = min(begin + self._timeout_s - now, PULSE_S)
             if limit_s <= 0:
-                raise WorkerTimeout(self._complaint())
+                raise WorkerTimeoutError(self._complaint())
         own = self._inlet.fileno()
         poll = select.poll()  # a new one, since two threads may come here: one whose epoch is over, and another
         with suppress(ValueError):  # closed by another thread, in this very moment
@@ -340,7 +340,7 @@ class Link:
         self.waited_s += time.monotonic() - now
         return happened != [(own, select.POLLIN)]
 
-    def _dead(self) -> tuple[Link, BaseProcess] | None:
+    def _dead(self) -> tuple[WorkerConnection, BaseProcess] | None:
         """Return the first process that has ended."""
         return next((each for each in self._watched if not is_running(each[1])), None)
 
@@ -390,7 +390,7 @@ def _says_that_it_cannot_begin(message: Message) -> bool:
     return message.header.kind == Kind.ERROR and not message.header.epoch
 
 
-def _obituary(link: Link, process: BaseProcess) -> str:
+def _obituary(link: WorkerConnection, process: BaseProcess) -> str:
     """Say how a process ended, and what it was at."""
     link._look()
     return obituary(link.name, process) + link._context()

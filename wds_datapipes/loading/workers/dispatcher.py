@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from wds_datapipes.loading.transport.protocol import Kind
-from wds_datapipes.loading.transport.sender import Gone, Outlet
-from wds_datapipes.loading.workers.worker import DISPATCH_WINDOW, Job, Worker, failure, reporting
+from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
+from wds_datapipes.loading.workers.worker import DISPATCH_WINDOW, Worker, WorkerJob, failure, reporting
 
 __all__ = ["run_dispatcher"]
 
@@ -19,7 +19,7 @@ MOST_KEPT = 10_000
 
 
 def run_dispatcher(
-    job: Job, channel: socket.socket, targets: Sequence[socket.socket], inherited: Sequence[Any]
+    job: WorkerJob, channel: socket.socket, targets: Sequence[socket.socket], inherited: Sequence[Any]
 ) -> None:
     """Run the dispatching process until the main process has gone.
 
@@ -30,12 +30,12 @@ def run_dispatcher(
         inherited: what a fork has left open here, and only others need.
     """
     with reporting("dispatching process", channel, job, inherited) as outlet:
-        outlets = [Outlet(target, window=DISPATCH_WINDOW, together=job.together) for target in targets]
+        outlets = [Sender(target, window=DISPATCH_WINDOW, together=job.together) for target in targets]
         job = job.opened()
         Dispatcher(job.pipe, job, outlet, outlets).run()
 
 
-class Last(NamedTuple):
+class EpochEnd(NamedTuple):
     """Comes after all items of a worker: says that this was all, or why."""
 
     kind: Kind
@@ -52,7 +52,7 @@ class Dispatcher(Worker):
 
     shared = True
 
-    def __init__(self, pipe: Any, job: Job, outlet: Outlet, outlets: Sequence[Outlet]) -> None:
+    def __init__(self, pipe: Any, job: WorkerJob, outlet: Sender, outlets: Sequence[Sender]) -> None:
         super().__init__(pipe, job, outlet)
         self.who = "dispatching process"  # as torchdata calls it, whose tests compare it
         self.outlets = outlets
@@ -67,12 +67,14 @@ class Dispatcher(Worker):
         """Do what is next, until something else is."""
         try:
             super().step()
-        except Gone:  # a worker, as the main process sees by itself; or the main process, and then this ends too
+        except (
+            ReceiverGone
+        ):  # a worker, as the main process sees by itself; or the main process, and then this ends too
             self.outlet.wait()
 
     def fail(self, told: bytes) -> None:
         """Let each worker raise an exception, after the items before it."""
-        self.end(Last(Kind.ERROR, told))
+        self.end(EpochEnd(Kind.ERROR, told))
 
     def begin(self, epoch: int, seed_generator: Any, iter_reset_fn: Callable[[Any], Any] | None) -> None:
         """Begin an epoch."""
@@ -103,7 +105,7 @@ class Dispatcher(Worker):
                 try:
                     item = next(iterator)
                 except StopIteration:
-                    self.end(Last(Kind.END))
+                    self.end(EpochEnd(Kind.END))
                 else:
                     self.keep(item)
             else:
@@ -117,15 +119,15 @@ class Dispatcher(Worker):
             while kept and not each.is_full:
                 item = kept.popleft()
                 try:
-                    if isinstance(item, Last):
+                    if isinstance(item, EpochEnd):
                         each.say(*item)
                     else:
                         sent = each.put(item) or sent
-                except Gone:
+                except ReceiverGone:
                     raise
                 except Exception:  # noqa: BLE001 - the worker raises it in the place of this item
                     kept.clear()
-                    kept.append(Last(Kind.ERROR, failure(self.who)))
+                    kept.append(EpochEnd(Kind.ERROR, failure(self.who)))
         return sent
 
     def keep(self, item: Any) -> None:
@@ -144,7 +146,7 @@ class Dispatcher(Worker):
         for each in (self.outlet, *self.outlets):
             each.listen()
 
-    def end(self, last: Last) -> None:
+    def end(self, last: EpochEnd) -> None:
         """Let nothing more follow than what is kept."""
         self.is_over = True
         self.iterator = iter(())  # nothing is left to read, but something to send

@@ -11,10 +11,10 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2.utils import WorkerInfo
 
-from wds_datapipes.counters import LEDGER
+from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.item_positions import Trail
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.report import WorkerReport, log_skipped
 from wds_datapipes.loading.seeding import returned
 from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, record_state, renewed, save_state
@@ -40,12 +40,12 @@ class LocalItems(IterDataPipe[Any]):
         self._items = 0
         self._making_s = 0.0
         self._epoch = 0
-        self._told: Mapping[str, int] = LEDGER.skipped().counts
-        self._resumed: Resumed | None = None
+        self._told: Mapping[str, int] = COUNTERS.skipped().counts
+        self._resumed: WorkerState | None = None
         self._is_begun = False  # in this epoch, by an item
         #: Stands for the items that were taken and are not delivered yet, where a stage behind takes them ahead.
         self.ahead: deque[None] | None = None
-        self._trail = Trail()
+        self._trail = ItemPositions()
         self._recorder = Recorder()
         self.is_over = False
 
@@ -66,9 +66,9 @@ class LocalItems(IterDataPipe[Any]):
             yield item
             begin = perf_counter()
         self.is_over = self.ahead is None
-        self._told = log_skipped(self._epoch, LEDGER.skipped(), self._told)
+        self._told = log_skipped(self._epoch, COUNTERS.skipped(), self._told)
 
-    def go_on_from(self, resumed: Resumed) -> None:
+    def go_on_from(self, resumed: WorkerState) -> None:
         """Go on in the middle of an epoch when it is iterated next."""
         self._resumed = resumed
         self._trail.begin(resumed)
@@ -77,14 +77,14 @@ class LocalItems(IterDataPipe[Any]):
         """Take note that the loop has the next item."""
         self._trail.deliver()
 
-    def states(self) -> list[Resumed]:
+    def states(self) -> list[WorkerState]:
         """Return where to resume behind what the loop has.
 
         Raises:
             StateError: the pipeline has no state.
         """
         if (self.ahead is None and self._is_begun) or (self.is_over and lasts(self.source)):
-            return [Resumed(save_state(self.source))]
+            return [WorkerState(save_state(self.source))]
         return [self._trail.state()]
 
     def reset_with(
@@ -109,14 +109,14 @@ class LocalItems(IterDataPipe[Any]):
             source = worker_reset_fn(self.source, WorkerInfo(1, 0), seed_generator)
             self.source = returned("worker_reset_fn", source)
 
-    def _beginning(self) -> Resumed:
+    def _beginning(self) -> WorkerState:
         """Return where an epoch begins behind the last one."""
         if self._resumed is not None:
             return self._resumed.renewed()
         try:
-            return Resumed(renewed(save_state(self.source)) if lasts(self.source) else None)
+            return WorkerState(renewed(save_state(self.source)) if lasts(self.source) else None)
         except StateError:  # it is raised where a state is asked for
-            return Resumed(None)
+            return WorkerState(None)
 
     def report(self) -> WorkerReport:
         """Return what was done so far. All that is passed over in this process counts."""
@@ -128,8 +128,8 @@ class LocalItems(IterDataPipe[Any]):
             making_s=self._making_s,
             waiting_s=0.0,
             waited_s=self._making_s,
-            shard=LEDGER.shard,
-            skipped=LEDGER.skipped(),
-            fetched_bytes=LEDGER.fetched_bytes,
-            fetching_s=LEDGER.fetching_s,
+            shard=COUNTERS.shard,
+            skipped=COUNTERS.skipped(),
+            fetched_bytes=COUNTERS.fetched_bytes,
+            fetching_s=COUNTERS.fetching_s,
         )

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from wds_datapipes.errors import WorkerDied
+from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.workers.exit_message import obituary
 
 __all__ = ["Inbox"]
@@ -48,7 +48,7 @@ class Inbox:
 
         Raises:
             queue.Empty: there is none, or none came within ``timeout`` seconds.
-            WorkerDied: there is none, and a process that is watched has ended.
+            WorkerDiedError: there is none, and a process that is watched has ended.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -58,7 +58,7 @@ class Inbox:
                 dead = self._dead()
                 message = next(self._messages)
                 if message is None and dead is not None:
-                    raise WorkerDied(obituary(*dead))
+                    raise WorkerDiedError(obituary(*dead))
             if message is not None:
                 self._queue._sem.release()
                 return self._load(message)
@@ -91,7 +91,7 @@ class Inbox:
             dead = self._dead(patience_s=1.0)
             if dead is None:
                 raise
-            raise WorkerDied(obituary(*dead)) from error
+            raise WorkerDiedError(obituary(*dead)) from error
 
     def _dead(self, patience_s: float = 0.0) -> tuple[str, BaseProcess] | None:
         """Return the first process that has ended."""

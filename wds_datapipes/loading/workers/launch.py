@@ -15,15 +15,15 @@ from torchdata.dataloader2.utils import WorkerInfo
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_round_robin_sharding_dp
 from torchdata.datapipes.iter import FullSync
 
-from wds_datapipes.loading.rank_and_worker import RankPlace, split_by_worker
+from wds_datapipes.loading.rank_and_worker import RankIdentity, split_by_worker
 from wds_datapipes.loading.seeding import returned
-from wds_datapipes.loading.service.state_manager import StateKeeper
+from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.workers.in_process import LocalItems
-from wds_datapipes.loading.workers.pool import Crew, CrewItems
-from wds_datapipes.loading.workers.worker import Job
+from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
+from wds_datapipes.loading.workers.worker import WorkerJob
 from wds_datapipes.pipes.state.pipeline_state import lasts
 
-__all__ = ["Hiring"]
+__all__ = ["LaunchPlan"]
 
 #: How many small items may share a message.
 TOGETHER = 256
@@ -32,7 +32,7 @@ Pipe = IterDataPipe[Any]
 
 
 @dataclass(frozen=True)
-class Hiring:
+class LaunchPlan:
     """Who runs a pipeline.
 
     Attributes:
@@ -53,9 +53,9 @@ class Hiring:
     timeout_s: float | None
     init_fn: Callable[[Any, Any], Any] | None
     reset_fn: Callable[[Any, Any, Any], Any] | None
-    place: RankPlace
+    place: RankIdentity
 
-    def nobody(self, datapipe: Pipe, keeper: StateKeeper) -> tuple[Pipe, LocalItems]:
+    def nobody(self, datapipe: Pipe, keeper: StateManager) -> tuple[Pipe, LocalItems]:
         """Leave all to the main process; return the pipeline, and where the items are made in it."""
         datapipe = split_by_worker(datapipe, WorkerInfo(1, 0), self.place)
         if self.init_fn is not None:
@@ -70,7 +70,7 @@ class Hiring:
         waiting.datapipe = items
         return datapipe, items
 
-    def crew(self, datapipe: Pipe, keeper: StateKeeper) -> tuple[Pipe, Crew, CrewItems]:
+    def crew(self, datapipe: Pipe, keeper: StateManager) -> tuple[Pipe, WorkerPool, PooledItems]:
         """Start the processes, each with its part of the pipeline.
 
         Returns:
@@ -101,18 +101,18 @@ class Hiring:
         infos = [WorkerInfo(self.workers, number) for number in range(self.workers)]
         tells_state = not keeper.refusal
         jobs = [
-            Job(share, info, window, together, self.init_fn, self.reset_fn, part, tells_state, self.place)
+            WorkerJob(share, info, window, together, self.init_fn, self.reset_fn, part, tells_state, self.place)
             for info, part in zip(infos, keeper.parts, strict=True)
         ]
         first = None
         if dispatching is not None:
-            first = Job(attach_wrapper(dispatching), infos[0], window, together, reset_fn=self.reset_fn)
+            first = WorkerJob(attach_wrapper(dispatching), infos[0], window, together, reset_fn=self.reset_fn)
         method = self.method
         if method is None:
             method = "fork" if "fork" in multiprocessing.get_all_start_methods() else multiprocessing.get_start_method()
-        crew = Crew(jobs, first, method, self.timeout_s)
+        crew = WorkerPool(jobs, first, method, self.timeout_s)
         crew.lasts = lasts(branches[0])
-        items = CrewItems(crew)
+        items = PooledItems(crew)
         if branches[0] is datapipe:
             return items, crew, items
         replace_dp(graph, branches[0], items)

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from multiprocessing.reduction import DupFd
 from typing import IO, Any
 
-__all__ = ["Lifeline"]
+__all__ = ["ParentWatch"]
 
-_lifelines: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+_lifelines: weakref.WeakSet[ParentWatch] = weakref.WeakSet()
 _current = threading.local()
 
 
-class Lifeline:
+class ParentWatch:
     """A pipe that only the process which makes it keeps open for writing.
 
     The workers hold its other end. multiprocessing has such a pipe for each worker, too, but every process that the
@@ -49,7 +49,7 @@ class Lifeline:
         _die_with(descriptor)
         threading.Thread(target=_end_with, args=(descriptor,), name="main-watch", daemon=True).start()
 
-    def __reduce__(self) -> tuple[Callable[[Any], Lifeline], tuple[Any]]:
+    def __reduce__(self) -> tuple[Callable[[Any], ParentWatch], tuple[Any]]:
         return _arrived, (DupFd(self._reader.fileno()),)
 
     @contextmanager
@@ -62,17 +62,17 @@ class Lifeline:
             del _current.lifeline
 
     @staticmethod
-    def current() -> Lifeline:
+    def current() -> ParentWatch:
         """Return the lifeline of the workers that this thread starts; by default, one that lasts as long as it does."""
-        lifeline: Lifeline | None = getattr(_current, "lifeline", None)
+        lifeline: ParentWatch | None = getattr(_current, "lifeline", None)
         if lifeline is None:
-            lifeline = _current.lifeline = Lifeline()
+            lifeline = _current.lifeline = ParentWatch()
         return lifeline
 
 
-def _arrived(descriptor: Any) -> Lifeline:
+def _arrived(descriptor: Any) -> ParentWatch:
     """Return the lifeline in a process that was not forked from the main process."""
-    lifeline = Lifeline.__new__(Lifeline)
+    lifeline = ParentWatch.__new__(ParentWatch)
     lifeline._reader, lifeline._writer = open(descriptor.detach(), "rb", buffering=0), None  # noqa: PTH123, SIM115
     return lifeline
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from wds_datapipes.loading.transport.shared_memory import new_memory
 
-__all__ = ["Parcel"]
+__all__ = ["Payload"]
 
 
-class Parcel:
+class Payload:
     """Carries an object to a process, which opens it where it can tell of an error.
 
     A forked process simply has the object. To a spawned one, it goes through shared memory: ``Process.start`` writes
@@ -42,7 +42,7 @@ class Parcel:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def __reduce__(self) -> tuple[Callable[..., Parcel], tuple[Any]]:
+    def __reduce__(self) -> tuple[Callable[..., Payload], tuple[Any]]:
         data = ForkingPickler.dumps(self._contents)
         self.close()
         self._descriptor = new_memory(len(data))
@@ -51,7 +51,7 @@ class Parcel:
         return _Arrived, (DupFd(self._descriptor),)
 
 
-class _Arrived(Parcel):
+class _Arrived(Payload):
     """A parcel in the process that it was sent to."""
 
     def __init__(self, descriptor: Any) -> None:

@@ -14,18 +14,18 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.report import LoadingReport, log_skipped
 from wds_datapipes.loading.torchdata_patches.worker_processes import bind
 from wds_datapipes.loading.transport.protocol import Command, new_channel
-from wds_datapipes.loading.transport.receiver import Inlet
-from wds_datapipes.loading.workers.connection import Link
+from wds_datapipes.loading.transport.receiver import Receiver
+from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.loading.workers.dispatcher import run_dispatcher
-from wds_datapipes.loading.workers.parent_watch import Lifeline
+from wds_datapipes.loading.workers.parent_watch import ParentWatch
 from wds_datapipes.loading.workers.shutdown import close_process, end_processes
-from wds_datapipes.loading.workers.worker import Job, run_worker
+from wds_datapipes.loading.workers.worker import WorkerJob, run_worker
 
-__all__ = ["Crew", "CrewItems"]
+__all__ = ["PooledItems", "WorkerPool"]
 
 #: How long processes may take to end by themselves, in seconds. Nobody needs the item that they may be making.
 GRACE_S = 0.4
@@ -47,7 +47,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown)
 
 
-class Crew:
+class WorkerPool:
     """Starts processes, takes one item from each worker in turn, and ends them.
 
     Args:
@@ -60,9 +60,11 @@ class Crew:
         workers: a link to each worker.
     """
 
-    def __init__(self, jobs: Sequence[Job], dispatching: Job | None, method: str, timeout_s: float | None) -> None:
-        self.workers: list[Link] = []
-        self._dispatcher: Link | None = None
+    def __init__(
+        self, jobs: Sequence[WorkerJob], dispatching: WorkerJob | None, method: str, timeout_s: float | None
+    ) -> None:
+        self.workers: list[WorkerConnection] = []
+        self._dispatcher: WorkerConnection | None = None
         self._processes: list[BaseProcess] = []
         self._channels: list[socket] = []
         self._context: Any = multiprocessing.get_context(method)
@@ -80,7 +82,7 @@ class Crew:
         self.ahead: deque[int] | None = None
         if multiprocessing.current_process().daemon:
             raise RuntimeError("A daemonic process, as a worker is, may not start processes: use num_workers=0 in it.")
-        self._lifeline = Lifeline()
+        self._lifeline = ParentWatch()
         ends: list[socket] = []
         try:
             if dispatching is not None:
@@ -120,7 +122,7 @@ class Crew:
         payloads: Sequence[Any],
         dispatching: Any,
         *,
-        resumed: Sequence[Resumed] | None = None,
+        resumed: Sequence[WorkerState] | None = None,
         turn: int = 0,
     ) -> None:
         """Begin an epoch.
@@ -132,7 +134,7 @@ class Crew:
             resumed: where each worker goes on, if it is not at the beginning.
             turn: whose item comes first.
         """
-        bases = [Resumed(None) for _ in self.workers] if resumed is None else resumed
+        bases = [WorkerState(None) for _ in self.workers] if resumed is None else resumed
         self.turn = turn
         self.is_over = False
         self._awaits_beginning = self.lasts and resumed is None and self._begun > 0
@@ -199,7 +201,7 @@ class Crew:
         self.workers[number].trail.deliver()
         self.turn = number + 1
 
-    def states(self) -> list[Resumed]:
+    def states(self) -> list[WorkerState]:
         """Return where each worker has to resume behind what the loop has.
 
         Raises:
@@ -246,11 +248,13 @@ class Crew:
             close_process(process)
         self._lifeline.close()
 
-    def _links(self) -> list[Link]:
+    def _links(self) -> list[WorkerConnection]:
         """Return a link to each process, in the order in which they were started."""
         return [*([] if self._dispatcher is None else [self._dispatcher]), *self.workers]
 
-    def _start(self, name: str, run: Callable[..., None], job: Job, argument: Any, others: list[socket]) -> Link:
+    def _start(
+        self, name: str, run: Callable[..., None], job: WorkerJob, argument: Any, others: list[socket]
+    ) -> WorkerConnection:
         """Start a process; a fork closes its copies of the ``others``, and of what is this process's alone."""
         try:
             near, far = new_channel()
@@ -259,10 +263,10 @@ class Crew:
                 self._start_process(run, job, far, argument, others)
         except OSError as error:
             raise OSError(error.errno, f"{name} cannot be started: {error.strerror}") from error
-        return Link(name, Inlet(near, window=job.window), self._timeout_s)
+        return WorkerConnection(name, Receiver(near, window=job.window), self._timeout_s)
 
     def _start_process(
-        self, run: Callable[..., None], job: Job, channel: socket, argument: Any, others: list[socket]
+        self, run: Callable[..., None], job: WorkerJob, channel: socket, argument: Any, others: list[socket]
     ) -> None:
         unwanted = [*self._channels, *others] if self._context.get_start_method() == "fork" else []
         parcelled = job.parcelled()
@@ -275,14 +279,14 @@ class Crew:
             process.start()
 
 
-class CrewItems(IterDataPipe[Any]):
+class PooledItems(IterDataPipe[Any]):
     """Where the items of the workers enter the pipeline of the main process."""
 
     _is_child_datapipe = False
     #: Only the loader can begin it again; stages that begin their source again themselves ask for this.
     is_fed = True
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: WorkerPool) -> None:
         self._crew = crew  # torch would print an attribute of the parameter's name in each error
         self._told: Mapping[str, int] = {}
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from wds_datapipes.errors import WorkerDied
+from wds_datapipes.errors import WorkerDiedError
 
 __all__ = ["Reader", "given_up", "guarded", "pause", "work_for"]
 
@@ -77,7 +77,7 @@ def _delivered(source: Iterable[Any], deliver: Callable[[Exception], None]) -> I
     except Exception as error:  # noqa: BLE001 - the reader of the buffer raises it
         deliver(error)
     except BaseException as error:  # noqa: BLE001 - a reader takes it for an item if it is not an Exception
-        died = WorkerDied(
+        died = WorkerDiedError(
             f"The pipeline raised {error!r} in a prefetch thread, where it ends the thread alone. "
             "Code that a pipeline runs must not call exit()."
         )

@@ -15,23 +15,23 @@ from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse
 from torchdata.dataloader2.graph._serialization import extract_wrapper
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
 
-from wds_datapipes.counters import LEDGER
-from wds_datapipes.errors import WorkerDied
-from wds_datapipes.loading.checkpoint.worker_state import Resumed
-from wds_datapipes.loading.rank_and_worker import ONLY_RANK, RankPlace, split_by_worker
+from wds_datapipes.counters import COUNTERS
+from wds_datapipes.errors import WorkerDiedError
+from wds_datapipes.loading.checkpoint.worker_state import WorkerState
+from wds_datapipes.loading.rank_and_worker import ONLY_RANK, RankIdentity, split_by_worker
 from wds_datapipes.loading.seeding import reset_pipeline, returned
 from wds_datapipes.loading.torchdata_patches.worker_processes import SENDABLE, SendableError
 from wds_datapipes.loading.transport.protocol import Command, Kind
-from wds_datapipes.loading.transport.receiver import Inlet
-from wds_datapipes.loading.transport.sender import Gone, Order, Outlet
-from wds_datapipes.loading.transport.serialization import Packer
-from wds_datapipes.loading.workers.connection import Link
-from wds_datapipes.loading.workers.payload import Parcel
+from wds_datapipes.loading.transport.receiver import Receiver
+from wds_datapipes.loading.transport.sender import ItemRequest, ReceiverGone, Sender
+from wds_datapipes.loading.transport.serialization import Serializer
+from wds_datapipes.loading.workers.connection import WorkerConnection
+from wds_datapipes.loading.workers.payload import Payload
 from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, record_beginning, record_state
 from wds_datapipes.pipes.state.recording import Recorder
 from wds_datapipes.pipes.state.shard_order import listings_before
 
-__all__ = ["DISPATCH_WINDOW", "Job", "Worker", "failure", "reporting", "run_worker"]
+__all__ = ["DISPATCH_WINDOW", "Worker", "WorkerJob", "failure", "reporting", "run_worker"]
 
 #: How many messages of the dispatching process a worker may have before it uses them. They are small enough that
 #: sending them never blocks.
@@ -39,7 +39,7 @@ DISPATCH_WINDOW = 4
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkerJob:
     """What a process is to do.
 
     Attributes:
@@ -60,16 +60,16 @@ class Job:
     together: int
     init_fn: Callable[[Any, Any], Any] | None = None
     reset_fn: Callable[[Any, Any, Any], Any] | None = None
-    resumed: Resumed | None = None
+    resumed: WorkerState | None = None
     tells_state: bool = False
-    place: RankPlace = ONLY_RANK
+    place: RankIdentity = ONLY_RANK
 
-    def parcelled(self) -> Job:
+    def parcelled(self) -> WorkerJob:
         """Return the job as it is given to another process."""
-        parcel = Parcel((self.pipe, self.init_fn, self.reset_fn, self.resumed))
+        parcel = Payload((self.pipe, self.init_fn, self.reset_fn, self.resumed))
         return replace(self, pipe=parcel, init_fn=None, reset_fn=None, resumed=None)
 
-    def opened(self) -> Job:
+    def opened(self) -> WorkerJob:
         """Return the job as the other process does it, with the pipeline itself.
 
         Raises:
@@ -79,7 +79,7 @@ class Job:
         return replace(self, pipe=extract_wrapper(pipe), init_fn=init_fn, reset_fn=reset_fn, resumed=resumed)
 
 
-def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, inherited: Sequence[Any]) -> None:
+def run_worker(job: WorkerJob, channel: socket.socket, source: socket.socket | None, inherited: Sequence[Any]) -> None:
     """Run a worker until the main process has gone.
 
     Args:
@@ -97,7 +97,7 @@ def run_worker(job: Job, channel: socket.socket, source: socket.socket | None, i
         Worker(pipe, job, outlet, dispatched).run()
 
 
-def split(job: Job, dispatched: DispatchedItems) -> Any:
+def split(job: WorkerJob, dispatched: DispatchedItems) -> Any:
     """Give a worker its share of what it reads itself, and what the dispatching process sends to it."""
     graph = traverse_dps(job.pipe)
     for branch in find_non_dispatching_branches(graph):
@@ -115,13 +115,13 @@ class DispatchedItems(IterDataPipe[Any]):
     is_fed = True
 
     def __init__(self, source: socket.socket) -> None:
-        self.link = Link("The dispatching process", Inlet(source, window=DISPATCH_WINDOW))
+        self.link = WorkerConnection("The dispatching process", Receiver(source, window=DISPATCH_WINDOW))
         self.is_lost = False
 
     def __iter__(self) -> Iterator[Any]:
         try:
             yield from self.link.items()
-        except WorkerDied:
+        except WorkerDiedError:
             self.is_lost = True
             raise
 
@@ -139,7 +139,7 @@ class Worker:
     #: Whether all that is random is the same in every worker.
     shared = False
 
-    def __init__(self, pipe: Any, job: Job, outlet: Outlet, dispatched: DispatchedItems | None = None) -> None:
+    def __init__(self, pipe: Any, job: WorkerJob, outlet: Sender, dispatched: DispatchedItems | None = None) -> None:
         self.pipe = pipe
         self.job = job
         self.outlet = outlet
@@ -168,7 +168,7 @@ class Worker:
             else:
                 self.work(self.iterator)
             return
-        except Gone:
+        except ReceiverGone:
             raise
         except SENDABLE:  # it is not lost: the main process raises it, if it comes that far
             told = failure(self.who)
@@ -218,7 +218,7 @@ class Worker:
         listings = [] if lasts(self.pipe) or self.is_resumed else listings_before(self.pipe)
         return [listing.whole for listing in listings if listing.is_split]
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: ItemRequest) -> None:
         """Do what the main process says."""
         if order.command == Command.RESET:
             self.begin(order.epoch, *order.payload)
@@ -279,9 +279,9 @@ class Worker:
 
     def tell_ledger(self) -> None:
         """Send what was passed over, if anything was since the last time."""
-        if LEDGER.entries != self.told:
-            self.told = LEDGER.entries
-            self.outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
+        if COUNTERS.entries != self.told:
+            self.told = COUNTERS.entries
+            self.outlet.say(Kind.LEDGER, _pickled(COUNTERS.skipped()))
 
     @staticmethod
     def call_stages(name: str, stages: Any) -> None:
@@ -292,7 +292,7 @@ class Worker:
 
 
 @contextmanager
-def reporting(who: str, channel: socket.socket, job: Job, inherited: Sequence[Any]) -> Iterator[Outlet]:
+def reporting(who: str, channel: socket.socket, job: WorkerJob, inherited: Sequence[Any]) -> Iterator[Sender]:
     """Prepare the process, and tell the main process of the exception that ends the block.
 
     ``SystemExit`` and its like end the process, as they should: the main process sees the exit code.
@@ -300,34 +300,34 @@ def reporting(who: str, channel: socket.socket, job: Job, inherited: Sequence[An
     for each in inherited:
         each.close()
     torch.set_num_threads(1)
-    LEDGER.clear()
+    COUNTERS.clear()
     try:
-        outlet = Outlet(channel, window=job.window, together=job.together)
-    except Gone:
+        outlet = Sender(channel, window=job.window, together=job.together)
+    except ReceiverGone:
         sys.exit()
-    LEDGER.on_shard = outlet.page.note
+    COUNTERS.on_shard = outlet.page.note
     try:
         try:
             yield outlet
-        except Gone:
+        except ReceiverGone:
             raise
         except SENDABLE:  # it is not lost: the main process raises it again
-            outlet.say(Kind.LEDGER, _pickled(LEDGER.skipped()))
+            outlet.say(Kind.LEDGER, _pickled(COUNTERS.skipped()))
             outlet.say(Kind.ERROR, failure(who))
             while True:  # the end of this process would be taken for another fault
                 outlet.wait()
         except BaseException:
             outlet.flush()  # what was made before counts
             raise
-    except Gone:
+    except ReceiverGone:
         pass
 
 
 def failure(who: str) -> bytes:
     """Return the exception that is handled now, with the shard this process opened last, for `Outlet.say`."""
-    shard = f", whose last shard was {LEDGER.shard}" if LEDGER.shard else ""
+    shard = f", whose last shard was {COUNTERS.shard}" if COUNTERS.shard else ""
     return _pickled(SendableError(where=f"in {who}{shard}"))
 
 
 def _pickled(value: object) -> bytes:
-    return b"".join(Packer().pack(value).parts)
+    return b"".join(Serializer().pack(value).parts)

@@ -9,20 +9,20 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.state.graph import address_of, sources_of
-from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.state.stateless import has_state, holds_nothing
-from wds_datapipes.samples.derived_position import Parting, addresses_in, origins_of, take_apart, values_of
-from wds_datapipes.shards.position import Address, Origin
+from wds_datapipes.samples.derived_position import Expansion, addresses_in, origins_of, take_apart, values_of
+from wds_datapipes.shards.position import Origin, SamplePosition
 
 if TYPE_CHECKING:
     from wds_datapipes.pipes.state.recording import Form, Recorder
 
-__all__ = ["TakingApart"]
+__all__ = ["ExpandingStage"]
 
 Pipe = IterDataPipe[Any]
 
 
-class TakingApart(IterDataPipe[Any]):
+class ExpandingStage(IterDataPipe[Any]):
     """The state of a stage that makes several items of one, such as the samples of a batch.
 
     It knows which items of the nearest stage with a state the present one was made of, and how many it has made of
@@ -34,8 +34,8 @@ class TakingApart(IterDataPipe[Any]):
     def __init__(self, source: Pipe) -> None:
         super().__init__()
         self.source = source
-        self._parting = Parting()
-        self._loaded: tuple[Mapping[str, Any], list[Address]] | None = None
+        self._parting = Expansion()
+        self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
 
     @property
     def takes_apart(self) -> bool:
@@ -48,11 +48,11 @@ class TakingApart(IterDataPipe[Any]):
         return self.takes_apart
 
     @property
-    def address(self) -> Callable[[], Address] | None:
+    def address(self) -> Callable[[], SamplePosition] | None:
         """What tells where the item is that was yielded last, if that is known of what it was made of."""
         return self._address if self.takes_apart and _known(self.source) is not None else None
 
-    def _address(self) -> Address:
+    def _address(self) -> SamplePosition:
         return self._parting.address()
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class TakingApart(IterDataPipe[Any]):
         origin, given = parting.saved
         return (None, 0) if origin is None else (origin, given)
 
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[Address] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Go on from a state when it is iterated next.
 
         Args:
@@ -100,7 +100,7 @@ class TakingApart(IterDataPipe[Any]):
         """
         self._loaded = state, [*again]
 
-    def needed_for(self, again: Iterable[Address]) -> list[Address]:
+    def needed_for(self, again: Iterable[SamplePosition]) -> list[SamplePosition]:
         """Return where that is, before this stage, of which items are made again."""
         return origins_of(again)
 
@@ -118,7 +118,7 @@ class TakingApart(IterDataPipe[Any]):
         stage, address = known
         made_of = addresses_in(state.get("waiting", ()))
         present = Origin(state["is_last"], tuple(made_of)) if made_of else None
-        self._parting = Parting(present, state.get("given", 0), again)
+        self._parting = Expansion(present, state.get("given", 0), again)
         units = _reading_from(self.source, stage, _Feed(stage, address, self._parting))
         yield from take_apart(units, function, self._parting)
 
@@ -128,13 +128,13 @@ class _Feed(IterDataPipe[Any]):
 
     _is_child_datapipe = False
 
-    def __init__(self, source: Pipe, told: Callable[[], Address], parting: Parting) -> None:
+    def __init__(self, source: Pipe, told: Callable[[], SamplePosition], parting: Expansion) -> None:
         super().__init__()
         self.source = source
         self._told = told
         self._parting = parting
 
-    def address(self) -> Address:
+    def address(self) -> SamplePosition:
         return self._parting.at
 
     def __iter__(self) -> Iterator[Any]:
@@ -144,7 +144,7 @@ class _Feed(IterDataPipe[Any]):
         return len(self.source)
 
 
-def _known(pipe: Any) -> tuple[Pipe, Callable[[], Address]] | None:
+def _known(pipe: Any) -> tuple[Pipe, Callable[[], SamplePosition]] | None:
     """Return the nearest stage with a state, from one on, and what tells where its items are; None if there is none."""
     while not has_state(pipe):
         sources = list(sources_of(pipe))
@@ -163,6 +163,6 @@ def _reading_from(pipe: Any, stage: Pipe, feed: _Feed) -> Any:
     attributes: Sequence[tuple[str, Any]] = list(vars(pipe).items())
     for name, value in attributes:
         copied.__dict__[name] = _reading_from(value, stage, feed) if isinstance(value, IterDataPipe) else value
-    if isinstance(pipe, Seeded):  # a seed is for one epoch, and the copy takes it
+    if isinstance(pipe, SeededStage):  # a seed is for one epoch, and the copy takes it
         pipe._seed = None
     return copied

@@ -12,7 +12,7 @@ from wds_datapipes.fingerprint.code import is_secret, is_users
 from wds_datapipes.fingerprint.value_text import describe_value
 from wds_datapipes.fingerprint.values import Fingerprint
 from wds_datapipes.io.read_limits import ReadLimits
-from wds_datapipes.pipes.stage import Hidden
+from wds_datapipes.pipes.stage import OpaqueValue
 from wds_datapipes.pipes.state.graph import splits, upstream
 from wds_datapipes.pipes.state.seeding import SEED
 
@@ -20,7 +20,7 @@ __all__ = ["description", "descriptions", "difference"]
 
 #: Arguments of this package's stages that change how data is read or kept, and not which samples come.
 NOT_COUNTING = {
-    "CachedSamples": {"path", "max_bytes"},
+    "SampleCacher": {"path", "max_bytes"},
     "ColumnAdder": {"storage_options"},
     "DatasetSpec": {"storage_options", "safe", "allow_commands"},
     "ShardList": {"storage_options", "safe", "rewrite"},
@@ -90,7 +90,7 @@ def _arguments(stage: Any) -> dict[str, Any]:
         found |= {name.lstrip("_"): value for name, value in held.items() if id(value) not in kept}
     unread = NOT_COUNTING.get(type(stage).__name__, ())
     return {
-        name: value.value if isinstance(value, Hidden) else value
+        name: value.value if isinstance(value, OpaqueValue) else value
         for name, value in found.items()
         if not (name in unread or is_secret(name) or _holds_pipes_alone(value))
     }

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.errors import EmptySource
+from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.pipes.state.unsupported import name_of
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
-__all__ = ["Deliveries"]
+__all__ = ["EmptyPassGuard"]
 
 #: How many items a stage of another package may wait for before it yields one.
 MOST_HELD = 100_000
@@ -45,7 +45,7 @@ class _Yielded(NamedTuple):
     passes: int = 0
 
 
-class Deliveries:
+class EmptyPassGuard:
     """Notices that a stage goes through all its data again and again, and that one behind it yields nothing of it.
 
     A stage knows only those before it. Those behind it are on the stack while they wait for an item. A copy, as in
@@ -55,7 +55,7 @@ class Deliveries:
     def __init__(self) -> None:
         self._yielded: dict[int, _Yielded] = {}
 
-    def __reduce__(self) -> tuple[type[Deliveries], tuple[()]]:
+    def __reduce__(self) -> tuple[type[EmptyPassGuard], tuple[()]]:
         return type(self), ()
 
     def check(self, stage: IterDataPipe[Any], rounds: int = 1) -> None:
@@ -66,7 +66,7 @@ class Deliveries:
             rounds: how many times it has to be called for all the data.
 
         Raises:
-            EmptySource: a stage behind it has yielded nothing for many rounds, though it waits for one item alone.
+            EmptySourceError: a stage behind it has yielded nothing for many rounds, though it waits for one item alone.
         """
         waiting = _waiting_for(stage)
         for before, each in itertools.pairwise(waiting):
@@ -83,7 +83,7 @@ class Deliveries:
                 continue  # it has got nothing, such as from a shuffle that fills its buffer
             self._yielded[id(each)] = found = found._replace(before=_mark_of(before), passes=found.passes + 1)
             if found.passes >= EMPTY_PASSES * rounds and not _may_hold(each, made - found.taken):
-                raise EmptySource(
+                raise EmptySourceError(
                     f"{name_of(each)} has yielded nothing, while {name_of(stage)} has gone through all its shards "
                     f"{EMPTY_PASSES} times. Are the shards empty, or does a stage drop all that they hold?"
                 )

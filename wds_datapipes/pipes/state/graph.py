@@ -13,8 +13,8 @@ from torch.utils.data.datapipes.iter import Mapper, ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.shard_assignment import Place
-from wds_datapipes.shards.position import Address
+from wds_datapipes.pipes.shard_assignment import Instance
+from wds_datapipes.shards.position import SamplePosition
 
 __all__ = [
     "Groups",
@@ -46,14 +46,14 @@ _MOST_SOURCES = 1000
 Pipe = IterDataPipe[Any]
 
 
-def address_of(pipe: Any) -> Callable[[], Address] | None:
+def address_of(pipe: Any) -> Callable[[], SamplePosition] | None:
     """Return what tells where the sample is that a stage has yielded last: the nearest stage before it that knows."""
     while not callable(address := getattr(pipe, "address", None)):
         sources = list(sources_of(pipe))
         if len(sources) != 1:
             return None
         pipe = sources[0]
-    return cast("Callable[[], Address]", address)
+    return cast("Callable[[], SamplePosition]", address)
 
 
 def instance_of(groups: Groups) -> tuple[int, int]:
@@ -132,23 +132,23 @@ def _until_kept(pipe: Any) -> Iterator[Any]:
                 yield stage
 
 
-def place_in(groups: Groups) -> Place:
+def place_in(groups: Groups) -> Instance:
     """Return the place that a loader has told to a stage that splits the data."""
     if SHARDING_PRIORITIES.DEFAULT in groups:
         # torch's DataLoader counts all workers of all ranks in one group, first those of the same number.
         instances, instance = groups[SHARDING_PRIORITIES.DEFAULT]
         info = get_worker_info()
         if info is None:
-            return Place(rank=instance)
-        return Place(instance % max(instances // info.num_workers, 1), info.num_workers, info.id)
+            return Instance(rank=instance)
+        return Instance(instance % max(instances // info.num_workers, 1), info.num_workers, info.id)
     _, rank = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
-    return Place(rank, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
+    return Instance(rank, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
 
 
-def place_of(pipe: Pipe) -> Place:
+def place_of(pipe: Pipe) -> Instance:
     """Return the place of a stage, as a stage before it knows it that splits the data."""
     found = (getattr(splitter, "groups", None) for splitter in splitters(pipe))
-    return next((place_in(groups) for groups in found if groups), Place())
+    return next((place_in(groups) for groups in found if groups), Instance())
 
 
 def has_no_share(pipe: Pipe) -> bool:

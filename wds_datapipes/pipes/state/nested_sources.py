@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.shard_assignment import Place
+from wds_datapipes.pipes.shard_assignment import Instance
 from wds_datapipes.pipes.state.graph import splitters, turn_shares, upstream
 from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, nothing_else, renewed, save_state
 from wds_datapipes.pipes.state.seeding import later_seed, pending_seed
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.position import Address, gone
+from wds_datapipes.shards.position import SamplePosition, gone
 
 if TYPE_CHECKING:
     from wds_datapipes.pipes.state.recording import Recorder
 
-__all__ = ["BEGINNING", "Passes", "beginning_of", "first_seeds"]
+__all__ = ["BEGINNING", "NestedPasses", "beginning_of", "first_seeds"]
 
 #: The state of a source that is yet to begin.
 BEGINNING: Mapping[str, Any] = {"pass": 0, "state": None}
@@ -27,7 +27,7 @@ BEGINNING: Mapping[str, Any] = {"pass": 0, "state": None}
 Pipe = IterDataPipe[Any]
 
 
-class Passes:
+class NestedPasses:
     """Begins the passes over a source, each with seeds of its own, and tells where the present one is.
 
     The first one has the seeds that the loader has set. A loader sets them once an epoch, and workers come to a later
@@ -51,7 +51,7 @@ class Passes:
     def __init__(
         self,
         source: Pipe,
-        place: Place,
+        place: Instance,
         seed: int | None,
         first: Sequence[int | None] | None = None,
         loaded: Mapping[str, Any] | None = None,
@@ -68,7 +68,9 @@ class Passes:
         if loaded and lasts(source):  # it may not come to begin, and the next epoch goes on from here all the same
             load_state(source, loaded["state"])
 
-    def begin(self, source: Pipe, number: int, state: Any = None, again: Iterable[Address] = ()) -> Iterator[Any]:
+    def begin(
+        self, source: Pipe, number: int, state: Any = None, again: Iterable[SamplePosition] = ()
+    ) -> Iterator[Any]:
         """Return an iterator over a pass, which begins when it is asked for the first item.
 
         Args:
@@ -80,7 +82,7 @@ class Passes:
         self.number, self._state, self._is_begun = number, state, False
         return self._items(source, again)
 
-    def go_on(self, source: Pipe, again: Iterable[Address]) -> Generator[Any, None, Iterator[Any]]:
+    def go_on(self, source: Pipe, again: Iterable[SamplePosition]) -> Generator[Any, None, Iterator[Any]]:
         """Yield what stages behind wait for, and return an iterator over the present pass behind that.
 
         It goes on from ``loaded``: what `state_dict` has returned; or ``{}``, where nothing else is left. With -1 as
@@ -93,7 +95,7 @@ class Passes:
         Returns:
             Iterator: over what comes next.
         """
-        of_pass = defaultdict[int, list[Address]](list)
+        of_pass = defaultdict[int, list[SamplePosition]](list)
         for address in again:
             number, *way = address.way
             of_pass[number].append(address._replace(way=tuple(way)))
@@ -123,7 +125,7 @@ class Passes:
             state = beginning_of(source) if self._state is None else self._state
         return {"pass": self.number if recorder is None else recorder.number(self.number), "state": state}
 
-    def _items(self, source: Pipe, again: Iterable[Address]) -> Iterator[Any]:
+    def _items(self, source: Pipe, again: Iterable[SamplePosition]) -> Iterator[Any]:
         self._set_seeds(source)
         turn_shares(source, self.first_turn + self.number)
         load_state(source, self._state, again)

@@ -12,11 +12,11 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.grouping import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.loading import ShardLoader
 from wds_datapipes.pipes.state.graph import sources_of, upstream
-from wds_datapipes.pipes.state.recording import Form, Record, Recorded, Recorder, users_form
+from wds_datapipes.pipes.state.recording import Form, Record, RecordedItem, Recorder, users_form
 from wds_datapipes.pipes.state.stateless import check_promise, has_state, is_users, takes_state_alone
 from wds_datapipes.pipes.state.unsupported import check_replay
 from wds_datapipes.samples.derived_position import addresses_in
-from wds_datapipes.shards.position import Address
+from wds_datapipes.shards.position import SamplePosition
 
 __all__ = [
     "State",
@@ -63,7 +63,7 @@ def save_state(pipe: Any, recorder: Recorder | None = None) -> State:
 
 def _saver(stage: Any, recorder: Recorder) -> Callable[[], Form]:
     """Return what returns the form of the state of a stage."""
-    if isinstance(stage, Recorded):
+    if isinstance(stage, RecordedItem):
         return partial(stage.recorded_state, recorder)
     return partial(users_form if is_users(stage) else _form_of, stage, recorder)
 
@@ -109,7 +109,9 @@ def check_state(pipe: Any) -> None:
     stateful(pipe)
 
 
-def load_state(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, again: Iterable[Address] = ()) -> None:
+def load_state(
+    pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, again: Iterable[SamplePosition] = ()
+) -> None:
     """Have a pipeline go on from a state when it is iterated next, whatever was loaded before.
 
     Args:

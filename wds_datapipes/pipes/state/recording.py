@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.samples.shuffling import Moves, ShuffleState
+from wds_datapipes.samples.shuffling import ShuffleMoves, ShuffleState
 from wds_datapipes.shards.position import check_of
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "Form",
     "Part",
     "Record",
-    "Recorded",
+    "RecordedItem",
     "Recorder",
     "pack_records",
     "unpack_records",
@@ -76,7 +76,7 @@ class Part(NamedTuple):
     Attributes:
         width: how many numbers a row has.
         rows: the rows, one behind another.
-        moves: of each shuffle the slots, and where the items are that came, as in `Moves`.
+        moves: of each shuffle the slots, and where the items are that came, as in `ShuffleMoves`.
         extra: whatever is no number; None if there is nothing.
     """
 
@@ -103,7 +103,7 @@ class Run:
         self.checks: Sequence[int] = ()
         self.count = self.moves = 0
         self.values: list[tuple[int, int, Any]] = []
-        self.shuffles: list[Moves] = []
+        self.shuffles: list[ShuffleMoves] = []
         self._refusal = refusal
         self._is_packed = False
         self._values_packed = 0
@@ -149,7 +149,7 @@ Record: TypeAlias = tuple[Sequence[Any], Run]
 
 
 @runtime_checkable
-class Recorded(Protocol):
+class RecordedItem(Protocol):
     """A stage whose state is more than a few numbers, or has the states of other stages."""
 
     def recorded_state(self, recorder: Recorder) -> Form:
@@ -255,7 +255,7 @@ class Recorder:
         if known is not state:
             number = len(self._run.shuffles)
             self._numbers[id(owner)] = number, state
-            state.moves = Moves(state.waiting)
+            state.moves = ShuffleMoves(state.waiting)
             self._run.shuffles.append(state.moves)
             self._longest += 4 * len(state.waiting)
         return number

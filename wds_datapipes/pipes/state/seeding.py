@@ -15,7 +15,7 @@ from wds_datapipes.seeds import derived_seed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SEED", "Seeded", "derive_later_seeds", "later_seed", "pending_seed"]
+__all__ = ["SEED", "SeededStage", "derive_later_seeds", "later_seed", "pending_seed"]
 
 #: Where a stage of another package keeps its `Seed`, and what marks a method that takes care of it.
 SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
@@ -28,7 +28,7 @@ class Seed(NamedTuple):
     is_used: bool
 
 
-class Seeded:
+class SeededStage:
     """A stage that draws: the seed that a loader sets holds for one pass, and those of later passes follow from it.
 
     A loader sets seeds once an epoch, and a stage behind this one, such as ``.cycle(2)``, may begin it more often.
@@ -68,7 +68,7 @@ def pending_seed(stage: Any) -> int | None:
 
 
 def derive_later_seeds(pipe: Any) -> None:
-    """Have the stages of other packages derive the seeds of later passes as `Seeded` does.
+    """Have the stages of other packages derive the seeds of later passes as `SeededStage` does.
 
     torch's ``.shuffle()`` forgets its seed when a pass begins. Begun again, it draws one from torch's generator, which
     is another one in each worker, so that each worker splits another order. The methods by which a class takes its

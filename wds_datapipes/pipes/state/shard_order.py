@@ -15,16 +15,16 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes.errors import ChangedShard
+from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.io.redaction import may_hold_credentials, redact
 from wds_datapipes.pipes.loading import ShardLoader
 from wds_datapipes.pipes.state.graph import splits, upstream
-from wds_datapipes.pipes.state.seeding import Seeded
+from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
 
 __all__ = [
-    "Listing",
     "Seen",
+    "ShardOrder",
     "checked_seen",
     "guard_listings",
     "listings_before",
@@ -46,12 +46,20 @@ DRAWING_NOTHING = {
 } | {f"{name}IterDataPipe" for name in ("Repeater", "ShardingFilter", "Shuffler", "UnBatcher", "Zipper")}
 #: Stages of this package that call functions of the user, which may draw.
 CALLING = {
-    *("Associator", "DictMapper", "MockSamples", "RandomMapper", "RegisteredDecoder", "SampleDecoder", "SampleEncoder"),
+    *(
+        "Associator",
+        "DictMapper",
+        "MockSamples",
+        "RngSampleMapper",
+        "RegisteredDecoder",
+        "SampleDecoder",
+        "SampleEncoder",
+    ),
     *("SampleMapper", "StreamComposer", "TupleMapper"),
 }
 
 
-class Listing(IterDataPipe[Any]):
+class ShardOrder(IterDataPipe[Any]):
     """Yields the items of a list, such as the URLs of shards, and keeps a digest of what it has yielded.
 
     Loaders insert it before the stage that splits the list. A state has the digest, so a run that is resumed notices
@@ -69,7 +77,7 @@ class Listing(IterDataPipe[Any]):
         seen: what was seen of the present pass. It is another object whenever it changes.
 
     Raises:
-        ChangedShard: the list is not the one of which a state was saved.
+        ChangedShardError: the list is not the one of which a state was saved.
     """
 
     _is_child_datapipe = False
@@ -110,14 +118,14 @@ class Listing(IterDataPipe[Any]):
 
     def _see(self, seen: Seen) -> None:
         self.seen = seen
-        Listing.changes += 1
+        ShardOrder.changes += 1
 
     def _items(self) -> Iterator[Any]:
         return iter(self.source)
 
 
-class DrawnListing(Listing):
-    """A `Listing` of which a stage may draw from the global generators, such as a user's ``random.shuffle``.
+class ResampledShardOrder(ShardOrder):
+    """A `ShardOrder` of which a stage may draw from the global generators, such as a user's ``random.shuffle``.
 
     While the list is made, the generators of Python, NumPy and torch are in a state that follows from the seed of the
     epoch: the same in every worker and on every rank, and again when a run is resumed.
@@ -129,7 +137,7 @@ class DrawnListing(Listing):
 
     def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
         super().__init__(source, is_split=is_split)
-        self.seeds = Seeded()
+        self.seeds = SeededStage()
         self._own_seed = 0
 
     def reset(self) -> None:
@@ -174,8 +182,8 @@ class _Generators:
             _set_states(others)
 
 
-def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[Listing]:
-    """Insert a `Listing` before each stage that splits the data, and each that reads shards of a list that none splits.
+def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[ShardOrder]:
+    """Insert a `ShardOrder` before each stage that splits the data, and each that reads an unsplit list of shards.
 
     Args:
         pipe: the last stage.
@@ -188,12 +196,12 @@ def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[Listing]:
         is_split = splits(stage)
         if is_split or isinstance(stage, ShardLoader):
             for name, source in [*vars(stage).items()]:
-                if not isinstance(source, IterDataPipe) or isinstance(source, Listing) or _is_split(source):
+                if not isinstance(source, IterDataPipe) or isinstance(source, ShardOrder) or _is_split(source):
                     continue
                 is_split = is_split and not _is_dispatched(source)
                 may_draw = _may_draw(source)
                 if may_draw or not drawn_only:
-                    setattr(stage, name, (DrawnListing if may_draw else Listing)(source, is_split=is_split))
+                    setattr(stage, name, (ResampledShardOrder if may_draw else ShardOrder)(source, is_split=is_split))
     found = listings_before(pipe)
     for listing in found:
         listing.whole = None
@@ -208,7 +216,7 @@ def seed_listings(pipe: Any, seed: int) -> None:
         seed: of the epoch, which all workers and ranks share.
     """
     for number, listing in enumerate(listings_before(pipe)):
-        if isinstance(listing, DrawnListing):
+        if isinstance(listing, ResampledShardOrder):
             listing.seeds.set_seed(derived_seed("listing", seed, number))
 
 
@@ -216,13 +224,13 @@ def remove_listings(pipe: Any) -> None:
     """Remove what `guard_listings` has inserted, so that users' functions find their own stages."""
     for stage in [*upstream(pipe)]:
         for name, source in [*vars(stage).items()]:
-            if isinstance(source, Listing):
+            if isinstance(source, ShardOrder):
                 setattr(stage, name, source.source)
 
 
-def listings_before(pipe: Any) -> list[Listing]:
+def listings_before(pipe: Any) -> list[ShardOrder]:
     """Return the listings at a stage or before it."""
-    return [stage for stage in upstream(pipe) if isinstance(stage, Listing)]
+    return [stage for stage in upstream(pipe) if isinstance(stage, ShardOrder)]
 
 
 def checked_seen(seen: Any) -> Seen:
@@ -269,7 +277,7 @@ def _check(begun: list[Any], expected: Seen) -> None:
     """Make sure that a list begins as it did.
 
     Raises:
-        ChangedShard: it does not.
+        ChangedShardError: it does not.
     """
     found: Seen = [0, "", ""]
     for item in begun:
@@ -283,7 +291,7 @@ def _check(begun: list[Any], expected: Seen) -> None:
         how = f"item {count - 1} was {last}, and is {found[2]} now"
     else:
         how = f"one of the {count} items up to {last} is another one"
-    raise ChangedShard(
+    raise ChangedShardError(
         f"The list of shards has changed since the state was saved: {how}. What was read is known by its position in "
         f"the list, so samples would be repeated and left out. Resume with the same list, in the same order"
     )

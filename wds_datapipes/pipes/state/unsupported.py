@@ -51,7 +51,7 @@ ADVICE = {
 }
 
 #: Stages that begin their source again within an epoch, or never again.
-_BEGINNING_OTHERWISE = ("Cycler", "InMemoryCacheHolder", "CachedSamples")
+_BEGINNING_OTHERWISE = ("Cycler", "InMemoryCacheHolder", "SampleCacher")
 
 
 def name_of(stage: Any) -> str:
@@ -73,7 +73,7 @@ def check_replay(reader: Any) -> None:
     is_cache = getattr(reader, "reads_again", False)
     before, behind = (".cache_samples()", "it") if is_cache else (".load_wds_shards()", "the samples")
     for stage in upstream(reader.source):
-        if getattr(stage, "lasts", False) or name_of(stage) == "EpochCutter":
+        if getattr(stage, "lasts", False) or name_of(stage) == "EpochSetter":
             raise StateError(
                 f"{name_of(stage)} goes on from one epoch to the next, and before {before} an epoch has to follow from "
                 f"its seeds. Put it behind {behind}"

@@ -9,8 +9,8 @@ from operator import itemgetter
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
-from wds_datapipes.errors import UnwritableSample
-from wds_datapipes.prepare.reorder.sorted_runs import Run, RunFile, WaitingSample
+from wds_datapipes.errors import UnwritableSampleError
+from wds_datapipes.prepare.reorder.sorted_runs import SortedRun, SortedRunFile, UnsortedSample
 from wds_datapipes.types import Sample
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class ExternalSort:
         self._held: list[tuple[Any, Sample]] = []
         self._held_bytes = self._largest_order = 0
         self._keys: set[str] = set()
-        self._file: RunFile | None = None
-        self._runs: list[Run] = []
+        self._file: SortedRunFile | None = None
+        self._runs: list[SortedRun] = []
         self.count = self.runs = 0
 
     def add(self, order: Any, sample: Sample) -> None:
@@ -80,13 +80,13 @@ class ExternalSort:
             sample: its key, and fields of bytes. Meta data but the key may be lost.
 
         Raises:
-            UnwritableSample: its key came before. This is noticed for the first 65,536 keys, so that it need not wait
-                until shards are written.
-            ShardNotWritten: the temporary file cannot be written.
+            UnwritableSampleError: its key came before. This is noticed at once for the first 65,536 keys, before any
+                shard is written.
+            ShardWriteError: the temporary file cannot be written.
         """
         key = sample["__key__"]
         if key in self._keys:
-            raise UnwritableSample(
+            raise UnwritableSampleError(
                 f"The sample {key!r} comes twice, the second time from {sample.get('__url__', 'a shard')}, and samples "
                 f"of one key could not be told apart in another order. Number them"
             )
@@ -108,7 +108,7 @@ class ExternalSort:
         """Yield all samples in their order, once.
 
         Raises:
-            ShardNotWritten: the temporary file cannot be written, or read.
+            ShardWriteError: the temporary file cannot be written, or read.
         """
         self._keys.clear()
         if not self._runs:
@@ -143,7 +143,7 @@ class ExternalSort:
     def _write_run(self) -> None:
         self._sort()
         if self._file is None:
-            self._file = RunFile(self._folder)
+            self._file = SortedRunFile(self._folder)
         self._runs.append(self._file.write(self._held))
         self.runs += 1
         self._held.clear()
@@ -151,7 +151,7 @@ class ExternalSort:
 
     def _merge_neighbours(self, together: int) -> None:
         """Make one run of so many, all over the file; what equals stays in its order, since they are neighbours."""
-        longer = RunFile(self._folder)
+        longer = SortedRunFile(self._folder)
         try:
             runs = [
                 longer.write((order, waiting.load()) for order, waiting in self._merged(self._runs[at : at + together]))
@@ -164,7 +164,7 @@ class ExternalSort:
             self._file.close()
         self._file, self._runs = longer, runs
 
-    def _merged(self, runs: list[Run]) -> Iterator[tuple[Any, WaitingSample]]:
+    def _merged(self, runs: list[SortedRun]) -> Iterator[tuple[Any, UnsortedSample]]:
         """Yield the samples of some runs in their order; each is to be loaded before the next one is asked for."""
         file = self._file
         if file is None:

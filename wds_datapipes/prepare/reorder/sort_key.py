@@ -7,11 +7,11 @@ import json
 import math
 from typing import Any, Literal, TypeAlias
 
-from wds_datapipes.errors import DecodeError, MissingField
+from wds_datapipes.errors import DecodeError, MissingFieldError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.types import Sample
 
-__all__ = ["DrawnOrder", "FieldOrder", "WithoutValue"]
+__all__ = ["FieldSortKey", "RandomSortKey", "WithoutValue"]
 
 WithoutValue: TypeAlias = Literal["raise", "first", "last"]
 """What becomes of samples without a value: an error, or they come before or after all others."""
@@ -20,7 +20,7 @@ WithoutValue: TypeAlias = Literal["raise", "first", "last"]
 SHOWN = 60
 
 
-class DrawnOrder:
+class RandomSortKey:
     """Draws a number for each sample, so that samples which are sorted by them are shuffled.
 
     Sorted by independent numbers of 128 bits, every order of the samples is as likely as any other. What is drawn
@@ -46,7 +46,7 @@ class DrawnOrder:
         return hashlib.blake2b(number.to_bytes(8, "big"), digest_size=16, key=self._key).digest()
 
 
-class FieldOrder:
+class FieldSortKey:
     """Tells what a sample is sorted by: its key, a field, or a value within a field of JSON.
 
     Text is compared by its code points. A number in JSON is a number; other text is one if ``numeric`` says so.
@@ -84,7 +84,7 @@ class FieldOrder:
         """Return what is to be compared.
 
         Raises:
-            MissingField: the sample has no value.
+            MissingFieldError: the sample has no value.
             DecodeError: what it has is no JSON, no number, or cannot be compared with what others have.
         """
         value = sample["__key__"] if self._by_key else sample.get(self._field)
@@ -93,7 +93,7 @@ class FieldOrder:
         if value is None:
             if self._missing == "raise":
                 has = ", ".join(field for field in sample if field[:2] != "__")
-                raise MissingField(
+                raise MissingFieldError(
                     f"The {_name(sample)} has nothing to be sorted by: {self._by!r} is not there. It has {has}. "
                     f'To keep it, pass missing="first" or "last"'
                 )

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import ShardNotWritten
+from wds_datapipes.errors import ShardWriteError
 from wds_datapipes.types import Sample
 
-__all__ = ["Run", "RunFile", "WaitingSample", "check_room"]
+__all__ = ["SortedRun", "SortedRunFile", "UnsortedSample", "check_room"]
 
 #: Before each sample: how long its head is, and its data. The head is what it is sorted by, its key and its fields. It
 #: is made by marshal, whose format may change with Python, and is read by this process alone.
@@ -26,21 +26,21 @@ MIN_WINDOW = 4096
 BUFFER_BYTES = 1 << 20
 
 
-class Run(NamedTuple):
+class SortedRun(NamedTuple):
     """Samples that are sorted: where they begin in the file, and where they end."""
 
     begin: int
     end: int
 
 
-class RunFile:
+class SortedRunFile:
     """A temporary file of runs, with one descriptor for all of them.
 
     Args:
         folder: where it is; by default, where the system has temporary files.
 
     Raises:
-        ShardNotWritten: nothing can be written there.
+        ShardWriteError: nothing can be written there.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -51,11 +51,11 @@ class RunFile:
         except OSError as error:
             raise self._failure("written", error) from error
 
-    def write(self, items: Iterable[tuple[Any, Sample]]) -> Run:
+    def write(self, items: Iterable[tuple[Any, Sample]]) -> SortedRun:
         """Write samples in the order in which they come, each with what it is sorted by.
 
         Raises:
-            ShardNotWritten: the disk is full, for example.
+            ShardWriteError: the disk is full, for example.
         """
         begin = self._end
         write = self._stream.write
@@ -69,13 +69,13 @@ class RunFile:
                     write(value)
                 self._end += LENGTHS.size + len(head) + sum(sizes)
             self._stream.flush()
-        except ShardNotWritten:  # of a file that the samples come from
+        except ShardWriteError:  # of a file that the samples come from
             raise
         except OSError as error:
             raise self._failure("written", error) from error
-        return Run(begin, self._end)
+        return SortedRun(begin, self._end)
 
-    def read(self, run: Run, window_bytes: int) -> Iterator[tuple[Any, WaitingSample]]:
+    def read(self, run: SortedRun, window_bytes: int) -> Iterator[tuple[Any, UnsortedSample]]:
         """Yield what each sample of a run is sorted by, and what loads the sample before the next one is asked for.
 
         Args:
@@ -83,9 +83,9 @@ class RunFile:
             window_bytes: how much is read at once; a larger field is read by itself when it is loaded.
 
         Raises:
-            ShardNotWritten: the disk has failed.
+            ShardWriteError: the disk has failed.
         """
-        waiting = WaitingSample(self, run, window_bytes)
+        waiting = UnsortedSample(self, run, window_bytes)
         while waiting.advance():
             yield waiting.order, waiting
 
@@ -107,21 +107,21 @@ class RunFile:
         with contextlib.suppress(OSError):  # of what could not be written before either
             self._stream.close()
 
-    def _failure(self, what: str, error: OSError) -> ShardNotWritten:
-        return ShardNotWritten(
+    def _failure(self, what: str, error: OSError) -> ShardWriteError:
+        return ShardWriteError(
             f"The temporary file in {self._folder!r} cannot be {what}, after {self._end} bytes: "
             f"{error.strerror or error}. Choose a folder with more room"
         )
 
 
-class WaitingSample:
+class UnsortedSample:
     """The sample of a run that is next, and is read when it is its turn: its fields may be large.
 
     Attributes:
         order: what it is sorted by.
     """
 
-    def __init__(self, file: RunFile, run: Run, window_bytes: int) -> None:
+    def __init__(self, file: SortedRunFile, run: SortedRun, window_bytes: int) -> None:
         self._file = file
         self._at, self._end = run
         self._window_bytes = max(window_bytes, MIN_WINDOW)
@@ -172,21 +172,21 @@ def check_room(needed: Mapping[str, int]) -> None:
         needed: folders, and how many bytes will be written to each of them; some may be on one disk.
 
     Raises:
-        ShardNotWritten: a disk has not, or there is no such folder.
+        ShardWriteError: a disk has not, or there is no such folder.
     """
     disks: dict[int, tuple[list[str], int]] = {}
     for folder, size in needed.items():
         try:
             disk = Path(folder).stat().st_dev
         except OSError as error:
-            raise ShardNotWritten(f"Nothing can be written to {folder!r}: {error.strerror}") from error
+            raise ShardWriteError(f"Nothing can be written to {folder!r}: {error.strerror}") from error
         folders, total = disks.get(disk, ([], 0))
         disks[disk] = [*folders, folder], total + size
     for folders, total in disks.values():
         free = shutil.disk_usage(folders[0]).free
         if total > free:
             places = " and ".join(map(repr, folders))
-            raise ShardNotWritten(
+            raise ShardWriteError(
                 f"At least {total} bytes will be written to {places}, and the disk has room for {free}. Nothing was "
                 f"written. Choose a folder on another disk"
             )

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from wds_datapipes.errors import BadSource, RefusedURL, ShardNotOpened
+from wds_datapipes.errors import RefusedURLError, SampleSourceError, ShardOpenError
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import folder_of
 from wds_datapipes.io.url_safety import COMMANDS, refuse_unsafe
 from wds_datapipes.prepare.sample_spec import FilePart, UrlPart
 
-__all__ = ["Places", "is_of_this_host"]
+__all__ = ["FileLocations", "is_of_this_host"]
 
 
 #: What may not name everything.
@@ -24,7 +24,7 @@ def is_of_this_host(url: str) -> bool:
     return split_scheme(url)[0] in COMMANDS or local_path(url) is not None
 
 
-class Places:
+class FileLocations:
     """Finds the files that a table or a recipe names.
 
     One of this host may name any file, here or in a store. One from elsewhere names files that are there, or on a
@@ -52,7 +52,7 @@ class Places:
         """Return the file of a name; ``where`` it stands is for messages.
 
         Raises:
-            BadSource: it is no file, or none that may be named there.
+            SampleSourceError: it is no file, or none that may be named there.
         """
         scheme, _ = split_scheme(name)
         if scheme in COMMANDS:
@@ -63,10 +63,10 @@ class Places:
                 if not self.is_ours and (scheme != self._scheme or "::" in name):
                     refuse_unsafe(name)
                 return UrlPart(name, self._storage_options)
-        except RefusedURL:
+        except RefusedURLError:
             raise _refused(name, where, f"neither in the store of {ELSEWHERE} nor a file on a network") from None
-        except ShardNotOpened as error:
-            raise BadSource(f"{where}: {error}") from None
+        except ShardOpenError as error:
+            raise SampleSourceError(f"{where}: {error}") from None
         if not self.is_ours and "::" in path:  # which would make a chain of file systems of a URL
             raise _refused(name, where, f"a chain of file systems, and {ELSEWHERE} cannot name it")
         is_absolute = path.startswith("/")
@@ -77,5 +77,5 @@ class Places:
         return FilePart(os.path.join("" if self._has_url else self._root, path))  # noqa: PTH118  many of them
 
 
-def _refused(name: str, where: str, what: str) -> BadSource:
-    return BadSource(f"{where} has {redact(name)!r}, which is {what}")
+def _refused(name: str, where: str, what: str) -> SampleSourceError:
+    return SampleSourceError(f"{where} has {redact(name)!r}, which is {what}")

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from wds_datapipes.errors import BadSource
-from wds_datapipes.prepare.sample_spec import Draft, FilePart, Part
+from wds_datapipes.errors import SampleSourceError
+from wds_datapipes.prepare.sample_spec import FilePart, Part, SampleSpec
 from wds_datapipes.samples.keys import KeyRule
 
 __all__ = ["IMAGE_ENDINGS", "Faults", "Files", "ImageFiles", "find_images"]
@@ -68,11 +68,11 @@ class ImageFiles:
         """Return the same images, their classes numbered as they are in a longer list.
 
         Raises:
-            BadSource: it lacks a class.
+            SampleSourceError: it lacks a class.
         """
         places = {name: number for number, name in enumerate(classes)}
         if unknown := [name for name in self.classes or () if name not in places]:
-            raise BadSource(
+            raise SampleSourceError(
                 f"The folder {os.path.join(self._root, unknown[0])!r} is none of the {len(classes)} classes that are "  # noqa: PTH118  texts
                 f"known. Remove it, or add it to these"
             )
@@ -87,11 +87,11 @@ class ImageFiles:
         """How many samples there are."""
         return len(self._stems)
 
-    def draft(self, number: int) -> Draft:
+    def draft(self, number: int) -> SampleSpec:
         """Return what a sample is to be made of.
 
         Raises:
-            BadSource: two of its files are for one field.
+            SampleSourceError: two of its files are for one field.
         """
         stem, endings = self._stems[number], self._endings[number]
         paths = [os.path.join(self._root, f"{stem}.{ending}") for ending in endings]  # noqa: PTH118  many of them
@@ -104,7 +104,7 @@ class ImageFiles:
             if self.name_field:
                 called = (self.words or self.classes)[label]
                 self._put(parts, self.name_field, _utf8(called, paths[0]), paths[0])
-        return Draft(stem, parts, paths[0])
+        return SampleSpec(stem, parts, paths[0])
 
     def close(self) -> None:
         """There is nothing open."""
@@ -112,7 +112,9 @@ class ImageFiles:
     @staticmethod
     def _put(parts: dict[str, Part], field: str, part: Part, origin: str) -> None:
         if field in parts:
-            raise BadSource(f"The sample of {origin!r} would have the field {field!r} twice. Give a file another name")
+            raise SampleSourceError(
+                f"The sample of {origin!r} would have the field {field!r} twice. Give a file another name"
+            )
         parts[field] = part
 
 
@@ -140,7 +142,7 @@ def find_images(
         on_fault: called with what is wrong with a class or a sample, which is then left out; otherwise it is raised.
 
     Raises:
-        BadSource: a folder cannot be read, or there is a loop of links; a class has no image, or an image no class.
+        SampleSourceError: a folder cannot be read, links form a loop, a class has no image, or an image no class.
     """
     top = os.fspath(root)
     fault = _raised if on_fault is None else on_fault
@@ -152,7 +154,7 @@ def find_images(
             found.add(each)
         return found
     for stray in choose.samples("", files):
-        raise BadSource(
+        raise SampleSourceError(
             f"The image {_shown(top, stray)!r} is in no folder of a class. Put it into one; or, if the folders are no "
             f"classes, say so"
         )
@@ -162,7 +164,7 @@ def find_images(
             found.add(each, label)
         if len(found) == before:
             fault(
-                BadSource(
+                SampleSourceError(
                     f"The folder {os.path.join(top, name)!r} of the class {name!r} has no image "  # noqa: PTH118  texts
                     f"({', '.join(sorted(choose.endings))}). Remove it, or say which ends the names of its files have"
                 )
@@ -214,7 +216,7 @@ class _Chosen(NamedTuple):
                 yield Files(stem, tuple(found))
             else:
                 path = _shown(self.top, Files(stem, tuple(found)))
-                self.fault(BadSource(f"No file beside {path!r} is the image of that sample. Put it there"))
+                self.fault(SampleSourceError(f"No file beside {path!r} is the image of that sample. Put it there"))
 
 
 def _listed(path: str) -> tuple[list[str], list[str]]:
@@ -227,7 +229,7 @@ def _listed(path: str) -> tuple[list[str], list[str]]:
                 if not entry.name.startswith("."):
                     (folders if _is_folder(entry) else files).append(entry.name)
     except OSError as error:
-        raise BadSource(f"The folder {path!r} cannot be read: {error.strerror}") from None
+        raise SampleSourceError(f"The folder {path!r} cannot be read: {error.strerror}") from None
     return sorted(folders), files
 
 
@@ -245,7 +247,7 @@ def _walked(top: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterat
     found = os.stat(path)  # noqa: PTH116  it is a text
     here = (found.st_dev, found.st_ino)
     if here in above:
-        raise BadSource(f"The folder {path!r} is a link to one that it is in. Remove the link")
+        raise SampleSourceError(f"The folder {path!r} is a link to one that it is in. Remove the link")
     yield folder, files
     for name in folders:
         yield from _walked(top, f"{folder}/{name}" if folder else name, (*above, here))
@@ -259,7 +261,9 @@ def _utf8(name: str, origin: str) -> bytes:
     try:
         return name.encode()
     except UnicodeEncodeError:
-        raise BadSource(f"The class of {origin!r} has a name that is no UTF-8. Give its folder another name") from None
+        raise SampleSourceError(
+            f"The class of {origin!r} has a name that is no UTF-8. Give its folder another name"
+        ) from None
 
 
 def _raised(error: Exception) -> None:

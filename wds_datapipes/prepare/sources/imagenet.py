@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from wds_datapipes.errors import BadSource
+from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.extras import require
 from wds_datapipes.prepare.sources.image_folder import Faults, Files, ImageFiles, find_images
 
@@ -58,12 +58,14 @@ def find_imagenet(
         on_fault: called with what is wrong with an image, which is then left out; otherwise it is raised.
 
     Raises:
-        BadSource: a file or folder is not there or cannot be read, or an image has no class.
-        MissingDependency: reading the file takes another package.
+        SampleSourceError: a file or folder is not there or cannot be read, or an image has no class.
+        MissingDependencyError: reading the file takes another package.
     """
     top, place = Path(root), Path(root, split)
     if not place.is_dir():
-        raise BadSource(f"There is no folder {str(place)!r}. ImageNet is the folder that has train and val in it")
+        raise SampleSourceError(
+            f"There is no folder {str(place)!r}. ImageNet is the folder that has train and val in it"
+        )
     synsets = read_synsets(top, labels)
     classes = class_folders(top / "train") or class_folders(place)
     if class_folders(place):
@@ -102,7 +104,7 @@ def _in_one_folder(
             found.add(files, numbers[label])
             continue
         why = "has no class in the file of labels" if label is None else f"is of the class {label!r}, which is unknown"
-        error = BadSource(f"The image {str(place / files.stem)!r} {why}. Add it there, or leave the image out")
+        error = SampleSourceError(f"The image {str(place / files.stem)!r} {why}. Add it there, or leave the image out")
         if on_fault is None:
             raise error
         on_fault(error)
@@ -140,7 +142,9 @@ def _torchvision_synsets(path: Path) -> Synsets:
         words, validation = torch.load(path, weights_only=True)
         return Synsets({name: ", ".join(each) for name, each in words.items()}, {}, list(validation))
     except Exception as error:  # noqa: BLE001  whatever is in the file
-        raise BadSource(f"{str(path)!r} is not what torchvision writes: {type(error).__name__}: {error}") from None
+        raise SampleSourceError(
+            f"{str(path)!r} is not what torchvision writes: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _devkit_synsets(path: Path) -> Synsets:
@@ -151,7 +155,9 @@ def _devkit_synsets(path: Path) -> Synsets:
         words = {str(row["WNID"]): str(row["words"]) for row in leaves}
         return Synsets(words, {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in leaves}, ())
     except (ValueError, LookupError, OSError, TypeError) as error:
-        raise BadSource(f"{str(path)!r} is not that of the development kit: {type(error).__name__}: {error}") from None
+        raise SampleSourceError(
+            f"{str(path)!r} is not that of the development kit: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _label_file(top: Path, split: str, labels: str | os.PathLike[str] | None) -> Path:
@@ -160,7 +166,7 @@ def _label_file(top: Path, split: str, labels: str | os.PathLike[str] | None) ->
     for name in KNOWN_FILES.get(split, ()):
         if (path := top / name).is_file():
             return path
-    raise BadSource(
+    raise SampleSourceError(
         f"The images of {str(top / split)!r} are in no folders of classes, and no file tells their classes. Put "
         f"LOC_val_solution.csv, meta.bin or {DEVKIT} into {str(top)!r}, or name a file with their labels"
     )
@@ -183,7 +189,7 @@ def _read_labels(path: Path, stems: Sequence[str], classes: Sequence[str], synse
 
 def _in_order(path: Path, labels: Sequence[str], stems: Sequence[str]) -> dict[str, str]:
     if len(labels) != len(stems):
-        raise BadSource(
+        raise SampleSourceError(
             f"{str(path)!r} has the classes of {len(labels)} images, in the order of their names, and there are "
             f"{len(stems)}. Put all of them there"
         )
@@ -195,7 +201,7 @@ def _by_kit(word: str, path: Path, synsets: Synsets) -> str:
     if not word.isdigit():
         return word
     if (name := synsets.numbered.get(int(word))) is None:
-        raise BadSource(
+        raise SampleSourceError(
             f"{str(path)!r} has the number {word}, and which class that is stands in meta.mat of the development kit. "
             f"Put it beside the file"
         )
@@ -205,11 +211,11 @@ def _by_kit(word: str, path: Path, synsets: Synsets) -> str:
 def _by_number(line: Sequence[str], path: Path, classes: Sequence[str]) -> str:
     """Return the class of a line of a file and a class, or its number from 0."""
     if len(line) != 2:
-        raise BadSource(f"{str(path)!r} has the line {' '.join(line)!r}, which is not a file and its class")
+        raise SampleSourceError(f"{str(path)!r} has the line {' '.join(line)!r}, which is not a file and its class")
     if not line[1].isdigit():
         return line[1]
     if not int(line[1]) < len(classes):
-        raise BadSource(
+        raise SampleSourceError(
             f"{str(path)!r} has the number {line[1]}, and {len(classes)} classes are known, counted from 0. Put "
             f"the folder train, or a file with all classes, into the root"
         )
@@ -224,4 +230,4 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise BadSource(f"The file {str(path)!r} cannot be read: {error}") from None
+        raise SampleSourceError(f"The file {str(path)!r} cannot be read: {error}") from None

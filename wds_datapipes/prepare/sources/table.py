@@ -11,10 +11,10 @@ from typing import Any, Literal
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, find_codec
 from wds_datapipes.codecs.codec import described
 from wds_datapipes.codecs.encoding import EncoderChain
-from wds_datapipes.errors import BadSource, EncodeError, MissingDependency
+from wds_datapipes.errors import EncodeError, MissingDependencyError, SampleSourceError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.prepare.sample_spec import Draft, Part
-from wds_datapipes.prepare.sources.file_locations import Places
+from wds_datapipes.prepare.sample_spec import Part, SampleSpec
+from wds_datapipes.prepare.sources.file_locations import FileLocations
 from wds_datapipes.prepare.sources.image_folder import field_of
 from wds_datapipes.prepare.sources.table_rows import Rows, ending_of, open_rows
 
@@ -42,8 +42,8 @@ class Table:
         storage_options: passed to remote file systems.
 
     Raises:
-        BadSource: the table cannot be read.
-        MissingDependency: it is Parquet, and the package for that is not installed.
+        SampleSourceError: the table cannot be read.
+        MissingDependencyError: it is Parquet, and the package for that is not installed.
         ValueError: an argument makes no sense, or names a column that is not there.
     """
 
@@ -60,7 +60,7 @@ class Table:
     ) -> None:
         table = os.fspath(path)
         self._path = redact(table)  # for messages
-        self._places = Places(table, None if root is None else os.fspath(root), storage_options)
+        self._places = FileLocations(table, None if root is None else os.fspath(root), storage_options)
         self._files, self._key, self._keeps = list(files), key, missing == "keep"
         self._chain = EncoderChain({})
         self._rows: Rows = open_rows(table, storage_options)
@@ -81,11 +81,11 @@ class Table:
         """How many rows there are."""
         return len(self._rows)
 
-    def draft(self, number: int) -> Draft:
+    def draft(self, number: int) -> SampleSpec:
         """Return what the sample of a row is to be made of.
 
         Raises:
-            BadSource: the row cannot be read, or lacks a value.
+            SampleSourceError: the row cannot be read, or lacks a value.
             EncodeError: a value cannot be encoded as its field's name says.
         """
         row = self._rows.row(number)
@@ -109,7 +109,7 @@ class Table:
                 self._lacks(column, origin)
             else:
                 _put(parts, field, self._encoded(field, column, value, key, origin), origin)
-        return Draft(key, parts, origin)
+        return SampleSpec(key, parts, origin)
 
     def close(self) -> None:
         """Close the table."""
@@ -118,7 +118,9 @@ class Table:
     def _key_of(self, row: Mapping[str, Any], origin: str) -> str:
         value = row.get(self._key)
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-            raise BadSource(f"{origin} has {described(value)} in its column {self._key!r}. A key is text or a number")
+            raise SampleSourceError(
+                f"{origin} has {described(value)} in its column {self._key!r}. A key is text or a number"
+            )
         return str(value)
 
     def _file(self, named: object, column: str, origin: str) -> tuple[str, Part]:
@@ -126,12 +128,16 @@ class Table:
         if isinstance(named, Mapping) and isinstance(named.get("bytes"), bytes):
             return str(named.get("path") or ""), named["bytes"]  # as `datasets` writes files to Parquet
         if not isinstance(named, str):
-            raise BadSource(f"{origin} has {described(named)} in its column {column!r}, and not the name of a file")
+            raise SampleSourceError(
+                f"{origin} has {described(named)} in its column {column!r}, and not the name of a file"
+            )
         return named, self._places.part(named, f"{origin} in its column {column!r}")
 
     def _lacks(self, column: str, origin: str) -> None:
         if not self._keeps:
-            raise BadSource(f"{origin} has nothing in its column {column!r}. Fill it in, or keep the sample without it")
+            raise SampleSourceError(
+                f"{origin} has nothing in its column {column!r}. Fill it in, or keep the sample without it"
+            )
 
     def _encoded(self, field: str, column: str, value: Any, key: str, origin: str) -> bytes:
         if isinstance(value, bytes):
@@ -164,7 +170,7 @@ class Table:
 
 def _put(parts: dict[str, Part], field: str, part: Part, origin: str) -> None:
     if field in parts:
-        raise BadSource(f"{origin} would have the field {field!r} twice. Give one of its columns another field")
+        raise SampleSourceError(f"{origin} would have the field {field!r} twice. Give one of its columns another field")
     parts[field] = part
 
 
@@ -179,7 +185,7 @@ def _check_field(field: str, column: str) -> None:
 def _ending(name: str, column: str, origin: str) -> str:
     ending = ending_of(name)[1:]
     if not ending:
-        raise BadSource(
+        raise SampleSourceError(
             f"{origin} has the file {redact(name)!r} in its column {column!r}, whose name has no ending. Name a field"
         )
     return ending
@@ -189,7 +195,7 @@ def _utf8(text: str, origin: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise BadSource(f"{origin} has text that is no UTF-8: {error}") from None
+        raise SampleSourceError(f"{origin} has text that is no UTF-8: {error}") from None
 
 
 def _may_be_empty(field: str) -> bool:
@@ -208,7 +214,7 @@ def _decodable(data: bytes, field: str, value: str, column: str, origin: str) ->
         if ending in UNSAFE:
             raise ValueError("it is no pickle")
         codec.decode(data)
-    except MissingDependency:
+    except MissingDependencyError:
         return data
     except Exception as error:  # noqa: BLE001  decoders raise what they like
         cure = "; or number the classes in the table" if CODECS[ending] == CODECS["cls"] else ""

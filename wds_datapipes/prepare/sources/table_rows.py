@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-from wds_datapipes.errors import BadSource, ShardError
+from wds_datapipes.errors import SampleSourceError, ShardError
 from wds_datapipes.extras import require
 from wds_datapipes.io.openers import local_path, open_url, redact, split_scheme
 
@@ -46,7 +46,7 @@ class Rows(Protocol):
         """Return the values of a row by their columns.
 
         Raises:
-            BadSource: it cannot be read.
+            SampleSourceError: it cannot be read.
         """
 
     def close(self) -> None:
@@ -61,8 +61,8 @@ def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Ro
         storage_options: passed to a remote file system.
 
     Raises:
-        BadSource: it cannot be read.
-        MissingDependency: it is Parquet, and the package for it is not installed.
+        SampleSourceError: it cannot be read.
+        MissingDependencyError: it is Parquet, and the package for it is not installed.
         ValueError: its name tells another kind.
     """
     kinds: dict[str, Callable[[str, Mapping[str, Any] | None], Rows]] = {
@@ -93,7 +93,7 @@ def descriptor_of(path: str, storage_options: Mapping[str, Any] | None) -> int:
     """Open a file, or a copy of it, of which any part can be read.
 
     Raises:
-        BadSource: it cannot be read.
+        SampleSourceError: it cannot be read.
     """
     local = local_path(path)
     try:
@@ -104,9 +104,9 @@ def descriptor_of(path: str, storage_options: Mapping[str, Any] | None) -> int:
             copy.flush()
             return os.dup(copy.fileno())
     except ShardError as error:
-        raise BadSource(str(error)) from None
+        raise SampleSourceError(str(error)) from None
     except OSError as error:
-        raise BadSource(f"The file {redact(path)!r} cannot be read: {error.strerror}") from None
+        raise SampleSourceError(f"The file {redact(path)!r} cannot be read: {error.strerror}") from None
 
 
 class Slices:
@@ -137,7 +137,7 @@ class Slices:
                     at += len(line)
                     yield at, line
         except OSError as error:
-            raise BadSource(f"The file {self.path!r} cannot be read: {error.strerror}") from None
+            raise SampleSourceError(f"The file {self.path!r} cannot be read: {error.strerror}") from None
 
     def text(self, number: int) -> str:
         """Read a part."""
@@ -148,9 +148,9 @@ class Slices:
                 raise OSError(0, "it has become shorter")
             return data.decode()
         except OSError as error:
-            raise BadSource(f"The file {self.path!r} cannot be read: {error.strerror}") from None
+            raise SampleSourceError(f"The file {self.path!r} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise BadSource(f"{self.told(number)} is no UTF-8: {error}") from None
+            raise SampleSourceError(f"{self.told(number)} is no UTF-8: {error}") from None
 
     def told(self, number: int) -> str:
         """Name a part."""
@@ -193,9 +193,11 @@ class CsvRows:
                 begin = self._end
         except csv.Error as error:
             where = "the header" if columns is None else f"row {len(self._slices) + 1}"
-            raise BadSource(f"The table {path!r} cannot be read after {where}: {error}. Mend that row") from None
+            raise SampleSourceError(
+                f"The table {path!r} cannot be read after {where}: {error}. Mend that row"
+            ) from None
         if not columns or not all(columns) or len(set(columns)) < len(columns):
-            raise BadSource(f"The first row of {path!r} has to name the columns, each once, and is {columns}")
+            raise SampleSourceError(f"The first row of {path!r} has to name the columns, each once, and is {columns}")
         return columns
 
     def _decoded(self) -> Iterator[str]:
@@ -214,7 +216,7 @@ class CsvRows:
         lines = io.StringIO(self._slices.text(number), newline="\n")
         [values] = csv.reader(lines, delimiter=self._delimiter)
         if len(values) != len(self.columns):
-            raise BadSource(
+            raise SampleSourceError(
                 f"{self._slices.told(number)} has {len(values)} values, and there are {len(self.columns)} columns. "
                 f"Put a value that has a {self._delimiter!r} in quotes"
             )
@@ -247,9 +249,11 @@ class JsonRows:
         try:
             row = json.loads(self._slices.text(number).removeprefix("\ufeff"))
         except (json.JSONDecodeError, RecursionError) as error:
-            raise BadSource(f"{self._slices.told(number)} is no JSON: {error}") from None
+            raise SampleSourceError(f"{self._slices.told(number)} is no JSON: {error}") from None
         if not isinstance(row, dict):
-            raise BadSource(f"{self._slices.told(number)} is {type(row).__name__}, and not an object with columns")
+            raise SampleSourceError(
+                f"{self._slices.told(number)} is {type(row).__name__}, and not an object with columns"
+            )
         return row
 
     def close(self) -> None:
@@ -278,7 +282,7 @@ class ParquetRows:
                 copy.flush()
                 self._memory = mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, arrow.ArrowException) as error:
-            raise BadSource(f"The table {redact(path)!r} cannot be read: {error}") from None
+            raise SampleSourceError(f"The table {redact(path)!r} cannot be read: {error}") from None
         reader = arrow.ipc.open_file(arrow.BufferReader(arrow.py_buffer(self._memory)))
         self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]  # nothing is read yet
         self._begins = [0]

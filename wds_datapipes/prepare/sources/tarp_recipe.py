@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wds_datapipes.errors import BadSource
+from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.io.openers import split_scheme
-from wds_datapipes.prepare.sample_spec import CommandPart, Draft, Part
-from wds_datapipes.prepare.sources.file_locations import Places, is_of_this_host
+from wds_datapipes.prepare.sample_spec import CommandPart, Part, SampleSpec
+from wds_datapipes.prepare.sources.file_locations import FileLocations, is_of_this_host
 from wds_datapipes.prepare.sources.table_rows import Slices
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
@@ -30,7 +30,7 @@ class Recipe:
         storage_options: passed to remote file systems.
 
     Raises:
-        BadSource: it cannot be read, or a line is none of these.
+        SampleSourceError: it cannot be read, or a line is none of these.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Recipe:
     ) -> None:
         recipe, folder = os.fspath(path), os.fspath(root)
         self._rule = key_rule
-        self._places = Places(recipe, folder if folder or is_of_this_host(recipe) else None, storage_options)
+        self._places = FileLocations(recipe, folder if folder or is_of_this_host(recipe) else None, storage_options)
         self._slices = Slices(recipe, storage_options)
         try:
             for begin, end in self._samples():
@@ -56,20 +56,20 @@ class Recipe:
         """How many samples there are."""
         return len(self._slices)
 
-    def draft(self, number: int) -> Draft:
+    def draft(self, number: int) -> SampleSpec:
         """Return what a sample is to be made of.
 
         Raises:
-            BadSource: two of its lines are for one field, or a line has a source that is not known.
+            SampleSourceError: two of its lines are for one field, or a line has a source that is not known.
         """
         parts: dict[str, Part] = {}
         key = ""
         for line in filter(str.strip, self._slices.text(number).split("\n")):
             key, field, source = self._parsed(line)
             if field in parts:
-                raise BadSource(f"The recipe {self._slices.path!r} has {key}.{field} twice. Remove a line")
+                raise SampleSourceError(f"The recipe {self._slices.path!r} has {key}.{field} twice. Remove a line")
             parts[field] = self._part(source)
-        return Draft(key, parts, f"the sample {key!r} of {self._slices.path!r}")
+        return SampleSpec(key, parts, f"the sample {key!r} of {self._slices.path!r}")
 
     def close(self) -> None:
         """Close the recipe."""
@@ -97,7 +97,9 @@ class Recipe:
         found = self._rule(name)
         if found is None or not source:
             what = "no source behind the name" if found is not None else "a name that is not of the form KEY.FIELD"
-            raise BadSource(f"The recipe {self._slices.path!r} has the line {line.strip()!r}, with {what}. Mend it")
+            raise SampleSourceError(
+                f"The recipe {self._slices.path!r} has the line {line.strip()!r}, with {what}. Mend it"
+            )
         return found[0], found[1].lower(), source
 
     def _part(self, source: str) -> Part:
@@ -107,7 +109,7 @@ class Recipe:
         if scheme == "pipe" and self._places.is_ours:
             return CommandPart(rest)
         if scheme == "pipe":
-            raise BadSource(
+            raise SampleSourceError(
                 f"The recipe {self._slices.path!r} is not of this host, and has the command {rest!r}. Copy it here, "
                 f"read it, and use the copy if it may run commands"
             )
