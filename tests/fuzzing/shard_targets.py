@@ -23,7 +23,7 @@ from harness import Finding, Target, change_bytes, change_tar, with_checksums
 
 from wds_datapipes.errors import DuplicateFieldError, EncodeError, ShardError, UnwritableSampleError
 from wds_datapipes.index.build import build_index
-from wds_datapipes.io.compression.decompress import decompressed
+from wds_datapipes.io.compression.decompress import decompress_stream
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import load_wds_shards
 from wds_datapipes.tar.reader import read_members
@@ -212,7 +212,7 @@ def same_as_tarfile(content: bytes, found: list[MemberTuple]) -> None:
 
 
 def _is_compressed(content: bytes) -> bool:
-    with contextlib.suppress(ShardError), decompressed(io.BytesIO(content), url="x") as stream:
+    with contextlib.suppress(ShardError), decompress_stream(io.BytesIO(content), url="x") as stream:
         return hasattr(getattr(stream, "raw", None), "name_of_compression")
     return False
 
@@ -224,7 +224,7 @@ def read_compressed(data: bytes) -> None:
     rules: dict[str, Any] = {"ignore_zeros": True, "end_marker": "optional"}
     loaded = Outcome((name, len(data)) for _, name, data, _ in load_wds_shards([str(path)], **rules))
     step = (1, 3, 64, 512, 4096)[(data[0] if data else 0) % 5]
-    stream = decompressed(forward(data[1:], max(step, len(data) >> 10)), url="x")
+    stream = decompress_stream(forward(data[1:], max(step, len(data) >> 10)), url="x")
     with stream:
         bits = Outcome((name, len(data)) for _, name, data, _ in read_members(stream, url="x", **rules))
     same("bit by bit", (loaded.found, loaded.kind), (bits.found, bits.kind))

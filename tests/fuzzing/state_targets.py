@@ -17,7 +17,7 @@ from shard_targets import scratch
 from wds_datapipes import ShardList, StatefulShards
 from wds_datapipes.errors import ChangedShardError, ShardError, StateError
 from wds_datapipes.io.openers import open_url, register_opener
-from wds_datapipes.loading.checkpoint.encoding import read, written
+from wds_datapipes.loading.checkpoint.encoding import decode_state, encode_state
 from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
 from wds_datapipes.loading.checkpoint.resharding import merge_states
 from wds_datapipes.shards.position import ShardShare
@@ -94,9 +94,9 @@ def change_state(data: bytes, rng: Random) -> bytes:
             return json.dumps(state).encode()
         inner = json.loads(state[STATE])
         part = rng.choice(inner["ranks"][0]["parts"])
-        stages = json.loads(part["stages"]) if rng.random() < 0.8 else read(part["stages"])
+        stages = json.loads(part["stages"]) if rng.random() < 0.8 else decode_state(part["stages"])
         changed = json.loads(change_json(json.dumps(stages).encode(), rng))
-        part["stages"] = written(changed) if rng.random() < 0.5 else json.dumps(changed)
+        part["stages"] = encode_state(changed) if rng.random() < 0.5 else json.dumps(changed)
         state[STATE] = json.dumps(inner)
     with contextlib.suppress(ValueError):
         return json.dumps(state).encode()
@@ -106,14 +106,14 @@ def change_state(data: bytes, rng: Random) -> bytes:
 def read_text(data: bytes) -> None:
     """Read the text of a pipeline's state."""
     with contextlib.suppress(StateError):
-        read(data.decode("utf-8", "replace"))
+        decode_state(data.decode("utf-8", "replace"))
 
 
 def text_seeds() -> list[bytes]:
     waiting = [[shard, 512 * number, 512 * number + 1024] for shard in range(3) for number in range(10)]
-    texts = [written([{"next": [3, 512]}, None, {"waiting": waiting}]), written(None)]
+    texts = [encode_state([{"next": [3, 512]}, None, {"waiting": waiting}]), encode_state(None)]
     deal: Any = ShardShare(2, 1, 3, {0: [(512, -1)]}).state_dict()
-    return [text.encode() for text in [*texts, written([deal])]]
+    return [text.encode() for text in [*texts, encode_state([deal])]]
 
 
 TOKENS = [

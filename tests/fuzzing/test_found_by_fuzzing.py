@@ -24,7 +24,7 @@ from wds_datapipes.index.interop.energon import read_energon_dataset
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.plain_yaml import plain_yaml
 from wds_datapipes.io.remote.retry import asked_for
-from wds_datapipes.loading.checkpoint.encoding import read
+from wds_datapipes.loading.checkpoint.encoding import decode_state
 from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.samples.sample_file import FRAME, MAGIC, DamagedFile, SampleFileWriter, _trailer, open_samples
@@ -292,4 +292,4 @@ def test_a_state_that_is_not_whole_is_refused(state: Any) -> None:
 )
 def test_the_text_of_a_state_takes_no_more_room_than_it_has(text: str) -> None:
     with pytest.raises(StateError, match="not whole"):
-        read(text)
+        decode_state(text)

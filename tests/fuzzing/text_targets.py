@@ -16,7 +16,7 @@ from wds_datapipes.io.remote import http
 from wds_datapipes.io.remote.retry import asked_for, status_of
 from wds_datapipes.shards import patterns
 from wds_datapipes.shards.patterns import expand_braces, split_patterns, substitute
-from wds_datapipes.shards.url_rewriting import rewritten, rules_of
+from wds_datapipes.shards.url_rewriting import rewrite_url, rules_of
 
 #: What the variables of patterns hold.
 VARIABLES = {"WDS_A": "x{0..3}", "WDS_B": "${A}${A}", "WDS_C": "${C}"}
@@ -32,7 +32,7 @@ def expand(data: bytes) -> None:
                 split_scheme(url)
     variables = {"GOPEN_REWRITE": text[:50], "USE_AIS_FOR": text[-3:], "AIS_ENDPOINT": "http://x"}
     with contextlib.suppress(PatternError):
-        rewritten(text[:200], rules_of(None, variables))
+        rewrite_url(text[:200], rules_of(None, variables))
 
 
 def hide(data: bytes) -> None:

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import CommandError, CorruptShardError, MissingDependencyError, TruncatedShardError
-from wds_datapipes.io.compression.decompress import BUFFER_BYTES, decompressed
+from wds_datapipes.io.compression.decompress import BUFFER_BYTES, decompress_stream
 from wds_datapipes.io.openers import open_url
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Slow(io.RawIOBase):
 
 
 def expand(data: bytes, step: int = 1 << 30) -> bytes:
-    with decompressed(cast(BinaryIO, Slow(data, step)), url="s3://b/x.tar") as stream:
+    with decompress_stream(cast(BinaryIO, Slow(data, step)), url="s3://b/x.tar") as stream:
         return stream.read()
 
 
@@ -114,7 +114,7 @@ def test_a_name_that_looks_like_a_mark_is_no_compression(head: bytes) -> None:
 def test_any_size_of_read_gives_the_same(compress: Compress) -> None:
     for size in (1000, BUFFER_BYTES - 1, 3 * BUFFER_BYTES):
         pieces = []
-        with decompressed(io.BytesIO(compress(DATA)), url="x.tar") as stream:
+        with decompress_stream(io.BytesIO(compress(DATA)), url="x.tar") as stream:
             while piece := stream.read(size):
                 pieces.append(piece)
         assert {len(piece) for piece in pieces[:-1]} <= {size}
@@ -137,7 +137,7 @@ def test_a_cut_anywhere_is_noticed(kind: str, compress: Compress) -> None:
 
 def test_a_cut_in_long_data_tells_how_much_was_whole(kind: str, compress: Compress) -> None:
     whole = compress(DATA)
-    stream = decompressed(io.BytesIO(whole[: len(whole) * 2 // 3]), url="https://h/x.tar?sig=hunter2")
+    stream = decompress_stream(io.BytesIO(whole[: len(whole) * 2 // 3]), url="https://h/x.tar?sig=hunter2")
     got = bytearray()
     with pytest.raises(TruncatedShardError, match=rf"{kind} data of https://h/x.tar\?sig=\*\*\* \(") as caught:
         drain(stream, got)
@@ -192,26 +192,26 @@ def test_zstd_without_a_package_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "compression.zstd", None)
     source = io.BytesIO(KINDS["zstd"](SMALL))
     with pytest.raises(MissingDependencyError, match=r"wds-datapipes\[zst\]"):
-        decompressed(source, url="x.tar")
+        decompress_stream(source, url="x.tar")
     assert source.closed
 
 
 def test_a_plain_stream_seeks_if_its_source_does(tmp_path: Path) -> None:
     for data in (SMALL, b"tiny", b""):
         (tmp_path / "x.tar").write_bytes(data)
-        with decompressed(open_url(str(tmp_path / "x.tar")), url="x.tar") as stream:
+        with decompress_stream(open_url(str(tmp_path / "x.tar")), url="x.tar") as stream:
             assert stream.seekable()
             assert stream.tell() == 0
             assert stream.read() == data
             stream.seek(2)
             assert stream.read() == data[2:]
-    with decompressed(cast(BinaryIO, Slow(SMALL, 3)), url="x.tar") as stream:
+    with decompress_stream(cast(BinaryIO, Slow(SMALL, 3)), url="x.tar") as stream:
         assert not stream.seekable()
 
 
 def test_a_plain_file_comes_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(SMALL)
-    with decompressed(open_url(str(tmp_path / "x.tar")), url="x.tar") as stream:
+    with decompress_stream(open_url(str(tmp_path / "x.tar")), url="x.tar") as stream:
         assert type(stream) is io.FileIO
         assert stream.tell() == 0
 
@@ -220,7 +220,7 @@ def test_a_plain_file_comes_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compressed", [None, *KINDS])
 def test_closing_closes_the_source(compressed: str | None, step: int) -> None:
     source = Slow(KINDS[compressed](SMALL) if compressed else SMALL, step)
-    stream = decompressed(cast(BinaryIO, source), url="x.tar")
+    stream = decompress_stream(cast(BinaryIO, source), url="x.tar")
     assert stream.read(1) == SMALL[:1]
     assert not source.closed
     stream.close()
@@ -232,4 +232,4 @@ def test_the_error_of_a_command_comes_through(tmp_path: Path, compress: Compress
     (tmp_path / "x").write_bytes(compress(DATA))
     for command in (f"cat {tmp_path}/x; exit 3", f"head -c 10000 {tmp_path}/x; exit 3", "printf ab; exit 3", "exit 3"):
         with pytest.raises(CommandError, match="status 3"):
-            drain(decompressed(open_url(f"pipe:{command}"), url="pipe:"), bytearray())
+            drain(decompress_stream(open_url(f"pipe:{command}"), url="pipe:"), bytearray())

@@ -28,7 +28,7 @@ from wds_datapipes import ErrorBudget, ReadLimits, ShardList
 from wds_datapipes.codecs.gzip_fields import gunzip, to_gzip
 from wds_datapipes.errors import CorruptShardError, DecodeError, ErrorBudgetError, ReadLimitError
 from wds_datapipes.io import read_limits
-from wds_datapipes.io.compression.decompress import decompressed
+from wds_datapipes.io.compression.decompress import decompress_stream
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.tar.scanner import scan_shard
@@ -285,7 +285,7 @@ def shard_of(*members: bytes) -> bytes:
 def read_compressed(data: bytes, given: ReadLimits = DEFAULT_LIMITS) -> tuple[int, str]:
     """How many members are read, and the limit that ended it."""
     count = 0
-    with decompressed(cast(BinaryIO, io.BytesIO(data)), url="x.tar", limits=given) as stream:
+    with decompress_stream(cast(BinaryIO, io.BytesIO(data)), url="x.tar", limits=given) as stream:
         try:
             for _ in read_members(stream, url="x.tar", limits=given):
                 count += 1
@@ -326,7 +326,7 @@ def test_small_bombs_and_large_noise_are_none(monkeypatch: pytest.MonkeyPatch, k
 def test_zstd_expands_in_bounded_steps() -> None:
     bomb = COMPRESSED["zstd"](shard_of(bytes(256 * MIB)))
     tracemalloc.start()
-    with decompressed(cast(BinaryIO, io.BytesIO(bomb)), url="x.tar") as stream:
+    with decompress_stream(cast(BinaryIO, io.BytesIO(bomb)), url="x.tar") as stream:
         assert stream.read(512) == header("0.bin", 256 * MIB)
     assert tracemalloc.get_traced_memory()[1] < 200 * MIB
     tracemalloc.stop()
@@ -340,7 +340,7 @@ def test_zstd_expands_in_bounded_steps() -> None:
 def test_compressed_data_that_come_to_nothing_end(nothing: bytes) -> None:
     begin = COMPRESSED["zstd"](shard_of(b"1"))
     given = ReadLimits(gap_bytes=5 * MIB)
-    with decompressed(endless(begin, nothing, most=8 * MIB), url="x.tar", limits=given) as stream:
+    with decompress_stream(endless(begin, nothing, most=8 * MIB), url="x.tar", limits=given) as stream:
         members = read_members(stream, url="x.tar", limits=given)
         assert next(members)[1] == "0.bin"
         with pytest.raises(

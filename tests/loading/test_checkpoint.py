@@ -23,7 +23,7 @@ from torchdata.dataloader2 import DataLoader2, DistributedReadingService, Sequen
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.encoding import read
+from wds_datapipes.loading.checkpoint.encoding import decode_state
 from wds_datapipes.loading.service.pinning import MemoryPinner
 from wds_datapipes.testing import build_shard
 
@@ -530,7 +530,7 @@ def test_a_state_is_small_json_without_payload(workers: int) -> None:
                 waiting = sum(
                     len((stage or {}).get("waiting", ()))
                     for part in found["ranks"][0]["parts"]
-                    for stage in read(part["stages"] or "null") or ()
+                    for stage in decode_state(part["stages"] or "null") or ()
                 )
                 assert len(state) <= 1024 * max(workers, 1) + 50 * waiting
                 largest = max(largest, waiting)

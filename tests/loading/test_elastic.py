@@ -28,7 +28,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
-from wds_datapipes.loading.checkpoint.resharding import placed
+from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.checkpoint.shard_assignment import deal_anew
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.rank_and_worker import split_by_worker
@@ -155,7 +155,7 @@ def test_a_chain_of_runs_gets_each_sample_once_however_often_the_epoch_is_dealt_
     for topology, cuts in [*chain, (last, [(0, 0)] * 12)]:
         ranks, workers = topology
         places = [(rank, ranks, True, workers) for rank in range(ranks)]
-        found = [placed(saved, new(), place).parts if saved else [START] * workers for place in places]
+        found = [state_of_rank(saved, new(), place).parts if saved else [START] * workers for place in places]
         pipes, rests, states = list[Any](), list[list[str]](), list[WorkerState]()
         for number, part in enumerate(itertools.chain(*found)):
             pipe, items = worker_of(new(), topology, number, part)

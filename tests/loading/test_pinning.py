@@ -21,7 +21,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ShardReadingService
-from wds_datapipes.loading.service.pinning import MemoryPinner, pinned
+from wds_datapipes.loading.service.pinning import MemoryPinner, pin_memory_of
 
 #: How long anything may take before it counts as a hang, in seconds.
 LIMIT_S = 60
@@ -277,7 +277,7 @@ def test_without_cuda_it_warns_once_and_reads_all_the_same(workers: int) -> None
 @pytest.mark.filterwarnings(NO_CUDA)
 def test_without_cuda_the_pipeline_stays_as_it_is() -> None:
     pipe = IterableWrapper(range(3))
-    assert pinned(pipe) is pipe
+    assert pin_memory_of(pipe) is pipe
 
 
 class Pair(NamedTuple):
@@ -313,7 +313,7 @@ def test_items_keep_their_kind_and_the_thread_keeps_to_the_device(monkeypatch: p
     monkeypatch.setattr(torch.Tensor, "pin_memory", copied)
     tensor, array = torch.arange(5), np.arange(5)
     item = {"pair": Pair(tensor, ["a"]), "list": [tensor, b"bytes"], "array": array, "own": Custom(), "none": None}
-    (got,) = pinned(IterableWrapper([item], deepcopy=False))
+    (got,) = pin_memory_of(IterableWrapper([item], deepcopy=False))
     assert type(got["pair"]) is Pair
     assert torch.equal(got["pair"].image, tensor)
     assert (got["pair"].names, got["list"][1], got["none"]) == (["a"], b"bytes", None)

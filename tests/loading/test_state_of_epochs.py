@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state.pipeline_state import load_state, renewed, save_state
+from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state
 from wds_datapipes.testing import build_shard
 
 SIZES = (5, 3, 4, 1, 2, 6)
@@ -149,7 +149,7 @@ def test_a_stream_goes_on_from_any_cut_in_any_epoch_and_so_do_the_next(
     assert epochs_of(pipe, range(epoch)) == whole[:epoch]
     iterator = iter(seeded(pipe, epoch))
     assert list(itertools.islice(iterator, cut)) == whole[epoch][:cut]
-    state = saved(pipe) if cut else renewed(saved(pipe))
+    state = saved(pipe) if cut else next_epoch_state(saved(pipe))
     del iterator
     resumed = seeded(new(), epoch)
     load_state(resumed, state)
@@ -160,7 +160,7 @@ def test_a_stream_goes_on_from_any_cut_in_any_epoch_and_so_do_the_next(
     resumed = seeded(new(), epoch)
     load_state(resumed, state)
     assert list(resumed) == whole[epoch][cut + again :]
-    state = renewed(saved(resumed))
+    state = next_epoch_state(saved(resumed))
     assert epochs_of(resumed, range(epoch + 1, 6)) == whole[epoch + 1 :]
     following = seeded(new(), epoch + 1)
     load_state(following, state)

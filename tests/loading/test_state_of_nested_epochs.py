@@ -18,7 +18,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state.pipeline_state import load_state, renewed, save_state
+from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state
 from wds_datapipes.testing import build_shard
 
 SIZES = (5, 3, 4, 1, 2, 6)
@@ -151,7 +151,7 @@ def test_streams_within_others_go_on_from_any_cut_in_any_epoch_and_so_do_the_nex
     assert epochs_of(pipe, range(epoch)) == whole[:epoch]
     iterator = iter(seeded(pipe, epoch))
     assert list(itertools.islice(iterator, number)) == whole[epoch][:number]
-    state = saved(pipe) if number else renewed(saved(pipe))
+    state = saved(pipe) if number else next_epoch_state(saved(pipe))
     del iterator
     resumed = seeded(new(), epoch)
     load_state(resumed, state)
@@ -162,7 +162,7 @@ def test_streams_within_others_go_on_from_any_cut_in_any_epoch_and_so_do_the_nex
     resumed = seeded(new(), epoch)
     load_state(resumed, state)
     assert list(resumed) == whole[epoch][number + again :]
-    state = renewed(saved(resumed))
+    state = next_epoch_state(saved(resumed))
     assert epochs_of(resumed, range(epoch + 1, EPOCHS)) == whole[epoch + 1 :]
     following = seeded(new(), epoch + 1)
     load_state(following, state)
@@ -234,6 +234,6 @@ def test_a_mixture_that_was_loaded_and_did_not_begin_goes_on_in_its_streams() ->
     whole, pipe = epochs_of(new(), range(2)), new()
     assert epochs_of(pipe, range(1)) == whole[:1]
     resumed = seeded(new(), 1)
-    load_state(resumed, renewed(saved(pipe)))
+    load_state(resumed, next_epoch_state(saved(pipe)))
     load_state(resumed, None)
     assert list(resumed) == whole[1]

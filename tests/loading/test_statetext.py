@@ -17,7 +17,7 @@ from torchdata.dataloader2 import DataLoader2
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint import worker_state
-from wds_datapipes.loading.checkpoint.encoding import read, written
+from wds_datapipes.loading.checkpoint.encoding import decode_state, encode_state
 from wds_datapipes.testing import build_shard
 
 KEYS = [f"{shard}-{number:02}" for shard in range(4) for number in range(30)]
@@ -61,8 +61,8 @@ ANYTHING = st.recursive(
 @given(rows=ROWS, other=ANYTHING)
 def test_what_is_written_is_read(rows: list[list[int]], other: Any) -> None:
     state = [{"next": [3, 512]}, None, {"sources": [{"state": {"waiting": rows}}], "waiting": other}]
-    assert read(written(state)) == state
-    assert read(written(None)) is None
+    assert decode_state(encode_state(state)) == state
+    assert decode_state(encode_state(None)) is None
 
 
 def test_a_thousand_addresses_take_ten_bytes_each() -> None:
@@ -70,7 +70,7 @@ def test_a_thousand_addresses_take_ten_bytes_each() -> None:
     for _ in range(40_000):
         ends.append(ends[-1] + 512 * rng.randint(3, 300))
     waiting = [[7, ends[number], ends[number + 1]] for number in rng.sample(range(40_000), 1000)]
-    assert len(written([{"waiting": waiting}])) < 10_500
+    assert len(encode_state([{"waiting": waiting}])) < 10_500
     assert len(json.dumps(waiting, separators=(",", ":"))) > 20_000
 
 
@@ -85,7 +85,7 @@ def test_a_thousand_addresses_take_ten_bytes_each() -> None:
 )
 def test_a_text_that_is_none_is_named(text: str) -> None:
     with pytest.raises(StateError, match="not whole"):
-        read(text)
+        decode_state(text)
 
 
 def test_a_state_of_workers_is_put_together_without_reading_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +104,7 @@ def test_a_state_of_workers_is_put_together_without_reading_another(monkeypatch:
             patch.setattr(worker_state, "read", fail)
             states = [source.state_dict()["wds_datapipes"] for source in (loader, data)]
         for state in states:
-            assert [len(read(part["stages"]) or ()) for part in json.loads(state)["ranks"][0]["parts"]] == [2, 2]
+            assert [len(decode_state(part["stages"]) or ()) for part in json.loads(state)["ranks"][0]["parts"]] == [
+                2,
+                2,
+            ]

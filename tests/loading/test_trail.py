@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wds_datapipes import ShardList
-from wds_datapipes.loading.checkpoint.encoding import read, written
+from wds_datapipes.loading.checkpoint.encoding import decode_state, encode_state
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.pipes.state.pipeline_state import record_state, save_state
@@ -54,7 +54,7 @@ def test_each_record_is_small_and_the_state_behind_it_is_that_of_the_pipeline(
         if records and (records[0][1] is not record[1] or len(records) == together):
             send()
         records.append(record)
-        states.append(written(save_state(pipe)) if items % 97 == 0 or items == SAMPLES - 1 else None)
+        states.append(encode_state(save_state(pipe)) if items % 97 == 0 or items == SAMPLES - 1 else None)
         items += 1
     send()
     assert items == SAMPLES
@@ -75,4 +75,4 @@ def test_what_the_loop_has_passed_is_forgotten(tmp_path: Path) -> None:
         trail.deliver()
         assert len(trail._runs) == 1
         assert len(record[1].shuffles[0].slots) < 7000
-    assert read(str(trail.state().as_dict()["stages"])) == save_state(pipe)
+    assert decode_state(str(trail.state().as_dict()["stages"])) == save_state(pipe)

@@ -29,10 +29,10 @@ __all__ = [
     "WrongUse",
     "build_program",
     "has_options",
+    "message_of",
     "on_one_line",
     "printable",
     "say_nothing_found",
-    "told",
     "without_controls",
 ]
 
@@ -96,10 +96,10 @@ def build_program(commands: Iterable[str]) -> typer.Typer:
         if isinstance(command, Mapping):
             below = typer.Typer(no_args_is_help=True, help=sys.modules[f"wds_datapipes.cli.{name}"].HELP)
             for word, each in command.items():
-                below.command(word)(reporting(each))
+                below.command(word)(report_errors(each))
             program.add_typer(below, name=name)
         else:
-            program.command(name)(reporting(command))
+            program.command(name)(report_errors(command))
     return program
 
 
@@ -118,7 +118,7 @@ def describe(
     """Train from WebDataset tar shards on torchdata DataPipes."""
 
 
-def reporting(command: Callable[P, None]) -> Callable[P, None]:
+def report_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Let a command end with one line and an exit code where it would end with a traceback.
 
     This is for the errors that the package raises on purpose, for Ctrl-C, and for a reader of the output that has gone,
@@ -135,7 +135,7 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
                 command(*args, **kwargs)
             sys.stdout.flush()
         except (WdsError, WrongUse) as error:
-            typer.echo(f"Error: {on_one_line(told(error))}", err=True)
+            typer.echo(f"Error: {on_one_line(message_of(error))}", err=True)
             raise typer.Exit(WRONG_USE if isinstance(error, USER_ERRORS) else FAULT_FOUND) from None
         except KeyboardInterrupt:
             typer.echo("Interrupted", err=True)
@@ -211,7 +211,7 @@ def _without(message: str, words: str) -> str:
     return f"{message[: max(message.rfind('. ', 0, at), 0)]}{message[end:]}" or message
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     r"""Return the message that an error was raised with.
 
     One that comes from a worker carries the traceback there, with the message at its end, and torch appends the stage.

@@ -31,11 +31,11 @@ __all__ = [
     "RemoveOld",
     "SkipBad",
     "WithIndex",
-    "advised",
     "check_outputs",
     "copy_samples",
     "parse_slice_text",
     "report",
+    "with_option_hint",
 ]
 
 #: How many of the errors that were passed over are shown.
@@ -116,7 +116,7 @@ class Output:
         try:
             self._writer.write(sample)
         except UnwritableSampleError as error:
-            raise advised(error) from None
+            raise with_option_hint(error) from None
 
     def __enter__(self) -> Self:
         self._writer.__enter__()
@@ -126,7 +126,7 @@ class Output:
         self._writer.__exit__(kind, error, traceback)
 
 
-def advised(error: UnwritableSampleError) -> UnwritableSampleError:
+def with_option_hint(error: UnwritableSampleError) -> UnwritableSampleError:
     """Return an error that says which option cures it, if the command has it."""
     advice = "On the command line, --rekey '{number:08d}' makes new keys"
     return UnwritableSampleError(f"{error}. {advice}") if has_options(advice) else error

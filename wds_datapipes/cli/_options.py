@@ -32,7 +32,7 @@ __all__ = [
     "Workers",
     "key_rule_of",
     "limits_of",
-    "listed",
+    "list_shards",
     "options_of",
     "parse_bytes",
 ]
@@ -108,7 +108,7 @@ Workers: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")]
 
 
-def listed(patterns: Sequence[str], storage_options: dict[str, Any] | None) -> list[str]:
+def list_shards(patterns: Sequence[str], storage_options: dict[str, Any] | None) -> list[str]:
     """Return the shards that patterns stand for, in their order."""
     return expand_urls(list(patterns), variables=os.environ, storage_options=storage_options)
 

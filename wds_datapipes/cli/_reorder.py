@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli._app import WrongUse
-from wds_datapipes.cli._copy import Output, advised, check_outputs, report
+from wds_datapipes.cli._copy import Output, check_outputs, report, with_option_hint
 from wds_datapipes.cli._meter import ProgressMeter
 from wds_datapipes.errors import SampleError, ShardError, UnwritableSampleError
 from wds_datapipes.io.compression.compress import Compress, compression_kind
@@ -132,7 +132,7 @@ def reorder(
                         packer.pack(sample)  # what cannot be written is known before anything is
                         sorting.add(order(sample), sample)
                     except UnwritableSampleError as error:
-                        raise advised(error) from None
+                        raise with_option_hint(error) from None
         with ProgressMeter("Writing, 2 of 2", sorting.count, shown=shown, unit="samples") as meter:
             for sample in sorting.samples():
                 with noting():

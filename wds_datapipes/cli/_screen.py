@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-__all__ = ["new_console", "watched"]
+__all__ = ["new_console", "with_progress"]
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def new_console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def watched(
+def with_progress(
     console: Console, items: Iterable[T], label: str, *, total: int, count: Callable[[T], int], unit: str = "samples"
 ) -> Iterator[T]:
     """Pass on items and show a bar meanwhile; ``count`` says how much of the total each item is."""

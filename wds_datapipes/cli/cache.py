@@ -12,12 +12,21 @@ import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line, printable
 from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
-from wds_datapipes.cli._options import AsJson, Retries, Shards, StorageOptions, Timeout, listed, options_of, parse_bytes
+from wds_datapipes.cli._options import (
+    AsJson,
+    Retries,
+    Shards,
+    StorageOptions,
+    Timeout,
+    list_shards,
+    options_of,
+    parse_bytes,
+)
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.shard_cache.entry import Entry, entries
 from wds_datapipes.shard_cache.eviction import by_last_use, evict
 from wds_datapipes.shard_cache.store import CacheFolder
-from wds_datapipes.shard_cache.warmup import warmed
+from wds_datapipes.shard_cache.warmup import warm_cache
 
 __all__ = ["cache"]
 
@@ -32,7 +41,7 @@ MaxBytes: TypeAlias = Annotated[
 
 def show_copies(folder: Folder, as_json: AsJson = False) -> None:
     """List the copies of a folder, in the order of the names of their shards: each shard and its size."""
-    found = entries(existing(folder))
+    found = entries(existing_folder(folder))
     for url, entry in sorted((url_of(entry), entry) for entry in found):
         size = size_of(entry)
         if as_json:
@@ -40,7 +49,7 @@ def show_copies(folder: Folder, as_json: AsJson = False) -> None:
         else:
             sys.stdout.write(f"{printable(url)}  {human_bytes(size)}\n")
     if not as_json:
-        sys.stdout.write(f"{summed(found)}\n")
+        sys.stdout.write(f"{totals_of(found)}\n")
 
 
 def warm(
@@ -63,12 +72,12 @@ def warm(
     the others are fetched.
     """
     options = options_of(storage_options, timeout, retries)
-    urls = list(dict.fromkeys(listed(shards, options)))
+    urls = list(dict.fromkeys(list_shards(shards, options)))
     copies = CacheFolder(folder, None if max_bytes is None else int(parse_bytes(max_bytes, "--max-bytes")))
     found = read_manifest(manifest).entries if manifest is not None else ()
     results = []
     with ProgressMeter("warm", len(urls)) as meter:
-        for each in warmed(
+        for each in warm_cache(
             copies,
             urls,
             known={entry.url: (entry.bytes, entry.sha256) for entry in found},
@@ -99,7 +108,7 @@ def verify_copies(
     as_json: AsJson = False,
 ) -> None:
     """Read all copies, and hold them against what was fetched. The exit code is 1 if one is damaged."""
-    copies = CacheFolder(existing(folder), check="digest")
+    copies = CacheFolder(existing_folder(folder), check="digest")
     found = entries(copies.path)
     faults: list[str] = []
     with ProgressMeter("verify", len(found)) as meter:
@@ -115,7 +124,7 @@ def verify_copies(
     if as_json:
         sys.stdout.write(json.dumps({"copies": len(found), "faults": faults}) + "\n")
     else:
-        sys.stdout.write(f"{summed(found)}: {plural(len(faults), 'fault') if faults else 'no fault'}\n")
+        sys.stdout.write(f"{totals_of(found)}: {plural(len(faults), 'fault') if faults else 'no fault'}\n")
     tell(faults)
 
 
@@ -125,7 +134,7 @@ def clear(folder: Folder, max_bytes: MaxBytes = None, as_json: AsJson = False) -
     What a process reads or fetches right now stays.
     """
     most = 0.0 if max_bytes is None else parse_bytes(max_bytes, "--max-bytes")
-    found = by_last_use(existing(folder))
+    found = by_last_use(existing_folder(folder))
     left = sum(map(size_of, found))
     removed = 0
     for entry in found:
@@ -141,7 +150,7 @@ def clear(folder: Folder, max_bytes: MaxBytes = None, as_json: AsJson = False) -
         sys.stdout.write(f"{'1 copy' if removed == 1 else f'{removed:,} copies'} removed, {rest}\n")
 
 
-def existing(folder: str) -> Path:
+def existing_folder(folder: str) -> Path:
     """Return a folder that is there."""
     path = Path(folder)
     if not path.is_dir():
@@ -163,7 +172,7 @@ def size_of(entry: Entry) -> int:
         return 0
 
 
-def summed(found: list[Entry]) -> str:
+def totals_of(found: list[Entry]) -> str:
     """Tell how many copies there are, and how large they are."""
     return f"{'1 copy' if len(found) == 1 else f'{len(found):,} copies'}, {human_bytes(sum(map(size_of, found)))}"
 

@@ -34,7 +34,7 @@ from wds_datapipes.cli._options import (
     Timeout,
     key_rule_of,
     limits_of,
-    listed,
+    list_shards,
     options_of,
     parse_bytes,
 )
@@ -142,7 +142,7 @@ def cat(
         make("raise")
     except ValueError as error:
         raise WrongUse(str(error)) from None
-    urls = listed(shards, options)
+    urls = list_shards(shards, options)
     out = Output(
         output,
         maxcount=maxcount,

@@ -107,7 +107,7 @@ def open_source(
             f"in a store"
         )
     try:
-        return _opened(source if path is None else path, kind, material, rule, on_fault, storage_options)
+        return _open_source(source if path is None else path, kind, material, rule, on_fault, storage_options)
     except ValueError as error:
         if type(error) is not ValueError:  # one of this package, with a text of its own
             raise
@@ -126,7 +126,7 @@ def _kind_of(source: str) -> Kind:
     )
 
 
-def _opened(
+def _open_source(
     source: str,
     kind: Kind,
     material: Material,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from wds_datapipes.cli._app import WrongUse
-from wds_datapipes.cli._screen import new_console, watched
+from wds_datapipes.cli._screen import new_console, with_progress
 from wds_datapipes.cli.demo_digits import TEST_SHARDS, TRAIN_SHARDS, write_digits
 from wds_datapipes.cli.demo_pictures import COLUMNS, Section, Shown, draw_curves, draw_sheet
 from wds_datapipes.cli.demo_recipe import digits_recipe, images_recipe
@@ -162,7 +162,7 @@ def run(
 
     def watch(batches: Iterable[Batch], number: int) -> Iterable[Batch]:
         label = f"Epoch {number:{len(str(epochs))}}/{epochs}"
-        return watched(console, batches, label, total=data.training.count, count=lambda batch: len(batch[1]))
+        return with_progress(console, batches, label, total=data.training.count, count=lambda batch: len(batch[1]))
 
     def report(epoch: Epoch) -> None:
         history.append(epoch)

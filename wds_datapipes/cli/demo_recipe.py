@@ -42,21 +42,21 @@ with DataLoader2(batches, reading_service=ShardReadingService(2)) as loader:
 
 def digits_recipe(shards: str) -> str:
     """Return the nine lines for gray images of one size, in the shards of a pattern."""
-    return DIGITS.format(shards=quoted(shards))
+    return DIGITS.format(shards=quote_literal(shards))
 
 
 def images_recipe(shards: Sequence[str], *, image_field: str, label_field: str, size: int) -> str:
     """Return the lines for images of any size, in the shards of some patterns."""
     return IMAGES.format(
-        shards=quoted(shards[0]) if len(shards) == 1 else f"[{', '.join(map(quoted, shards))}]",
-        only=quoted(f"{image_field.replace(';', ' ')} {label_field}"),
-        image=quoted(image_field),
-        label=quoted(label_field),
+        shards=quote_literal(shards[0]) if len(shards) == 1 else f"[{', '.join(map(quote_literal, shards))}]",
+        only=quote_literal(f"{image_field.replace(';', ' ')} {label_field}"),
+        image=quote_literal(image_field),
+        label=quote_literal(label_field),
         size=size,
     )
 
 
-def quoted(text: str) -> str:
+def quote_literal(text: str) -> str:
     r"""Return a literal in double quotes where it can be.
 
     >>> quoted("a.tar"), quoted('"a".tar')

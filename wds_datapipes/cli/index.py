@@ -27,7 +27,7 @@ from wds_datapipes.cli._options import (
     Workers,
     key_rule_of,
     limits_of,
-    listed,
+    list_shards,
     options_of,
 )
 from wds_datapipes.cli._pool import worker_pool
@@ -100,7 +100,7 @@ def index(
     if limits and (to is not Format.wds or source is not Source.shard):
         raise WrongUse("--limit goes with our own indexes of shards, and not with --to and --from")
     check_use(to, source, output, manifest, folder, rebuild, digest, key_rule)
-    urls = listed(shards, options)
+    urls = list_shards(shards, options)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and folder is None:
         raise WrongUse("Standard input and commands have no place beside them. Write the shard to a file first")
     with ProgressMeter("Indexing", len(urls)) as meter, worker_pool(workers, urls) as pool:
@@ -210,16 +210,18 @@ def to_energon(url: str, end_marker: Any, options: Mapping[str, Any] | None) -> 
 
 def from_dali(url: str, end_marker: Any, options: Mapping[str, Any] | None) -> tuple[str, int]:
     """Make an index from that of DALI."""
-    return kept(url, read_dali_index(dali_index_url(url), url, end_marker=end_marker, storage_options=options), options)
+    return write_beside(
+        url, read_dali_index(dali_index_url(url), url, end_marker=end_marker, storage_options=options), options
+    )
 
 
 def from_energon(url: str, end_marker: Any, options: Mapping[str, Any] | None) -> tuple[str, int]:
     """Make an index from that of Energon."""
     found = read_energon_index(energon_index_url(url), url, end_marker=end_marker, storage_options=options)
-    return kept(url, found, options)
+    return write_beside(url, found, options)
 
 
-def kept(url: str, found: ShardIndex, options: Mapping[str, Any] | None) -> tuple[str, int]:
+def write_beside(url: str, found: ShardIndex, options: Mapping[str, Any] | None) -> tuple[str, int]:
     """Write an index beside its shard."""
     place = index_url(url)
     write_index(found, place, storage_options=options)

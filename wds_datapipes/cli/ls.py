@@ -21,7 +21,7 @@ from wds_datapipes.cli._options import (
     StorageOptions,
     Timeout,
     key_rule_of,
-    listed,
+    list_shards,
     options_of,
 )
 from wds_datapipes.io.openers import redact
@@ -49,7 +49,7 @@ def ls(
     listed; then comes the error, and the exit code is 1.
     """
     options = options_of(storage_options, timeout, retries)
-    urls = listed(shards, options)
+    urls = list_shards(shards, options)
     rule, worst, samples = key_rule_of(key_rule), 0, 0
     for number, url in enumerate(urls):
         outline = outline_shard(url, key_rule=rule, end_marker=end_marker.value, storage_options=options)

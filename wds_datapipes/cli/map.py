@@ -29,11 +29,11 @@ from wds_datapipes.cli._options import (
     Timeout,
     key_rule_of,
     limits_of,
-    listed,
+    list_shards,
     options_of,
 )
 from wds_datapipes.errors import ConversionError, StateError
-from wds_datapipes.parallel.dask_cluster import connected, send_module
+from wds_datapipes.parallel.dask_cluster import connect_dask, send_module
 from wds_datapipes.parallel.error_log import DaskErrorLog, ErrorLog
 from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
 from wds_datapipes.prepare.shell_command import SampleCommand
@@ -176,7 +176,7 @@ def map(  # noqa: A001  the command has this name
     if (executor is Workplace.dask) is not bool(address):
         raise WrongUse("--executor dask and --address go together, as in --executor dask --address localhost:8786")
     words = decoders_of(decode)
-    urls = listed(shards, options)
+    urls = list_shards(shards, options)
     if "-" in urls:
         raise WrongUse("Standard input cannot be read twice, as a shard that is tried again is. Write it to a file")
     results: dict[str, ConvertedShard] = {}
@@ -216,7 +216,7 @@ def map(  # noqa: A001  the command has this name
         except ConversionError as error:
             failures = error.failures
         except StateError as error:
-            raise WrongUse(changed(str(error))) from None
+            raise WrongUse(option_hint(str(error))) from None
         except ValueError as error:
             raise WrongUse(str(error)) from None
         passed_over = notes.read()
@@ -262,7 +262,7 @@ def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorLog
         return
     with ExitStack() as opened:
         try:
-            client = opened.enter_context(connected(address))
+            client = opened.enter_context(connect_dask(address))
         except ConnectionError as error:
             raise WrongUse(str(error)) from None
         if not isinstance(work, SampleCommand):
@@ -284,7 +284,7 @@ def warnings_of_the_log() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def changed(message: str) -> str:
+def option_hint(message: str) -> str:
     """Say what `convert_shards` says of its argument of the option."""
     return message.replace('Pass if_changed="redo"', "Use --if-changed redo").replace(
         'if_changed="keep"', "--if-changed keep"

@@ -25,7 +25,7 @@ from wds_datapipes.cli._options import (
     Timeout,
     Workers,
     key_rule_of,
-    listed,
+    list_shards,
     options_of,
 )
 from wds_datapipes.cli._pool import worker_pool
@@ -92,7 +92,7 @@ def show(
     of the sizes of all samples. Nothing in the shards is ever run: pickles are not decoded.
     """
     options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
-    urls = listed(shards, options)
+    urls = list_shards(shards, options)
     if html is None and png is None:
         sample, place = sample_at(urls, key, number, rule, end_marker.value, options)
         seen = [glance(name, data, characters=characters) for name, data in sample.items() if name[:2] != "__"]

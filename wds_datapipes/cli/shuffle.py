@@ -20,7 +20,7 @@ from wds_datapipes.cli._options import (
     Timeout,
     key_rule_of,
     limits_of,
-    listed,
+    list_shards,
     options_of,
     parse_bytes,
 )
@@ -67,7 +67,7 @@ def shuffle(
     options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
     size, memory_bytes = parse_bytes(maxsize, "--maxsize"), parse_bytes(memory, "--memory")
     reorder(
-        listed(shards, options),
+        list_shards(shards, options),
         RandomSortKey(seed),
         output,
         excerpt={

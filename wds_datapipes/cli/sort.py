@@ -22,7 +22,7 @@ from wds_datapipes.cli._options import (
     Timeout,
     key_rule_of,
     limits_of,
-    listed,
+    list_shards,
     options_of,
     parse_bytes,
 )
@@ -95,7 +95,7 @@ def sort(
     except ValueError as error:
         raise WrongUse(f"--by: {error}") from None
     reorder(
-        listed(shards, options),
+        list_shards(shards, options),
         order,
         output,
         reverse=reverse,

@@ -32,7 +32,7 @@ from wds_datapipes.cli._options import (
     Timeout,
     key_rule_of,
     limits_of,
-    listed,
+    list_shards,
     options_of,
     parse_bytes,
 )
@@ -88,7 +88,7 @@ def split(
         raise WrongUse("Parts and {part} in --output go together, as in --part train=9 --part val=1 -o '{part}-%d.tar'")
     if not NUMBER.search(output):
         raise WrongUse(f"--output has a place for the numbers of shards, such as %06d, and {output!r} has none")
-    urls = listed(shards, options)
+    urls = list_shards(shards, options)
 
     def make(on_error: object) -> Subset:
         return Subset(

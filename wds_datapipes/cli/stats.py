@@ -23,7 +23,7 @@ from wds_datapipes.cli._options import (
     Timeout,
     Workers,
     key_rule_of,
-    listed,
+    list_shards,
     options_of,
 )
 from wds_datapipes.cli._pool import worker_pool
@@ -51,7 +51,7 @@ def stats(
     code is 1 then, or 2 if a shard is not there.
     """
     options = options_of(storage_options, timeout, retries)
-    urls = listed(shards, options)
+    urls = list_shards(shards, options)
     with ProgressMeter("Counting", len(urls)) as meter, worker_pool(workers, urls) as pool:
         found = dataset_stats(
             urls,

@@ -26,7 +26,7 @@ from wds_datapipes.cli._options import (
     Workers,
     key_rule_of,
     limits_of,
-    listed,
+    list_shards,
     options_of,
 )
 from wds_datapipes.cli._pool import worker_pool
@@ -81,7 +81,7 @@ def verify(
         storage_options=options,
         limits=limits_of(limits),
     )
-    urls = listed(shards, options)
+    urls = list_shards(shards, options)
     if decode and "-" in urls:
         raise WrongUse("--decode reads a shard twice, which standard input cannot be. Write it to a file first")
     with ProgressMeter("Verifying", len(urls)) as meter, worker_pool(workers, urls) as pool:

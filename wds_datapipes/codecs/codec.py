@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["Codec", "described"]
+__all__ = ["Codec", "describe_value"]
 
 
 class Codec(NamedTuple):
@@ -18,7 +18,7 @@ class Codec(NamedTuple):
     takes: str
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """What a value is, for a message: its type, and of an array also dtype and shape.
 
     >>> described(None), described({"a": 1}), described("seven")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, find_codec
-from wds_datapipes.codecs.codec import described
+from wds_datapipes.codecs.codec import describe_value
 from wds_datapipes.codecs.decoding import MAX_PLANS, place_in
 from wds_datapipes.codecs.extensions import name_of, split_extensions
 from wds_datapipes.codecs.gzip_fields import is_gzip, to_gzip
@@ -116,7 +116,7 @@ class EncoderChain:
     def _plan(self, field: str) -> _Plan | None:
         """Choose what happens to the fields of one name; ``None`` leaves them as they are."""
         if not isinstance(field, str):
-            raise EncodeError(f"the names of fields are str, and {field!r} is {described(field)}")
+            raise EncodeError(f"the names of fields are str, and {field!r} is {describe_value(field)}")
         if field.startswith("__") or (self.only is not None and field not in self.only):
             return None
         name, gzips = f".{field}".lower(), 0
@@ -133,7 +133,7 @@ class EncoderChain:
             return _Plan(_Step(f"the {extension} codec", codec.encode, codec.takes), gzips)
         if extension in IMAGE_FORMATS:
             return _Plan(_image_step(extension, {}), gzips)
-        return _Plan(_Step("any codec", _unknown), gzips)
+        return _Plan(_Step("any codec", _unknown_field_error), gzips)
 
 
 def encode_samples(source: Iterable[Sample], chain: EncoderChain, on_error: OnError = "raise") -> Iterator[Sample]:
@@ -166,7 +166,7 @@ def _encode_field(sample: Sample, field: str, plan: _Plan) -> bytes:
     try:
         data = plan.step.encode(value)
         if not isinstance(data, BYTES):
-            raise TypeError(f"it returned {described(data)}, and not bytes")
+            raise TypeError(f"it returned {describe_value(data)}, and not bytes")
         data = bytes(data)
     except MissingDependencyError:
         raise
@@ -179,7 +179,7 @@ def _encode_field(sample: Sample, field: str, plan: _Plan) -> bytes:
         cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
         takes = f"It takes {plan.step.takes}; bytes" if plan.step.takes else "Bytes"
         raise EncodeError(
-            f"{place_in(sample, field)} holds {described(value)}, which cannot be encoded by {plan.step.name}: "
+            f"{place_in(sample, field)} holds {describe_value(value)}, which cannot be encoded by {plan.step.name}: "
             f"{cause}. {takes} are written as they are"
         ) from error
     for _ in range(plan.gzips):
@@ -204,7 +204,7 @@ def _refuse(_value: Any) -> bytes:
     raise UnsafeCodecError("it would be a pickle, and decoding a pickle can run any code")
 
 
-def _unknown(_value: Any) -> bytes:
+def _unknown_field_error(_value: Any) -> bytes:
     known = " ".join(sorted({*CODECS, *IMAGE_FORMATS}))
     raise LookupError(
         f"there are codecs for {known}. Give bytes, or a function from the value to bytes with the extension as keyword"

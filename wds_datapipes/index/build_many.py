@@ -150,7 +150,7 @@ def _one(
 ) -> IndexResult:
     """Make sure that one shard has an index that holds."""
     place = index_url(url, folder)
-    index = None if rebuild else _held(url, place, rules, storage_options)
+    index = None if rebuild else _usable_index(url, place, rules, storage_options)
     is_new = index is None
     if index is None:
         index = build_index(url, **rules._asdict(), storage_options=storage_options)
@@ -161,7 +161,7 @@ def _one(
     return IndexResult(url, place, len(index), index.members, facts.bytes or 0, facts.sha256, is_new)
 
 
-def _held(url: str, place: str, rules: _Rules, storage_options: Mapping[str, Any] | None) -> ShardIndex | None:
+def _usable_index(url: str, place: str, rules: _Rules, storage_options: Mapping[str, Any] | None) -> ShardIndex | None:
     """Return the index of a shard, if there is one, made by these rules, that holds."""
     try:
         index = read_index(place, storage_options=storage_options)

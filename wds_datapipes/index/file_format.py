@@ -24,7 +24,7 @@ from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
 from wds_datapipes.index.shard_facts import ShardFacts
 from wds_datapipes.index.shard_index import COLUMNS, ShardIndex
 from wds_datapipes.io.openers import local_path, redact
-from wds_datapipes.io.small_files import beside, read_sidecar, write_sidecar
+from wds_datapipes.io.small_files import read_sidecar, sidecar_name, write_sidecar
 
 __all__ = ["INDEX_SUFFIX", "index_bytes", "index_url", "parse_index", "read_index", "write_index"]
 
@@ -44,7 +44,7 @@ def index_url(url: str, folder: str | os.PathLike[str] | None = None) -> str:
     >>> index_url("data/train-000000.tar")
     'data/train-000000.tar.wdsidx'
     """
-    return beside(url, INDEX_SUFFIX, folder)
+    return sidecar_name(url, INDEX_SUFFIX, folder)
 
 
 def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:

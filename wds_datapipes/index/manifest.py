@@ -14,7 +14,7 @@ from wds_datapipes.errors import CorruptSidecarError, ShardError, StaleSidecarEr
 from wds_datapipes.index.build import Depth, build_index
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.io.small_files import folder_of, joined, read_sidecar, within, write_sidecar
+from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.url_safety import refuse_commands, refuse_unsafe
 from wds_datapipes.parallel.map_shards import each_shard
 
@@ -200,7 +200,7 @@ def read_manifest(
                 f"it has version {facts.get('version')!r}, and this version of wds-datapipes reads {VERSION}"
             )
         entries = [_entry(each) for each in facts["shards"]]
-        manifest = Manifest(ManifestEntry(**{**vars(entry), "url": joined(folder, entry.url)}) for entry in entries)
+        manifest = Manifest(ManifestEntry(**{**vars(entry), "url": join_name(folder, entry.url)}) for entry in entries)
         told = (facts["fingerprint"], facts["samples"], facts["bytes"])
         if told != (manifest.fingerprint, manifest.samples, manifest.bytes):
             raise ValueError("its sums or its fingerprint are not those of its shards")

@@ -32,7 +32,7 @@ class AtomicFile:
     def __init__(self, path: str, *, buffer_bytes: int) -> None:
         self._path = path
         _remove_abandoned(path)
-        self._part, self.stream = _created(path, buffer_bytes)
+        self._part, self.stream = _create_locked(path, buffer_bytes)
 
     def finish(self) -> None:
         """Give the file its name.
@@ -63,7 +63,7 @@ def sync_folder(path: str) -> None:
         os.close(folder)
 
 
-def _created(path: str, buffer_bytes: int) -> tuple[str, BinaryIO]:
+def _create_locked(path: str, buffer_bytes: int) -> tuple[str, BinaryIO]:
     """Create a file that becomes ``path``, and lock it."""
     while True:
         part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"

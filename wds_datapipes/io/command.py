@@ -12,7 +12,7 @@ import subprocess
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from wds_datapipes.errors import CommandError, ShardOpenError
-from wds_datapipes.io.shell_process import ShellProcess, ending
+from wds_datapipes.io.shell_process import ShellProcess, describe_exit
 from wds_datapipes.io.urls import split_scheme
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class CommandStream(io.RawIOBase):
         """What is wrong with how the command ended."""
         status = self._process.wait()
         told = self._told.decode(errors="replace").strip()
-        return f"The command {self._command!r} {ending(status)} after {self._received} bytes. " + (
+        return f"The command {self._command!r} {describe_exit(status)} after {self._received} bytes. " + (
             f"It said last: {told}" if told else "It said nothing on its standard error."
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from wds_datapipes.errors import ReadLimitError, TruncatedShardError
 
-__all__ = ["DEFAULT_LIMITS", "EXPANSION_FROM_BYTES", "ReadLimits", "exceeded", "padded_too_far"]
+__all__ = ["DEFAULT_LIMITS", "EXPANSION_FROM_BYTES", "ReadLimits", "limit_error", "padded_too_far"]
 
 #: From how many uncompressed bytes on an expansion counts.
 EXPANSION_FROM_BYTES = 1 << 30
@@ -97,13 +97,13 @@ class ReadLimits:
         for name, most in (("member_bytes", self.most("member_bytes")), ("expansion", self.most_expanded(compressed))):
             if expanded > most:
                 found = f"{compressed} bytes of {what} expand to {expanded} bytes{'' if is_all else ' or more'}"
-                raise exceeded(self, name, found)
+                raise limit_error(self, name, found)
 
 
 DEFAULT_LIMITS = ReadLimits()
 
 
-def exceeded(limits: ReadLimits, name: str, found: str) -> ReadLimitError:
+def limit_error(limits: ReadLimits, name: str, found: str) -> ReadLimitError:
     """Return the error for a limit.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 from urllib.parse import quote, quote_plus
 
-__all__ = ["hiding", "may_hold_credentials", "raise_alone", "redact", "secrets_in"]
+__all__ = ["may_hold_credentials", "raise_alone", "redact", "redactor_of", "secrets_in"]
 
 # Errors hold what servers say, so all of these have to take a time in proportion to the text. What repeats is bounded
 # where another match could begin within it.
@@ -71,7 +71,7 @@ def may_hold_credentials(text: str) -> bool:
     return any(mark in text for mark in ("@", "=", "%3D", "%3d", "pipe:"))
 
 
-def hiding(storage_options: Mapping[str, object]) -> Callable[[str], str]:
+def redactor_of(storage_options: Mapping[str, object]) -> Callable[[str], str]:
     """Return a `redact` that also hides every text in the options, as it is and as messages write it."""
     written = {form for secret in secrets_in(storage_options) for form in _forms(secret)}
     words = sorted(filter(None, written), key=len, reverse=True)

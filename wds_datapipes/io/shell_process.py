@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from wds_datapipes.errors import ShardOpenError
 
-__all__ = ["ShellProcess", "ending", "shell"]
+__all__ = ["ShellProcess", "describe_exit", "shell"]
 
 #: How long a command that is no longer needed may take to end after SIGTERM, in seconds.
 GRACE_S = 0.5
@@ -192,7 +192,7 @@ def shell() -> tuple[str, ...]:
     )
 
 
-def ending(status: int) -> str:
+def describe_exit(status: int) -> str:
     """A command's exit status in words.
 
     >>> ending(1), ending(127), ending(-9)

@@ -12,16 +12,16 @@ from wds_datapipes.errors import MissingSidecarError, ShardError, ShardWriteErro
 from wds_datapipes.io.atomic_file import AtomicFile
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
 from wds_datapipes.io.redaction import raise_alone
-from wds_datapipes.io.remote.filesystem import hiding, remote_filesystem
+from wds_datapipes.io.remote.filesystem import redactor_of, remote_filesystem
 from wds_datapipes.io.remote.fsspec_file import PATIENCE
 from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.remote.timeouts import StoreTimeouts
 from wds_datapipes.io.sinks.remote_sink import RemoteSink
 
-__all__ = ["beside", "folder_of", "joined", "read_sidecar", "within", "write_sidecar"]
+__all__ = ["folder_of", "join_name", "read_sidecar", "sidecar_name", "within", "write_sidecar"]
 
 
-def beside(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
+def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
     """Return the name of a file that belongs to a shard: its own name with something behind it.
 
     >>> beside("data/a.tar", ".wdsidx"), beside("https://host/a.tar?part=1", ".wdsidx", "indexes")
@@ -64,7 +64,7 @@ def within(folder: str, url: str) -> str:
     return str(path)
 
 
-def joined(folder: str, url: str) -> str:
+def join_name(folder: str, url: str) -> str:
     """Return the name of a file that is named from a folder."""
     return url if split_scheme(url)[0] or url.startswith("/") else folder + url
 
@@ -95,7 +95,7 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
     except WdsError:
         raise
     except Exception as error:  # noqa: BLE001  the same
-        raise_alone(_failed(url, storage_options, "read", error))
+        raise_alone(_sidecar_error(url, storage_options, "read", error))
 
 
 def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -119,7 +119,7 @@ def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] |
     except OSError as error:
         if isinstance(error, MissingSidecarError):
             raise
-        raise_alone(_failed(url, storage_options, "written", error))
+        raise_alone(_sidecar_error(url, storage_options, "written", error))
 
 
 def _write_local(path: str, content: bytes) -> None:
@@ -142,8 +142,8 @@ def _write_remote(url: str, content: bytes, storage_options: Mapping[str, Any]) 
         raise
 
 
-def _failed(url: str, options: Mapping[str, Any] | None, what: str, error: Exception) -> WdsError:
-    hide = hiding(options or {})
+def _sidecar_error(url: str, options: Mapping[str, Any] | None, what: str, error: Exception) -> WdsError:
+    hide = redactor_of(options or {})
     if isinstance(error, FileNotFoundError):
         missing = "file" if what == "read" else "folder"
         return MissingSidecarError(f"{hide(url)} cannot be {what}: there is no such {missing}")

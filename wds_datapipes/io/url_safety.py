@@ -41,7 +41,7 @@ def refuse_unsafe(url: str) -> None:
     else:
         return
     raise RefusedURLError(
-        f"{_shown(url)} was refused: it is {found}. With safe=True nothing is opened but files on a network, of the "
+        f"{_redacted(url)} was refused: it is {found}. With safe=True nothing is opened but files on a network, of the "
         f"schemes {', '.join(sorted(NETWORK_SCHEMES))}"
     )
 
@@ -60,11 +60,11 @@ def refuse_commands(url: str, origin: str) -> None:
     if scheme in COMMANDS and local_path(origin) is None:
         found = "a command" if scheme == "pipe" else "standard input"
         raise RefusedURLError(
-            f"{_shown(url)} was refused: it is {found}, and stands in {redact(origin)}, which is no file of this host. "
-            f"If you let whoever wrote that run commands here, pass allow_commands=True"
+            f"{_redacted(url)} was refused: it is {found}, and stands in {redact(origin)}, which is no file of this "
+            f"host. If you let whoever wrote that run commands here, pass allow_commands=True"
         )
 
 
-def _shown(url: str) -> str:
+def _redacted(url: str) -> str:
     text = redact(url)
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")

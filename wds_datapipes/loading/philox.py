@@ -38,15 +38,15 @@ class PhiloxEngine:
         if self._generated_seeds is not None:
             words, self._generated_seeds = self._generated_seeds[2:], None
         else:
-            words = self._generated_seeds = encrypted(self._seed, self._ctr)
+            words = self._generated_seeds = philox_block(self._seed, self._ctr)
             self._ctr = _words(_number(self._ctr) + 1, 4)
         return _number(words[:2])
 
     def spawn(self, number: int) -> PhiloxEngine:
         """Return another engine. It follows from the seed of this one and a number, and not from what this has made."""
         block, half = divmod(number, 2)
-        key = encrypted(self._seed, [0, 0, 0, 0])[:2]
-        return PhiloxEngine(_number(encrypted(key, _words(2 * block, 4))[2 * half : 2 * half + 2]))
+        key = philox_block(self._seed, [0, 0, 0, 0])[:2]
+        return PhiloxEngine(_number(philox_block(key, _words(2 * block, 4))[2 * half : 2 * half + 2]))
 
 
 class SeedGenerator:
@@ -85,7 +85,7 @@ class SeedGenerator:
         self._shared_rng, self._worker_rng = engines
 
 
-def encrypted(key: list[int], counter: list[int]) -> list[int]:
+def philox_block(key: list[int], counter: list[int]) -> list[int]:
     """Return the block of four words that Philox4x32-10 makes of a counter with a key of two words."""
     (low, high), words = key, counter
     for _ in range(ROUNDS):

@@ -23,7 +23,7 @@ from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings, seed_listings
 from wds_datapipes.seeds import derived_seed
 
-__all__ = ["EpochSeeds", "guard_lists", "reset_pipeline", "returned", "seed_of", "seed_stages"]
+__all__ = ["EpochSeeds", "call_with_pipeline", "guard_lists", "reset_pipeline", "seed_of", "seed_stages"]
 
 
 class EpochSeeds:
@@ -201,7 +201,7 @@ def _splitters(graph: dict[int, Any], seen: set[int] | None = None) -> Iterator[
             yield from _splitters(sources, seen)
 
 
-def returned(name: str, pipe: Any) -> Any:
+def call_with_pipeline(name: str, pipe: Any) -> Any:
     """Return what a function has returned that was given a pipeline.
 
     Args:
@@ -249,8 +249,8 @@ def reset_pipeline(
     np.random.seed(seeds[2] >> 32)
     seed_stages(pipe, seed_generator, shared=shared)
     if iter_reset_fn is not None:
-        pipe = returned("iter_reset_fn", iter_reset_fn(pipe))
+        pipe = call_with_pipeline("iter_reset_fn", iter_reset_fn(pipe))
     if worker_reset_fn is not None:
-        pipe = returned("worker_reset_fn", worker_reset_fn(pipe, worker_info, seed_generator))
+        pipe = call_with_pipeline("worker_reset_fn", worker_reset_fn(pipe, worker_info, seed_generator))
     guard_lists(pipe, seed)
     return pipe

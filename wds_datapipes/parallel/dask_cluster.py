@@ -10,14 +10,14 @@ from typing import Any
 
 from wds_datapipes.extras import require
 
-__all__ = ["connected", "send_module"]
+__all__ = ["connect_dask", "send_module"]
 
 #: How long to wait for a scheduler, in seconds.
 CONNECT_S = 10
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Any]:
+def connect_dask(address: str) -> Iterator[Any]:
     """Connect to a scheduler, and lend the client.
 
     Args:

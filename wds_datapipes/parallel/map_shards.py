@@ -14,7 +14,7 @@ from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor
 from wds_datapipes.shards.patterns import expand_urls
 
-__all__ = ["Shards", "completed", "each_shard", "listed_shards"]
+__all__ = ["Shards", "each_shard", "listed_shards", "run_all"]
 
 #: How often it is looked how others get on, in seconds.
 LOOK_S = 0.1
@@ -67,7 +67,7 @@ def each_shard(
     else:
         workforce = InProcessExecutor(work) if workers <= 1 else ForkedPool(work, workers)
     waiting = deque((number, (url, *arguments)) for number, url in enumerate(urls))
-    with closing(completed(workforce, waiting)) as tasks:
+    with closing(run_all(workforce, waiting)) as tasks:
         for number, task in tasks:
             if isinstance(error := task.exception(), BrokenExecutor):
                 other = " or another shard" if executor is not None else ""  # whose process breaks all others
@@ -78,7 +78,7 @@ def each_shard(
             yield number, task
 
 
-def completed(
+def run_all(
     workforce: ShardExecutor, waiting: deque[tuple[K, tuple[Any, ...]]], look: Callable[[], object] | None = None
 ) -> Generator[tuple[K, Future[Any]], None, None]:
     """Call the function of a workforce with all arguments that wait, also those that are added meanwhile.
@@ -91,7 +91,7 @@ def completed(
         while waiting or running:
             while waiting and len(running) < workforce.at_once:
                 key, arguments = waiting.popleft()
-                running[_submitted(workforce, arguments)] = key
+                running[_submit(workforce, arguments)] = key
             done = wait(running, None if look is None else LOOK_S, FIRST_COMPLETED).done
             if look is not None:
                 look()
@@ -101,7 +101,7 @@ def completed(
         workforce.end()
 
 
-def _submitted(workforce: ShardExecutor, arguments: tuple[Any, ...]) -> Future[Any]:
+def _submit(workforce: ShardExecutor, arguments: tuple[Any, ...]) -> Future[Any]:
     try:
         return workforce.submit(*arguments)
     except Exception as error:  # noqa: BLE001  executors differ in how they are broken

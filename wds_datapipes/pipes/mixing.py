@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.graph import address_of, has_no_share, place_of, refuse_fed, turns_of
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
-from wds_datapipes.pipes.state.pipeline_state import renewed
+from wds_datapipes.pipes.state.pipeline_state import next_epoch_state
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.mixing import MixState, Stop, mix_samples
 from wds_datapipes.seeds import derived_seed
@@ -89,7 +89,7 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
                 raise ValueError(f'weights are numbers, "sizes" or None, not {weights!r}')
             self.weights = weights
         else:
-            self.weights = _checked(weights, 1 + len(others))
+            self.weights = _check_arguments(weights, 1 + len(others))
         self.stop: Stop = stop
         self._weights()  # raises where a source has no size
         self._rng = Random()
@@ -113,7 +113,7 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
 
     def _lasting(self, states: Sequence[Any]) -> dict[str, Any] | None:
         """Return what lasts beyond the epoch of the sources, if anything does."""
-        kept = [renewed(state) for state in states]
+        kept = [next_epoch_state(state) for state in states]
         return {"sources": kept} if any(kept) else None
 
     def _address(self) -> SamplePosition:
@@ -232,7 +232,7 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
         if self.weights != "sizes":
             return self.weights
         sizes = [_size(source, number) for number, source in enumerate((self.source, *self.others))]
-        return _checked(sizes, len(sizes))
+        return _check_arguments(sizes, len(sizes))
 
 
 def _size(source: IterDataPipe[Any], number: int) -> int:
@@ -245,7 +245,7 @@ def _size(source: IterDataPipe[Any], number: int) -> int:
         ) from None
 
 
-def _checked(weights: Sequence[float], sources: int) -> tuple[float, ...]:
+def _check_arguments(weights: Sequence[float], sources: int) -> tuple[float, ...]:
     weights = tuple(weights)
     if len(weights) != sources:
         raise ValueError(f"mix_samples needs a weight for each of its {sources} sources, not {len(weights)}: {weights}")

@@ -98,7 +98,7 @@ class ShardCacher(IterDataPipe[str]):
         self.max_bytes = max_bytes
         self.prefetch = prefetch
         self.check = check
-        self._known = _known(manifest)
+        self._known = _known_shards(manifest)
 
     def __iter__(self) -> Iterator[str]:
         verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
@@ -111,7 +111,7 @@ class ShardCacher(IterDataPipe[str]):
         return len(self.source)
 
 
-def _known(manifest: Manifest | str | os.PathLike[str] | None) -> Known:
+def _known_shards(manifest: Manifest | str | os.PathLike[str] | None) -> Known:
     if manifest is None:
         return {}
     found = manifest if isinstance(manifest, Manifest) else read_manifest(manifest)

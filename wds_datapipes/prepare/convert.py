@@ -31,7 +31,7 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor, failure_of
-from wds_datapipes.parallel.map_shards import Shards, completed, listed_shards
+from wds_datapipes.parallel.map_shards import Shards, listed_shards, run_all
 from wds_datapipes.prepare.shard_converter import ShardConverter, WrittenShard, output_names, version_of
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.types import Sample, ShardInfo
@@ -220,7 +220,7 @@ def convert_shards(
 
     try:
         made_of = f"{made_by} {written_by}"
-        kept = _kept(finished, path, urls, places, made_of, if_changed, storage_options, output_options)
+        kept = _converted_before(finished, path, urls, places, made_of, if_changed, storage_options, output_options)
         for number, shard in kept.items():
             take(number, shard.info._replace(url=places[number]), shard.given, shard.skipped, False)
         if options.get("index"):
@@ -238,7 +238,7 @@ def convert_shards(
     finally:
         finished.close()
     if failures:
-        raise _failed(failures, len(urls), retries)
+        raise _conversion_error(failures, len(urls), retries)
     remove_old_shards(old, output_options)
     return [results[number] for number in sorted(results)]
 
@@ -252,7 +252,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _kept(
+def _converted_before(
     journal: ShardJournal,
     path: str,
     urls: Sequence[str],
@@ -343,7 +343,7 @@ def _attempts(
         return (number, attempt), (urls[number], places[number], f"{call}-{attempt}")
 
     waiting = deque(task_of(number, 1) for number in numbers)
-    with closing(completed(workforce, waiting)) as tasks:
+    with closing(run_all(workforce, waiting)) as tasks:
         for (number, attempt), task in tasks:
             failure = failure_of(task)
             if failure is None:
@@ -356,7 +356,7 @@ def _attempts(
                 waiting.append(task_of(number, attempt + 1))
 
 
-def _failed(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
+def _conversion_error(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
     told = [f"{redact(url)}: {type(error).__name__}: {error}" for url, error in list(failures.items())[:TOLD]]
     more = [f"and {len(failures) - TOLD} more"] if len(failures) > TOLD else []
     was_tried_again = not all(isinstance(failure, NOT_TRIED_AGAIN) for failure in failures.values())

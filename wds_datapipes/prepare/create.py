@@ -16,7 +16,7 @@ from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.parallel.executors import ForkedPool, InProcessExecutor, ShardExecutor, failure_of
-from wds_datapipes.parallel.map_shards import completed
+from wds_datapipes.parallel.map_shards import run_all
 from wds_datapipes.prepare.plan import check_new_key, make_plan
 from wds_datapipes.prepare.sample_function import SampleMaker
 from wds_datapipes.prepare.sample_spec import Source
@@ -173,13 +173,13 @@ def create_shards(
     book = ShardJournal(journal_path(text, journal, 0, 1), {"of": "create_shards"}) if resume or journal else None
     try:
         made_of = {number: work.made_of(number) for number in range(len(places)) if book}
-        results = {} if book is None else _kept(book, places, made_of, options.get("storage_options"))
+        results = {} if book is None else _written_before(book, places, made_of, options.get("storage_options"))
         if watcher is not None:
             watcher.planned(len(places), len(plan.order))
             for kept in results.values():
                 watcher.wrote(1, kept.info.samples, kept.info.bytes)
         missing = [number for number in range(len(places)) if number not in results]
-        with closing(_written(work, missing, workers, book, watcher)) as written:
+        with closing(_write_shards(work, missing, workers, book, watcher)) as written:
             for number, (info, refused) in written:
                 for error in refused:
                     policy.goes_on(error)
@@ -195,7 +195,7 @@ def create_shards(
     return [results[number] for number in sorted(results)]
 
 
-def _written(
+def _write_shards(
     work: ShardMaker, numbers: list[int], workers: int, book: ShardJournal | None, watcher: CreateProgress | None
 ) -> Generator[tuple[int, tuple[ShardInfo, list[Exception]]], None, None]:
     """Let shards be written, and yield each as it is done; with the first error all others are given up."""
@@ -215,7 +215,7 @@ def _written(
     elif watcher is not None:
         work.on_sample = look
     waiting = deque((number, (number,)) for number in numbers)
-    with closing(completed(workforce, waiting, None if watcher is None else look)) as tasks:
+    with closing(run_all(workforce, waiting, None if watcher is None else look)) as tasks:
         for number, task in tasks:
             failure = failure_of(task)
             if isinstance(failure, WorkerDiedError):
@@ -226,7 +226,7 @@ def _written(
             yield number, task.result()
 
 
-def _kept(
+def _written_before(
     book: ShardJournal, places: list[str], made_of: Mapping[int, str], storage_options: Mapping[str, Any] | None
 ) -> dict[int, CreatedShard]:
     """Return the shards that are there, and would be the same now."""

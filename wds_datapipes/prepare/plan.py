@@ -128,28 +128,28 @@ def make_plan(
     order = array("L", (number for number in range(count) if number not in bad))
     if seed is not None:
         Random(seed).shuffle(order)
-    return Plan(order, payloads, stamps, _divided((sizes[number] for number in order), maxcount, maxsize))
+    return Plan(order, payloads, stamps, _shard_ends((sizes[number] for number in order), maxcount, maxsize))
 
 
 def _looked_at(source: Source, rekey: str) -> Iterator[tuple[int, SampleSpec | None, MeasuredSample | Exception]]:
     """Yield each sample in its order, with what is known of its files, or what is wrong with it."""
     with ThreadPoolExecutor(THREADS) as pool:  # a store on the network takes its time for each file
         for begin in range(0, len(source), AT_ONCE):
-            drafts = [_drafted(source, number, rekey) for number in range(begin, min(begin + AT_ONCE, len(source)))]
+            drafts = [_read_spec(source, number, rekey) for number in range(begin, min(begin + AT_ONCE, len(source)))]
             batches = [drafts[at : at + BATCH] for at in range(0, len(drafts), BATCH)]
-            found = (each for batch in pool.map(_measured, batches) for each in batch)
+            found = (each for batch in pool.map(_measure, batches) for each in batch)
             for number, (draft, facts) in enumerate(zip(drafts, found, strict=True), begin):
                 yield number, draft if isinstance(draft, SampleSpec) else None, facts
 
 
-def _drafted(source: Source, number: int, rekey: str) -> SampleSpec | Exception:
+def _read_spec(source: Source, number: int, rekey: str) -> SampleSpec | Exception:
     try:
         return draft_of(source, number, rekey)
     except (SampleSourceError, EncodeError) as error:
         return error
 
 
-def _measured(drafts: list[SampleSpec | Exception]) -> list[MeasuredSample | Exception]:
+def _measure(drafts: list[SampleSpec | Exception]) -> list[MeasuredSample | Exception]:
     return [_facts(draft) if isinstance(draft, SampleSpec) else draft for draft in drafts]
 
 
@@ -206,7 +206,7 @@ def _repeated_keys(
             first[key] = origin
 
 
-def _divided(sizes: Iterable[int], maxcount: int, maxsize: float) -> list[int]:
+def _shard_ends(sizes: Iterable[int], maxcount: int, maxsize: float) -> list[int]:
     """Return the ends of shards.
 
     >>> _divided([512] * 5, 2, 1e9), _divided([1024, 1024, 9000, 512], 9, 4096), _divided([], 1, 1)

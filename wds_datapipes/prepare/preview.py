@@ -105,7 +105,7 @@ def _look(extension: str, data: bytes, characters: int, pixels: int) -> _Found:
         return _Found("pickle", error="it is not decoded: that can run code")
     codec = find_codec(extension)
     if codec is None:
-        return _unknown(data, characters)
+        return _preview_text(data, characters)
     return _value(codec.decode(data), pixels)
 
 
@@ -164,14 +164,14 @@ def _channels(count: int) -> str:
     return {1: "mono", 2: "stereo"}.get(count, f"{count} channels")
 
 
-def _unknown(data: bytes, characters: int) -> _Found:
+def _preview_text(data: bytes, characters: int) -> _Found:
     """Look at bytes that no codec is for: they may be a text."""
     try:
         text = data[: 4 * characters].decode("utf-8", "strict" if len(data) <= 4 * characters else "ignore")
     except UnicodeDecodeError:
         text = "\0"
     if data and all(character.isprintable() or character in "\t\r\n" for character in text):
-        return _Found("text" if len(data) > 4 * characters else f"text, {_count(text)}", text)
+        return _Found("text" if len(data) > 4 * characters else f"text, {_format_count(text)}", text)
     return _Found(_kind_of_bytes(data), "" if not data else f"{data[:16].hex(' ')}{' ...' if len(data) > 16 else ''}")
 
 
@@ -179,7 +179,7 @@ def _kind_of_bytes(data: bytes) -> str:
     return "bytes" if data else "empty"
 
 
-def _count(text: str) -> str:
+def _format_count(text: str) -> str:
     lines = text.count("\n") + (not text.endswith("\n"))
     characters = f"{len(text):,} character{'' if len(text) == 1 else 's'}"
     return characters if lines <= 1 else f"{characters}, {lines:,} lines"
@@ -187,7 +187,7 @@ def _count(text: str) -> str:
 
 def _value(value: Any, pixels: int) -> _Found:
     if isinstance(value, str):
-        return _Found(f"text, {_count(value)}" if value else "text, empty", value)
+        return _Found(f"text, {_format_count(value)}" if value else "text, empty", value)
     if isinstance(value, bool | int | float) or value is None:
         return _Found(type(value).__name__ if value is not None else "null", number_text(value))
     if is_array(value):

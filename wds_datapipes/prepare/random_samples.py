@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_datapipes.errors import ShardError
-from wds_datapipes.io.compression.decompress import buffered
-from wds_datapipes.io.compression.formats import HEAD_BYTES, recognised
+from wds_datapipes.io.compression.decompress import buffer_stream
+from wds_datapipes.io.compression.formats import HEAD_BYTES, detect_compression
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.range_reader import open_ranges
 from wds_datapipes.parallel.map_shards import each_shard
@@ -115,7 +115,7 @@ def draw_samples(
     faults = [fault for layout in ordered for fault in layout.faults]
     samples: list[Sample] = []
     for number, positions in chosen.items():
-        found, fault = _read(urls[number], ordered[number], positions, key_rule, storage_options)
+        found, fault = _read_samples(urls[number], ordered[number], positions, key_rule, storage_options)
         samples += found
         faults += [] if fault is None else [fault]
     sizes = np.concatenate([np.empty(0, np.int64), *(np.frombuffer(layout.sizes, np.int64) for layout in ordered)])
@@ -129,7 +129,7 @@ def _layout(url: str, options: dict[str, Any]) -> _Layout:
     return _Layout(offsets, sizes, outline.bytes or 0, outline.faults)
 
 
-def _read(
+def _read_samples(
     url: str,
     layout: _Layout,
     positions: Sequence[int],
@@ -156,7 +156,7 @@ def _plain(url: str, storage_options: Mapping[str, Any] | None, opened: ExitStac
     if stream is None:
         return None
     opened.enter_context(stream)
-    return None if recognised(stream.read(HEAD_BYTES)) is not None else buffered(stream)
+    return None if detect_compression(stream.read(HEAD_BYTES)) is not None else buffer_stream(stream)
 
 
 def _read_at(

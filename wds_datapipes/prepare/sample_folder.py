@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wds_datapipes.codecs.codec import described
+from wds_datapipes.codecs.codec import describe_value
 from wds_datapipes.codecs.decoding import place_in
 from wds_datapipes.errors import SampleCommandError, UnwritableSampleError
 from wds_datapipes.io.openers import redact
@@ -36,10 +36,10 @@ def write_sample(sample: Mapping[str, Any], folder: str) -> None:
         if field[:2] == "__" and field != KEY:
             continue
         if not isinstance(value, bytes if field != KEY else str):
-            raise TypeError(f"{place_in(sample, field)} holds {described(value)}, and commands get bytes")  # type: ignore[arg-type]  # it is only looked at
+            raise TypeError(f"{place_in(sample, field)} holds {describe_value(value)}, and commands get bytes")  # type: ignore[arg-type]  # it is only looked at
         data = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
         name = f"sample.{field}"
-        if "/" in name or "\0" in name or len(_encoded(name)) > NAME_BYTES:
+        if "/" in name or "\0" in name or len(_name_bytes(name)) > NAME_BYTES:
             shown = repr(field) if len(field) <= 100 else f"{field[:100]!r}... with {len(field):,} characters"
             key = str(sample.get(KEY))
             raise UnwritableSampleError(
@@ -58,7 +58,7 @@ def read_one(sample: Mapping[str, Any], folder: str) -> Sample | None:
         SampleCommandError: something is not a file.
     """
     files = {found[1]: name for name in os.listdir(folder) if (found := ONE.fullmatch(name))}  # noqa: PTH208  names
-    return _gathered(sample, folder, files, str(sample[KEY]))
+    return _sample_of_files(sample, folder, files, str(sample[KEY]))
 
 
 def read_many(sample: Mapping[str, Any], folder: str) -> list[Sample]:
@@ -74,41 +74,41 @@ def read_many(sample: Mapping[str, Any], folder: str) -> list[Sample]:
         if found := MANY.fullmatch(name):
             groups.setdefault(found[1], {})[found[2]] = name
     made = [
-        _gathered(sample, folder, groups[digits], f"{sample[KEY]}/{int(digits):06d}")
+        _sample_of_files(sample, folder, groups[digits], f"{sample[KEY]}/{int(digits):06d}")
         for digits in sorted(groups, key=lambda digits: (int(digits), digits))
     ]
     return [each for each in made if each is not None]
 
 
-def _gathered(sample: Mapping[str, Any], folder: str, files: Mapping[str, str], key: str) -> Sample | None:
+def _sample_of_files(sample: Mapping[str, Any], folder: str, files: Mapping[str, str], key: str) -> Sample | None:
     """Make a sample of files; ``files`` are their names by those of their fields."""
     fields: dict[str, bytes] = {}
     order = [field for field in sample if field in files]
     for field in [*order, *sorted(set(files) - set(order))]:
-        data = _content(sample, folder, files[field])
+        data = _read_file(sample, folder, files[field])
         lower = field.lower()
         if field == KEY:
             key = data.decode("utf-8", "surrogateescape").rstrip("\n") or key
         elif lower in fields:
-            raise SampleCommandError(f"{_left(sample, files[field])}, and another file of the field {lower!r}")
+            raise SampleCommandError(f"{_left_file(sample, files[field])}, and another file of the field {lower!r}")
         elif field[:2] != "__":
             fields[lower] = data
     return {KEY: key, "__url__": sample.get("__url__", ""), **fields} if fields else None
 
 
-def _content(sample: Mapping[str, Any], folder: str, name: str) -> bytes:
+def _read_file(sample: Mapping[str, Any], folder: str, name: str) -> bytes:
     path = Path(folder, name)
     # A link would be followed to any file, and an archive that the command has unpacked may hold one.
     if path.is_symlink() or not path.is_file():
         kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "no regular file"
         raise SampleCommandError(
-            f"{_left(sample, name)}, which is {kind}. The fields of a sample are regular files; give what is none of "
-            f"them a name that does not begin with 'sample'"
+            f"{_left_file(sample, name)}, which is {kind}. The fields of a sample are regular files; give what is none "
+            f"of them a name that does not begin with 'sample'"
         )
     return path.read_bytes()
 
 
-def _left(sample: Mapping[str, Any], name: str) -> str:
+def _left_file(sample: Mapping[str, Any], name: str) -> str:
     return f"For {place_of(sample)}, the command has left {name!r}"
 
 
@@ -117,7 +117,7 @@ def place_of(sample: Mapping[str, Any]) -> str:
     return f"the sample {sample.get(KEY)!r} of {redact(str(sample.get('__url__', '')))}"
 
 
-def _encoded(name: str) -> bytes:
+def _name_bytes(name: str) -> bytes:
     try:
         return os.fsencode(name)
     except UnicodeEncodeError:

@@ -112,7 +112,7 @@ def measure(draft: SampleSpec) -> MeasuredSample:
             sizes.append(found.st_size)
             facts = (part.path, found.st_size, found.st_mtime_ns)
         elif isinstance(part, UrlPart):
-            known = _asked(part, field, draft)
+            known = _ask_size(part, field, draft)
             is_exact &= known.bytes is not None
             sizes.append(known.bytes or 0)
             facts = (redact(part.url), *known)  # the signature of a URL may be another one each time
@@ -136,11 +136,11 @@ def read_draft(draft: SampleSpec) -> Sample:
     sample: Sample = {"__key__": draft.key}
     for field, part in draft.parts.items():
         if isinstance(part, FilePart):
-            sample[field] = _content(part.path, field, draft)
+            sample[field] = _read_part(part.path, field, draft)
         elif isinstance(part, UrlPart):
-            sample[field] = _fetched(part.url, field, draft, storage_options=part.storage_options)
+            sample[field] = _fetch_part(part.url, field, draft, storage_options=part.storage_options)
         elif isinstance(part, CommandPart):
-            sample[field] = _fetched(f"pipe:{part.command}", field, draft)
+            sample[field] = _fetch_part(f"pipe:{part.command}", field, draft)
         else:
             sample[field] = part
     return sample
@@ -157,7 +157,7 @@ def _stat(path: str, field: str, draft: SampleSpec) -> os.stat_result:
     return found
 
 
-def _content(path: str, field: str, draft: SampleSpec) -> bytes:
+def _read_part(path: str, field: str, draft: SampleSpec) -> bytes:
     try:
         with open(path, "rb", buffering=0) as stream:  # noqa: PTH123  the same
             return stream.readall()  # type: ignore[no-any-return, attr-defined, unused-ignore]  # it is a FileIO
@@ -165,22 +165,22 @@ def _content(path: str, field: str, draft: SampleSpec) -> bytes:
         raise _unreadable(path, field, draft, error) from None
 
 
-def _asked(part: UrlPart, field: str, draft: SampleSpec) -> FileFacts:
+def _ask_size(part: UrlPart, field: str, draft: SampleSpec) -> FileFacts:
     try:
         return file_facts(part.url, storage_options=part.storage_options)
     except ShardError as error:
-        raise _unmade(field, draft, error) from None
+        raise _source_error(field, draft, error) from None
 
 
-def _fetched(url: str, field: str, draft: SampleSpec, **options: Any) -> bytes:
+def _fetch_part(url: str, field: str, draft: SampleSpec, **options: Any) -> bytes:
     try:
         with open_url(url, **options) as stream:
             return b"".join(iter(lambda: stream.read(1 << 20), b""))
     except ShardError as error:
-        raise _unmade(field, draft, error) from None
+        raise _source_error(field, draft, error) from None
 
 
-def _unmade(field: str, draft: SampleSpec, error: ShardError) -> SampleSourceError | ShardError:
+def _source_error(field: str, draft: SampleSpec, error: ShardError) -> SampleSourceError | ShardError:
     """Return what to raise: what concerns all files is no fault of a sample, and not passed over as one."""
     return (
         error

@@ -115,7 +115,7 @@ class ShardConverter:
     def _results(self, sample: Any) -> Sequence[Sample]:
         """Return what comes of a sample."""
         if self._whole_shards:
-            return _checked([sample], "a function of whole shards yields samples, and has yielded")
+            return _check_samples([sample], "a function of whole shards yields samples, and has yielded")
         origin = f"in the sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__')))}"
         try:
             result = self._function(sample)
@@ -125,7 +125,9 @@ class ShardConverter:
                 return (result,)  # type: ignore[return-value]  # it is written, and nothing else is done with it
             if isinstance(result, str | bytes) or not isinstance(result, Iterable):
                 result = [result]
-            return _checked(result, f"the function returns a sample, samples or None, and {origin} it has returned")
+            return _check_samples(
+                result, f"the function returns a sample, samples or None, and {origin} it has returned"
+            )
         except Exception as error:
             note(error, origin)
             if self._on_error == "raise":
@@ -154,7 +156,7 @@ class _Counted:
             yield sample
 
 
-def _checked(samples: Iterable[Any], rule: str) -> list[Sample]:
+def _check_samples(samples: Iterable[Any], rule: str) -> list[Sample]:
     found = list(samples)
     for sample in found:
         if not isinstance(sample, Mapping):

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import IO, Any, cast
 
 from wds_datapipes.errors import SampleCommandError
-from wds_datapipes.io.shell_process import ShellProcess, ending
+from wds_datapipes.io.shell_process import ShellProcess, describe_exit
 from wds_datapipes.parallel.executors import ending_later
 from wds_datapipes.prepare.sample_folder import place_of, read_many, read_one, write_sample
 from wds_datapipes.types import Sample
@@ -93,10 +93,10 @@ class SampleCommand:
                 process = ShellProcess(self._command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
                 opened.callback(process.end)
             output = opened.enter_context(cast("IO[bytes]", process.stdout))
-            told, is_done = _listen(process, output, self._timeout_s)
+            told, is_done = _read_output(process, output, self._timeout_s)
         if is_done and process.returncode == 0:
             return
-        how = ending(process.wait()) if is_done else f"was ended, as it took longer than {self._timeout_s:g} s,"
+        how = describe_exit(process.wait()) if is_done else f"was ended, as it took longer than {self._timeout_s:g} s,"
         said = told.decode(errors="replace").strip()
         raise SampleCommandError(
             f"The command {self._command!r} {how} for {place_of(sample)}. "
@@ -119,7 +119,7 @@ def _prefix() -> str:
     return f"wds-map-{secrets.token_hex(6)}-"
 
 
-def _listen(process: ShellProcess, output: IO[bytes], timeout_s: float | None) -> tuple[bytes, bool]:
+def _read_output(process: ShellProcess, output: IO[bytes], timeout_s: float | None) -> tuple[bytes, bool]:
     """Read what a command says until it ends, and return the end of that, and whether it has ended in time."""
     deadline = float("inf") if timeout_s is None else monotonic() + timeout_s
     told = b""

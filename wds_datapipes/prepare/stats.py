@@ -121,9 +121,9 @@ def dataset_stats(
         if on_shard is not None:
             on_shard(len(part.samples), part.size or 0)
     ordered = [parts[number] for number in range(len(urls))]
-    samples = _joined([part.samples for part in ordered])
+    samples = _concatenate([part.samples for part in ordered])
     names = dict.fromkeys(name for part in ordered for name in part.fields)
-    fields = {name: Sizes.of(_joined([p.fields[name] for p in ordered if name in p.fields])) for name in names}
+    fields = {name: Sizes.of(_concatenate([p.fields[name] for p in ordered if name in p.fields])) for name in names}
     powers, counts = np.unique(np.frexp(samples.astype(np.float64))[1], return_counts=True)
     return DatasetStats(
         Sizes.of([part.size for part in ordered if part.size is not None]),
@@ -144,5 +144,5 @@ def _part(url: str, options: dict[str, Any]) -> _Part:
     return _Part(outline.bytes, array("q", [sample.bytes for sample in outline.samples]), fields, outline.faults)
 
 
-def _joined(parts: Sequence[array[int]]) -> npt.NDArray[np.int64]:
+def _concatenate(parts: Sequence[array[int]]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *(np.frombuffer(part, np.int64) for part in parts)])

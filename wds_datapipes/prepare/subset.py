@@ -101,7 +101,7 @@ class Subset:
         )
         samples = group_samples(members, key_rule=self.key_rule, on_returning_key="raise", on_error=self.on_error)
         if on_read is not None:
-            samples = _observed(samples, on_read)
+            samples = _observe_samples(samples, on_read)
         if self.positions:
             samples = slice_samples(samples, *parse_slice(self.positions), passed=SkippedCount())
         if self.share < 1:
@@ -110,7 +110,7 @@ class Subset:
             samples = select_fields(samples, list(self.select), missing=self.missing, on_error=self.on_error)
         if self.rename:
             samples = rename(samples, self.rename, on_error=self.on_error)
-        return _rekeyed(samples, self.rekey) if self.rekey else samples
+        return _rekey_samples(samples, self.rekey) if self.rekey else samples
 
 
 def check_rekey(pattern: str) -> None:
@@ -134,13 +134,13 @@ def check_rekey(pattern: str) -> None:
         )
 
 
-def _observed(samples: Iterable[Sample], on_read: Callable[[Sample], object]) -> Iterator[Sample]:
+def _observe_samples(samples: Iterable[Sample], on_read: Callable[[Sample], object]) -> Iterator[Sample]:
     for sample in samples:
         on_read(sample)
         yield sample
 
 
-def _rekeyed(samples: Iterable[Sample], pattern: str) -> Iterator[Sample]:
+def _rekey_samples(samples: Iterable[Sample], pattern: str) -> Iterator[Sample]:
     """Yield samples with new keys."""
     for number, sample in enumerate(samples):
         key = sample["__key__"]

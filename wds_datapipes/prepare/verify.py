@@ -130,7 +130,7 @@ def verify_shards(
         (2, [('DecodeError', 'y', 'cls')])
     """
     results: dict[int, VerifiedShard] = {}
-    for number, task in each_shard(_verified, urls, (checks,), executor=executor, max_workers=max_workers):
+    for number, task in each_shard(_verify_shard, urls, (checks,), executor=executor, max_workers=max_workers):
         results[number] = task.result()
         if on_result is not None:
             on_result(results[number])
@@ -139,7 +139,7 @@ def verify_shards(
 
 def common_keys(shards: Sequence[VerifiedShard]) -> Iterator[ShardFault]:
     """Yield a fault for each key that another shard holds, too, once for each further shard."""
-    digests = [_digests(_unpacked(shard.packed_keys)) for shard in shards]
+    digests = [_digests(_unpack_keys(shard.packed_keys)) for shard in shards]
     values = np.sort(np.concatenate([*digests, np.empty(0, np.uint64)]))
     suspects = np.unique(values[1:][values[1:] == values[:-1]])
     if not len(suspects):
@@ -149,7 +149,7 @@ def common_keys(shards: Sequence[VerifiedShard]) -> Iterator[ShardFault]:
     for shard, found in zip(shards, digests, strict=True):
         if not np.isin(found, suspects).any():
             continue
-        for key in dict.fromkeys(_unpacked(shard.packed_keys)):
+        for key in dict.fromkeys(_unpack_keys(shard.packed_keys)):
             if _digest(key) not in wanted:
                 continue
             if first.setdefault(key, shard.url) != shard.url:
@@ -157,7 +157,7 @@ def common_keys(shards: Sequence[VerifiedShard]) -> Iterator[ShardFault]:
                 yield ShardFault(redact(shard.url), "DuplicateKey", key, "", text)
 
 
-def _verified(url: str, checks: Checks) -> VerifiedShard:
+def _verify_shard(url: str, checks: Checks) -> VerifiedShard:
     """Look for faults in one shard."""
     outline = outline_shard(
         url,
@@ -282,7 +282,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
         found.notes.append(f"{archive}: {count:,} fields {name!r} were read alone: nothing here decodes them")
 
 
-def _unpacked(packed: bytes) -> list[str]:
+def _unpack_keys(packed: bytes) -> list[str]:
     text = zlib.decompress(packed).decode("utf-8", "surrogateescape") if packed else ""
     return text.split(BETWEEN) if text else []
 

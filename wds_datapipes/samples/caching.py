@@ -132,13 +132,13 @@ class MemoryCache:
     ) -> Iterator[Any]:
         """Yield the samples of a pass: those that are kept, or the source's, which are then kept."""
         if self._kept is not None and self._part == part:  # a forked process has what another part was
-            yield from _chosen(self._kept, wanted)
+            yield from _choose_samples(self._kept, wanted)
             return
         kept: list[bytes] | None = None if self._is_too_large else []
         size = 0
         for number, sample in enumerate(begin()):
             if kept is not None:
-                payload = _pickled(sample)
+                payload = _pickle_sample(sample)
                 size += len(payload)
                 kept.append(payload)
                 if _exceeds(self._max_bytes, size, len(kept)):
@@ -173,7 +173,7 @@ class DiskCache:
             stream = None
         if stream is not None:
             with stream:
-                yield from _chosen(payloads(stream, path), wanted)
+                yield from _choose_samples(payloads(stream, path), wanted)
             return
         samples = begin() if self._is_too_large else self._writing(begin, path, facts)
         yield from (sample for number, sample in enumerate(samples) if wanted(number))
@@ -183,7 +183,7 @@ class DiskCache:
         writer = SampleFileWriter(path, facts)
         try:
             for number, sample in enumerate(samples, 1):
-                writer.write(_pickled(sample))
+                writer.write(_pickle_sample(sample))
                 if _exceeds(self._max_bytes, writer.size, number):
                     self._is_too_large = True
                     writer.discard()
@@ -196,9 +196,9 @@ class DiskCache:
             writer.discard()
 
 
-def _chosen(payloads: Iterable[bytes], wanted: Wanted) -> Iterator[Any]:
+def _choose_samples(payloads: Iterable[bytes], wanted: Wanted) -> Iterator[Any]:
     """Yield some of the samples that are kept."""
-    return (_unpickled(payload) for number, payload in enumerate(payloads) if wanted(number))
+    return (_unpickle_sample(payload) for number, payload in enumerate(payloads) if wanted(number))
 
 
 def _check_of(sample: object) -> int:
@@ -216,7 +216,7 @@ def _exceeds(max_bytes: int | None, size: int, count: int) -> bool:
     return True
 
 
-def _pickled(sample: object) -> bytes:
+def _pickle_sample(sample: object) -> bytes:
     try:
         return pickle.dumps(sample, protocol=5)
     except Exception as error:
@@ -228,7 +228,7 @@ def _pickled(sample: object) -> bytes:
         ) from error
 
 
-def _unpickled(payload: bytes) -> Any:
+def _unpickle_sample(payload: bytes) -> Any:
     try:
         return pickle.loads(payload)  # noqa: S301 - the user has named this directory, and the docs tell to trust it
     except Exception as error:

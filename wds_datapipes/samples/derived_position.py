@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from wds_datapipes.shards.position import Origin, SamplePosition, gone
+from wds_datapipes.shards.position import Origin, SamplePosition, samples_gone_error
 
 __all__ = ["Expansion", "addresses_in", "origins_of", "take_apart", "values_of"]
 
@@ -79,7 +79,7 @@ class Expansion:
                     item: Any = next(items, _END)
                     found = None if item is _END else address().place
                     if found not in missing:
-                        raise gone(len(missing))
+                        raise samples_gone_error(len(missing))
                     missing.remove(found)
                     early[found] = item
                     del item
@@ -187,10 +187,10 @@ class _Numbers:
 
 def _values(address: SamplePosition, known: _Numbers) -> list[Any]:
     shard, start, end, way = address
-    return [shard, start, end, *(each if isinstance(each, int) else _nested(each, known) for each in way)]
+    return [shard, start, end, *(each if isinstance(each, int) else _nest_numbers(each, known) for each in way)]
 
 
-def _nested(origin: Any, known: _Numbers) -> list[Any]:
+def _nest_numbers(origin: Any, known: _Numbers) -> list[Any]:
     if not isinstance(origin, Origin):  # the places in other shards
         return [*origin]
     if (number := known.find(origin)) is not None:
@@ -205,11 +205,11 @@ def _address(values: Sequence[Any], known: list[Origin]) -> SamplePosition:
     if not type(shard) is type(start) is type(end) is int or -1 < end < start:  # which is noticed late otherwise
         raise ValueError(f"an address has the values {values!r:.200}")
     return SamplePosition(
-        shard, start, end, tuple(each if isinstance(each, int) else _unnested(each, known) for each in way)
+        shard, start, end, tuple(each if isinstance(each, int) else _unnest_numbers(each, known) for each in way)
     )
 
 
-def _unnested(values: Sequence[Any], known: list[Origin]) -> Origin | tuple[int, ...]:
+def _unnest_numbers(values: Sequence[Any], known: list[Origin]) -> Origin | tuple[int, ...]:
     if len(values) == 1:
         number: int = values[0]
         return known[number]

@@ -12,6 +12,7 @@ from wds_datapipes.types import Sample
 
 __all__ = [
     "Missing",
+    "describe_sample",
     "map_dict",
     "map_samples",
     "map_tuple",
@@ -20,7 +21,6 @@ __all__ = [
     "remember",
     "rename",
     "to_tuple",
-    "told",
 ]
 
 Missing: TypeAlias = Literal["raise", "none"]
@@ -109,7 +109,7 @@ def map_samples(
             mapped = function(item)
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
             if origin:
-                note(error, f"This happened in {stage}, at {told(origin)}")
+                note(error, f"This happened in {stage}, at {describe_sample(origin)}")
             if policy.goes_on(error, origin):
                 continue
             break
@@ -134,7 +134,7 @@ def map_dict(
                     _choose(sample, (field,))
                 mapped[field] = function(mapped[field])
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
-            note(error, f"This happened in map_dict, at the field {field!r} of {told(sample)}")
+            note(error, f"This happened in map_dict, at the field {field!r} of {describe_sample(sample)}")
             if policy.goes_on(error, sample, field=field):
                 continue
             break
@@ -186,7 +186,7 @@ def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") 
     if missing == "none":
         return NO_FIELD
     fields = [name for name in sample if name[:2] != "__"]
-    raise MissingFieldError(f"the field {';'.join(names)!r} was asked for, and {told(sample)} has {fields}")
+    raise MissingFieldError(f"the field {';'.join(names)!r} was asked for, and {describe_sample(sample)} has {fields}")
 
 
 def remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:
@@ -196,6 +196,6 @@ def remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T
     chosen[fields] = names
 
 
-def told(sample: Sample) -> str:
+def describe_sample(sample: Sample) -> str:
     """Say which sample it is, for a message."""
     return f"the sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__', 'an unknown shard')))}"

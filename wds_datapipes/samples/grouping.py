@@ -71,7 +71,7 @@ def group_samples(
                 # Another shard, or the same one read again, or on.
                 if isinstance(url, ShardURL) and (url.complete is None or member_url is url):
                     sample = None
-                    raise ValueError(_mixed(url, reached, member_url, offset))
+                    raise ValueError(_unordered_members_message(url, reached, member_url, offset))
                 before, number = number, getattr(member_url, "number", -1)
                 if sample is not None and len(sample) > len(origin) and _ended_well(url):
                     told.last, told.next = (before, start, _end_of(url)), (number, offset, "")
@@ -106,11 +106,13 @@ def group_samples(
                             seen.add(key)
                     elif on_returning_key == "raise":
                         sample = None
-                        if not policy.goes_on(RepeatedKeyError(_returning(url, key, offset)), url=url, key=key):
+                        if not policy.goes_on(
+                            RepeatedKeyError(_repeated_key_message(url, key, offset)), url=url, key=key
+                        ):
                             break
                     elif not returning_warned:
                         returning_warned = True
-                        warn_user(_returning(url, key, offset))
+                        warn_user(_repeated_key_message(url, key, offset))
             if sample is None:
                 continue
             if wanted is not None and field not in wanted:
@@ -197,7 +199,7 @@ def _end_of(url: str) -> int:
     return url.end if isinstance(url, ShardURL) else -1
 
 
-def _mixed(url: str, reached: int, next_url: str, offset: int) -> str:
+def _unordered_members_message(url: str, reached: int, next_url: str, offset: int) -> str:
     return (
         f"group_samples needs the members of each shard together and in their order, and got the one at byte {offset} "
         f"of {redact(next_url)} after the one at byte {reached} of {redact(url)}. "
@@ -212,7 +214,7 @@ def _duplicate(url: str, name: str, key: str | None, field: str, first: int, off
     )
 
 
-def _returning(url: str, key: str, offset: int) -> str:
+def _repeated_key_message(url: str, key: str, offset: int) -> str:
     return (
         f"{redact(url)} holds the sample {key!r} in parts: a file of it stands at byte {offset}, after files of other "
         f"samples. They have to be neighbours: write the shard again in the order of names (tar --sort=name)"

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from wds_datapipes.samples.derived_position import addresses_in, values_of
-from wds_datapipes.shards.position import NOTHING_LEFT, Resume, SamplePosition, gone
+from wds_datapipes.shards.position import NOTHING_LEFT, Resume, SamplePosition, samples_gone_error
 
 __all__ = ["JoinedPosition", "source_of"]
 
@@ -42,9 +42,9 @@ class JoinedPosition:
         # Of each reading of a shard, the places of the samples, each in all shards beside.
         self._spans = defaultdict[Reading, list[Sequence[Span]]](list)
         for address, places in wanted.items():
-            self._spans[_reading(address)].append([*zip(places[::2], places[1::2], strict=True)])
+            self._spans[_reading_of(address)].append([*zip(places[::2], places[1::2], strict=True)])
         if self._last is not None and self._last.place not in self._wanted:
-            self._spans[_reading(self._last)].append(self._places)
+            self._spans[_reading_of(self._last)].append(self._places)
         self._left = self._wanted | ({self._last.place} if self._last is not None else set())
 
     def address(self) -> SamplePosition:
@@ -68,7 +68,7 @@ class JoinedPosition:
         if not self._left:
             return False
         if at.place not in self._left:
-            raise gone(len(self._left))
+            raise samples_gone_error(len(self._left))
         self._left.remove(at.place)
         return True
 
@@ -78,14 +78,14 @@ class JoinedPosition:
 
     def turn_to(self, at: SamplePosition) -> bool:
         """Tell whether a sample is from another reading of a shard than the one before it."""
-        before, self._reading = self._reading, _reading(at)
+        before, self._reading = self._reading, _reading_of(at)
         return before != self._reading
 
     def resumes(self, at: SamplePosition) -> list[Resume]:
         """Return what is to be read of the shards beside that of a sample that has been read before."""
         found = []
-        goes_on = self._last is not None and _reading(at) == _reading(self._last)
-        for column, spans in enumerate(zip(*self._spans[_reading(at)], strict=True)):
+        goes_on = self._last is not None and _reading_of(at) == _reading_of(self._last)
+        for column, spans in enumerate(zip(*self._spans[_reading_of(at)], strict=True)):
             end = self._places[column][1] if goes_on else -1
             found.append(Resume(NOTHING_LEFT if end < 0 else (0, end), {0: spans}))
         return found
@@ -108,7 +108,7 @@ def source_of(address: SamplePosition) -> SamplePosition:
     return address._replace(way=address.way[1:])
 
 
-def _reading(address: SamplePosition) -> Reading:
+def _reading_of(address: SamplePosition) -> Reading:
     if not address.way:
         return (address.shard,)
     return (address.shard, *(each for each in address.way if isinstance(each, int)))

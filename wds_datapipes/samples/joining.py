@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 from wds_datapipes.errors import MissingEntryError, MissingFieldError, WdsError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
-from wds_datapipes.samples.fields import ORIGIN, no_sample, told
+from wds_datapipes.samples.fields import ORIGIN, describe_sample, no_sample
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.joined_position import JoinedPosition
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.samples.parallel_shard import ParallelShard, URLRule
 from wds_datapipes.samples.select import Lacking
 from wds_datapipes.shards.loading import load_wds_shards
-from wds_datapipes.shards.position import Progress, Resume, SamplePosition, gone
+from wds_datapipes.shards.position import Progress, Resume, SamplePosition, samples_gone_error
 from wds_datapipes.types import Sample
 
 __all__ = ["Entry", "Replacement", "add_columns", "associate", "parse_url_of"]
@@ -46,12 +46,12 @@ def associate(
             entry = find(sample[by])
             if entry is None and missing == "raise":
                 raise MissingEntryError(
-                    f"associate found nothing for {told(sample)}. "
+                    f"associate found nothing for {describe_sample(sample)}. "
                     f'Pass missing="keep" to hand such samples on as they are, or missing="skip" to leave them out'
                 )
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
             if not isinstance(error, WdsError):
-                note(error, f"This happened in associate, at {told(sample)}")
+                note(error, f"This happened in associate, at {describe_sample(sample)}")
             if policy.goes_on(error, sample):
                 continue
             break
@@ -59,7 +59,7 @@ def associate(
             continue
         if entry is not None and not isinstance(entry, Mapping):
             raise TypeError(
-                f"associate adds dicts of fields, and found a {type(entry).__name__} for {told(sample)}: "
+                f"associate adds dicts of fields, and found a {type(entry).__name__} for {describe_sample(sample)}: "
                 f'make it a dict, as in {{"label": {entry!r:.40}}}'
             )
         yield {**sample, **(entry or {}), **{name: sample[name] for name in ORIGIN if name in sample}}
@@ -153,7 +153,7 @@ def add_columns(
             elif (
                 beside is not url and is_other and (beside != url or not any(column.expects(key) for column in columns))
             ):
-                verdicts = [_passed(column.end(), policy, url=column.url) for column in columns]
+                verdicts = [_skipped_entry(column.end(), policy, url=column.url) for column in columns]
                 if False in verdicts:
                     break
                 for column in columns:
@@ -162,8 +162,8 @@ def add_columns(
             added: Sample = {}
             faults = list(filter(None, [column.add(sample, names, added) for column in columns]))
             if is_again and (faults or any(column.gap for column in columns)):
-                raise gone(1)
-            verdicts = [_passed(column.gap, policy, url=column.url) for column in columns]
+                raise samples_gone_error(1)
+            verdicts = [_skipped_entry(column.gap, policy, url=column.url) for column in columns]
             if False in verdicts:
                 break
             if not faults:
@@ -176,7 +176,7 @@ def add_columns(
                 break
         else:
             for column in columns:
-                if not _passed(column.end(), policy, url=column.url):
+                if not _skipped_entry(column.end(), policy, url=column.url):
                     break
         policy.finish()
     finally:
@@ -184,7 +184,7 @@ def add_columns(
             column.close()
 
 
-def _passed(fault: Exception | None, policy: ErrorPolicy, *, url: str) -> bool:
+def _skipped_entry(fault: Exception | None, policy: ErrorPolicy, *, url: str) -> bool:
     try:
         return fault is None or policy.goes_on(fault, url=url)
     finally:

@@ -133,16 +133,16 @@ def payloads(stream: BinaryIO, path: str) -> Iterator[bytes]:
         head = stream.read(FRAME.size)
         length, checksum = FRAME.unpack(head) if len(head) == FRAME.size else (limit, 0)
         if place + FRAME.size + length > limit:
-            raise CacheError(_damaged(path, number, place, "a length that cannot be"))
+            raise CacheError(_damage_message(path, number, place, "a length that cannot be"))
         payload = stream.read(length)
         if len(payload) < length or crc32(payload) != checksum:
-            raise CacheError(_damaged(path, number, place, "a wrong checksum"))
+            raise CacheError(_damage_message(path, number, place, "a wrong checksum"))
         total = crc32(head, total)
         place += len(head) + length
         if number >= 0:
             yield payload
     if place != limit or total != heads_sum:
-        raise CacheError(_damaged(path, count, place, "a wrong checksum of the whole"))
+        raise CacheError(_damage_message(path, count, place, "a wrong checksum of the whole"))
 
 
 def _check(stream: BinaryIO, path: str, facts: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     return f"it had { ({key: found[key] for key in found if found[key] != facts.get(key)})!r}"
 
 
-def _damaged(path: str, number: int, place: int, what: str) -> str:
+def _damage_message(path: str, number: int, place: int, what: str) -> str:
     return (
         f"The cache {path} is damaged: at byte {place}, where sample {number} begins, it has {what}. The samples "
         f"before it have been yielded, so it cannot be made again now: delete it, and begin the epoch again"

@@ -69,10 +69,10 @@ def describe(value: object, width: int = 60) -> str:
     >>> describe(b"abc" * 1000, width=12), describe(np.zeros((2, 3), np.uint8))
     ("bytes, 3,000 bytes: b'abcabca...", 'ndarray uint8 (2, 3), 6 bytes: [0, 0, 0]')
     """
-    return _described(value, width, depth=0)
+    return _describe_item(value, width, depth=0)
 
 
-def _described(value: object, width: int, depth: int) -> str:
+def _describe_item(value: object, width: int, depth: int) -> str:
     try:
         return f"{type(value).__name__}{_facts(value, width, depth)}"
     except Exception as error:  # noqa: BLE001 - a value that cannot be shown is no reason to stop the training
@@ -94,13 +94,17 @@ def _facts(value: Any, width: int, depth: int) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "nbytes"):
         device = str(getattr(value, "device", "cpu"))
         where = "" if device == "cpu" else f" on {device}"
-        begin = _cut(_beginning(value), width) if device == "cpu" else ""  # from elsewhere it would have to be fetched
+        begin = (
+            _cut(_first_items(value), width) if device == "cpu" else ""
+        )  # from elsewhere it would have to be fetched
         return f" {value.dtype} {tuple(value.shape)}, {value.nbytes:,} bytes{where}{begin and f': {begin}'}"
     if isinstance(value, Mapping):
-        parts = [f"{key!s:.30}: {_described(part, width // 2, depth + 1)}" for key, part in islice(value.items(), 3)]
+        parts = [
+            f"{key!s:.30}: {_describe_item(part, width // 2, depth + 1)}" for key, part in islice(value.items(), 3)
+        ]
         return _several(len(value), parts, depth)
     if isinstance(value, list | tuple | set | frozenset):
-        return _several(len(value), [_described(part, width // 2, depth + 1) for part in islice(value, 3)], depth)
+        return _several(len(value), [_describe_item(part, width // 2, depth + 1) for part in islice(value, 3)], depth)
     if callable(getattr(value, "getbands", None)):  # a Pillow image
         return f" {value.mode} {value.size[0]}x{value.size[1]}"
     return ""
@@ -111,7 +115,7 @@ def _several(count: int, parts: list[str], depth: int) -> str:
     return f" of {count:,}" + (f" ({'; '.join(parts)}{more})" if parts and depth < 2 else "")
 
 
-def _beginning(array: Any) -> str:
+def _first_items(array: Any) -> str:
     kind = getattr(array.dtype, "kind", "f")
     if 0 in array.shape or kind not in PLAIN_NUMBERS:
         return ""
@@ -132,11 +136,11 @@ def _tell(to: Journal, title: str, item: object, width: int) -> None:
     lines = [title]
     if isinstance(item, dict):
         shown = {**item, "__url__": redact(str(item["__url__"]))} if "__url__" in item else item
-        lines += [f"    {field!s:.60}: {_described(value, width, 0)}" for field, value in shown.items()]
+        lines += [f"    {field!s:.60}: {_describe_item(value, width, 0)}" for field, value in shown.items()]
     elif isinstance(item, list | tuple):
-        lines += [f"    [{place}]: {_described(value, width, 0)}" for place, value in enumerate(item[:20])]
+        lines += [f"    [{place}]: {_describe_item(value, width, 0)}" for place, value in enumerate(item[:20])]
     else:
-        lines.append(f"    {_described(item, width, 0)}")
+        lines.append(f"    {_describe_item(item, width, 0)}")
     text = "\n".join(lines)
     if isinstance(to, logging.Logger):
         to.info("%s", text)

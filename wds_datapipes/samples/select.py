@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from wds_datapipes.errors import DuplicateFieldError, MissingFieldError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
-from wds_datapipes.samples.fields import NO_FIELD, Missing, no_sample, remember, told
+from wds_datapipes.samples.fields import NO_FIELD, Missing, describe_sample, no_sample, remember
 from wds_datapipes.types import Sample
 
 __all__ = ["Alternatives", "Lacking", "extract_keys", "parse_patterns", "parse_rules", "rename_keys", "select_fields"]
@@ -107,15 +107,15 @@ def rename_keys(
                 found[name] = field
             elif duplicate_is_error:
                 raise DuplicateFieldError(
-                    f"rename_keys would call both {found[name]!r} and {field!r} of {told(sample)} {name!r}. Make the "
-                    f"patterns narrower, or pass duplicate_is_error=False to take the first"
+                    f"rename_keys would call both {found[name]!r} and {field!r} of {describe_sample(sample)} {name!r}. "
+                    f"Make the patterns narrower, or pass duplicate_is_error=False to take the first"
                 )
         if must_match and idle:
             name, pattern = next(iter(idle.values()))
-            raise _missing("rename_keys", pattern, sample, f", which was to be called {name!r}")
+            raise _missing_error("rename_keys", pattern, sample, f", which was to be called {name!r}")
         return [*{**{name: name for name in sample if name[:2] == "__"}, **found}.items()]
 
-    for sample, names in _chosen("rename_keys", source, find, on_error):
+    for sample, names in _select_fields("rename_keys", source, find, on_error):
         yield {name: sample[field] for name, field in names}
 
 
@@ -136,14 +136,14 @@ def extract_keys(
             if len(matching) > 1:
                 raise DuplicateFieldError(
                     f"extract_keys takes one field for each pattern, and {pattern.text!r} matches {matching} of "
-                    f"{told(sample)}. Make it narrower; to_tuple takes the first of several"
+                    f"{describe_sample(sample)}. Make it narrower; to_tuple takes the first of several"
                 )
             if not matching and missing == "raise":
-                raise _missing("extract_keys", pattern, sample)
+                raise _missing_error("extract_keys", pattern, sample)
             names.append(matching[0] if matching else NO_FIELD)
         return names
 
-    for sample, names in _chosen("extract_keys", source, find, on_error):
+    for sample, names in _select_fields("extract_keys", source, find, on_error):
         yield tuple(map(sample.get, names))
 
 
@@ -162,15 +162,15 @@ def select_fields(
             if not any(map(pattern, sample)):
                 if missing == "skip":
                     return None
-                raise _missing("select_fields", pattern, sample)
+                raise _missing_error("select_fields", pattern, sample)
         return [field for field in sample if field[:2] == "__" or any(pattern(field) for pattern in parsed)]
 
-    for sample, names in _chosen("select_fields", source, find, on_error):
+    for sample, names in _select_fields("select_fields", source, find, on_error):
         if names is not None:
             yield {name: sample[name] for name in names}
 
 
-def _chosen(
+def _select_fields(
     stage: str, source: Iterable[Sample], find: Callable[[Sample], T], on_error: OnError
 ) -> Iterator[tuple[Sample, T]]:
     """Yield each sample with what is found for it; samples with the same fields are looked at once."""
@@ -192,8 +192,8 @@ def _chosen(
     policy.finish()
 
 
-def _missing(stage: str, pattern: Pattern, sample: Sample, what: str = "") -> MissingFieldError:
+def _missing_error(stage: str, pattern: Pattern, sample: Sample, what: str = "") -> MissingFieldError:
     fields = [name for name in sample if name[:2] != "__"]
     return MissingFieldError(
-        f"{stage} was asked for a field like {pattern.text!r}{what}, and {told(sample)} has {fields}"
+        f"{stage} was asked for a field like {pattern.text!r}{what}, and {describe_sample(sample)} has {fields}"
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
 
-from wds_datapipes.shards.position import SamplePosition, gone
+from wds_datapipes.shards.position import SamplePosition, samples_gone_error
 
 __all__ = ["CAME", "ShuffleMoves", "ShuffleState", "nbytes", "shuffle_samples", "waiting_behind"]
 
@@ -99,7 +99,7 @@ def shuffle_samples(
     buffer: list[T] = []
     at: SamplePosition | None = None
     if state.draws or state.waiting or state.passing:
-        buffer = yield from _refilled(items, state, address)
+        buffer = yield from _refill_buffer(items, state, address)
         for _ in range(state.draws):
             rng.random()
     waiting = state.waiting
@@ -163,7 +163,7 @@ def waiting_behind(moves: Iterable[int]) -> list[int]:
     return waiting
 
 
-def _refilled(
+def _refill_buffer(
     items: Iterator[Any], state: ShuffleState, address: Callable[[], SamplePosition] | None
 ) -> Generator[T, None, list[T]]:
     """Return the items that wait, once they were read again; yield those that a later stage waits for."""
@@ -173,7 +173,7 @@ def _refilled(
     while missing or passing:
         item: Any = next(items, _END)
         if item is _END:
-            raise gone(len(missing) + len(passing))
+            raise samples_gone_error(len(missing) + len(passing))
         at = address() if address is not None else SamplePosition(-1, 0, 0)
         slot = missing.pop(at.place, None)
         if slot is not None:
@@ -183,7 +183,7 @@ def _refilled(
             state.at = at
             yield item
         else:  # it is new, and more new ones may come for ever
-            raise gone(len(missing) + len(passing))
+            raise samples_gone_error(len(missing) + len(passing))
     return buffer
 
 

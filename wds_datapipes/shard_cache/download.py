@@ -28,7 +28,7 @@ from wds_datapipes.shard_cache.entry import CopyFacts, Entry, stamp
 from wds_datapipes.shard_cache.eviction import evict_oldest, make_room
 from wds_datapipes.tar.scanner import scan_shard
 
-__all__ = ["CacheFullError", "DownloadStopped", "WantedShard", "filled"]
+__all__ = ["CacheFullError", "DownloadStopped", "WantedShard", "fetch_copy"]
 
 #: The options that hold for asking for the size as well.
 FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
@@ -61,7 +61,7 @@ class WantedShard:
         self.name = redact(url)
 
 
-def filled(
+def fetch_copy(
     folder: Path,
     entry: Entry,
     wanted: WantedShard,
@@ -94,7 +94,7 @@ def filled(
         fcntl.flock(copy, fcntl.LOCK_SH)  # the pin: it stays while this is open
         room = _Room(folder, entry.part, max_bytes)
         room.ensure(size or 0)
-        digest = _fetched(wanted, copy, room, size, is_wanted)
+        digest = _copy_source(wanted, copy, room, size, is_wanted)
         if size is None and not is_last:
             _check_whole(wanted, copy, room.written)
         _settle(folder, entry, copy, wanted, digest, room.written)
@@ -135,7 +135,9 @@ class _Room:
             self.written += count
 
 
-def _fetched(wanted: WantedShard, copy: io.FileIO, room: _Room, size: int | None, is_wanted: Callable[[], bool]) -> str:
+def _copy_source(
+    wanted: WantedShard, copy: io.FileIO, room: _Room, size: int | None, is_wanted: Callable[[], bool]
+) -> str:
     """Write the source to the copy, and return its digest."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK_BYTES))

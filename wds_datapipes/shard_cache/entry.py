@@ -19,7 +19,7 @@ from typing import Any
 
 from wds_datapipes.io.openers import redact, split_scheme
 
-__all__ = ["READ_ONLY", "CopyFacts", "Entry", "entries", "locked", "stamp"]
+__all__ = ["READ_ONLY", "CopyFacts", "Entry", "entries", "lock_file", "stamp"]
 
 FORMAT = "wds-datapipes copy"
 VERSION = 1
@@ -120,7 +120,7 @@ def entries(folder: Path) -> list[Entry]:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True, keep: bool = False) -> Iterator[int | None]:
+def lock_file(path: Path, *, wait: bool = True, keep: bool = False) -> Iterator[int | None]:
     """Hold a file's lock, which the system releases when its owner dies; yield its descriptor, or None without it.
 
     Args:
@@ -159,7 +159,7 @@ def stamp(folder: Path, path: Path) -> None:
     On a disk that this process may only read, no copy leaves, and nothing needs a note.
     """
     try:
-        with locked(folder / FOLDER_LOCK, keep=True) as descriptor, contextlib.suppress(FileNotFoundError):
+        with lock_file(folder / FOLDER_LOCK, keep=True) as descriptor, contextlib.suppress(FileNotFoundError):
             if descriptor is None:  # which cannot be: it was waited for
                 return
             now = max(time.time_ns(), os.fstat(descriptor).st_mtime_ns + 1000)

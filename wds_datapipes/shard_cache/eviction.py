@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from wds_datapipes.shard_cache.entry import FACTS, FOLDER_LOCK, LOCK, PART, Entry, entries, locked
+from wds_datapipes.shard_cache.entry import FACTS, FOLDER_LOCK, LOCK, PART, Entry, entries, lock_file
 
 __all__ = ["evict", "make_room", "used_bytes"]
 
@@ -32,7 +32,7 @@ def make_room(folder: Path, own: Path | None, need: int, max_bytes: int) -> bool
     """
     if need > max_bytes:
         return False
-    with locked(folder / FOLDER_LOCK, keep=True):
+    with lock_file(folder / FOLDER_LOCK, keep=True):
         _remove_abandoned(folder, own)
         used = used_bytes(folder, own)
         for entry in by_last_use(folder):
@@ -47,13 +47,13 @@ def make_room(folder: Path, own: Path | None, need: int, max_bytes: int) -> bool
 
 def evict_oldest(folder: Path) -> bool:
     """Let the one copy leave that was used longest ago; return whether there was one that nobody reads."""
-    with locked(folder / FOLDER_LOCK, keep=True):
+    with lock_file(folder / FOLDER_LOCK, keep=True):
         return any(evict(entry) for entry in by_last_use(folder))
 
 
 def evict(entry: Entry) -> int:
     """Remove a copy, if nobody reads it; return how many bytes that has freed."""
-    with locked(entry.lock, wait=False) as mine:
+    with lock_file(entry.lock, wait=False) as mine:
         if mine is None:  # somebody fetches or checks it
             return 0
         try:
@@ -105,7 +105,7 @@ def _remove_abandoned(folder: Path, own: Path | None) -> None:
             continue
         with suppress(FileNotFoundError):
             if path.suffix in (PART, LOCK) and "." not in path.stem:
-                with locked(path.with_suffix(LOCK), wait=False) as descriptor:
+                with lock_file(path.with_suffix(LOCK), wait=False) as descriptor:
                     if descriptor is not None:
                         path.with_suffix(PART).unlink(missing_ok=True)
             elif path.suffix in (PART, FACTS) and _is_stray(path):

@@ -68,7 +68,9 @@ def adopt(folder: Path, entry: Entry, wanted: WantedShard) -> io.FileIO | None:
         return None
     try:
         fcntl.flock(copy, fcntl.LOCK_SH)
-        found = "another URL has the same name" if _has_owner(folder, name, entry) else _compared(copy, wanted)
+        found = (
+            "another URL has the same name" if _has_owner(folder, name, entry) else _compare_with_shard(copy, wanted)
+        )
         if isinstance(found, str):
             LOGGER.warning("%s has webdataset's name for %s, and is not used: %s", folder / name, wanted.name, found)
             copy.close()
@@ -94,7 +96,7 @@ def _has_owner(folder: Path, name: str, entry: Entry) -> bool:
     return any(path.is_symlink() and os.readlink(path) == name for path in others)  # noqa: PTH115  a text is compared
 
 
-def _compared(copy: io.FileIO, wanted: WantedShard) -> str | CopyFacts:
+def _compare_with_shard(copy: io.FileIO, wanted: WantedShard) -> str | CopyFacts:
     """Compare a file with a shard; return what is to be known of it, or say why it cannot be its copy."""
     status = os.fstat(copy.fileno())
     if not S_ISREG(status.st_mode):

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from wds_datapipes.errors import CacheError, CorruptShardError, ShardError, TruncatedShardError
-from wds_datapipes.shard_cache.download import WantedShard, filled
-from wds_datapipes.shard_cache.entry import CopyFacts, Entry, locked, stamp
+from wds_datapipes.shard_cache.download import WantedShard, fetch_copy
+from wds_datapipes.shard_cache.entry import CopyFacts, Entry, lock_file, stamp
 from wds_datapipes.shard_cache.eviction import evict
 from wds_datapipes.shard_cache.foreign_copies import adopt
 from wds_datapipes.user_warnings import warn_user
@@ -92,7 +92,7 @@ class CacheFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.W_OK) and (copy := adopt(self.path, entry, wanted)):
                 return copy
-            with locked(entry.lock, wait=wait) as mine:
+            with lock_file(entry.lock, wait=wait) as mine:
                 if mine is None:
                     return None
                 # Another process may have fetched it while this one waited.
@@ -108,7 +108,7 @@ class CacheFolder:
 
     def fault(self, entry: Entry, *, remove: bool) -> str | None:
         """Say what is wrong with a copy, or return None; with ``remove``, such a copy leaves."""
-        with locked(entry.lock):
+        with lock_file(entry.lock):
             try:
                 copy = io.FileIO(entry.path, "r")
             except FileNotFoundError:
@@ -138,10 +138,10 @@ class CacheFolder:
         LOGGER.debug("Fetching %s into %s", wanted.name, entry.path)
         begin = time.monotonic()
         try:
-            copy = filled(self.path, entry, wanted, self.max_bytes, is_wanted)
+            copy = fetch_copy(self.path, entry, wanted, self.max_bytes, is_wanted)
         except (CorruptShardError, TruncatedShardError) as error:
             LOGGER.warning("%s. It is fetched once more", error)
-            copy = filled(self.path, entry, wanted, self.max_bytes, is_wanted, is_last=True)
+            copy = fetch_copy(self.path, entry, wanted, self.max_bytes, is_wanted, is_last=True)
         LOGGER.log(
             logging.WARNING if self.verbose else logging.INFO,
             "Fetched %s: %d bytes in %.1f s, into %s",

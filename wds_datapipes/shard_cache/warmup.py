@@ -13,7 +13,7 @@ from wds_datapipes.shard_cache.cached_shards import Known
 from wds_datapipes.shard_cache.download import CacheFullError, WantedShard
 from wds_datapipes.shard_cache.store import CacheFolder
 
-__all__ = ["WarmedShard", "warmed"]
+__all__ = ["WarmedShard", "warm_cache"]
 
 
 class WarmedShard(NamedTuple):
@@ -28,7 +28,7 @@ class WarmedShard(NamedTuple):
     error: str = ""
 
 
-def warmed(
+def warm_cache(
     copies: CacheFolder, urls: Sequence[str], *, known: Known, options: Mapping[str, Any], at_once: int
 ) -> Iterator[WarmedShard]:
     """Fetch shards, several at a time, and yield what came of each.

@@ -52,7 +52,7 @@ def take_files(
                 claims.give_back_lost()
                 waiting.clear()
             if not waiting:
-                waiting = _found(folder, patterns)
+                waiting = _list_files(folder, patterns)
                 if select == "random":
                     rng.shuffle(waiting)
             while waiting:
@@ -169,7 +169,7 @@ def _lock_of_lost(path: Path) -> Iterator[bool]:
         yield is_lost
 
 
-def _found(folder: str, patterns: Sequence[str]) -> list[str]:
+def _list_files(folder: str, patterns: Sequence[str]) -> list[str]:
     """Return the names of the files that may be taken, the oldest last."""
     found = []
     with os.scandir(folder) as entries:

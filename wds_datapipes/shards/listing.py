@@ -12,7 +12,7 @@ from urllib.parse import quote
 from wds_datapipes.errors import PatternError
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
 
-__all__ = ["GLOB_MARKS", "SHARD_SUFFIXES", "listed"]
+__all__ = ["GLOB_MARKS", "SHARD_SUFFIXES", "list_urls"]
 
 #: The names of shards in a directory.
 SHARD_SUFFIXES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2", ".tgz", ".txz", ".tzst")
@@ -21,7 +21,7 @@ SHARD_SUFFIXES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2",
 GLOB_MARKS = frozenset("*?[")
 
 
-def listed(url: str, storage_options: Mapping[str, Any]) -> list[str]:
+def list_urls(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     """The shards that a URL stands for, sorted: itself, unless it is a glob or a directory.
 
     Raises:
@@ -95,11 +95,11 @@ def ask_store(
     """
     # Imported here, because fsspec takes time that a list of local shards need not spend.
     from wds_datapipes.io.redaction import raise_alone
-    from wds_datapipes.io.remote.filesystem import hiding, reason, remote_filesystem
+    from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
     from wds_datapipes.io.remote.timeouts import StoreTimeouts
 
     options, waiting = StoreTimeouts.split(storage_options)
-    hide, patience = hiding(options), waiting.patience()
+    hide, patience = redactor_of(options), waiting.patience()
     filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
     try:
         found = patience.patiently(lambda: ask(filesystem, path), f"{hide(url)} cannot be listed")

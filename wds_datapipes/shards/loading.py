@@ -18,7 +18,7 @@ from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import OpeningURL
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.shards.position import Resume
-from wds_datapipes.shards.seeking import open_archive, opened_parts, unchanged
+from wds_datapipes.shards.seeking import check_unchanged, open_archive, opened_parts
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, ShardURL
@@ -103,7 +103,7 @@ def load_wds_shards(
                         stop=end,
                         limits=limits,
                     )
-                    yield from members if parts is None else unchanged(members, archive, start, end)
+                    yield from members if parts is None else check_unchanged(members, archive, start, end)
             url.complete = True
         except ChangedShardError:
             raise  # whatever the policy is for bad data: this is about the state

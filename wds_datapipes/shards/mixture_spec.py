@@ -106,10 +106,10 @@ def read_mixture(
         if safe:
             refuse_unsafe(origin)
         where = redact(origin)
-        content = _loaded(origin, where, storage_options)
+        content = _load_file(origin, where, storage_options)
     else:
         raise SpecError(f"A specification is the path of a {', '.join(SUFFIXES)} file or a dict, not {spec!r}")
-    top = _mapping(content, where, TOP_KEYS)
+    top = _check_mapping(content, where, TOP_KEYS)
     if "datasets" in top and "dataset" in top:
         raise SpecError(f"{where} has both 'datasets' and 'dataset'. Put all into the first")
     datasets = top.get("datasets", top.get("dataset"))
@@ -132,7 +132,7 @@ def read_mixture(
     return Mixture(collections)
 
 
-def _loaded(url: str, path: str, storage_options: Mapping[str, Any] | None) -> object:
+def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -> object:
     """Return what a file holds; ``path`` is what messages call it."""
     name = url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
     if not name.endswith(SUFFIXES):
@@ -161,7 +161,7 @@ def _loaded(url: str, path: str, storage_options: Mapping[str, Any] | None) -> o
 def _collection(
     dataset: object, where: str, prefix: str, buckets: object, expand: Callable[[str], list[str]]
 ) -> Collection:
-    found = _mapping(dataset, where, DATASET_KEYS)
+    found = _check_mapping(dataset, where, DATASET_KEYS)
     bucket = _bucket(found.get("buckets", buckets), where)
     name = _text(found.get("name", f"@{bucket}"), where, "name")
     where = f"{where} ({name})"
@@ -183,7 +183,7 @@ def _collection(
     if not given:
         return Collection(name, urls, len(urls), again=False, settings=settings)
     key = given[0]
-    return Collection(name, urls, _count(key, found[key], len(urls), where), key == "resample", settings)
+    return Collection(name, urls, _epoch_shards(key, found[key], len(urls), where), key == "resample", settings)
 
 
 def _settings(found: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _is_positive(value: object) -> TypeGuard[int | float]:
     return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf
 
 
-def _count(key: str, value: object, shards: int, where: str) -> int:
+def _epoch_shards(key: str, value: object, shards: int, where: str) -> int:
     """Return how many shards an epoch has, where it is given as a number or as a share of all."""
     if not _is_positive(value):
         raise SpecError(f"{where}: {key} is a number above 0, not {value!r}")
@@ -259,7 +259,7 @@ def _bucket(buckets: object, where: str) -> str:
     return _text(several[0], where, "buckets") if several else ""
 
 
-def _mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
+def _check_mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
     """Return a mapping that has none but these keys."""
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} has to be a mapping with some of the keys {', '.join(keys)}, not {value!r}")

@@ -14,8 +14,8 @@ from braceexpand import braceexpand
 from wds_datapipes.errors import PatternError, RefusedURLError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.url_safety import refuse_unsafe
-from wds_datapipes.shards.listing import GLOB_MARKS, listed
-from wds_datapipes.shards.url_rewriting import Rewrite, Rules, rewritten, rules_of
+from wds_datapipes.shards.listing import GLOB_MARKS, list_urls
+from wds_datapipes.shards.url_rewriting import Rewrite, Rules, rewrite_url, rules_of
 
 __all__ = ["MAX_SHARDS", "Patterns", "expand_urls"]
 
@@ -154,18 +154,18 @@ def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rule
     """The shards of a pattern without variables; with ``safe``, each is looked at before it is listed, and after."""
     urls = expand_braces(pattern)
     if safe:
-        return [shard for url in urls for shard in _safely_listed(rewritten(url, rules), storage_options)]
+        return [shard for url in urls for shard in _safely_listed(rewrite_url(url, rules), storage_options)]
     # A million shards take little more than their strings do, if not each of them is looked at.
     if not rules and GLOB_MARKS.isdisjoint(pattern) and not pattern.endswith(("/", "}")):
         return urls
     if "" in urls:
         raise PatternError(f"One of the shards of the pattern {redact(pattern)!r} has an empty name")
-    return [shard for url in urls for shard in listed(rewritten(url, rules), storage_options)]
+    return [shard for url in urls for shard in list_urls(rewrite_url(url, rules), storage_options)]
 
 
 def _safely_listed(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     refuse_unsafe(url)
-    found = listed(url, storage_options)
+    found = list_urls(url, storage_options)
     for each in found:
         refuse_unsafe(each)
     return found

@@ -20,8 +20,8 @@ __all__ = [
     "ShardShare",
     "SkippedCount",
     "check_of",
-    "gone",
     "runs_of",
+    "samples_gone_error",
 ]
 
 #: The place behind all shards.
@@ -137,7 +137,7 @@ class SkippedCount:
         """
         if self._again and address is not None:
             if (place := address().place) not in self._again:
-                raise gone(len(self._again))
+                raise samples_gone_error(len(self._again))
             self._again.remove(place)
             return True
         self.count += 1
@@ -245,7 +245,7 @@ def _numbers(way: Iterable[Any]) -> Iterator[int]:
             yield each
 
 
-def gone(count: int) -> ChangedShardError:
+def samples_gone_error(count: int) -> ChangedShardError:
     """Return the error for samples that do not come again, after all others that were to, and before new ones."""
     return ChangedShardError(
         f"{count} samples that waited in a shuffle buffer are no longer where they were. A state can be loaded only "

@@ -15,14 +15,14 @@ from wds_datapipes.errors import (
     TruncatedShardError,
     UnsupportedMemberError,
 )
-from wds_datapipes.io.compression.decompress import buffered, decompressed
-from wds_datapipes.io.compression.formats import recognised
+from wds_datapipes.io.compression.decompress import buffer_stream, decompress_stream
+from wds_datapipes.io.compression.formats import detect_compression
 from wds_datapipes.io.openers import open_parts, open_url, redact
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.io.remote.range_sources import RangeSource
 from wds_datapipes.types import MemberTuple, Opener
 
-__all__ = ["SeekableShard", "open_archive", "opened_parts", "unchanged"]
+__all__ = ["SeekableShard", "check_unchanged", "open_archive", "opened_parts"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
@@ -48,11 +48,11 @@ def open_archive(
     """Open a shard at its beginning, with options for ``opener``; ``opened`` closes it."""
     try:
         raw = opened.enter_context(opener(path, **options))
-        return opened.enter_context(decompressed(raw, url=path, limits=limits))
+        return opened.enter_context(decompress_stream(raw, url=path, limits=limits))
     except ShardError:
         raise
     except OSError as error:
-        raise _failed(redact(path), error) from error
+        raise _read_error(redact(path), error) from error
 
 
 def opened_parts(
@@ -70,7 +70,7 @@ def opened_parts(
     remote = open_parts(path, **options)
     if remote is not None:
         opened.callback(remote.close)
-        if recognised(remote.head) is None:
+        if detect_compression(remote.head) is None:
             found = _PartsOfRemote(remote)
             opened.callback(found.close)
             return found
@@ -86,7 +86,7 @@ class _PartsOfRemote:
 
     def at(self, start: int, end: int) -> BinaryIO:
         self.close()
-        self._stream = buffered(self._remote.part(start, end))
+        self._stream = buffer_stream(self._remote.part(start, end))
         return self._stream
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class _PartsOfStream:
         except ShardError:
             raise
         except OSError as error:
-            raise _failed(self._archive, error) from error
+            raise _read_error(self._archive, error) from error
         if end < 0:
             return self._stream
         self._at, self._section = end, _Section(self._stream, end - start)
@@ -144,7 +144,7 @@ class _Section:
         return False
 
 
-def unchanged(members: Iterator[MemberTuple], archive: str, start: int, end: int) -> Iterator[MemberTuple]:
+def check_unchanged(members: Iterator[MemberTuple], archive: str, start: int, end: int) -> Iterator[MemberTuple]:
     """Yield the members of a part, if they are where they were.
 
     Raises:
@@ -165,5 +165,5 @@ def unchanged(members: Iterator[MemberTuple], archive: str, start: int, end: int
     yield from members
 
 
-def _failed(archive: str, error: OSError) -> ShardReadError:
+def _read_error(archive: str, error: OSError) -> ShardReadError:
     return ShardReadError(f"{archive} could not be read to its end: {type(error).__name__}: {error}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from wds_datapipes.errors import PatternError
 
-__all__ = ["Rewrite", "Rules", "rewritten", "rules_of"]
+__all__ = ["Rewrite", "Rules", "rewrite_url", "rules_of"]
 
 Rewrite = Sequence[tuple[str, str]]
 """Pairs of a regular expression, which has to match where a URL begins, and what takes the place of the match."""
@@ -55,7 +55,7 @@ def rules_of(rewrite: Rewrite | None, variables: Mapping[str, str]) -> Rules:
     return [*rules, *_rules_of_aistore(variables)]
 
 
-def rewritten(url: str, rules: Rules) -> str:
+def rewrite_url(url: str, rules: Rules) -> str:
     """Return where a shard is read: by the first rule that changes its URL, if one does."""
     for pattern, replacement in rules:
         match = pattern.match(url)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from zlib import adler32
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError, UnsupportedMemberError
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, exceeded, padded_too_far
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, padded_too_far
 from wds_datapipes.tar.buffer import ReadBuffer
 
 __all__ = [
@@ -127,12 +127,12 @@ class HeaderReader:
             if kind not in EXTENSIONS:
                 entry = self._entry(block, {**self._globals, **pending}, start)
                 if not entry.is_file:
-                    self._go_on_to(self._ahead.offset + padded(entry.size))
+                    self._go_on_to(self._ahead.offset + round_to_blocks(entry.size))
                 return entry
             count += 1
             if count > self._most_headers:
                 found = f"{self._archive} has {count} headers for one member, of which the last is at byte {position}"
-                raise exceeded(self._limits, "headers", found)
+                raise limit_error(self._limits, "headers", found)
             self._extend(pending, kind, size, position)
             if kind == PAX_GLOBAL and start == position:
                 start = self._ahead.offset  # it stands for itself, and belongs to no member
@@ -152,8 +152,8 @@ class HeaderReader:
             raise self._corrupt(
                 f"has a long name or PAX header of {size} bytes at byte {position}, where {MAX_EXTENSION} are the limit"
             )
-        content = self._ahead.take(padded(size))
-        if len(content) < padded(size):
+        content = self._ahead.take(round_to_blocks(size))
+        if len(content) < round_to_blocks(size):
             raise self._cut()
         if kind == GNU_LONG_NAME:
             pending.setdefault("path", content[:size].partition(b"\0")[0])
@@ -174,7 +174,7 @@ class HeaderReader:
                 path = b"%b/%b" % (raw_prefix.partition(b"\0")[0], path)
         if len(path) > self._most_of_name:
             what = f"{self._archive} has a member at byte {start} whose name has {len(path)} bytes"
-            raise exceeded(self._limits, "name_bytes", f"{what} and begins with {text(path[:40])!r}")
+            raise limit_error(self._limits, "name_bytes", f"{what} and begins with {text(path[:40])!r}")
         name = text(path)
         size = NUMBERS[raw_size]
         if given := records.get("size"):
@@ -293,7 +293,7 @@ class HeaderReader:
         self._gap_to = position
         if position - self._gap_from > self._most_of_gap:
             found = f"{self._archive} has no file from byte {self._gap_from} to byte {position}"
-            raise exceeded(self._limits, "gap_bytes", found)
+            raise limit_error(self._limits, "gap_bytes", found)
 
     def _corrupt(self, found: str) -> CorruptShardError:
         return CorruptShardError(f"{self._archive} {found}. {DAMAGED}")
@@ -302,7 +302,7 @@ class HeaderReader:
         return TruncatedShardError(f"{self._archive} ends inside a header, at byte {self._ahead.position}. {AGAIN}")
 
 
-def padded(size: int) -> int:
+def round_to_blocks(size: int) -> int:
     """Round a size up to whole blocks."""
     return (size + BLOCK - 1) & -BLOCK
 

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from zlib import adler32
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, exceeded
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error
 from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.headers import (
     ADLERS,
@@ -106,7 +106,7 @@ def read_members(
         padding = -size % BLOCK
         if size > most and is_file and chosen is not None and limits.member_bytes is not None:
             found = f"{archive} has the member {name!r} (header at byte {start}) of {size} bytes"
-            raise exceeded(limits, "member_bytes", found)
+            raise limit_error(limits, "member_bytes", found)
         if is_file and size < JOINT_READ_BELOW:
             small = small + 1 if size < SMALL else 0
             if ahead.left < size + padding + BLOCK:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from zlib import adler32
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, StaleSidecarError, TruncatedShardError
-from wds_datapipes.io.compression.decompress import compression_name, decompressed
-from wds_datapipes.io.compression.formats import HEAD_BYTES, recognised
+from wds_datapipes.io.compression.decompress import compression_name, decompress_stream
+from wds_datapipes.io.compression.formats import HEAD_BYTES, detect_compression
 from wds_datapipes.io.openers import open_url, redact
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, exceeded
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts, open_ranges
 from wds_datapipes.tar.buffer import ReadBuffer
 from wds_datapipes.tar.headers import ADLERS, AGAIN, BLOCK, FILE, NUMBERS, PAX_LOCAL, EndMarker, Entry, HeaderReader
@@ -80,13 +80,13 @@ def scan_shard(
             if stream is None:
                 options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
                 counted = Counted(opened.enter_context(open_url(url, **options)), digest)
-                stream = opened.enter_context(decompressed(cast(BinaryIO, counted), url=url, limits=limits))
+                stream = opened.enter_context(decompress_stream(cast(BinaryIO, counted), url=url, limits=limits))
             total = before.bytes if counted is None else None
             end = _scan(stream, archive, found, ignore_zeros, end_marker, total, limits)
             compression = compression_name(stream)
             size = before.bytes if counted is None else counted.finish()
         except ChangedShardError as error:
-            raise _changed(archive) from error
+            raise _changed_error(archive) from error
         except ShardError:
             raise
         except OSError as error:
@@ -94,12 +94,12 @@ def scan_shard(
     if before != FileFacts() and (
         before != file_facts(url, storage_options=storage_options) or before.bytes not in (None, size)
     ):
-        raise _changed(archive)
+        raise _changed_error(archive)
     sha256 = None if counted is None or counted.hash is None else counted.hash.hexdigest()
     return Scan(end, size or 0, sha256, before.mtime_ns, before.etag, compression)
 
 
-def _changed(archive: str) -> StaleSidecarError:
+def _changed_error(archive: str) -> StaleSidecarError:
     return StaleSidecarError(f"{archive} has changed while its headers were read. Build its index again")
 
 
@@ -111,7 +111,7 @@ def _plain_ranges(url: str, storage_options: Mapping[str, Any] | None, opened: E
     opened.enter_context(stream)
     head = stream.read(HEAD_BYTES)
     stream.seek(0)
-    return stream if recognised(head) is None else None
+    return stream if detect_compression(head) is None else None
 
 
 def _scan(
@@ -145,7 +145,7 @@ def _scan(
         if is_file:
             if size > most and limits.member_bytes is not None:
                 what = f"{archive} has the member {name!r} (header at byte {start}) of {size} bytes"
-                raise exceeded(limits, "member_bytes", what)
+                raise limit_error(limits, "member_bytes", what)
             found(name, start, ahead.offset, size)
         needed = size + -size % BLOCK
         if needed <= ahead.left:

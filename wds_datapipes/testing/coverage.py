@@ -15,7 +15,7 @@ from wds_datapipes.loading.rank_and_worker import RankIdentity, WorkerIdentity, 
 from wds_datapipes.loading.seeding import EpochSeeds, reset_pipeline
 from wds_datapipes.pipes.state.graph import splitters
 
-__all__ = ["MISSING", "rehearse_coverage", "shown"]
+__all__ = ["MISSING", "describe_item", "rehearse_coverage"]
 
 Pipe = IterDataPipe[Any]
 
@@ -32,8 +32,8 @@ def rehearse_coverage(
     key: Callable[[Any], Hashable] | None,
 ) -> None:
     """Give each worker of each rank its share, and see whether they are all; see `testing.check_coverage`."""
-    known = _known if key is None else key
-    wanted = Counter(known(item) for item in _seeded(make_pipeline(), WorkerIdentity(1, 0), SeedGenerator(seed)))
+    known = _item_key if key is None else key
+    wanted = Counter(known(item) for item in _seed_pipeline(make_pipeline(), WorkerIdentity(1, 0), SeedGenerator(seed)))
     if not wanted:
         raise AssertionError(
             "The pipeline yields nothing at all, also without a split. Is its list of shards empty, or does a stage "
@@ -58,7 +58,7 @@ def rehearse_coverage(
             generator = generators[place]
             seeds[place].begin(generator)
             own = generator.spawn(rank).spawn(worker)
-            for item in _seeded(pipes[place], WorkerIdentity(max(workers, 1), worker), own):
+            for item in _seed_pipeline(pipes[place], WorkerIdentity(max(workers, 1), worker), own):
                 owners[known(item)].append(place)
             seeds[place].end(generator)
             for log, first in zip(logs[place], logs[places[0]], strict=True):
@@ -76,7 +76,7 @@ def rehearse_coverage(
                 )
 
 
-def shown(item: Any) -> str:
+def describe_item(item: Any) -> str:
     """Return an item as a message has it, or that there is none."""
     text = "none" if item is MISSING else repr(item)
     return text if len(text) <= 300 else f"{text[:300]}..."
@@ -86,12 +86,12 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _seeded(pipe: Pipe, info: Any, generator: Any) -> Pipe:
+def _seed_pipeline(pipe: Pipe, info: Any, generator: Any) -> Pipe:
     seeded: Pipe = reset_pipeline(pipe, info, generator, iter_reset_fn=None, worker_reset_fn=None)
     return seeded
 
 
-def _known(item: Any) -> Hashable:
+def _item_key(item: Any) -> Hashable:
     """Return what a sample is known by; for anything else, all that it is."""
     if isinstance(item, Mapping) and "__key__" in item:
         return str(item.get("__url__", "")), item["__key__"]
@@ -126,8 +126,9 @@ def _listened_to(stage: Any) -> list[Any]:
 
 def _check_order(log: list[Any], first: list[Any], who: str) -> None:
     for number, (found, wanted) in enumerate(zip_longest(log, first, fillvalue=MISSING)):
-        if found is MISSING or wanted is MISSING or _known(found) != _known(wanted):
+        if found is MISSING or wanted is MISSING or _item_key(found) != _item_key(wanted):
             raise AssertionError(
-                f"{who} has another order before the split than rank 0, worker 0: item {number} is {shown(found)}, "
-                f"not {shown(wanted)}. What shuffles there has to take the seed that the loader gives it (set_seed)"
+                f"{who} has another order before the split than rank 0, worker 0: item {number} is "
+                f"{describe_item(found)}, not {describe_item(wanted)}. What shuffles there has to take the seed that "
+                f"the loader gives it (set_seed)"
             )

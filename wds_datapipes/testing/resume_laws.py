@@ -17,7 +17,7 @@ from torchdata.dataloader2.graph._serialization import deserialize_datapipe, ser
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in
 from wds_datapipes.loading.service.service import ShardReadingService
-from wds_datapipes.testing.coverage import MISSING, shown
+from wds_datapipes.testing.coverage import MISSING, describe_item
 
 __all__ = ["rehearse_resume"]
 
@@ -55,14 +55,14 @@ def rehearse_resume(make_pipeline: Callable[[], Pipe], *, workers: int, cuts: in
                 if outline is not None and not _fits(found, outline):
                     raise AssertionError(f"{place}, the state has the shape {found}, and had {outline} before")
                 rest, following, again = ask(state, place)
-                outline = _joined(outline, found)
+                outline = _merge_outlines(outline, found)
                 _compare(rest, whole[cut:], same, f"{place}, another process goes on with other items", cut)
                 _compare(following, after, same, f"{place}, the epoch after the resumed one has other items", 0)
                 if not _fits(again, outline):
                     raise AssertionError(
                         f"{place}, a state of the resumed run has the shape {again}, and one of the first run {outline}"
                     )
-                outline = _joined(outline, again)
+                outline = _merge_outlines(outline, again)
             if cut < len(whole):
                 next(items)
 
@@ -88,7 +88,7 @@ def _fits(found: list[Any], outline: list[Any]) -> bool:
     )
 
 
-def _joined(outline: list[Any] | None, found: list[Any]) -> list[Any]:
+def _merge_outlines(outline: list[Any] | None, found: list[Any]) -> list[Any]:
     """Return an outline with the stages that either of two knows."""
     if outline is None:
         return found
@@ -98,7 +98,9 @@ def _joined(outline: list[Any] | None, found: list[Any]) -> list[Any]:
 def _compare(found: list[Any], wanted: list[Any], same: Same, what: str, first: int) -> None:
     for number, (left, right) in enumerate(zip_longest(found, wanted, fillvalue=MISSING), first):
         if left is MISSING or right is MISSING or not same(left, right):
-            raise AssertionError(f"{what}: item {number} has to be {shown(right)}, and is {shown(left)}")
+            raise AssertionError(
+                f"{what}: item {number} has to be {describe_item(right)}, and is {describe_item(left)}"
+            )
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
     assert same_items(_items(make_pipe()), expected), f"{name} yields other items when it is built again"
 
     assert same_items(_items(pickle.loads(pickle.dumps(make_pipe()))), expected), f"{name} changes when it is pickled"
-    started = _seeded(make_pipe())
+    started = _seed_pipeline(make_pipe())
     iterator = iter(started)
     next(iterator)
     pickle.dumps(started)  # raises where an open file or a generator sits in an attribute
@@ -78,10 +78,10 @@ def same_items(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _seeded(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
+def _seed_pipeline(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
     apply_random_seed(pipe, torch.Generator().manual_seed(0))
     return pipe
 
 
 def _items(pipe: IterDataPipe[Any]) -> list[Any]:
-    return list(_seeded(pipe))
+    return list(_seed_pipeline(pipe))

@@ -145,7 +145,7 @@ class ShardJournal:
         _compare(self._path, lines[0], head)
         finished = []
         for number, line in enumerate(lines[1:], 2):
-            finished.append(_finished(line, f"Line {number} of the journal {self._path!r}"))
+            finished.append(_parse_line(line, f"Line {number} of the journal {self._path!r}"))
             self._ends.append(self._ends[-1] + len(line))
         return finished
 
@@ -215,7 +215,7 @@ class WriterClaim:
             return False
 
 
-def _finished(line: bytes, where: str) -> FinishedShard:
+def _parse_line(line: bytes, where: str) -> FinishedShard:
     """Return what a line tells.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from wds_datapipes.codecs.codec import described
+from wds_datapipes.codecs.codec import describe_value
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
 from wds_datapipes.errors import EncodeError, UnwritableSampleError
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
@@ -81,12 +81,12 @@ class SamplePacker:
             key = encoded["__key__"]
         except (TypeError, KeyError):
             raise UnwritableSampleError(
-                f"A sample to be written is a dict with __key__ and its fields, and this is {described(sample)}"
+                f"A sample to be written is a dict with __key__ and its fields, and this is {describe_value(sample)}"
                 f"{' with ' + ' '.join(map(str, encoded)) if hasattr(encoded, 'keys') else ''}"
             ) from None
         if not isinstance(key, str):
             raise UnwritableSampleError(
-                f"__key__ is a str, and {key!r} is {described(key)}. Make it one: f'{{number:06d}}'"
+                f"__key__ is a str, and {key!r} is {describe_value(key)}. Make it one: f'{{number:06d}}'"
             )
         if self._rule is not None:
             self._check_key(key, self._rule)
@@ -132,7 +132,7 @@ class SamplePacker:
     def _suffix(self, key: str, field: str) -> bytes:
         """Check a field, and return how its names end; nothing if its bytes may not be written as they are."""
         if not isinstance(field, str):
-            raise UnwritableSampleError(f"The names of fields are str, and {field!r} is {described(field)}")
+            raise UnwritableSampleError(f"The names of fields are str, and {field!r} is {describe_value(field)}")
         if self._rule is not None and (field[:2] != "__" or self._keep_meta):
             self._check_field(key, field, self._rule)
         is_plain = field[:2] != "__" and field.isascii() and not (self._chain and f".{field}".endswith(".gz"))
@@ -151,7 +151,7 @@ class SamplePacker:
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         raise EncodeError(
-            f"field {field!r} of sample {sample['__key__']!r} holds {described(value)}, and not bytes. Encode it "
+            f"field {field!r} of sample {sample['__key__']!r} holds {describe_value(value)}, and not bytes. Encode it "
             f"first, as wds_encode or encoder=True does"
         )
 

@@ -145,17 +145,19 @@ def written_over(pattern: str, urls: Iterable[str]) -> str | None:
     'train-000012.tar'
     """
     target = local_path(pattern)
-    begin, end = (re.escape(text.replace("%%", "%")) for text in NUMBER.split(_placed(target or pattern), maxsplit=1))
+    begin, end = (
+        re.escape(text.replace("%%", "%")) for text in NUMBER.split(_absolute_name(target or pattern), maxsplit=1)
+    )
     is_name = re.compile(rf"{begin} *[-+]?\d+ *{end}").fullmatch
     for url in urls:
         path = local_path(url)
-        names = {url} if path is None else {_placed(path), os.path.realpath(path)}
+        names = {url} if path is None else {_absolute_name(path), os.path.realpath(path)}
         if (path is None) is (target is None) and any(map(is_name, names)):
             return url
     return None
 
 
-def _placed(path: str) -> str:
+def _absolute_name(path: str) -> str:
     """Return the name of a local file in its real folder, and a URL as it is."""
     if local_path(path) is None:
         return path

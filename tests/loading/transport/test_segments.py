@@ -27,9 +27,9 @@ from wds_datapipes.loading.transport.shared_memory import (
     Segment,
     SegmentLender,
     SegmentPool,
-    mapped,
+    map_segment,
     new_memory,
-    rounded,
+    round_up,
 )
 
 #: The machine may be busy with something else.
@@ -309,7 +309,7 @@ def test_memory_of_every_kind_is_shared_and_has_no_name(kind: str) -> None:
     assert os.fstat(descriptor).st_size == 3 * MB
     assert not os.get_inheritable(descriptor)
     assert ("/memfd:" in os.readlink(f"/proc/self/fd/{descriptor}")) == (kind != "file")
-    here, there = mapped(descriptor, 3 * MB), mapped(descriptor, 3 * MB)
+    here, there = map_segment(descriptor, 3 * MB), map_segment(descriptor, 3 * MB)
     os.close(descriptor)
     here[:] = 5
     assert set(there[::1000].tolist()) == {5}
@@ -373,7 +373,7 @@ def test_sizes_are_rounded_little_and_are_few() -> None:
     seen = set()
     rng = random.Random(0)
     for size in [1, SMALLEST - 1, SMALLEST, SMALLEST + 1, *(rng.randrange(1, 1 << 34) for _ in range(10_000)), 1 << 34]:
-        result = rounded(size)
+        result = round_up(size)
         assert result >= max(size, SMALLEST)
         assert result % os.sysconf("SC_PAGE_SIZE") == 0
         assert result <= size * 9 / 8 + SMALLEST
@@ -424,11 +424,11 @@ def test_an_error_of_the_c_library_is_raised(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("nothing_left")
 def test_memory_is_readable_after_the_process_that_filled_it_was_killed() -> None:
     descriptor = new_memory(MB)
-    there = mapped(descriptor, MB)
+    there = map_segment(descriptor, MB)
     filled, tell = os.pipe()
     pid = os.fork()
     if not pid:
-        mapped(descriptor, MB)[:] = 9
+        map_segment(descriptor, MB)[:] = 9
         os.write(tell, b"x")
         signal.pause()
     os.close(descriptor)

@@ -161,7 +161,7 @@ def read_dali_index(
         True
     """
     where, path = redact(os.fspath(place)), os.fspath(url)
-    lines = list(_parsed(read_sidecar(os.fspath(place), storage_options), where))
+    lines = list(_parse_components(read_sidecar(os.fspath(place), storage_options), where))
     members = ShardMembers(path, end_marker=end_marker, storage_options=storage_options)
     builder = IndexBuilder(
         lowercase=lowercase, on_duplicate=on_duplicate, on_returning_key="ignore", archive=redact(path)
@@ -169,7 +169,7 @@ def read_dali_index(
     reached, last = -1, None
     for number, components in enumerate(lines, 2):
         line = f"Line {number} of {where}"
-        found = [_held(members, component, line) for component in components]
+        found = [_matching_member(members, component, line) for component in components]
         key = _only_key(found, line)
         if any(before.offset >= after.offset for before, after in pairwise([ShardMember("", 0, reached, 0), *found])):
             raise WrongSidecarError(f"{line} has members in another order than the shard. Build the index again")
@@ -181,7 +181,7 @@ def read_dali_index(
     return builder.finish(end=members.scan.end, facts=members.facts)
 
 
-def _parsed(content: bytes, where: str) -> Iterator[list[tuple[str, int, int, str | None]]]:
+def _parse_components(content: bytes, where: str) -> Iterator[list[tuple[str, int, int, str | None]]]:
     """Yield the components of each sample: extension, offset, size, and name, if it is told."""
     lines = content.decode("utf-8", "surrogateescape").split("\n")
     version, count = [*WORD.findall(lines[0]), "", ""][:2]
@@ -212,7 +212,7 @@ def _parsed(content: bytes, where: str) -> Iterator[list[tuple[str, int, int, st
         ]
 
 
-def _held(members: ShardMembers, component: tuple[str, int, int, str | None], line: str) -> ShardMember:
+def _matching_member(members: ShardMembers, component: tuple[str, int, int, str | None], line: str) -> ShardMember:
     """Return the member that a component tells of, if it is as it tells."""
     extension, offset, size, name = component
     member = members.at(offset, size, line)

@@ -25,7 +25,7 @@ from wds_datapipes.index.interop.shard_members import ShardMembers
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.plain_yaml import plain_yaml
-from wds_datapipes.io.small_files import joined, read_sidecar, within, write_sidecar
+from wds_datapipes.io.small_files import join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.url_safety import refuse_commands
 from wds_datapipes.parallel.map_shards import Shards, each_shard, listed_shards
 from wds_datapipes.shards.patterns import expand_braces
@@ -146,7 +146,7 @@ def read_energon_index(
     if len(content) % 8 or not content:
         raise CorruptSidecarError(f"{where} is no index of Energon: it has {len(content)} bytes, no multiple of 8")
     told = np.frombuffer(content, "<u8")
-    index = _indexed(ShardMembers(path, end_marker=end_marker, storage_options=storage_options), redact(path))
+    index = _index_shard(ShardMembers(path, end_marker=end_marker, storage_options=storage_options), redact(path))
     found = index.columns["sample_offsets"].astype("<u8")
     for number, (says, has) in enumerate(zip(told.tolist(), found.tolist(), strict=False)):
         if says != has:
@@ -264,8 +264,8 @@ def read_energon_dataset(
         parts = plain_yaml(yaml, read_sidecar(name, storage_options))["split_parts"]
         splits = {split: [url for part in parts.get(split) or () for url in expand_braces(part)] for split in parts}
         dataset = EnergonDataset(
-            {joined(place, url): count for url, count in counts.items()},
-            {split: [joined(place, url) for url in urls] for split, urls in splits.items()},
+            {join_name(place, url): count for url, count in counts.items()},
+            {split: [join_name(place, url) for url in urls] for split, urls in splits.items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecarError(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
@@ -280,14 +280,14 @@ def _one(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | N
 
 def _write(url: str, place: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
     """Write the index of a shard for Energon, and return it as ours."""
-    index = _indexed(ShardMembers(url, end_marker=end_marker, storage_options=storage_options), redact(url))
+    index = _index_shard(ShardMembers(url, end_marker=end_marker, storage_options=storage_options), redact(url))
     if not len(index):
         raise UnsupportedSidecarError(f"{redact(url)} has no samples, and Energon takes no shard without any")
     write_sidecar(place, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
     return index
 
 
-def _indexed(members: ShardMembers, archive: str) -> ShardIndex:
+def _index_shard(members: ShardMembers, archive: str) -> ShardIndex:
     """Gather the files of a shard as Energon does."""
     builder = IndexBuilder(key_rule=energon_rule, lowercase=False, on_returning_key="ignore", archive=archive)
     for member in members.found:

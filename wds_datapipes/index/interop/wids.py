@@ -14,7 +14,7 @@ from wds_datapipes.index.build import Depth, build_index
 from wds_datapipes.index.manifest import Manifest, ManifestEntry
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.io.small_files import folder_of, joined, read_sidecar, within, write_sidecar
+from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.url_safety import refuse_commands
 from wds_datapipes.parallel.map_shards import Shards, each_shard, listed_shards
 
@@ -71,7 +71,7 @@ def write_wids_index(
     shards = listed_shards(urls)
     found: dict[int, _Told] = {}
     for number, task in each_shard(
-        _described, shards, (digest, storage_options), executor=executor, max_workers=max_workers
+        _describe_shard, shards, (digest, storage_options), executor=executor, max_workers=max_workers
     ):
         found[number] = task.result()
     folder = folder_of(os.fspath(place))
@@ -114,17 +114,17 @@ def read_wids_index(
     """
     if depth not in ("size", "headers", "bytes"):
         raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
-    told = list(_told(os.fspath(place), storage_options))
+    told = list(_listed_shards(os.fspath(place), storage_options))
     where = redact(os.fspath(place))
     entries: dict[int, ManifestEntry] = {}
     urls = [each.url for each in told]
     work = ({each.url: each for each in told}, depth, where, storage_options)
-    for number, task in each_shard(_held, urls, work, executor=executor, max_workers=max_workers):
+    for number, task in each_shard(_matching_shard, urls, work, executor=executor, max_workers=max_workers):
         entries[number] = task.result()
     return Manifest(entries[number] for number in sorted(entries))
 
 
-def _told(place: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[_Told]:
+def _listed_shards(place: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[_Told]:
     """Yield what a file says of shards, and then what those say that it refers to."""
     where = redact(place)
     try:
@@ -132,16 +132,16 @@ def _told(place: str, storage_options: Mapping[str, Any] | None, depth: int = 0)
         if not isinstance(facts, dict) or facts.get("wids_version", VERSION if depth else None) != VERSION:
             raise ValueError(f"it has no wids_version of {VERSION}")
         base = facts.get("base")
-        shards = list(_shards(facts.get("shardlist", []), _based(base, place)))
+        shards = list(_shards(facts.get("shardlist", []), _base_folder(base, place)))
         for part in facts.get("datasets", []):
             if "source_url" in part:
                 if depth:
                     raise ValueError("it refers to a file that refers to another one")
-                other = joined(folder_of(place), part["source_url"])
+                other = join_name(folder_of(place), part["source_url"])
                 refuse_commands(other, place)
-                shards += _told(other, storage_options, 1)
+                shards += _listed_shards(other, storage_options, 1)
             else:
-                shards += _shards(part["shardlist"], _based(part.get("base", base), place))
+                shards += _shards(part["shardlist"], _base_folder(part.get("base", base), place))
         if not shards:
             raise ValueError("it names no shard")
         if len({each.url for each in shards}) < len(set(shards)):
@@ -155,26 +155,26 @@ def _told(place: str, storage_options: Mapping[str, Any] | None, depth: int = 0)
     yield from shards
 
 
-def _based(base: str | None, place: str) -> str:
+def _base_folder(base: str | None, place: str) -> str:
     """Return the folder that names count from."""
-    return folder_of(place) if base is None else joined(folder_of(place), base.rstrip("/") + "/")
+    return folder_of(place) if base is None else join_name(folder_of(place), base.rstrip("/") + "/")
 
 
 def _shards(found: list[dict[str, Any]], folder: str) -> Iterator[_Told]:
     for each in found:
-        told = _Told(joined(folder, each["url"]), each["nsamples"], each.get("filesize"), each.get("md5sum"))
+        told = _Told(join_name(folder, each["url"]), each["nsamples"], each.get("filesize"), each.get("md5sum"))
         numbers = [told.samples] if told.bytes is None else [told.samples, told.bytes]
         if any(type(number) is not int or number < 0 for number in numbers) or type(told.md5) not in (str, type(None)):
             raise ValueError(f"its entry {each!r} is not that of a shard")
         yield told
 
 
-def _described(url: str, digest: bool, storage_options: Mapping[str, Any] | None) -> _Told:
+def _describe_shard(url: str, digest: bool, storage_options: Mapping[str, Any] | None) -> _Told:
     index = build_index(url, on_duplicate="first", on_returning_key="ignore", storage_options=storage_options)
     return _Told(url, len(index), index.facts.bytes, _md5(url, storage_options) if digest else None)
 
 
-def _held(
+def _matching_shard(
     url: str, expected: Mapping[str, _Told], depth: Depth, where: str, storage_options: Mapping[str, Any] | None
 ) -> ManifestEntry:
     """Return what is known of a shard, if it is as the file says."""
@@ -185,7 +185,7 @@ def _held(
             f"{where} says that {redact(url)} has {told.bytes} bytes, and it has {size}. Build it again"
         )
     if depth != "size":
-        found = _described(url, depth == "bytes" and told.md5 is not None, storage_options)
+        found = _describe_shard(url, depth == "bytes" and told.md5 is not None, storage_options)
         if found.samples != told.samples:
             raise WrongSidecarError(
                 f"{where} says that {redact(url)} has {told.samples} samples, and it has {found.samples}. Build it "

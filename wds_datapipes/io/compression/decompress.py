@@ -6,14 +6,14 @@ import io
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
-from wds_datapipes.io.compression.formats import HEAD_BYTES, Compression, recognised
+from wds_datapipes.io.compression.formats import HEAD_BYTES, Compression, detect_compression
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, exceeded, padded_too_far
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, padded_too_far
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BUFFER_BYTES", "compression_name", "decompressed"]
+__all__ = ["BUFFER_BYTES", "compression_name", "decompress_stream"]
 
 #: The size of the buffer between a shard's bytes and who reads them.
 BUFFER_BYTES = 256 << 10
@@ -23,7 +23,7 @@ STEP_BYTES = 16 << 20
 LARGEST_BLOCK = 4 << 20
 
 
-def decompressed(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAULT_LIMITS) -> BinaryIO:
+def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAULT_LIMITS) -> BinaryIO:
     """Read a stream through what undoes its compression, if it has one; its first bytes tell, its name does not.
 
     gzip, bz2 and xz, and zstd with the extra ``zst``, each of one part or of many in a row, with zeros between them
@@ -48,9 +48,9 @@ def decompressed(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAULT_LIM
     if isinstance(stream, io.FileIO) and stream.seekable():
         head = stream.read(HEAD_BYTES)
         stream.seek(-len(head), io.SEEK_CUR)
-        if recognised(head) is None:
+        if detect_compression(head) is None:
             return stream
-    source = buffered(stream)
+    source = buffer_stream(stream)
     try:
         # One look is enough where the first read brings as much, so a plain stream costs no more than its buffer.
         head = source.peek(HEAD_BYTES)[:HEAD_BYTES]
@@ -59,9 +59,9 @@ def decompressed(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAULT_LIM
             if source.seekable():
                 source.seek(-len(head), io.SEEK_CUR)
             else:
-                source = buffered(Rejoined(head, source))
-        if compression := recognised(head):
-            source = buffered(Decompressor(source, compression, url, limits))
+                source = buffer_stream(Rejoined(head, source))
+        if compression := detect_compression(head):
+            source = buffer_stream(Decompressor(source, compression, url, limits))
     except BaseException:
         source.close()
         raise
@@ -69,12 +69,12 @@ def decompressed(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAULT_LIM
 
 
 def compression_name(stream: BinaryIO) -> str | None:
-    """How a stream that `decompressed` returned is compressed: ``"gzip"``, ``"bz2"``, ``"xz"``, ``"zstd"`` or not."""
+    """The compression of a stream from `decompress_stream`: ``"gzip"``, ``"bz2"``, ``"xz"``, ``"zstd"`` or not."""
     raw = getattr(stream, "raw", None)
     return raw.name_of_compression if isinstance(raw, Decompressor) else None
 
 
-def buffered(stream: object) -> io.BufferedReader:
+def buffer_stream(stream: object) -> io.BufferedReader:
     """The buffer of every shard; it asks no more of a stream than ``readinto``."""
     return io.BufferedReader(cast(io.RawIOBase, stream), BUFFER_BYTES)
 
@@ -147,7 +147,7 @@ class Decompressor(io.RawIOBase):
             found = (
                 f"The {self._compression.name} data of {self._where()} expand {self._produced / self._taken:.0f} times"
             )
-            raise exceeded(self._limits, "expansion", found)
+            raise limit_error(self._limits, "expansion", found)
 
     def _decompress(self, limit: int) -> bytes:
         """The next uncompressed bytes, none at the end."""
@@ -186,7 +186,7 @@ class Decompressor(io.RawIOBase):
         in_vain = self._taken - self._taken_before
         if in_vain > self._most_in_vain:
             found = f"The {self._compression.name} data of {self._where()} have {in_vain} bytes of which nothing comes"
-            raise exceeded(self._limits, "gap_bytes", found)
+            raise limit_error(self._limits, "gap_bytes", found)
         return data
 
     def _next_unit(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wds_datapipes.extras import require
 
-__all__ = ["HEAD_BYTES", "Compression", "DecompressorUnit", "recognised"]
+__all__ = ["HEAD_BYTES", "Compression", "DecompressorUnit", "detect_compression"]
 
 #: How much compressed data is taken at once.
 INPUT_BYTES = 64 << 10
@@ -131,7 +131,7 @@ XZ = Compression(
 )
 
 
-def recognised(head: bytes) -> Compression | None:
+def detect_compression(head: bytes) -> Compression | None:
     """The compression whose mark the first bytes are."""
     for compression in (GZIP, BZIP2, XZ):
         if compression.starts(head):

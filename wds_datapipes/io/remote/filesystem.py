@@ -11,17 +11,17 @@ from fsspec.registry import known_implementations, registry  # type: ignore[impo
 
 from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError
 from wds_datapipes.extras import require
-from wds_datapipes.io.redaction import hiding, raise_alone, redact
+from wds_datapipes.io.redaction import raise_alone, redact, redactor_of
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, FsspecSource
 from wds_datapipes.io.remote.http import HttpClient, HttpSource, is_web
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, StreamSource
 from wds_datapipes.io.remote.retry import NO_PATIENCE, RetryPolicy, concerns_all, is_untrusted
-from wds_datapipes.io.remote.sftp import SftpSource, connected, is_sftp
+from wds_datapipes.io.remote.sftp import SftpSource, connect, is_sftp
 from wds_datapipes.io.remote.throughput import MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts, set_timeout, with_timeouts
 from wds_datapipes.io.urls import known_schemes, split_scheme
 
-__all__ = ["BLOCK_BYTES", "hiding", "open_remote", "remote_filesystem"]
+__all__ = ["BLOCK_BYTES", "open_remote", "redactor_of", "remote_filesystem"]
 
 #: Scheme -> the package that it needs and the extra of ours that installs it.
 EXTRAS = {
@@ -43,7 +43,7 @@ AUTHORITIES = {
 _inherited: list[list[Any]] = []
 
 
-def _hold() -> None:
+def _keep_filesystems() -> None:
     """Keep file systems in the process that will be forked, where fsspec drops them.
 
     That would close their connections, and the two processes share what the parent waits for answers with. The parent
@@ -53,7 +53,7 @@ def _hold() -> None:
     _inherited.append([instance for kind in kinds for instance in [*getattr(kind, "_cache", {}).values()]])
 
 
-os.register_at_fork(before=_hold, after_in_parent=_inherited.pop)
+os.register_at_fork(before=_keep_filesystems, after_in_parent=_inherited.pop)
 
 
 def open_remote(
@@ -76,7 +76,7 @@ def open_remote(
         pause: waits for so many seconds; None is ``time.sleep``.
     """
     options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, patience = hiding(options), waiting.patience(pause)
+    hide, patience = redactor_of(options), waiting.patience(pause)
     filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
     scheme, _ = split_scheme(url)
     pace = ThroughputMonitor(hide(url), waiting.seconds)
@@ -127,7 +127,7 @@ def remote_filesystem(
             f"and, by fsspec, {', '.join(sorted(known))}. Register your own with "
             f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
         )
-    hide = hiding(options)
+    hide = redactor_of(options)
     patience = NO_PATIENCE if patience is None else patience
 
     def make() -> tuple[Any, str]:
@@ -135,7 +135,7 @@ def remote_filesystem(
             return HttpClient(scheme, options, waiting.seconds), f"{scheme}:{rest}"
         asked = with_timeouts(scheme, options, timeout_s)
         if is_sftp(scheme):
-            return connected(f"{scheme}:{rest}", asked)
+            return connect(f"{scheme}:{rest}", asked)
         return cast("tuple[Any, str]", url_to_fs(f"{scheme}:{rest}", **asked))
 
     try:

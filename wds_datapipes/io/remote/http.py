@@ -140,7 +140,7 @@ class HttpClient:
         self._headers: Mapping[str, str] = options.get("headers") or {}
         path = options.get("ca_file")
         try:
-            self._trusting = _trusting(None if path is None else os.fspath(path))
+            self._trusting = _ssl_context(None if path is None else os.fspath(path))
         except (OSError, TypeError) as error:  # that of ssl.SSLError, too
             raise ValueError(
                 f"storage_options['ca_file'] has to be a file with certificates in the PEM format: {error}"
@@ -156,7 +156,7 @@ class HttpClient:
         """
         answer = self._ask(url, {} if part is None else {"Range": f"bytes={part}"})
         try:
-            return _opened(answer, part)
+            return _open_body(answer, part)
         except BaseException:
             answer.close()
             raise
@@ -167,7 +167,7 @@ class HttpClient:
             answer = self._ask(url, {}, "HEAD")
             answer.close()
             length = answer.headers.get("Content-Length", "")
-            if answer.status == 200 and SIZE.fullmatch(length) and _encoding(answer) == "identity":
+            if answer.status == 200 and SIZE.fullmatch(length) and _content_encoding(answer) == "identity":
                 return _facts(url, int(length), answer.headers.get("ETag"))
         except HttpStatusError as error:  # some servers, and signed URLs, know GET alone
             if passes(error):
@@ -233,7 +233,7 @@ def _facts(url: str, size: int | None, etag: str | None) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=16)
-def _trusting(path: str | None) -> ssl.SSLContext:
+def _ssl_context(path: str | None) -> ssl.SSLContext:
     """Return what trusts the authorities of the system and those in a file; the same one, as it takes time to make."""
     trusting = ssl.create_default_context()
     if path is not None:
@@ -241,9 +241,9 @@ def _trusting(path: str | None) -> ssl.SSLContext:
     return trusting
 
 
-def _opened(answer: Response, part: str | None) -> HttpFile:
+def _open_body(answer: Response, part: str | None) -> HttpFile:
     """Return the body of an answer, if it is what was asked for."""
-    encoding = _encoding(answer)
+    encoding = _content_encoding(answer)
     if answer.status != 206:
         if encoding in GZIP:
             return GzippedHttpFile(answer)
@@ -268,7 +268,7 @@ def _opened(answer: Response, part: str | None) -> HttpFile:
     return HttpFile(answer, SentPart(int(sent[1]), int(sent[2]), None if sent[3] == "*" else int(sent[3])))
 
 
-def _encoding(answer: Response) -> str:
+def _content_encoding(answer: Response) -> str:
     """Return how a body was compressed for the way."""
     return str(answer.headers.get("Content-Encoding") or "identity").strip().lower()
 

@@ -72,7 +72,7 @@ def matches(url: str, list_folder: Callable[[str], list[dict[str, Any]]]) -> lis
         folders = [found for folder in folders for found in _folders(folder, name, list_folder)]
     found = [entry for folder in folders for entry in _entries(folder, len(folders) > 1, list_folder)]
     files = (entry["name"] for entry in found if entry["type"] == "file")
-    return [f"{file}{mark}{query}" for file in _matching(files, last)]
+    return [f"{file}{mark}{query}" for file in _matching_urls(files, last)]
 
 
 def _folders(folder: str, name: str, list_folder: Callable[[str], list[dict[str, Any]]]) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _folders(folder: str, name: str, list_folder: Callable[[str], list[dict[str,
         entries = [entry for each in below for entry in _entries(each, each != folder, list_folder)]
         below = [entry["name"] for entry in entries if entry["type"] == "directory"]
         if name != "**":
-            yield from _matching(below, name)
+            yield from _matching_urls(below, name)
             return
         if not below:
             return
@@ -103,7 +103,7 @@ def _entries(
     return []
 
 
-def _matching(names: Iterable[str], pattern: str) -> Iterator[str]:
+def _matching_urls(names: Iterable[str], pattern: str) -> Iterator[str]:
     """Yield the URLs whose last names match, as they are or unquoted."""
     wanted = re.compile(".*".join(re.escape(part) for part in re.split(r"\*+", pattern)), re.DOTALL)
     for name in names:

@@ -184,7 +184,7 @@ def ask(
             sent["Authorization"] = _basic(here)
         answer = _ask(method, here, sent, timeout_s, trusting)
         if answer.status not in REDIRECTS or not (place := answer.headers.get("Location")):
-            return _accepted(answer)
+            return _accept_response(answer)
         answer.close()
         there = urlsplit(urljoin(here.geturl(), place))
         if (there.scheme, there.hostname, _port(there)) != (here.scheme, here.hostname, _port(here)):
@@ -237,7 +237,7 @@ def _connect(connection: HTTPConnection) -> None:
         raise HttpStatusError(int(refused[1]), f"{refused[2].strip()} (of the proxy)", HTTPMessage()) from None
 
 
-def _accepted(answer: Response) -> Response:
+def _accept_response(answer: Response) -> Response:
     if answer.status in WITH_CONTENT:
         return answer
     answer.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from wds_datapipes.errors import ShardOpenError, ShardReadError
 from wds_datapipes.io.local import local_path, open_local
 from wds_datapipes.io.redaction import raise_alone, redact
-from wds_datapipes.io.remote.filesystem import hiding, reason, remote_filesystem
+from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
 from wds_datapipes.io.remote.range_sources import RangeSource, open_remote_parts
 from wds_datapipes.io.remote.retry import concerns_all
 from wds_datapipes.io.remote.throughput import Attempt
@@ -69,7 +69,7 @@ def file_facts(
     if scheme in known_schemes():
         return FileFacts()
     options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, patience = hiding(options), waiting.patience()
+    hide, patience = redactor_of(options), waiting.patience()
     filesystem, place = remote_filesystem(url, options, waiting.timeout_s, patience)
 
     def ask() -> Any:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError
-from wds_datapipes.io.redaction import hiding, raise_alone
+from wds_datapipes.io.redaction import raise_alone, redactor_of
 from wds_datapipes.io.remote.filesystem import reason, remote_filesystem
 from wds_datapipes.io.remote.forward_stream import ForwardStream
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, PATIENCE
@@ -66,7 +66,7 @@ def open_remote_parts(
     patience = waiting.patience()
     filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
     scheme, _ = split_scheme(url)
-    store = Store(url, hiding(options), patience, waiting.seconds)
+    store = Store(url, redactor_of(options), patience, waiting.seconds)
     try:
         if is_web(scheme):
             request: Request = partial(filesystem.open, path)
@@ -74,7 +74,7 @@ def open_remote_parts(
                 lambda: HttpRangeSource.found(store, request), f"{store.name} cannot be opened"
             )
         if is_sftp(scheme):
-            changed = partial(_changed, store.name)
+            changed = partial(_changed_error, store.name)
 
             def until(end: int) -> StreamSource:
                 return MonitoredSource(SftpSource(filesystem, path, store.pace.timeout_s, end), store.pace)
@@ -286,12 +286,12 @@ class Window:
             data: bytes = self._file.read(size)
         except Exception as error:
             if was_replaced(error):
-                raise_alone(_changed(self._store.name))
+                raise_alone(_changed_error(self._store.name))
             raise
         return data
 
 
-def _changed(name: str) -> ChangedShardError:
+def _changed_error(name: str) -> ChangedShardError:
     return ChangedShardError(
         f"{name} was replaced while parts of it were read. Load the state again, with the shards that it was saved with"
     )

@@ -15,7 +15,7 @@ from wds_datapipes.io.remote.forward_stream import Readable
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, StreamSource, version_of
 from wds_datapipes.io.remote.throughput import Attempt, TooSlowError
 
-__all__ = ["SftpRange", "SftpRangeSource", "SftpSource", "connected", "is_sftp"]
+__all__ = ["SftpRange", "SftpRangeSource", "SftpSource", "connect", "is_sftp"]
 
 #: Opening takes some answers of the server, each of which may take as long as a byte of the file.
 ANSWERS = 4
@@ -28,7 +28,7 @@ def is_sftp(scheme: str) -> bool:
     return scheme in ("sftp", "ssh")
 
 
-def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the file system of a URL, which fsspec keeps for its thread with its connection, and the path in it.
 
     Raises:
@@ -36,14 +36,14 @@ def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """
     kind = _file_system()
     filesystem = kind(**{**kind._get_kwargs_from_urls(url), **options})
-    return revived(filesystem), kind._strip_protocol(url)
+    return reconnect(filesystem), kind._strip_protocol(url)
 
 
-def revived(filesystem: Any, *, anew: bool = False) -> Any:
+def reconnect(filesystem: Any, *, anew: bool = False) -> Any:
     """Return the file system with a connection that is not known to be broken.
 
     Args:
-        filesystem: one of `connected`.
+        filesystem: one of `connect`.
         anew: take no connection that is there already: nobody tells of one that has gone silent.
     """
     transport = filesystem.client.get_transport()
@@ -94,7 +94,7 @@ class SftpSource:
     """A file on an SFTP server, from any byte on.
 
     Args:
-        filesystem: one of `connected`.
+        filesystem: one of `connect`.
         path: where it is there.
         timeout_s: the seconds without a byte after which the server has failed.
         end: the byte before which reading ends, or -1; no more is asked for.
@@ -106,7 +106,7 @@ class SftpSource:
 
     def open_at(self, start: int) -> OpenedSource:
         """Open the file at a byte."""
-        client = revived(self._filesystem, anew=self._has_failed).client
+        client = reconnect(self._filesystem, anew=self._has_failed).client
         self._has_failed = False
         try:
             return Attempt(partial(self._opened, client, start)).result(ANSWERS * self._timeout_s)

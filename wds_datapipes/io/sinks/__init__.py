@@ -97,9 +97,9 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
         return
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
         from wds_datapipes.io.redaction import raise_alone
-        from wds_datapipes.io.remote.filesystem import hiding, reason
+        from wds_datapipes.io.remote.filesystem import reason, redactor_of
 
-        hide = hiding(storage_options or {})
+        hide = redactor_of(storage_options or {})
         raise_alone(ShardWriteError(f"{hide(url)} cannot be removed: {reason(error, split_scheme(url)[0], hide)}"))
 
 
@@ -118,7 +118,7 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
     if split_scheme(url)[0] in ("pipe", "-"):
         return None
     from wds_datapipes.io.redaction import raise_alone
-    from wds_datapipes.io.remote.filesystem import hiding, reason, remote_filesystem
+    from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
 
     filesystem, place = remote_filesystem(url, storage_options)
     try:
@@ -128,6 +128,6 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        hide = hiding(storage_options or {})
+        hide = redactor_of(storage_options or {})
         raise_alone(ShardOpenError(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}"))
     return size

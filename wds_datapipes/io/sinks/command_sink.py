@@ -10,7 +10,7 @@ from typing import cast
 from wds_datapipes.errors import CommandError, ShardWriteError
 from wds_datapipes.io.command import TOLD_BYTES
 from wds_datapipes.io.openers import split_scheme
-from wds_datapipes.io.shell_process import ShellProcess, ending
+from wds_datapipes.io.shell_process import ShellProcess, describe_exit
 
 __all__ = ["CommandSink"]
 
@@ -74,7 +74,8 @@ class CommandSink:
         self._told.seek(max(0, size - TOLD_BYTES))
         told = self._told.read().decode(errors="replace").strip()
         self._told.close()
+        end = describe_exit(self._process.wait())
         return (
-            f"The command {self._command!r} {what}{' ' if what else ''}{ending(self._process.wait())} after it was "
-            f"sent {self._written} bytes. " + (f"It said last: {told}" if told else "It said nothing.")
+            f"The command {self._command!r} {what}{' ' if what else ''}{end} after it was sent {self._written} bytes. "
+            + (f"It said last: {told}" if told else "It said nothing.")
         )

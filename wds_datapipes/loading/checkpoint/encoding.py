@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from wds_datapipes.errors import StateError
 
-__all__ = ["read", "written"]
+__all__ = ["decode_state", "encode_state"]
 
 #: Fewer rows than these stay as they are.
 FEWEST = 16
@@ -38,23 +38,23 @@ PACKED = "waiting in columns"
 Numbers = npt.NDArray[np.int64]
 
 
-def written(stages: Sequence[Mapping[str, Any] | None] | None) -> str:
+def encode_state(stages: Sequence[Mapping[str, Any] | None] | None) -> str:
     """Return a state as text.
 
     Args:
         stages: the state. Addresses may be the rows of an array.
     """
-    return json.dumps(_packed(stages), separators=(",", ":"))
+    return json.dumps(_pack(stages), separators=(",", ":"))
 
 
-def read(text: str) -> list[dict[str, Any] | None] | None:
-    """Return the state that `written` was called on.
+def decode_state(text: str) -> list[dict[str, Any] | None] | None:
+    """Return the state that `encode_state` was called on.
 
     Raises:
-        StateError: it is not what `written` returns.
+        StateError: it is not what `encode_state` returns.
     """
     try:
-        state = _unpacked(json.loads(text))
+        state = _unpack(json.loads(text))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:  # binascii's are ValueErrors
         raise StateError(f"This state of a loader is not whole: {error}") from None
     if not (state is None or isinstance(state, list)):
@@ -62,24 +62,24 @@ def read(text: str) -> list[dict[str, Any] | None] | None:
     return state
 
 
-def _packed(value: Any) -> Any:
+def _pack(value: Any) -> Any:
     if isinstance(value, Mapping):
         columns = _columns(value.get(WAITING))
-        rest = {key: _packed(each) for key, each in value.items() if key != WAITING or columns is None}
+        rest = {key: _pack(each) for key, each in value.items() if key != WAITING or columns is None}
         return rest if columns is None else {**rest, PACKED: columns}
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, list | tuple):
-        return [_packed(each) if isinstance(each, Mapping | list | tuple) else each for each in value]
+        return [_pack(each) if isinstance(each, Mapping | list | tuple) else each for each in value]
     return value
 
 
-def _unpacked(value: Any) -> Any:
+def _unpack(value: Any) -> Any:
     if isinstance(value, dict):
-        rest = {key: _unpacked(each) for key, each in value.items() if key != PACKED}
+        rest = {key: _unpack(each) for key, each in value.items() if key != PACKED}
         return {**rest, WAITING: _rows(**value[PACKED])} if PACKED in value else rest
     if isinstance(value, list):
-        return [_unpacked(each) if isinstance(each, dict | list) else each for each in value]
+        return [_unpack(each) if isinstance(each, dict | list) else each for each in value]
     return value
 
 

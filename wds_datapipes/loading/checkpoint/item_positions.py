@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.encoding import written
+from wds_datapipes.loading.checkpoint.encoding import encode_state
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.pipes.state.recording import TEXT, VALUE, WAITING, Extra, Form, Part, unpack_records
 from wds_datapipes.samples.derived_position import values_of
@@ -81,7 +81,7 @@ class ItemPositions:
         run = runs[-1]
         if run.refusal:
             raise StateError(run.refusal)
-        return WorkerState(written(run.state(self.delivered - run.first)))
+        return WorkerState(encode_state(run.state(self.delivered - run.first)))
 
 
 class _Run:

@@ -36,15 +36,15 @@ def state_of(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
 
 def text_of(checkpoints: Sequence[Checkpoint]) -> str:
     """Return the text of a state."""
-    return _written([checkpoint.as_dict() for checkpoint in checkpoints])
+    return _encode([checkpoint.as_dict() for checkpoint in checkpoints])
 
 
 def state_of_stream() -> dict[str, str]:
     """Return the state of a worker that does not know which part of its stream the loop will have."""
-    return {STATE: _written(STREAM)}
+    return {STATE: _encode(STREAM)}
 
 
-def _written(ranks: Any) -> str:
+def _encode(ranks: Any) -> str:
     return json.dumps({"version": VERSION, "ranks": ranks}, separators=(",", ":"))
 
 
@@ -59,7 +59,7 @@ def checkpoints_in(state: Any) -> list[Checkpoint]:
         StateError: it holds none.
     """
     try:
-        found = _found(state)
+        found = _find_checkpoints(state)
     except StateError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -69,14 +69,14 @@ def checkpoints_in(state: Any) -> list[Checkpoint]:
     return found
 
 
-def _found(state: Any) -> list[Checkpoint]:
+def _find_checkpoints(state: Any) -> list[Checkpoint]:
     if isinstance(state, bytes | str):
-        return _read(state)
+        return _decode(state)
     if not isinstance(state, Mapping):
         raise StateError(f"This is no state of a loader, which is a dictionary with the key {STATE!r}: {state!r:.100}")
     if STATE in state:
         # A run that loads the state of another one has none of its items.
-        return [replace(checkpoint, is_drained=False) for checkpoint in _read(state[STATE])]
+        return [replace(checkpoint, is_drained=False) for checkpoint in _decode(state[STATE])]
     if "_snapshot" in state:
         return [_of_workers(state)]
     if "dataset_state" in state:
@@ -91,7 +91,7 @@ def _found(state: Any) -> list[Checkpoint]:
     raise StateError(f"This is no state of a loader, which has the key {STATE!r}: it has {keys:.200}")
 
 
-def _read(text: Any) -> list[Checkpoint]:
+def _decode(text: Any) -> list[Checkpoint]:
     """Return the checkpoints in the text of a state."""
     if not isinstance(text, bytes | str):
         raise StateError(f"This is no state of a loader, since {STATE!r} is no text: {text!r:.100}")
@@ -158,4 +158,4 @@ def _of_dataset(state: Mapping[str, Any]) -> list[Checkpoint]:
     found = state.get("dataset_state")
     if not isinstance(found, Mapping) or STATE not in found:
         raise StateError("This is the state of a StatefulDataLoader whose data set is no StatefulShards")
-    return _read(found[STATE])
+    return _decode(found[STATE])

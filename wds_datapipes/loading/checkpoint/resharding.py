@@ -17,7 +17,7 @@ from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.state.graph import unsplit
 from wds_datapipes.pipes.state.pipeline_state import branches_of, stateful
 
-__all__ = ["dealt_anew", "merge_states", "placed"]
+__all__ = ["dealt_anew", "merge_states", "state_of_rank"]
 
 #: The rank, of how many, whether the service splits among them, and the workers.
 Place = tuple[int, int, bool, int]
@@ -60,7 +60,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return state_of(checkpoints)
 
 
-def placed(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoint:
+def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoint:
     """Return where a rank goes on: where it was, if there are as many ranks and workers as before.
 
     Args:

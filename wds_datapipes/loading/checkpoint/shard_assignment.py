@@ -36,7 +36,7 @@ def dealt_states(
         listed = {"listed": seen} if seen else {}
         firsts = [{"next": [0, 0], **listed, "dealt": deal.state_dict()} for deal in deals]
     else:
-        waiting = [[*own, *_waiting(part)] for own, part in zip(behind, parts, strict=True)]
+        waiting = [[*own, *_waiting_positions(part)] for own, part in zip(behind, parts, strict=True)]
         dealt = []
         for number, source in enumerate(branches):
             mixed = [None if part is None else part[0] for part in parts]
@@ -53,7 +53,7 @@ def _first(part: Part | None) -> Mapping[str, Any]:
     return next((stage for stage in part or () if stage is not None), {})
 
 
-def _waiting(part: Part | None) -> list[SamplePosition]:
+def _waiting_positions(part: Part | None) -> list[SamplePosition]:
     """Return where the samples are that wait in the stages of an instance."""
     return [SamplePosition.from_values(values) for stage in part or () for values in (stage or {}).get("waiting", ())]
 
@@ -71,7 +71,9 @@ def deal_anew(
         instances: how many there are now.
         behind: the samples of each instance that wait in stages whose states are not among these.
     """
-    left = [_left(stages, number, len(parts), behind[number] if behind else ()) for number, stages in enumerate(parts)]
+    left = [
+        _remaining(stages, number, len(parts), behind[number] if behind else ()) for number, stages in enumerate(parts)
+    ]
     since = max(max(deal.since, resume.next[0] + (resume.next[1] > 0)) for deal, resume in left)
     # An instance's pieces come with whether it is known to be many samples, and with the bytes of single ones.
     pieces: dict[int, list[tuple[int, int]]] = {}
@@ -95,7 +97,7 @@ def deal_anew(
     ]
 
 
-def _left(
+def _remaining(
     stages: Part | None, number: int, instances: int, behind: Sequence[SamplePosition]
 ) -> tuple[ShardShare, Resume]:
     """Return what an instance had to read, and what is left of that."""
@@ -106,6 +108,6 @@ def _left(
         deal, every, turn = ShardShare.from_state(first["dealt"]), 1, 0
     else:  # it counts the shards that were dealt to it when the epoch began
         deal, every, turn = ShardShare(instances, number), instances, number
-    for address in (*_waiting(stages), *behind):
+    for address in (*_waiting_positions(stages), *behind):
         again[address.shard * every + turn].append((address.start, address.end))
     return deal, Resume((shard * every + turn, start), again, deal)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from wds_datapipes.loading.checkpoint.encoding import read, written
-from wds_datapipes.pipes.state.pipeline_state import load_state, renewed
+from wds_datapipes.loading.checkpoint.encoding import decode_state, encode_state
+from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state
 
 __all__ = ["WorkerState"]
 
@@ -30,7 +30,7 @@ class WorkerState:
         Raises:
             StateError: it is a text that is none.
         """
-        return read(self.stages) if isinstance(self.stages, str) else self.stages
+        return decode_state(self.stages) if isinstance(self.stages, str) else self.stages
 
     @property
     def mark(self) -> int | None:
@@ -44,12 +44,12 @@ class WorkerState:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values; the state as text."""
-        stages = self.stages if self.stages is None or isinstance(self.stages, str) else written(self.stages)
+        stages = self.stages if self.stages is None or isinstance(self.stages, str) else encode_state(self.stages)
         return {"stages": stages}
 
     def renewed(self) -> WorkerState:
         """Return where the next epoch begins, if this is the end of one."""
-        return WorkerState(renewed(self.state))
+        return WorkerState(next_epoch_state(self.state))
 
     def load(self, pipe: Any) -> None:
         """Have a pipeline resume from here when it is iterated next."""

@@ -15,7 +15,7 @@ from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in
 from wds_datapipes.loading.lengths import length_of_rank, unknown_length
 from wds_datapipes.loading.lightning import without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService
-from wds_datapipes.loading.service.state_manager import described
+from wds_datapipes.loading.service.state_manager import describe_loader_pipeline
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
@@ -75,7 +75,7 @@ def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
     pipe = loader._datapipe_before_reading_service_adapt
     if pipe is None:
         raise StateError(NO_PIPELINE)
-    stages = described(pipe)
+    stages = describe_loader_pipeline(pipe)
     for checkpoint in checkpoints:
         checkpoint.check(stages)
     if loader._adapted:

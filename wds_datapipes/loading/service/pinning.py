@@ -17,7 +17,7 @@ from torch.utils.data._utils import pin_memory as torch_pinning
 from wds_datapipes.loading.workers.prefetch_thread import Reader, work_for
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["MemoryPinner", "pinned"]
+__all__ = ["MemoryPinner", "pin_memory_of"]
 
 #: How long the thread may take to end, in seconds. It takes longer only where it waits for a worker.
 JOIN_S = 0.1
@@ -98,7 +98,7 @@ class MemoryPinner(IterDataPipe[Any]):
         return False
 
 
-def pinned(source: IterDataPipe[Any]) -> IterDataPipe[Any]:
+def pin_memory_of(source: IterDataPipe[Any]) -> IterDataPipe[Any]:
     """Return a pipe whose tensors are in page-locked memory, or ``source`` itself, with a warning, without CUDA."""
     if not torch.cuda.is_available():
         warn_user("pin_memory=True has no effect, since CUDA is not available.")

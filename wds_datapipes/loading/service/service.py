@@ -24,7 +24,7 @@ from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.seeding import guard_lists, seed_of, seed_stages
 from wds_datapipes.loading.service.delivery import DeliveredCount
-from wds_datapipes.loading.service.pinning import pinned
+from wds_datapipes.loading.service.pinning import pin_memory_of
 from wds_datapipes.loading.service.split_checks import advice_for_ranks, advice_for_split, place_given
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.transport.protocol import Command
@@ -326,7 +326,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         else:
             datapipe, self._local = hiring.nobody(datapipe, self._keeper)
             items = self._local
-        datapipe = pinned(datapipe) if self.pin_memory else datapipe
+        datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
         if datapipe is items or self._keeper.refusal:
             return datapipe
         supplier = self._crew or self._local

@@ -12,7 +12,7 @@ from torchdata.datapipes.iter import FullSync
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, text_of
-from wds_datapipes.loading.checkpoint.resharding import placed
+from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.philox import SeedGenerator
@@ -22,7 +22,7 @@ from wds_datapipes.loading.service.split_checks import ranks_of_run
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import check_state
 
-__all__ = ["ItemSource", "StateManager", "described"]
+__all__ = ["ItemSource", "StateManager", "describe_loader_pipeline"]
 
 
 class ItemSource(Protocol):
@@ -84,7 +84,7 @@ class StateManager:
 
     def describe(self, pipe: Any) -> None:
         """Take note of the pipeline, before it is split."""
-        self._described = described(pipe)
+        self._described = describe_loader_pipeline(pipe)
 
     def expect(self, seed: int | None, *, is_shared: bool) -> None:
         """Take note of the seed that the loader was given since the last epoch began.
@@ -138,7 +138,7 @@ class StateManager:
         loaded, self._loaded = self._loaded, []
         for checkpoint in loaded:
             checkpoint.check(self._described, self._place(ranks)[1])
-        self.going_on = placed(loaded, pipe, (*self._place(ranks), self._distributed, self._workers))
+        self.going_on = state_of_rank(loaded, pipe, (*self._place(ranks), self._distributed, self._workers))
 
     def refuse(self, pipe: Any, behind: Sequence[Any]) -> None:
         """Find out whether there is a state, and keep what speaks against it.
@@ -242,7 +242,7 @@ class StateManager:
         return (_rank(), ranks_of_run()) if self._distributed else (0, 1)
 
 
-def described(pipe: Any) -> list[str]:
+def describe_loader_pipeline(pipe: Any) -> list[str]:
     """Describe a pipeline, without the stage that torchdata appends for ranks."""
     return descriptions(pipe, without=(FullSync,))
 

@@ -28,7 +28,7 @@ from wds_datapipes.loading.service.split_checks import (
 from wds_datapipes.loading.stateful_dataset.epochs import Epochs
 from wds_datapipes.loading.stateful_dataset.shared_state import SharedEpochs, WorkerRow
 from wds_datapipes.loading.stateful_dataset.state_checks import check_place, check_ranks, check_seed, ends_together
-from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch, TrackedEpoch, telling
+from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch, TrackedEpoch, begin_recording
 from wds_datapipes.pipes.state.description import descriptions
 from wds_datapipes.pipes.state.pipeline_state import check_state
 from wds_datapipes.user_warnings import warn_user
@@ -134,7 +134,7 @@ class StatefulShards(IterableDataset[Any]):
         iterator, tracked = None, None
         try:
             tracked = self._tracking(loader)
-            iterator = telling(loader)
+            iterator = begin_recording(loader)
             self._tracked = tracked
             for told in iterator:
                 if not isinstance(told, RecordedBatch):

@@ -10,7 +10,7 @@ from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
-from wds_datapipes.loading.checkpoint.resharding import placed
+from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.philox import SeedGenerator
 from wds_datapipes.loading.rank_and_worker import (
@@ -98,7 +98,7 @@ class Epochs:
         """Return where the states go on that were loaded, on this rank."""
         if self.loaded[0].worker is not None:
             return self.loaded[0]
-        return placed(self.loaded, self._pipe, self.place(workers))
+        return state_of_rank(self.loaded, self._pipe, self.place(workers))
 
     def told(self, batch: Any, *, is_first: bool = False) -> Any:
         """Return a batch, in a worker, with the record of the worker behind it if the loop is tracked.

@@ -11,7 +11,7 @@ from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.stateful_dataset.shared_state import WorkerRow
 
-__all__ = ["END", "BatchRecorder", "RecordedBatch", "TrackedEpoch", "telling"]
+__all__ = ["END", "BatchRecorder", "RecordedBatch", "TrackedEpoch", "begin_recording"]
 
 #: What a worker yields behind its last item where an epoch goes on in the next one, so that it can tell where it ends.
 END: Final = object()
@@ -62,7 +62,7 @@ class BatchRecorder:
         return data.told_end(*([self._collate(found)] if len(found) >= self._least else ()))
 
 
-def telling(loader: DataLoader[Any]) -> Iterator[Any]:
+def begin_recording(loader: DataLoader[Any]) -> Iterator[Any]:
     """Begin an epoch of a loader in which each batch comes with the place of its worker."""
     own = loader.collate_fn, loader._IterableDataset_len_called
     loader.collate_fn = BatchRecorder(loader)

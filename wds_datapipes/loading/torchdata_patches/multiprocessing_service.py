@@ -75,13 +75,13 @@ def lost_errors() -> None:
     from torchdata.datapipes.iter import PinMemory, Prefetcher
 
     from wds_datapipes.loading.torchdata_patches.worker_processes import SendableError, run_dispatcher, run_worker
-    from wds_datapipes.loading.workers.prefetch_thread import guarded
+    from wds_datapipes.loading.workers.prefetch_thread import guard_thread
 
     replace(receiving, "ExceptionWrapper", SendableError)
     replace(eventloop, "DataPipeToQueuesLoop", run_worker)
     replace(eventloop, "MultipleDataPipesToQueuesLoop", run_dispatcher)
     for prefetcher in (Prefetcher, PinMemory):
-        replace(prefetcher, "thread_worker", staticmethod(guarded(prefetcher.thread_worker)))
+        replace(prefetcher, "thread_worker", staticmethod(guard_thread(prefetcher.thread_worker)))
 
 
 @WORKER_REPAIRS.repair(issue=None)

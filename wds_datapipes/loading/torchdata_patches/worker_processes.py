@@ -120,7 +120,7 @@ def run_worker(
     custom_reset_fn: Callable[..., Any] | None = None,
 ) -> None:
     """Run torchdata's loop of a worker and send whatever it raises; the arguments are the loop's."""
-    with _reporting(f"{process_name} {worker_info.worker_id}", [res_queue]):
+    with _send_errors(f"{process_name} {worker_info.worker_id}", [res_queue]):
         DataPipeToQueuesLoop(
             source_datapipe, req_queue, res_queue, process_name, worker_info, call_on_process_init, custom_reset_fn
         )
@@ -141,7 +141,7 @@ def run_dispatcher(
     """
     for queue in res_queues:
         queue.cancel_join_thread()  # the workers that would read the rest end first
-    with _reporting(process_name, res_queues):
+    with _send_errors(process_name, res_queues):
         for pipe in source_datapipes:
             derive_later_seeds(pipe)
         MultipleDataPipesToQueuesLoop(
@@ -184,7 +184,7 @@ class BoundLoop:
 
 
 @contextmanager
-def _reporting(who: str, queues: Sequence[Any]) -> Iterator[None]:
+def _send_errors(who: str, queues: Sequence[Any]) -> Iterator[None]:
     """Send to every one of ``queues`` the exception that ends the block, and what cannot be sent by itself.
 
     ``SystemExit`` and its like end the process, as they should: the main process sees the exit code.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Segment", "SegmentLender", "SegmentPool", "mapped", "new_memory"]
+__all__ = ["Segment", "SegmentLender", "SegmentPool", "map_segment", "new_memory"]
 
 Bytes = NDArray[np.uint8]
 
@@ -59,7 +59,7 @@ def _new_memfd() -> int | None:
     return descriptor
 
 
-def mapped(descriptor: int, size: int) -> Bytes:
+def map_segment(descriptor: int, size: int) -> Bytes:
     """Return shared memory as an array, which keeps it; the descriptor can be closed."""
     # Not mmap.mmap, which keeps a descriptor of its own open until Python 3.13: thousands of views may be kept.
     path = f"/proc/self/fd/{descriptor}"
@@ -79,7 +79,7 @@ class Segment:
         self.number = number
         descriptor = new_memory(size)
         try:
-            self.memory = mapped(descriptor, size)
+            self.memory = map_segment(descriptor, size)
         except BaseException:
             os.close(descriptor)
             raise
@@ -118,7 +118,7 @@ class SegmentPool:
                 return self._free.pop(position)
         # One that is too small makes room: its number lives on with more memory.
         number = self._free.pop(0).number if self._free else next(self._numbers)
-        segment = self._segments[number] = Segment(number, rounded(size))
+        segment = self._segments[number] = Segment(number, round_up(size))
         return segment
 
     def give_up(self, number: int) -> None:
@@ -156,7 +156,7 @@ class SegmentLender:
     def add(self, number: int, descriptor: int) -> None:
         """Take note of a segment that is new, or has new memory; the descriptor is used up."""
         try:
-            self._memory[number] = mapped(descriptor, os.fstat(descriptor).st_size)
+            self._memory[number] = map_segment(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
 
@@ -207,7 +207,7 @@ def _fork() -> None:
 os.register_at_fork(before=_fork)
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     """Return the next larger size of those that occur: multiples of a page, and of an eighth of a power of two."""
     step = max(1 << max(size.bit_length() - 1, 0), SMALLEST) // STEPS
     step = max(step, mmap.PAGESIZE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from wds_datapipes.loading.transport.shared_memory import mapped, new_memory
+from wds_datapipes.loading.transport.shared_memory import map_segment, new_memory
 
 __all__ = ["StatusPage"]
 
@@ -24,7 +24,7 @@ class StatusPage:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = new_memory(SIZE) if descriptor is None else descriptor
-        page = mapped(self._descriptor, SIZE).data
+        page = map_segment(self._descriptor, SIZE).data
         # Not `struct.pack_into`, which clears the place first: these are written and read as a whole, one by one.
         self._counts = page[:16].cast("Q")  # items and bytes
         self._seconds = page[16:32].cast("d")  # spent making items, and waiting for the other side to take them

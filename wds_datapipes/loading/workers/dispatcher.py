@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.loading.transport.protocol import Kind
 from wds_datapipes.loading.transport.sender import ReceiverGone, Sender
-from wds_datapipes.loading.workers.worker import DISPATCH_WINDOW, Worker, WorkerJob, failure, reporting
+from wds_datapipes.loading.workers.worker import DISPATCH_WINDOW, Worker, WorkerJob, failure, report_errors_of_worker
 
 __all__ = ["run_dispatcher"]
 
@@ -29,7 +29,7 @@ def run_dispatcher(
         targets: where the workers are.
         inherited: what a fork has left open here, and only others need.
     """
-    with reporting("dispatching process", channel, job, inherited) as outlet:
+    with report_errors_of_worker("dispatching process", channel, job, inherited) as outlet:
         outlets = [Sender(target, window=DISPATCH_WINDOW, together=job.together) for target in targets]
         job = job.opened()
         Dispatcher(job.pipe, job, outlet, outlets).run()

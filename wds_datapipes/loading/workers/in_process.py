@@ -16,8 +16,8 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.report import WorkerReport, log_skipped
-from wds_datapipes.loading.seeding import returned
-from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, record_state, renewed, save_state
+from wds_datapipes.loading.seeding import call_with_pipeline
+from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, next_epoch_state, record_state, save_state
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
 
 __all__ = ["LocalItems"]
@@ -104,17 +104,17 @@ class LocalItems(IterDataPipe[Any]):
         if self.ahead is not None:
             self.ahead.clear()
         if iter_reset_fn is not None:
-            self.source = returned("iter_reset_fn", iter_reset_fn(self.source))
+            self.source = call_with_pipeline("iter_reset_fn", iter_reset_fn(self.source))
         if worker_reset_fn is not None:
             source = worker_reset_fn(self.source, WorkerInfo(1, 0), seed_generator)
-            self.source = returned("worker_reset_fn", source)
+            self.source = call_with_pipeline("worker_reset_fn", source)
 
     def _beginning(self) -> WorkerState:
         """Return where an epoch begins behind the last one."""
         if self._resumed is not None:
             return self._resumed.renewed()
         try:
-            return WorkerState(renewed(save_state(self.source)) if lasts(self.source) else None)
+            return WorkerState(next_epoch_state(save_state(self.source)) if lasts(self.source) else None)
         except StateError:  # it is raised where a state is asked for
             return WorkerState(None)
 

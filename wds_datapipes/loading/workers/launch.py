@@ -16,7 +16,7 @@ from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_lca_ro
 from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.loading.rank_and_worker import RankIdentity, split_by_worker
-from wds_datapipes.loading.seeding import returned
+from wds_datapipes.loading.seeding import call_with_pipeline
 from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.workers.in_process import LocalItems
 from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
@@ -59,7 +59,7 @@ class LaunchPlan:
         """Leave all to the main process; return the pipeline, and where the items are made in it."""
         datapipe = split_by_worker(datapipe, WorkerInfo(1, 0), self.place)
         if self.init_fn is not None:
-            datapipe = returned("worker_init_fn", self.init_fn(datapipe, WorkerInfo(1, 0)))
+            datapipe = call_with_pipeline("worker_init_fn", self.init_fn(datapipe, WorkerInfo(1, 0)))
         # torchdata's stage for ranks that wait for each other takes an item ahead, as if it were behind workers.
         waiting = datapipe if isinstance(datapipe, FullSync) else None
         part = datapipe if waiting is None else waiting.datapipe

@@ -50,7 +50,7 @@ class ParentWatch:
         threading.Thread(target=_end_with, args=(descriptor,), name="main-watch", daemon=True).start()
 
     def __reduce__(self) -> tuple[Callable[[Any], ParentWatch], tuple[Any]]:
-        return _arrived, (DupFd(self._reader.fileno()),)
+        return _unpickle_watch, (DupFd(self._reader.fileno()),)
 
     @contextmanager
     def as_current(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ class ParentWatch:
         return lifeline
 
 
-def _arrived(descriptor: Any) -> ParentWatch:
+def _unpickle_watch(descriptor: Any) -> ParentWatch:
     """Return the lifeline in a process that was not forked from the main process."""
     lifeline = ParentWatch.__new__(ParentWatch)
     lifeline._reader, lifeline._writer = open(descriptor.detach(), "rb", buffering=0), None  # noqa: PTH123, SIM115

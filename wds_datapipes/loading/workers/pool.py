@@ -34,7 +34,7 @@ GRACE_S = 0.4
 _processes: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
-def _disown() -> None:
+def _forget_parent() -> None:
     """Forget, in a process that was forked, what is its parent's.
 
     After ``os.fork``, multiprocessing takes the parent's processes for its own, and terminates them when the forked
@@ -44,7 +44,7 @@ def _disown() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown)
+    os.register_at_fork(after_in_child=_forget_parent)
 
 
 class WorkerPool:

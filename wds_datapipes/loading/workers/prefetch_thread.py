@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_datapipes.errors import WorkerDiedError
 
-__all__ = ["Reader", "given_up", "guarded", "pause", "work_for"]
+__all__ = ["Reader", "given_up", "guard_thread", "pause", "work_for"]
 
 #: How often a prefetcher's thread that is to pause is looked at, in seconds.
 PAUSE_CHECK_S = 1e-3
@@ -33,13 +33,13 @@ def work_for(reader: Reader) -> None:
     _filling.data = reader
 
 
-def guarded(fill: Callable[..., None]) -> Callable[..., None]:
+def guard_thread(fill: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``thread_worker`` of one of torchdata's prefetchers so that nothing ends its thread in silence."""
 
     @functools.wraps(fill)
     def thread_worker(prefetch_data: Any, *args: Any) -> None:
         _filling.data = prefetch_data
-        prefetch_data.source_datapipe = _delivered(prefetch_data.source_datapipe, prefetch_data.prefetch_buffer.append)
+        prefetch_data.source_datapipe = _deliver(prefetch_data.source_datapipe, prefetch_data.prefetch_buffer.append)
         try:
             fill(prefetch_data, *args)
         finally:
@@ -64,7 +64,7 @@ def given_up() -> bool:
     return data is not None and bool(data.stop_iteration)
 
 
-def _delivered(source: Iterable[Any], deliver: Callable[[Exception], None]) -> Iterator[Any]:
+def _deliver(source: Iterable[Any], deliver: Callable[[Exception], None]) -> Iterator[Any]:
     """Yield from ``source``; deliver what it raises, and end.
 
     torchdata's thread says that it has stopped before it hands the error over, so that a reader who looks in between

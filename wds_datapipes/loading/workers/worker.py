@@ -19,7 +19,7 @@ from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import WorkerDiedError
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.rank_and_worker import ONLY_RANK, RankIdentity, split_by_worker
-from wds_datapipes.loading.seeding import reset_pipeline, returned
+from wds_datapipes.loading.seeding import call_with_pipeline, reset_pipeline
 from wds_datapipes.loading.torchdata_patches.worker_processes import SENDABLE, SendableError
 from wds_datapipes.loading.transport.protocol import Command, Kind
 from wds_datapipes.loading.transport.receiver import Receiver
@@ -31,7 +31,7 @@ from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, record_b
 from wds_datapipes.pipes.state.recording import Recorder
 from wds_datapipes.pipes.state.shard_order import listings_before
 
-__all__ = ["DISPATCH_WINDOW", "Worker", "WorkerJob", "failure", "reporting", "run_worker"]
+__all__ = ["DISPATCH_WINDOW", "Worker", "WorkerJob", "failure", "report_errors_of_worker", "run_worker"]
 
 #: How many messages of the dispatching process a worker may have before it uses them. They are small enough that
 #: sending them never blocks.
@@ -88,12 +88,12 @@ def run_worker(job: WorkerJob, channel: socket.socket, source: socket.socket | N
         source: where the items of the dispatching process come from, if there is one.
         inherited: what a fork has left open here, and only others need.
     """
-    with reporting(f"worker process {job.info.worker_id}", channel, job, inherited) as outlet:
+    with report_errors_of_worker(f"worker process {job.info.worker_id}", channel, job, inherited) as outlet:
         job = job.opened()
         dispatched = None if source is None else DispatchedItems(source)
         pipe = split_by_worker(job.pipe, job.info, job.place) if dispatched is None else split(job, dispatched)
         if job.init_fn is not None:
-            pipe = returned("worker_init_fn", job.init_fn(pipe, job.info))
+            pipe = call_with_pipeline("worker_init_fn", job.init_fn(pipe, job.info))
         Worker(pipe, job, outlet, dispatched).run()
 
 
@@ -203,7 +203,7 @@ class Worker:
                 self.tell_ledger()
                 if self.lasts and self.recorder is not None:
                     outlet.record(record_state(self.pipe, self.recorder, is_first=True))
-                outlet.say(Kind.END, _pickled(self.listed()))
+                outlet.say(Kind.END, _serialize(self.listed()))
                 return
             record = None if self.recorder is None else record_state(self.pipe, self.recorder)
             sent = outlet.put(item, record)
@@ -281,7 +281,7 @@ class Worker:
         """Send what was passed over, if anything was since the last time."""
         if COUNTERS.entries != self.told:
             self.told = COUNTERS.entries
-            self.outlet.say(Kind.LEDGER, _pickled(COUNTERS.skipped()))
+            self.outlet.say(Kind.LEDGER, _serialize(COUNTERS.skipped()))
 
     @staticmethod
     def call_stages(name: str, stages: Any) -> None:
@@ -292,7 +292,9 @@ class Worker:
 
 
 @contextmanager
-def reporting(who: str, channel: socket.socket, job: WorkerJob, inherited: Sequence[Any]) -> Iterator[Sender]:
+def report_errors_of_worker(
+    who: str, channel: socket.socket, job: WorkerJob, inherited: Sequence[Any]
+) -> Iterator[Sender]:
     """Prepare the process, and tell the main process of the exception that ends the block.
 
     ``SystemExit`` and its like end the process, as they should: the main process sees the exit code.
@@ -312,7 +314,7 @@ def reporting(who: str, channel: socket.socket, job: WorkerJob, inherited: Seque
         except ReceiverGone:
             raise
         except SENDABLE:  # it is not lost: the main process raises it again
-            outlet.say(Kind.LEDGER, _pickled(COUNTERS.skipped()))
+            outlet.say(Kind.LEDGER, _serialize(COUNTERS.skipped()))
             outlet.say(Kind.ERROR, failure(who))
             while True:  # the end of this process would be taken for another fault
                 outlet.wait()
@@ -326,8 +328,8 @@ def reporting(who: str, channel: socket.socket, job: WorkerJob, inherited: Seque
 def failure(who: str) -> bytes:
     """Return the exception that is handled now, with the shard this process opened last, for `Outlet.say`."""
     shard = f", whose last shard was {COUNTERS.shard}" if COUNTERS.shard else ""
-    return _pickled(SendableError(where=f"in {who}{shard}"))
+    return _serialize(SendableError(where=f"in {who}{shard}"))
 
 
-def _pickled(value: object) -> bytes:
+def _serialize(value: object) -> bytes:
     return b"".join(Serializer().pack(value).parts)

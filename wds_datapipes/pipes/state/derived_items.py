@@ -50,7 +50,7 @@ class ExpandingStage(IterDataPipe[Any]):
     @property
     def address(self) -> Callable[[], SamplePosition] | None:
         """What tells where the item is that was yielded last, if that is known of what it was made of."""
-        return self._address if self.takes_apart and _known(self.source) is not None else None
+        return self._address if self.takes_apart and _nearest_known(self.source) is not None else None
 
     def _address(self) -> SamplePosition:
         return self._parting.address()
@@ -111,7 +111,7 @@ class ExpandingStage(IterDataPipe[Any]):
     def _taken_apart(self, function: Callable[[Iterator[Any]], Iterable[Any]]) -> Iterator[Any]:
         """Yield what a function makes of the source, of which each item stands for itself."""
         (state, again), self._loaded = self._loaded or ({}, []), None
-        known = _known(self.source)
+        known = _nearest_known(self.source)
         if known is None:
             yield from function(iter(self.source))
             return
@@ -144,7 +144,7 @@ class _Feed(IterDataPipe[Any]):
         return len(self.source)
 
 
-def _known(pipe: Any) -> tuple[Pipe, Callable[[], SamplePosition]] | None:
+def _nearest_known(pipe: Any) -> tuple[Pipe, Callable[[], SamplePosition]] | None:
     """Return the nearest stage with a state, from one on, and what tells where its items are; None if there is none."""
     while not has_state(pipe):
         sources = list(sources_of(pipe))

@@ -155,7 +155,7 @@ def has_no_share(pipe: Pipe) -> bool:
     """Whether a stage before this one, whose shares stay where they are, had nothing to deal to this instance."""
     turning = {id(stage) for stage in _until_kept(pipe) if isinstance(stage, ShardingFilter) or hasattr(stage, "turn")}
     return any(
-        not _yielded(splitter) and any(map(_yielded, sources_of(splitter)))
+        not _has_yielded(splitter) and any(map(_has_yielded, sources_of(splitter)))
         for splitter in splitters(pipe)
         if id(splitter) not in turning
     )
@@ -235,6 +235,6 @@ def _pipes(value: Any) -> Iterator[Any]:
             yield from _pipes(each)
 
 
-def _yielded(stage: Any) -> bool:
+def _has_yielded(stage: Any) -> bool:
     """Whether a stage has ever yielded anything. torch counts that for the datapipes that are iterated."""
     return getattr(stage, "_number_of_samples_yielded", 1) > 0

@@ -11,10 +11,10 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.pipes.shard_assignment import Instance
 from wds_datapipes.pipes.state.graph import splitters, turn_shares, upstream
-from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, nothing_else, renewed, save_state
+from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, next_epoch_state, nothing_else, save_state
 from wds_datapipes.pipes.state.seeding import later_seed, pending_seed
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.position import SamplePosition, gone
+from wds_datapipes.shards.position import SamplePosition, samples_gone_error
 
 if TYPE_CHECKING:
     from wds_datapipes.pipes.state.recording import Recorder
@@ -134,7 +134,7 @@ class NestedPasses:
 
     def _set_seeds(self, source: Pipe) -> None:
         before = {id(stage) for splitter in splitters(source) for stage in upstream(splitter)}
-        stages = list(zip(_seeded(source), self.first, strict=True))
+        stages = list(zip(_seeded_stages(source), self.first, strict=True))
         shared = [first for stage, first in stages if id(stage) in before and first is not None]
         for position, (stage, first) in enumerate(stages):
             if self.number == 0:
@@ -155,7 +155,7 @@ def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> lis
         before: those that this has returned before. They decide where no loader has set any since: how many passes
             there were meanwhile may differ between workers.
     """
-    seeds = [pending_seed(stage) for stage in _seeded(source)]
+    seeds = [pending_seed(stage) for stage in _seeded_stages(source)]
     if before is None or any(seed is not None for seed in seeds):
         return seeds
     return [None if seed is None else later_seed(seed) for seed in before]
@@ -163,10 +163,10 @@ def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> lis
 
 def beginning_of(source: Pipe) -> list[dict[str, Any] | None] | None:
     """Return the state of a source that is yet to begin: what lasts of the passes before, if anything does."""
-    return renewed(save_state(source)) if lasts(source) else None
+    return next_epoch_state(save_state(source)) if lasts(source) else None
 
 
-def _seeded(source: Pipe) -> Iterator[Any]:
+def _seeded_stages(source: Pipe) -> Iterator[Any]:
     """Yield the stages that take a seed."""
     return (stage for stage in upstream(source) if inspect.ismethod(getattr(stage, "set_seed", None)))
 
@@ -175,5 +175,5 @@ def _exactly(count: int, items: Iterator[Any]) -> Iterator[Any]:
     end = object()
     for number in range(count):
         if (item := next(items, end)) is end:
-            raise gone(count - number)
+            raise samples_gone_error(count - number)
         yield item

@@ -24,10 +24,10 @@ __all__ = [
     "check_state",
     "lasts",
     "load_state",
+    "next_epoch_state",
     "nothing_else",
     "record_beginning",
     "record_state",
-    "renewed",
     "save_state",
     "stateful",
 ]
@@ -94,7 +94,7 @@ def record_beginning(pipe: Any) -> Record:
     """Return where a pipeline begins an epoch that resumes where the last one has ended."""
     recorder = Recorder()
     try:
-        beginning = renewed(save_state(pipe))
+        beginning = next_epoch_state(save_state(pipe))
     except StateError as error:
         return recorder.refuse(str(error))
     return recorder.record(lambda _, recorder: recorder.keep_equal("beginning", beginning), pipe, True)
@@ -161,7 +161,7 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
         raise ValueError(f"it counts by {counts!r:.200}")
 
 
-def renewed(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
+def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
     """Return the state at the beginning of the next epoch; None if all begins anew.
 
     What a stage keeps for the next epoch is in its state as ``"lasting"``.
@@ -169,11 +169,11 @@ def renewed(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, 
     Args:
         state: that of the end of an epoch, or where it was broken off.
     """
-    kept = [_lasting(own) for own in state or ()]
+    kept = [_lasting_state(own) for own in state or ()]
     return [None if lasting is None else {"lasting": lasting} for lasting in kept] if any(kept) else None
 
 
-def _lasting(state: Any) -> Any:
+def _lasting_state(state: Any) -> Any:
     """Return what of the state of a stage lasts beyond the epoch, if anything does."""
     return state.get("lasting") if isinstance(state, Mapping) else None
 

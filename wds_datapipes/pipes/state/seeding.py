@@ -80,13 +80,13 @@ def derive_later_seeds(pipe: Any) -> None:
     for stage in upstream(pipe):
         kind = type(stage)
         if inspect.ismethod(getattr(stage, "set_seed", None)) and kind.__module__.partition(".")[0] != "wds_datapipes":
-            for name, wrapped in {"set_seed": _noting, "reset": _reseeding}.items():
+            for name, wrapped in {"set_seed": _recording_set_seed, "reset": _reseeding_reset}.items():
                 method = getattr(kind, name, None)
                 if method is not None and not getattr(method, _MARK, False):
                     setattr(kind, name, wrapped(method))
 
 
-def _noting(set_seed: Callable[..., Any]) -> Callable[..., Any]:
+def _recording_set_seed(set_seed: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``set_seed`` that takes note of the seed."""
 
     @functools.wraps(set_seed)
@@ -98,7 +98,7 @@ def _noting(set_seed: Callable[..., Any]) -> Callable[..., Any]:
     return set_and_note
 
 
-def _reseeding(reset: Callable[..., Any]) -> Callable[..., Any]:
+def _reseeding_reset(reset: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``reset`` that sets a seed where a pass begins and none was set since the last one began."""
 
     @functools.wraps(reset)

@@ -102,11 +102,13 @@ class FieldSortKey:
             value = self._number(sample, value)
         kind = float if isinstance(value, int | float) else type(value)
         if kind not in _KINDS or (kind is float and math.isnan(value)):
-            raise DecodeError(f"The {_name(sample)} cannot be sorted by {self._by!r}: {_shown(value)} has no order")
+            raise DecodeError(
+                f"The {_name(sample)} cannot be sorted by {self._by!r}: {_describe_key(value)} has no order"
+            )
         if kind is not (self._kind or kind):
             raise DecodeError(
-                f"The {_name(sample)} cannot be sorted by {self._by!r}: {_shown(value)} is {_KINDS[kind]}, and the "
-                f"samples before have {_KINDS[self._kind or kind]}"
+                f"The {_name(sample)} cannot be sorted by {self._by!r}: {_describe_key(value)} is {_KINDS[kind]}, and "
+                f"the samples before have {_KINDS[self._kind or kind]}"
             )
         self._kind = kind
         return 0, value
@@ -139,7 +141,7 @@ class FieldSortKey:
                 return number
         except ValueError:
             raise DecodeError(
-                f"The {_name(sample)} cannot be sorted by {self._by!r}: {_shown(text)} is no number"
+                f"The {_name(sample)} cannot be sorted by {self._by!r}: {_describe_key(text)} is no number"
             ) from None
 
 
@@ -151,6 +153,6 @@ def _name(sample: Sample) -> str:
     return f"sample {sample['__key__']!r}" + (f" of {redact(url)}" if url else "")
 
 
-def _shown(value: Any) -> str:
+def _describe_key(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -56,7 +56,7 @@ class FileLocations:
         """
         scheme, _ = split_scheme(name)
         if scheme in COMMANDS:
-            raise _refused(name, where, "a command, and not a file. A recipe may have pipe:COMMAND")
+            raise _location_error(name, where, "a command, and not a file. A recipe may have pipe:COMMAND")
         try:
             path = local_path(name)
             if path is None:
@@ -64,18 +64,18 @@ class FileLocations:
                     refuse_unsafe(name)
                 return UrlPart(name, self._storage_options)
         except RefusedURLError:
-            raise _refused(name, where, f"neither in the store of {ELSEWHERE} nor a file on a network") from None
+            raise _location_error(name, where, f"neither in the store of {ELSEWHERE} nor a file on a network") from None
         except ShardOpenError as error:
             raise SampleSourceError(f"{where}: {error}") from None
         if not self.is_ours and "::" in path:  # which would make a chain of file systems of a URL
-            raise _refused(name, where, f"a chain of file systems, and {ELSEWHERE} cannot name it")
+            raise _location_error(name, where, f"a chain of file systems, and {ELSEWHERE} cannot name it")
         is_absolute = path.startswith("/")
         if self._has_url and not scheme and not is_absolute:
             return UrlPart(self._root + path, self._storage_options)
         if not self.is_ours and (self._has_url or scheme or is_absolute or ".." in path.split("/")):
-            raise _refused(name, where, f"a file of this host, and {ELSEWHERE} cannot name it")
+            raise _location_error(name, where, f"a file of this host, and {ELSEWHERE} cannot name it")
         return FilePart(os.path.join("" if self._has_url else self._root, path))  # noqa: PTH118  many of them
 
 
-def _refused(name: str, where: str, what: str) -> SampleSourceError:
+def _location_error(name: str, where: str, what: str) -> SampleSourceError:
     return SampleSourceError(f"{where} has {redact(name)!r}, which is {what}")

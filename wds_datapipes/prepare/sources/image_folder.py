@@ -145,8 +145,8 @@ def find_images(
         SampleSourceError: a folder cannot be read, links form a loop, a class has no image, or an image no class.
     """
     top = os.fspath(root)
-    fault = _raised if on_fault is None else on_fault
-    folders, files = _listed(top)
+    fault = _raise_fault if on_fault is None else on_fault
+    folders, files = _list_folder(top)
     found = ImageFiles(top, folders if has_classes else None, name_field=name_field)
     choose = _Chosen(top, frozenset(ending.lower().lstrip(".") for ending in endings), key_rule, found.left_out, fault)
     if not has_classes:
@@ -155,8 +155,8 @@ def find_images(
         return found
     for stray in choose.samples("", files):
         raise SampleSourceError(
-            f"The image {_shown(top, stray)!r} is in no folder of a class. Put it into one; or, if the folders are no "
-            f"classes, say so"
+            f"The image {_describe_path(top, stray)!r} is in no folder of a class. Put it into one; or, if the "
+            f"folders are no classes, say so"
         )
     for label, name in enumerate(folders):
         before = len(found)
@@ -193,7 +193,7 @@ class _Chosen(NamedTuple):
 
     def below(self, folder: str) -> Iterator[Files]:
         """Yield the samples of a folder and all folders in it."""
-        for place, names in sorted(_walked(self.top, folder, ())):
+        for place, names in sorted(_walk_folder(self.top, folder, ())):
             yield from self.samples(place, names)
 
     def samples(self, folder: str, names: Iterable[str]) -> Iterator[Files]:
@@ -215,11 +215,11 @@ class _Chosen(NamedTuple):
             if any(ending.lower().rpartition(".")[2] in self.endings for ending in found):
                 yield Files(stem, tuple(found))
             else:
-                path = _shown(self.top, Files(stem, tuple(found)))
+                path = _describe_path(self.top, Files(stem, tuple(found)))
                 self.fault(SampleSourceError(f"No file beside {path!r} is the image of that sample. Put it there"))
 
 
-def _listed(path: str) -> tuple[list[str], list[str]]:
+def _list_folder(path: str) -> tuple[list[str], list[str]]:
     """Return the folders in a folder, and its other files, by name, without hidden ones."""
     folders: list[str] = []
     files: list[str] = []
@@ -240,20 +240,20 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _walked(top: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
+def _walk_folder(top: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
     """Yield a folder, and all folders in it, each with the names of its files."""
     path = os.path.join(top, folder)  # noqa: PTH118  many of them
-    folders, files = _listed(path)
+    folders, files = _list_folder(path)
     found = os.stat(path)  # noqa: PTH116  it is a text
     here = (found.st_dev, found.st_ino)
     if here in above:
         raise SampleSourceError(f"The folder {path!r} is a link to one that it is in. Remove the link")
     yield folder, files
     for name in folders:
-        yield from _walked(top, f"{folder}/{name}" if folder else name, (*above, here))
+        yield from _walk_folder(top, f"{folder}/{name}" if folder else name, (*above, here))
 
 
-def _shown(top: str, files: Files) -> str:
+def _describe_path(top: str, files: Files) -> str:
     return os.path.join(top, f"{files.stem}.{files.endings[0]}")  # noqa: PTH118  the same
 
 
@@ -266,5 +266,5 @@ def _utf8(name: str, origin: str) -> bytes:
         ) from None
 
 
-def _raised(error: Exception) -> None:
+def _raise_fault(error: Exception) -> None:
     raise error

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, find_codec
-from wds_datapipes.codecs.codec import described
+from wds_datapipes.codecs.codec import describe_value
 from wds_datapipes.codecs.encoding import EncoderChain
 from wds_datapipes.errors import EncodeError, MissingDependencyError, SampleSourceError
 from wds_datapipes.io.openers import redact
@@ -98,7 +98,7 @@ class Table:
                 self._lacks(column, origin)
             else:
                 name, part = self._file(value, column, origin)
-                _put(parts, field or field_of(_ending(name, column, origin)), part, origin)
+                _put(parts, field or field_of(_extension_of(name, column, origin)), part, origin)
         values = self._values
         if values is None:
             values = [(column.lower(), column) for column in row if column not in self._used]
@@ -119,7 +119,7 @@ class Table:
         value = row.get(self._key)
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise SampleSourceError(
-                f"{origin} has {described(value)} in its column {self._key!r}. A key is text or a number"
+                f"{origin} has {describe_value(value)} in its column {self._key!r}. A key is text or a number"
             )
         return str(value)
 
@@ -129,7 +129,7 @@ class Table:
             return str(named.get("path") or ""), named["bytes"]  # as `datasets` writes files to Parquet
         if not isinstance(named, str):
             raise SampleSourceError(
-                f"{origin} has {described(named)} in its column {column!r}, and not the name of a file"
+                f"{origin} has {describe_value(named)} in its column {column!r}, and not the name of a file"
             )
         return named, self._places.part(named, f"{origin} in its column {column!r}")
 
@@ -153,12 +153,12 @@ class Table:
             return _decodable(_utf8(value, origin), field, value, column, origin)
         if not is_known:
             raise EncodeError(
-                f"{origin} has {described(value)} for the field {field!r}, whose name tells no encoding. Give it a "
-                f"name that does, such as cls or {field}.json"
+                f"{origin} has {describe_value(value)} for the field {field!r}, whose name tells no encoding. Give it "
+                f"a name that does, such as cls or {field}.json"
             )
         try:
             if isinstance(value, Mapping) and ending == "json":
-                return _utf8(json.dumps(value, ensure_ascii=False, default=_told), origin)
+                return _utf8(json.dumps(value, ensure_ascii=False, default=_json_default), origin)
             return bytes(self._chain.encode_field({"__key__": key, field: value}, field))
         except (EncodeError, TypeError) as error:
             raise EncodeError(f"{origin}: {error}") from None
@@ -182,7 +182,7 @@ def _check_field(field: str, column: str) -> None:
         )
 
 
-def _ending(name: str, column: str, origin: str) -> str:
+def _extension_of(name: str, column: str, origin: str) -> str:
     ending = ending_of(name)[1:]
     if not ending:
         raise SampleSourceError(
@@ -225,8 +225,8 @@ def _decodable(data: bytes, field: str, value: str, column: str, origin: str) ->
     return data
 
 
-def _told(value: object) -> object:
+def _json_default(value: object) -> object:
     """Return what JSON has for a value of a table that it does not know."""
     if isinstance(value, datetime.date | datetime.datetime | datetime.time):
         return value.isoformat()
-    raise TypeError(f"{described(value)} is nothing that JSON has")
+    raise TypeError(f"{describe_value(value)} is nothing that JSON has")
