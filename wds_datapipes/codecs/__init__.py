@@ -12,27 +12,27 @@ __all__ = ["CODECS", "IMAGE_FORMATS", "TRUSTED_CODECS", "UNSAFE", "find_codec"]
 #: Extension -> "module:name" of its `Codec`. A module is imported when its first field comes.
 #: Video and audio are not here: they stay bytes until a decoder for them is asked for. The same holds for images.
 CODECS = {
-    "cbor": "records:cbor",
-    "class": "scalars:integer",
-    "cls": "scalars:integer",
-    "cls2": "scalars:integer",
-    "count": "scalars:integer",
+    "cbor": "msgpack_cbor:cbor",
+    "class": "integers:integer",
+    "cls": "integers:integer",
+    "cls2": "integers:integer",
+    "count": "integers:integer",
     "htm": "text:text",
     "html": "text:text",
-    "id": "scalars:integer",
-    "index": "scalars:integer",
-    "inx": "scalars:integer",
-    "jsn": "jsons:jsons",
-    "json": "jsons:jsons",
-    "mp": "records:msgpack",
-    "msg": "records:msgpack",
-    "msgpack": "records:msgpack",
-    "npy": "arrays:npy",
-    "npz": "arrays:npz",
-    "pickle": "pickled:pickled",
-    "pkl": "pickled:pickled",
-    "pth": "tensors:pth",
-    "pyd": "pickled:pickled",
+    "id": "integers:integer",
+    "index": "integers:integer",
+    "inx": "integers:integer",
+    "jsn": "json_values:jsons",
+    "json": "json_values:jsons",
+    "mp": "msgpack_cbor:msgpack",
+    "msg": "msgpack_cbor:msgpack",
+    "msgpack": "msgpack_cbor:msgpack",
+    "npy": "numpy_arrays:npy",
+    "npz": "numpy_arrays:npz",
+    "pickle": "pickles:pickled",
+    "pkl": "pickles:pickled",
+    "pth": "torch_tensors:pth",
+    "pyd": "pickles:pickled",
     "tb": "tenbin:tenbin",
     "ten": "tenbin:tenbin",
     "tenbin": "tenbin:tenbin",
@@ -62,7 +62,7 @@ UNSAFE = frozenset({"pickle", "pkl", "pyd"})
 
 #: What stands for an extension instead, once the caller trusts the shards: the safe codec knows less.
 TRUSTED_CODECS = {
-    "pth": "tensors:trusted_pth",
+    "pth": "torch_tensors:trusted_pth",
 }
 
 
