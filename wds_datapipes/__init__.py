@@ -56,6 +56,7 @@ from wds_datapipes.pipes.sampling import NonEmptyChecker, SampleRsampler, Sample
 from wds_datapipes.pipes.select import FieldSelector, KeyExtractor, KeyRenamer
 from wds_datapipes.pipes.shard_cache import ShardCacher
 from wds_datapipes.pipes.shard_list import DatasetSpec, ShardList
+from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.unbatching import SampleUnbatcher
 from wds_datapipes.pipes.writing import SampleWriter
 from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
@@ -115,6 +116,7 @@ __all__ = [
     "ShardReadingService",
     "ShardResampler",
     "ShardWriter",
+    "Stage",
     "StatefulShards",
     "StreamComposer",
     "TarWriter",

@@ -229,7 +229,7 @@ def test_epochs_that_are_chosen_are_the_same_after_a_resume(workers: int) -> Non
 def pinning_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the thread run where there is no CUDA, too."""
     monkeypatch.setattr(
-        "wds_datapipes.loading.service.service.pinned", lambda source: MemoryPinner(source, lambda item: item)
+        "wds_datapipes.loading.service.service.pin_memory_of", lambda source: MemoryPinner(source, lambda item: item)
     )
 
 

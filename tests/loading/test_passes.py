@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterDataPipe, graph_settings
 from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
 from wds_datapipes.testing import build_shard, check_coverage
 
 SIZES = (7, 3, 12, 1, 9, 6, 8)
@@ -33,7 +33,7 @@ def key_of(sample: dict[str, Any]) -> str:
     return str(sample["__key__"])
 
 
-class Twice(IterDataPipe[Any]):
+class Twice(Stage[Any]):
     """A user's stage that iterates its source twice."""
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
@@ -50,7 +50,7 @@ class Twice(IterDataPipe[Any]):
     def state_dict(self) -> dict[str, Any]:
         return {"passes": self.passes}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: object = ()) -> None:
         self.passes = state["passes"]
 
 

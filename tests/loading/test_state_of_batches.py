@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
+import wds_datapipes
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import ChangedShardError, StateError
 from wds_datapipes.io.openers import open_url
@@ -270,10 +270,10 @@ def test_what_counts_batches_before_they_are_taken_apart_is_refused(build: Stage
         save_state(build(split()))
 
 
-class Doubled(IterDataPipe[Any]):
+class Doubled(wds_datapipes.Stage[Any]):
     """A stage of a user that makes two of one, and says that it does not."""
 
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(self, source: Pipe) -> None:
         self.source = source

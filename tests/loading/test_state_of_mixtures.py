@@ -300,7 +300,7 @@ def test_a_state_that_no_source_has_used_is_forgotten_with_its_epoch() -> None:
     ("mixed", "refusal"),
     [
         (lambda one, other: one.mix_samples(other.shuffle()), "Shuffler may hold samples back"),
-        (lambda one, other: one.mix_samples(other.batch(2)).shuffle_samples(3), "here it is behind .batch"),
+        (lambda one, other: one.mix_samples(other.batch(2)).shuffle_samples(3), "here it is after .batch"),
         (lambda one, other: one.mix_samples(other.compose(iter)), "StreamComposer may hold samples back"),
         (lambda one, other: one.mix_samples(other).shuffle(), "Shuffler may hold samples back"),
     ],

@@ -295,7 +295,7 @@ def taken_apart(batch: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("refused", "instead"),
     [
-        (lambda pipe: pipe.compose(iter), "pass each_alone=True. If not, write a class of your own"),
+        (lambda pipe: pipe.compose(iter), "pass each_alone=True. If not, derive a class from wds_datapipes.Stage"),
         (lambda pipe: pipe.batch(2).unbatch(), r"Use \.unbatch_samples\(collated=False\)"),
         (lambda pipe: pipe.flatmap(taken_apart), r"Use \.map\(\) with the same function, and \.unbatch_samples"),
         (lambda pipe: pipe.shuffled_flatmap(taken_apart), r"behind it, and \.shuffle_samples\(n\) behind that"),

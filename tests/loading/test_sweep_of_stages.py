@@ -16,7 +16,7 @@ import torchdata.datapipes.iter  # noqa: F401 - registers its stages
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes import ShardList, ShardReadingService, Stage
 from wds_datapipes.codecs.extensions import ExtensionDecoder
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.state.pipeline_state import check_state
@@ -87,10 +87,10 @@ def more_of(url: str) -> str:
     return f"more-{url}"
 
 
-class EverySecond(IterDataPipe[Any]):
+class EverySecond(Stage[Any]):
     """A stage of a user, which counts, and says that it keeps nothing."""
 
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(self, source: Pipe) -> None:
         self.source = source

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes import Stage
+
 Pipe = IterDataPipe[Any]
 
 
-class Buffered(IterDataPipe[Any]):
+class Buffered(Stage[Any]):
     """Holds an item back, and says that it does not."""
 
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -30,10 +32,10 @@ class Buffered(IterDataPipe[Any]):
             yield held
 
 
-class Counted(IterDataPipe[Any]):
+class Counted(Stage[Any]):
     """Numbers its items, and forgets the number."""
 
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(self, source: Pipe) -> None:
         self.source = source
@@ -58,14 +60,14 @@ class Forgetful(Counted):
     def state_dict(self) -> dict[str, Any]:
         return {f"name {self.names}": 0}
 
-    def load_state_dict(self, state: Any, passing: Any = ()) -> None:
+    def load_state_dict(self, state: Any, again: Any = ()) -> None:
         pass
 
 
 class Ending(Counted):
     """Ends the process that goes on, or fails in it."""
 
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(self, source: Pipe, how: str) -> None:
         super().__init__(source)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_random_seed
 
+import wds_datapipes
 from wds_datapipes import DatasetSpec, DirectoryShards, Member, MockSamples, ShardList
 from wds_datapipes.errors import (
     DecodeError,
@@ -238,12 +239,13 @@ def test_no_parameter_is_called_like_an_attribute_of_every_datapipe(kind: type[I
 
 
 @pytest.mark.parametrize("kind", [*SOURCES, *registered().values()])
-def test_a_stage_says_that_it_is_no_child(kind: type[IterDataPipe[Any]]) -> None:
-    assert vars(kind)["_is_child_datapipe"] is False
+def test_a_stage_derives_from_the_base_class(kind: type[IterDataPipe[Any]]) -> None:
+    assert issubclass(kind, wds_datapipes.Stage)
+    assert vars(wds_datapipes.Stage)["_is_child_datapipe"] is False
 
 
 def test_torch_still_asks_whether_a_stage_is_a_child() -> None:
-    """Without the attribute, torch's hook fails to find it twice for each item; that is why the stages have it."""
+    """Without the attribute, torch's hook fails to find it twice for each item; that is why `Stage` has it."""
     asked = []
 
     class Asked(IterDataPipe[int]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
 from typing import Any
@@ -12,7 +12,7 @@ from pipeline_model import Steps, number_of, others_of, shards_of
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
-from wds_datapipes import ShardList, collate_samples
+from wds_datapipes import ShardList, Stage, collate_samples
 from wds_datapipes.testing import build_shard
 
 # Silenced by the import above.
@@ -23,10 +23,10 @@ __all__ = ["build", "write_shards"]
 Pipe = Any
 
 
-class Tagging(IterDataPipe[Any]):
+class Tagging(Stage[Any]):
     """A user's stage that keeps nothing, and says so."""
 
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(self, source: Pipe) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Hoarding(IterDataPipe[Any]):
         yield from held
 
 
-class Lagging(IterDataPipe[Any]):
+class Lagging(Stage[Any]):
     """A user's stage that delays items, with a state."""
 
     def __init__(self, source: Pipe, count: int) -> None:
@@ -112,7 +112,7 @@ class Lagging(IterDataPipe[Any]):
     def state_dict(self) -> dict[str, Any]:
         return {"held": list(self.held)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], again: object = ()) -> None:
         self.held, self.is_resumed = list(state["held"]), True
 
 

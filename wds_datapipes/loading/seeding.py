@@ -6,7 +6,6 @@ worker, the other gives other numbers in each; both follow from the seed of the 
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
 from wds_datapipes.loading.philox import SeedGenerator
+from wds_datapipes.pipes.state.graph import as_stage, splits, takes_seed
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings, seed_listings
 from wds_datapipes.seeds import derived_seed
@@ -157,10 +157,10 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
     after = {key: stage for key, stage in stages.items() if key not in before}
     for some, draw in ((before, seed_generator.generate_shared_seed), (after, seed_generator.generate_seed)):
         for stage in some.values():
-            if inspect.ismethod(getattr(stage, "set_seed", None)):
+            if takes_seed(stage):
                 stage.set_seed(draw())
     # These seeds are not drawn, so that the others stay as they are.
-    sharing = [stage for stage in after.values() if getattr(stage, "shares_seed", False)]
+    sharing = [stage for stage in after.values() if as_stage(stage).shares_seed]
     for number, stage in enumerate(sharing):
         stage.set_seed(derived_seed("shares_seed", seed_of(seed_generator), number))
 
@@ -196,7 +196,7 @@ def _splitters(graph: dict[int, Any], seen: set[int] | None = None) -> Iterator[
     for key, (stage, sources) in graph.items():
         if key not in seen:
             seen.add(key)
-            if inspect.ismethod(getattr(stage, "apply_sharding", None)):
+            if splits(stage):
                 yield stage
             yield from _splitters(sources, seen)
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from wds_datapipes.errors import CacheError
-from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.graph import instance_of, splits, upstream
+from wds_datapipes.pipes.state.graph import groups_of, instance_of, splits, takes_seed, upstream
 from wds_datapipes.samples.caching import CachedPart, CachePosition, DiskCache, MemoryCache, SampleCache
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition
+
+if TYPE_CHECKING:
+    from wds_datapipes.pipes.state.recording import Form, Recorder
 
 __all__ = ["SampleCacher"]
 
@@ -24,7 +26,7 @@ REMOTE = ("torchdata.dataloader2.", "wds_datapipes.loading.")
 
 
 @register_stage("cache_samples")
-class SampleCacher(IterDataPipe[Any]):
+class SampleCacher(Stage[Any]):
     """Keep the samples of the first complete pass for all later ones (functional name: ``cache_samples``).
 
     Later passes have the same samples in the same order, duplicates included, and read nothing from the source. A pass
@@ -72,9 +74,7 @@ class SampleCacher(IterDataPipe[Any]):
         ['part-00000-of-00001.samples']
     """
 
-    _is_child_datapipe = False
-    #: What comes before it has no state: a pass is read from its beginning again.
-    reads_again = True
+    rereads_source = True
 
     def __init__(
         self,
@@ -98,14 +98,18 @@ class SampleCacher(IterDataPipe[Any]):
         self._position = CachePosition()
         self._loaded: CachePosition | None = None
 
-    def address(self) -> SamplePosition:
-        """Return the number of the sample that was yielded last, in place of that of a shard."""
-        return SamplePosition(self._position.at, 0, -1)
+    def position_reader(self) -> Callable[[], SamplePosition]:
+        """Return a function that returns the number of the sample that was yielded last, as if it were a shard."""
+        return lambda: SamplePosition(self._position.at, 0, -1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many samples of this pass were yielded, and a checksum of the key of the last of them."""
         position = self._loaded or self._position
         return {"passed": position.passed, "check": position.check}
+
+    def record_state(self, recorder: Recorder) -> Form:
+        """Return the form of what `state_dict` returns."""
+        return recorder.keep_values(self, self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Go on from a state when it is iterated next.
@@ -117,7 +121,7 @@ class SampleCacher(IterDataPipe[Any]):
         numbers = {address.shard for address in again}
         self._loaded = CachePosition(state.get("passed", 0), state.get("check", 0), numbers, ends="passed" not in state)
 
-    def forget_state(self) -> None:
+    def reset_state(self) -> None:
         """Begin anew when it is iterated next."""
         self._loaded = None
 
@@ -143,7 +147,7 @@ class SampleCacher(IterDataPipe[Any]):
         """Give all stages before this one the seeds that they have in every pass, on every rank, in every run."""
         before = {id(stage) for splitter in stages if splits(splitter) for stage in upstream(splitter)}
         for position, stage in enumerate(stages):
-            if inspect.ismethod(getattr(stage, "set_seed", None)):
+            if takes_seed(stage):
                 place = () if id(stage) in before else part
                 stage.set_seed(derived_seed("cache_samples", self.seed, position, *place))
         return self.source
@@ -162,7 +166,7 @@ def _part(stages: list[Any]) -> CachedPart:
                 "worker gets other items each time. Put the cache before that, or use .sharding_filter()"
             )
         if splits(stage):
-            groups = getattr(stage, "groups", None)
+            groups = groups_of(stage)
             if not isinstance(groups, dict):
                 raise CacheError(
                     f"cache_samples has to know which part of the data this is, and {type(stage).__name__}, which "

@@ -49,8 +49,6 @@ class StreamComposer(ExpandingStage):
         [1, -1, 2, -2]
     """
 
-    _is_child_datapipe = False
-
     def __init__(self, source: IterDataPipe[Any], *through: Stream, each_alone: bool = False) -> None:
         super().__init__(source)
         if not through:
@@ -67,8 +65,8 @@ class StreamComposer(ExpandingStage):
         return self.each_alone
 
     @property
-    def takes_apart(self) -> bool:
-        """Whether what the functions yield is made again of the item that it was made of."""
+    def is_expanding(self) -> bool:  # type: ignore[override]  # it depends on an argument
+        """Whether the items that the functions yield are made again from the same samples to resume."""
         return self.each_alone
 
     def __iter__(self) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.registry import name_decoder
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.types import Sample
 
 __all__ = ["ImageDecoder", "RegisteredDecoder", "SampleDecoder", "handle_extension", "register_decoder"]
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[[bytes], Any])
 
 
 @register_stage("wds_decode")
-class SampleDecoder(IterDataPipe[Sample]):
+class SampleDecoder(Stage[Sample]):
     """Decodes the fields of samples, each by its extension (functional name: ``wds_decode``).
 
     Fields ending in ``.gz`` are decompressed first. Then the first of these that answers gives the value: the keyword
@@ -75,8 +75,7 @@ class SampleDecoder(IterDataPipe[Sample]):
         [{'__key__': 'a', 'cls': 7, 'meta.json': {'ok': True}, 'bin': 1}]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     #: In a subclass: the extensions it decodes, as for `handle_extension`.
     extensions: str | Iterable[str] = ()
@@ -188,19 +187,19 @@ def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F]
     def register(function: F) -> F:
         decoder = handle_extension(words, function)
         registered = IterDataPipe.functions.get(name)
-        if hasattr(IterDataPipe, name) or (registered is not None and not isinstance(registered, _Stage)):
+        if hasattr(IterDataPipe, name) or (registered is not None and not isinstance(registered, _Registration)):
             raise ValueError(
                 f"the stage name {name!r} is taken: every datapipe of torch or another package has it already. "
                 f"Choose another name for the decoder"
             )
         name_decoder(name, decoder)
-        IterDataPipe.register_function(name, _Stage(decoder))
+        IterDataPipe.register_function(name, _Registration(decoder))
         return function
 
     return register
 
 
-class _Stage:
+class _Registration:
     """What a registered name calls: ``datapipe.name(...)``."""
 
     def __init__(self, decoder: ExtensionDecoder) -> None:

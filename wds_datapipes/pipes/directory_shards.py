@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch.utils.data import IterDataPipe
-
 from wds_datapipes.errors import PatternError
+from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.listing import SHARD_SUFFIXES
 from wds_datapipes.shards.patterns import expand_braces
@@ -17,7 +16,7 @@ from wds_datapipes.shards.patterns import expand_braces
 __all__ = ["DirectoryShards"]
 
 
-class DirectoryShards(IterDataPipe[str]):
+class DirectoryShards(Stage[str]):
     """Take shards from a directory, as another program puts them there.
 
     A shard is claimed before it is yielded: it is moved to a directory of the iteration's own, below ``.claims``. So
@@ -61,8 +60,6 @@ class DirectoryShards(IterDataPipe[str]):
         >>> os.listdir("inbox/done")
         ['a.tar']
     """
-
-    _is_child_datapipe = False
 
     def __init__(
         self,

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from torch.utils.data import IterDataPipe
-
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder, encode_samples
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.types import Sample
 
 __all__ = ["SampleEncoder"]
 
 
 @register_stage("wds_encode")
-class SampleEncoder(IterDataPipe[Sample]):
+class SampleEncoder(Stage[Sample]):
     """Encodes the fields of samples, each by its extension (functional name: ``wds_encode``).
 
     It is what ``wds_decode`` is the reverse of. Bytes are never touched, whatever their field is called. Other values
@@ -59,8 +57,7 @@ class SampleEncoder(IterDataPipe[Sample]):
         [{'__key__': 'a', 'cls': b'7', 'meta.json': b'{"ok": true}', 'jpg': b'...'}]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(
         self,

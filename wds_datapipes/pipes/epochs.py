@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.pipes.shard_assignment import share
-from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.pipes.state.graph import address_of, has_no_share, number_instances, place_of, refuse_fed, turns_of
+from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.state.graph import (
+    has_no_share,
+    number_instances,
+    place_of,
+    position_reader_of,
+    refuse_remote,
+    turns_of,
+)
 from wds_datapipes.pipes.state.nested_sources import NestedPasses, beginning_of
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.position import SamplePosition
@@ -22,7 +29,7 @@ __all__ = ["EpochSetter", "LengthSetter"]
 
 
 @register_stage("with_epoch")
-class EpochSetter(IterDataPipe[Any]):
+class EpochSetter(Stage[Any]):
     """End an epoch after ``n`` items, and go on from there in the next (functional name: ``with_epoch``).
 
     The stream continues: the next epoch begins with the item after the last one, also where an epoch was broken off,
@@ -57,9 +64,7 @@ class EpochSetter(IterDataPipe[Any]):
         ([0, 1, 2], [3, 4, 0], [1, 2, 3])
     """
 
-    _is_child_datapipe = False
-    #: The next epoch goes on where this one ends.
-    lasts = True
+    spans_epochs = True
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         super().__init__()
@@ -75,20 +80,19 @@ class EpochSetter(IterDataPipe[Any]):
         self._seed = seed
         return self
 
-    @property
-    def address(self) -> Callable[[], SamplePosition] | None:
-        """What tells where the item is that was yielded last, if the source can tell it."""
-        known = address_of(self.source)
+    def position_reader(self) -> Callable[[], SamplePosition] | None:
+        """Return a function that returns the position of the item that was yielded last, if the source has one."""
+        known = position_reader_of(self.source)
         if known is None:
             return None
 
-        def address() -> SamplePosition:
+        def position() -> SamplePosition:
             shard, start, end, way = known()
             return SamplePosition(shard, start, end, (self._passes.number, *way))
 
-        return address
+        return position
 
-    def state_branches(self) -> Sequence[IterDataPipe[Any]]:
+    def nested_sources(self) -> Sequence[IterDataPipe[Any]]:
         """Return the source, which begins when the last pass has ended."""
         return (self.source,)
 
@@ -100,7 +104,7 @@ class EpochSetter(IterDataPipe[Any]):
         """
         return self._saved(None)
 
-    def recorded_state(self, recorder: Recorder) -> Form:
+    def record_state(self, recorder: Recorder) -> Form:
         """Return the form of what `state_dict` returns, with those of the stages before."""
         return self._saved(recorder)
 
@@ -128,13 +132,13 @@ class EpochSetter(IterDataPipe[Any]):
         """
         self._loaded = state, [*again]
 
-    def forget_state(self) -> None:
+    def reset_state(self) -> None:
         """Begin an epoch when it is iterated next; the stream goes on as it would have."""
         if self._loaded is not None:
             self._loaded = {"given": 0, "lasting": self._loaded[0]["lasting"]}, []
 
     def __iter__(self) -> Iterator[Any]:
-        refuse_fed(self.source, "with_epoch")
+        refuse_remote(self.source, "with_epoch")
         number_instances(self.source)  # a loader may have split the source again meanwhile
         state, again = self._loaded or ({}, [])
         self._stream.given = 0
@@ -174,7 +178,7 @@ class EpochSetter(IterDataPipe[Any]):
 
 
 @register_stage("with_length")
-class LengthSetter(IterDataPipe[Any]):
+class LengthSetter(Stage[Any]):
     """Declare how many items there are, and change nothing else (functional name: ``with_length``).
 
     ``len()`` is ``n``, also behind stages that compute theirs, such as ``.batch()``, and for torch's ``DataLoader``,
@@ -194,8 +198,7 @@ class LengthSetter(IterDataPipe[Any]):
         (10, 3)
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import OpaqueValue, register_stage
+from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
 from wds_datapipes.samples.fields import (
     Function,
     Missing,
@@ -25,7 +25,7 @@ __all__ = ["DictMapper", "FieldRenamer", "SampleMapper", "TupleMaker", "TupleMap
 
 
 @register_stage("to_tuple")
-class TupleMaker(IterDataPipe[tuple[Any, ...]]):
+class TupleMaker(Stage[tuple[Any, ...]]):
     """Turn samples into tuples of chosen fields (functional name: ``to_tuple``).
 
     Yields:
@@ -48,8 +48,7 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
         [(b'...', 3)]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(
         self, source: IterDataPipe[Sample], *specs: str, missing: Missing = "raise", on_error: OnError = "raise"
@@ -69,7 +68,7 @@ class TupleMaker(IterDataPipe[tuple[Any, ...]]):
 
 
 @register_stage("rename")
-class FieldRenamer(IterDataPipe[Sample]):
+class FieldRenamer(Stage[Sample]):
     """Give fields new names (functional name: ``rename``).
 
     Yields:
@@ -91,8 +90,7 @@ class FieldRenamer(IterDataPipe[Sample]):
         [{'__key__': 'a', 'cls': 3, 'image': b'...'}]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(
         self, source: IterDataPipe[Sample], /, *, keep: bool = True, on_error: OnError = "raise", **new: str
@@ -113,7 +111,7 @@ class FieldRenamer(IterDataPipe[Sample]):
 
 
 @register_stage("map_samples")
-class SampleMapper(IterDataPipe[Any]):
+class SampleMapper(Stage[Any]):
     """Apply a function to whole samples (functional name: ``map_samples``).
 
     It differs from torch's ``.map()`` in three points: a sample for which the function returns None is left out; an
@@ -136,8 +134,7 @@ class SampleMapper(IterDataPipe[Any]):
         [{'__key__': 'a', 'odd': True}]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(self, source: IterDataPipe[Any], function: Function, *, on_error: OnError = "raise") -> None:
         super().__init__()
@@ -153,7 +150,7 @@ class SampleMapper(IterDataPipe[Any]):
 
 
 @register_stage("map_dict")
-class DictMapper(IterDataPipe[Sample]):
+class DictMapper(Stage[Sample]):
     """Apply functions to fields by name (functional name: ``map_dict``).
 
     Yields:
@@ -173,8 +170,7 @@ class DictMapper(IterDataPipe[Sample]):
         [{'__key__': 'a', 'txt': 'HELLO'}]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(self, source: IterDataPipe[Sample], /, *, on_error: OnError = "raise", **by_field: Function) -> None:
         super().__init__()
@@ -194,7 +190,7 @@ class DictMapper(IterDataPipe[Sample]):
 
 
 @register_stage("map_tuple")
-class TupleMapper(IterDataPipe[tuple[Any, ...]]):
+class TupleMapper(Stage[tuple[Any, ...]]):
     """Apply functions to the elements of tuples by position (functional name: ``map_tuple``).
 
     Yields:
@@ -214,8 +210,7 @@ class TupleMapper(IterDataPipe[tuple[Any, ...]]):
         [('A', 1)]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(
         self, source: IterDataPipe[Sequence[Any]], *by_place: Function | None, on_error: OnError = "raise"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.loading import ShardLoader
-from wds_datapipes.pipes.stage import OpaqueValue, register_stage
+from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
-from wds_datapipes.pipes.state.graph import address_of, turns_of
+from wds_datapipes.pipes.state.graph import position_reader_of, turns_of
 from wds_datapipes.pipes.state.recording import CHECK, WAITING, Form
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, checked_seen, listings_before
-from wds_datapipes.samples.derived_position import addresses_in, values_of
+from wds_datapipes.samples.derived_position import pack_positions, unpack_positions
 from wds_datapipes.samples.grouping import OnDuplicate, OnReturningKey, checked_key, group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
@@ -34,7 +34,7 @@ __all__ = ["SampleGrouper", "SampleShuffler"]
 
 
 @register_stage("group_samples")
-class SampleGrouper(IterDataPipe[Sample]):
+class SampleGrouper(Stage[Sample]):
     """Gather neighbouring files with one key into a sample (functional name: ``group_samples``).
 
     A file's name is split at the first dot of its base name: ``train/0001.seg.png`` is the field ``seg.png`` of the
@@ -71,9 +71,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         [{'__key__': 'a', '__url__': 'train.tar', '__local_path__': 'train.tar', 'cls': b'1'}]
     """
 
-    _is_child_datapipe = False
-    #: How many shards of its list are skipped before it reads one, to resume.
-    skipped = 0
+    can_reshard = True
 
     def __init__(
         self,
@@ -112,9 +110,9 @@ class SampleGrouper(IterDataPipe[Sample]):
         self._listed_at = -1  # how often a listing had changed then
         self._form: tuple[int, Form] = -1, None  # of the run that is recorded, in which column it begins
 
-    def address(self) -> SamplePosition:
-        """Return where the sample is that was yielded last."""
-        return SamplePosition(*self._progress.last)
+    def position_reader(self) -> Callable[[], SamplePosition]:
+        """Return a function that returns the position of the sample that was yielded last."""
+        return lambda: SamplePosition(*self._progress.last)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next sample begins: the number of its shard among those of this instance, and the byte.
@@ -132,7 +130,7 @@ class SampleGrouper(IterDataPipe[Sample]):
         check = check_of(key) if isinstance(key, str) else key
         return {"next": [shard, offset], "check": check, **listed, **dealt}
 
-    def recorded_state(self, recorder: Recorder) -> Form:
+    def record_state(self, recorder: Recorder) -> Form:
         """Return the form of what `state_dict` returns; what stays the same for many samples is kept."""
         row, progress = recorder.row, self._progress
         column, form = self._form
@@ -196,14 +194,14 @@ class SampleGrouper(IterDataPipe[Sample]):
         self._listed_at = -1
         self._listed = [checked_seen(seen) for seen in state.get("listed", ())]
 
-    def forget_state(self) -> None:
+    def reset_state(self) -> None:
         """Begin anew when it is iterated next."""
         self._resume = None
 
     def __iter__(self) -> Iterator[Sample]:
         self._deliveries.check(self, turns_of(self.source))
         resume, self._resume = self._resume, None
-        self.skipped = 0 if resume is None else resume.next[0]
+        self.skipped_shards = 0 if resume is None else resume.next[0]
         self._deal = None if resume is None else resume.deal
         progress = self._progress = Progress() if resume is None else Progress(resume.next, resume.check)
         self._listed_at = -1
@@ -228,7 +226,7 @@ class SampleGrouper(IterDataPipe[Sample]):
 
 
 @register_stage("shuffle_samples")
-class SampleShuffler(SeededStage, IterDataPipe[Sample]):
+class SampleShuffler(SeededStage, Stage[Sample]):
     """Shuffle samples through a buffer of bounded size (functional name: ``shuffle_samples``).
 
     Each sample comes exactly once. Put it before decoding: what waits in the buffer is then small. The seed comes from
@@ -251,9 +249,8 @@ class SampleShuffler(SeededStage, IterDataPipe[Sample]):
         [0, 1, 2, 3, 4]
     """
 
-    _is_child_datapipe = False
-    #: To resume, what waits in the buffer is read again.
-    reads_samples_again = True
+    rereads_samples = True
+    can_reshard = True
 
     def __init__(
         self,
@@ -281,10 +278,10 @@ class SampleShuffler(SeededStage, IterDataPipe[Sample]):
         self._loaded: ShuffleState | None = None
         self._form: tuple[int, Form] = -1, None  # of the run that is recorded, in which column it begins
 
-    def address(self) -> SamplePosition:
-        """Return where the sample is that was yielded last."""
-        before = None if self._enabled else address_of(self.source)
-        return self._state.at if before is None else before()
+    def position_reader(self) -> Callable[[], SamplePosition]:
+        """Return a function that returns the position of the sample that was yielded last."""
+        before = None if self._enabled else position_reader_of(self.source)
+        return before or (lambda: self._state.at)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the samples are that wait in the buffer, how many were drawn, and how many may wait.
@@ -293,9 +290,9 @@ class SampleShuffler(SeededStage, IterDataPipe[Sample]):
             StateError: a stage before makes several items of one, and does not tell which of them one is.
         """
         state = self._clear_state()
-        return {"waiting": values_of(state.waiting), "draws": state.draws, "room": state.room}
+        return {"waiting": pack_positions(state.waiting), "draws": state.draws, "room": state.room}
 
-    def recorded_state(self, recorder: Recorder) -> Form:
+    def record_state(self, recorder: Recorder) -> Form:
         """Return the form of what `state_dict` returns; where the samples are that wait is followed."""
         state = self._clear_state()
         row = recorder.row
@@ -325,14 +322,14 @@ class SampleShuffler(SeededStage, IterDataPipe[Sample]):
             passing: samples that wait in a later stage, and are to be handed on first.
         """
         loaded = ShuffleState(state.get("room", self.initial))
-        loaded.waiting = addresses_in(state.get("waiting", ()))
+        loaded.waiting = unpack_positions(state.get("waiting", ()))
         if len({address.place for address in loaded.waiting}) < len(loaded.waiting):
             raise StateError("The state of shuffle_samples is not whole: a sample waits in it twice")
         loaded.draws = state.get("draws", 0)
         loaded.passing = set(passing)
         self._loaded = loaded
 
-    def forget_state(self) -> None:
+    def reset_state(self) -> None:
         """Begin anew when it is iterated next."""
         self._loaded = None
 
@@ -356,5 +353,5 @@ class SampleShuffler(SeededStage, IterDataPipe[Sample]):
             buffer_size=self.buffer_size,
             state=self._state,
             max_bytes=self.max_bytes,
-            address=address_of(self.source),
+            address=position_reader_of(self.source),
         )

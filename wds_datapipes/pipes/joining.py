@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.stage import OpaqueValue, register_stage
-from wds_datapipes.pipes.state.graph import address_of
+from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
+from wds_datapipes.pipes.state.graph import position_reader_of
 from wds_datapipes.samples.joined_position import JoinedPosition, source_of
 from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import KeyRule, first_dot
@@ -17,11 +17,14 @@ from wds_datapipes.samples.select import Lacking
 from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 
+if TYPE_CHECKING:
+    from wds_datapipes.pipes.state.recording import Form, Recorder
+
 __all__ = ["Associator", "ColumnAdder"]
 
 
 @register_stage("associate")
-class Associator(IterDataPipe[Sample]):
+class Associator(Stage[Sample]):
     """Add the fields that a table or a function has for a sample's key or shard (functional name: ``associate``).
 
     What is found takes the place of fields of the same name; ``__key__``, ``__url__`` and ``__local_path__`` stay.
@@ -49,8 +52,7 @@ class Associator(IterDataPipe[Sample]):
         [{'__key__': 'a', 'png': b'...', 'label': 3}]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Associator(IterDataPipe[Sample]):
 
 
 @register_stage("add_columns")
-class ColumnAdder(IterDataPipe[Sample]):
+class ColumnAdder(Stage[Sample]):
     """Add the fields that samples have in parallel shards (functional name: ``add_columns``).
 
     Where the images are in ``images-000.tar`` and the captions, under the same keys and in the same order, in
@@ -123,9 +125,7 @@ class ColumnAdder(IterDataPipe[Sample]):
         [(b'...', b'A cat.')]
     """
 
-    _is_child_datapipe = False
-    #: To resume, the sample that was yielded last is read again.
-    reads_samples_again = True
+    rereads_samples = True
 
     def __init__(
         self,
@@ -157,17 +157,17 @@ class ColumnAdder(IterDataPipe[Sample]):
         self._beside = JoinedPosition()
         self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
 
-    @property
-    def address(self) -> Callable[[], SamplePosition] | None:
-        """What tells where the sample is that was yielded last, in all of its shards, if that is known."""
-        return None if address_of(self.source) is None else self._address
-
-    def _address(self) -> SamplePosition:
-        return self._beside.address()
+    def position_reader(self) -> Callable[[], SamplePosition] | None:
+        """Return a function that returns the position of the sample that was yielded last, in all of its shards."""
+        return None if position_reader_of(self.source) is None else lambda: self._beside.address()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the sample is that was yielded last, in its own shard and in those beside."""
         return self._beside.state_dict() if self._loaded is None else {"waiting": [], "columns": [], **self._loaded[0]}
+
+    def record_state(self, recorder: Recorder) -> Form:
+        """Return the form of what `state_dict` returns."""
+        return recorder.keep_values(self, self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
         """Go on from a state when it is iterated next.
@@ -178,12 +178,12 @@ class ColumnAdder(IterDataPipe[Sample]):
         """
         self._loaded = state, [*again]
 
-    def forget_state(self) -> None:
+    def reset_state(self) -> None:
         """Begin anew when it is iterated next."""
         self._loaded = None
 
-    def needed_for(self, again: Iterable[SamplePosition]) -> list[SamplePosition]:
-        """Return where samples are before this stage that come again behind it."""
+    def positions_before(self, again: Iterable[SamplePosition]) -> list[SamplePosition]:
+        """Return the positions that samples have before this stage, of those that they have after it."""
         return [source_of(address) for address in again]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -198,5 +198,5 @@ class ColumnAdder(IterDataPipe[Sample]):
             storage_options=self._storage_options,
             on_error=self.on_error,
             state=self._beside,
-            address=address_of(self.source),
+            address=position_reader_of(self.source),
         )

@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.graph import unsplit
 from wds_datapipes.pipes.state.hidden_pipelines import warn_if_hidden
 from wds_datapipes.shards.loading import load_wds_shards
@@ -23,7 +23,7 @@ __all__ = ["ShardLoader"]
 
 
 @register_stage("load_wds_shards")
-class ShardLoader(IterDataPipe[Member]):
+class ShardLoader(Stage[Member]):
     """Read the files of each shard (functional name: ``load_wds_shards``).
 
     A shard is a local path, a ``file:`` URL, ``-`` for standard input, ``pipe:`` and a shell command that writes a tar
@@ -74,8 +74,6 @@ class ShardLoader(IterDataPipe[Member]):
         >>> [(member.name, member.data, member.offset) for member in ShardList(shard).load_wds_shards()]
         [('a.txt', b'one', 0), ('a.cls', b'1', 1024)]
     """
-
-    _is_child_datapipe = False
 
     def __init__(
         self,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.pipes.state.graph import address_of, has_no_share, place_of, refuse_fed, turns_of
+from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.state.graph import has_no_share, place_of, position_reader_of, refuse_remote, turns_of
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
 from wds_datapipes.pipes.state.pipeline_state import next_epoch_state
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -26,7 +26,7 @@ __all__ = ["SampleMixer"]
 
 
 @register_stage("mix_samples")
-class SampleMixer(SeededStage, IterDataPipe[Any]):
+class SampleMixer(SeededStage, Stage[Any]):
     """Mix this source with others (functional name: ``mix_samples``).
 
     The sources have to be pipelines of their own, up to their lists of shards: torch lets a stage be read by one other
@@ -62,9 +62,8 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
         True
     """
 
-    _is_child_datapipe = False
     #: By how many numbers the shares of its sources have moved on before it begins (see `turn_shares`).
-    first_turn = 0
+    _first_turn = 0
 
     def __init__(
         self,
@@ -99,14 +98,22 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
         self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
 
     @property
-    def address(self) -> Callable[[], SamplePosition] | None:
-        """What tells where the item is that was yielded last, if all sources can tell it."""
-        known = all(address_of(source) is not None for source in self.state_branches())
-        return self._address if known else None
+    def can_reshard(self) -> bool:  # type: ignore[override]  # it depends on an argument
+        """Whether what is left of an epoch follows from what is left of the sources."""
+        return self.stop == "all"
+
+    def position_reader(self) -> Callable[[], SamplePosition] | None:
+        """Return a function that returns the position of the item that was yielded last, if all sources have one."""
+        known = all(position_reader_of(source) is not None for source in self.nested_sources())
+        return self._position if known else None
+
+    def move_share(self, turn: int) -> None:
+        """Have the shares of the sources begin where those of the worker that is ``turn`` numbers further do."""
+        self._first_turn = turn
 
     def _beginning(self, lasting: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the state at the beginning of an epoch, where something may last of the one before."""
-        sources = [BEGINNING for _ in self.state_branches()]
+        sources = [BEGINNING for _ in self.nested_sources()]
         if lasting is not None:
             sources = [{"pass": 0, "state": state} for state in lasting["sources"]]
         return {"left": None, "turn": 0, "draws": 0, "sources": sources, "lasting": lasting}
@@ -116,15 +123,15 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
         kept = [next_epoch_state(state) for state in states]
         return {"sources": kept} if any(kept) else None
 
-    def _address(self) -> SamplePosition:
+    def _position(self) -> SamplePosition:
         number = self._state.at
-        address = address_of(self.state_branches()[number])
-        if address is None:
-            raise RuntimeError(f"Source {number} of mix_samples cannot tell any more where its items are")
-        shard, start, end, way = address()
+        position = position_reader_of(self.nested_sources()[number])
+        if position is None:
+            raise RuntimeError(f"Source {number} of mix_samples no longer has positions")
+        shard, start, end, way = position()
         return SamplePosition(shard, start, end, (number, self._passes[number].number, *way))
 
-    def state_branches(self) -> Sequence[IterDataPipe[Any]]:
+    def nested_sources(self) -> Sequence[IterDataPipe[Any]]:
         """Return the sources, which begin one by one."""
         return (self.source, *self.others)
 
@@ -138,7 +145,7 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
         """
         return self._saved(None)
 
-    def recorded_state(self, recorder: Recorder) -> Form:
+    def record_state(self, recorder: Recorder) -> Form:
         """Return the form of what `state_dict` returns, with those of the sources."""
         return self._saved(recorder)
 
@@ -149,7 +156,7 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
             return self._beginning()
         state = self._state
         sources = [
-            each.state_dict(source, recorder) for each, source in zip(self._passes, self.state_branches(), strict=True)
+            each.state_dict(source, recorder) for each, source in zip(self._passes, self.nested_sources(), strict=True)
         ]
         lasting = self._lasting([source["state"] for source in sources])
         number: Any = int if recorder is None else recorder.number
@@ -172,7 +179,7 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
             state = begun
         self._loaded = state, [*again]
 
-    def forget_state(self) -> None:
+    def reset_state(self) -> None:
         """Begin anew when it is iterated next; what lasts of the sources goes on as it would have."""
         lasting = self._loaded and self._loaded[0].get("lasting")
         self._loaded = (self._beginning(lasting), []) if lasting else None
@@ -183,7 +190,7 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
         self._rng.seed(self._own_seed)
 
     def __iter__(self) -> Iterator[Any]:
-        sources = self.state_branches()
+        sources = self.nested_sources()
         weights = self._weights()
         place = place_of(self)
         (loaded, again), self._loaded = self._loaded or (self._beginning(), []), None
@@ -195,7 +202,7 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
                 place,
                 derived_seed("mix_samples", self._own_seed, number),
                 first=self._firsts[number],
-                first_turn=self.first_turn,
+                first_turn=self._first_turn,
                 loaded=states[number],
             )
             for number, source in enumerate(sources)
@@ -213,7 +220,7 @@ class SampleMixer(SeededStage, IterDataPipe[Any]):
             del begun  # closes the shard that it reads, if the source has ended
 
         def begin_again(source: int) -> Iterator[Any]:
-            refuse_fed(sources[source], 'mix_samples(stop="never")')
+            refuse_remote(sources[source], 'mix_samples(stop="never")')
             return passes[source].begin(sources[source], passes[source].number + 1)
 
         yield from mix_samples(

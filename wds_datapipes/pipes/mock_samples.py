@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
 from wds_datapipes.on_error.policy import note
+from wds_datapipes.pipes.stage import Stage
 
 __all__ = ["MockSamples"]
 
 
-class MockSamples(IterDataPipe[Any]):
+class MockSamples(Stage[Any]):
     """Make up samples, to try a pipeline or to measure one without its data.
 
     Every worker makes all of them, until ``.sharding_filter()`` deals them out.
@@ -36,8 +35,6 @@ class MockSamples(IterDataPipe[Any]):
         >>> list(MockSamples(lambda number: {"__key__": f"{number:04d}"}, 2))
         [{'__key__': '0000'}, {'__key__': '0001'}]
     """
-
-    _is_child_datapipe = False
 
     def __init__(self, sample: Callable[[int], Any] | Any, length: int) -> None:
         super().__init__()

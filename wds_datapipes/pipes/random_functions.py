@@ -9,8 +9,8 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.stage import OpaqueValue, register_stage
-from wds_datapipes.pipes.state.graph import address_of, place_of, upstream
+from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
+from wds_datapipes.pipes.state.graph import as_stage, place_of, position_reader_of, upstream
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.random_functions import map_samples_with_rng
 
@@ -21,7 +21,7 @@ REPEATING = ("CyclerIterDataPipe", "RepeaterIterDataPipe", "SamplerIterDataPipe"
 
 
 @register_stage("map_samples_with_rng")
-class RngSampleMapper(SeededStage, IterDataPipe[Any]):
+class RngSampleMapper(SeededStage, Stage[Any]):
     """Apply a function that draws to each sample (functional name: ``map_samples_with_rng``).
 
     The function gets a sample and a ``random.Random``, whose numbers follow from the seed of the loader, the epoch, and
@@ -60,8 +60,7 @@ class RngSampleMapper(SeededStage, IterDataPipe[Any]):
         True
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
     #: All workers and ranks get one seed, though the data is split before.
     shares_seed = True
 
@@ -91,10 +90,10 @@ class RngSampleMapper(SeededStage, IterDataPipe[Any]):
             seed=self._own_seed,
             place=(place.rank, place.worker),
             repeats=any(map(_repeats, upstream(self.source))),
-            address=address_of(self.source),
+            address=position_reader_of(self.source),
             on_error=self.on_error,
         )
 
 
 def _repeats(stage: Any) -> bool:
-    return getattr(stage, "repeats", False) or type(stage).__name__ in REPEATING
+    return as_stage(stage).repeats_shards or type(stage).__name__ in REPEATING

@@ -10,7 +10,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.pipes.shard_assignment import share
-from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.graph import Groups, place_in
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -21,7 +21,7 @@ __all__ = ["ShardResampler"]
 
 
 @register_stage("resample_wds_shards")
-class ShardResampler(SeededStage, IterDataPipe[str]):
+class ShardResampler(SeededStage, Stage[str]):
     """Draw shards at random, with replacement, for ever (functional name: ``resample_wds_shards``).
 
     Each worker of each rank draws its own from all shards. So it takes the place of ``.sharding_filter()``, and the two
@@ -46,9 +46,8 @@ class ShardResampler(SeededStage, IterDataPipe[str]):
         (10, True)
     """
 
-    _is_child_datapipe = False
-    #: One shard may come more than once in an epoch.
-    repeats = True
+    repeats_shards = True
+    moves_share = True
 
     def __init__(self, source: IterDataPipe[str], count: int | None = None, *, seed: int = 0) -> None:
         super().__init__()
@@ -92,6 +91,10 @@ class ShardResampler(SeededStage, IterDataPipe[str]):
         if self.groups and (sharding_group == default) != (default in self.groups):
             raise RuntimeError("resample_wds_shards cannot mix DEFAULT and other sharding groups")
         self.groups[sharding_group] = (num_of_instances, instance_id)
+
+    def move_share(self, turn: int) -> None:
+        """Take the share of ``count`` of the worker that is ``turn`` numbers further."""
+        self.turn = turn
 
     def reset(self) -> None:
         """Begin an epoch, with the seed that was set for it or one from torch's generator."""

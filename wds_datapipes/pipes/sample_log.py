@@ -11,16 +11,15 @@ from typing import Any, Literal, TextIO
 from torch import distributed
 from torch.utils.data import IterDataPipe, get_worker_info
 
-from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.pipes.state.counting import CountingStage
-from wds_datapipes.pipes.state.graph import address_of, place_of
+from wds_datapipes.pipes.stage import CountingStage, register_stage
+from wds_datapipes.pipes.state.graph import place_of, position_reader_of
 from wds_datapipes.samples.sample_log import Journal, log_samples
 
 __all__ = ["SampleLogger"]
 
 
 @register_stage("log_samples")
-class SampleLogger(CountingStage, IterDataPipe[Any]):
+class SampleLogger(CountingStage[Any]):
     """Show some of the samples, and keep a list of all (functional name: ``log_samples``).
 
     Of each value its type, shape, size and beginning are shown, never the whole of it. Samples are counted in each
@@ -51,8 +50,6 @@ class SampleLogger(CountingStage, IterDataPipe[Any]):
             __key__: str, 1 characters: 'a'
             jpg: bytes, 3 bytes: b'...'
     """
-
-    _is_child_datapipe = False
 
     def __init__(
         self,
@@ -96,7 +93,7 @@ class SampleLogger(CountingStage, IterDataPipe[Any]):
             keys_to=self.keys_to,
             place=self._place,
             passed=self._begin_counting(),
-            address=address_of(self.source),
+            address=position_reader_of(self.source),
         )
 
     def _place(self) -> tuple[int, int]:

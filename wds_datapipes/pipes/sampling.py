@@ -8,9 +8,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.stage import register_stage
-from wds_datapipes.pipes.state.counting import CountingStage
-from wds_datapipes.pipes.state.graph import address_of, place_of
+from wds_datapipes.pipes.stage import CountingStage, register_stage
+from wds_datapipes.pipes.state.graph import place_of, position_reader_of
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
 from wds_datapipes.seeds import derived_seed
@@ -19,7 +18,7 @@ __all__ = ["NonEmptyChecker", "SampleRsampler", "SampleSlicer"]
 
 
 @register_stage("rsample")
-class SampleRsampler(SeededStage, CountingStage, IterDataPipe[Any]):
+class SampleRsampler(SeededStage, CountingStage[Any]):
     """Let each sample through with a probability (functional name: ``rsample``).
 
     Other samples are drawn in each epoch and worker, by a seed that comes from the loader. What is
@@ -39,8 +38,6 @@ class SampleRsampler(SeededStage, CountingStage, IterDataPipe[Any]):
         True
     """
 
-    _is_child_datapipe = False
-
     def __init__(self, source: IterDataPipe[Any], p: float = 0.5) -> None:
         super().__init__()
         if isinstance(p, bool) or not isinstance(p, int | float):
@@ -59,11 +56,11 @@ class SampleRsampler(SeededStage, CountingStage, IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         passed = self._begin_counting()
-        yield from rsample(self.source, self.p, rng=self._rng, passed=passed, address=address_of(self.source))
+        yield from rsample(self.source, self.p, rng=self._rng, passed=passed, address=position_reader_of(self.source))
 
 
 @register_stage("slice_samples")
-class SampleSlicer(CountingStage, IterDataPipe[Any]):
+class SampleSlicer(CountingStage[Any]):
     """Let the samples at some positions through (functional name: ``slice_samples``).
 
     Positions count from 0 in each worker and each rank: two workers behind ``slice_samples(100)`` yield 200 samples.
@@ -84,20 +81,18 @@ class SampleSlicer(CountingStage, IterDataPipe[Any]):
         ([0, 1, 2], [1, 4, 7])
     """
 
-    _is_child_datapipe = False
-
     def __init__(self, source: IterDataPipe[Any], *positions: int | None) -> None:
         super().__init__()
         self.source = source
         self._start, self._stop, self._step = parse_slice(positions)
 
     def __iter__(self) -> Iterator[Any]:
-        passed, address = self._begin_counting(), address_of(self.source)
+        passed, address = self._begin_counting(), position_reader_of(self.source)
         yield from slice_samples(self.source, self._start, self._stop, self._step, passed=passed, address=address)
 
 
 @register_stage("non_empty")
-class NonEmptyChecker(CountingStage, IterDataPipe[Any]):
+class NonEmptyChecker(CountingStage[Any]):
     """Raise an error at the end if there was nothing (functional name: ``non_empty``).
 
     A worker that gets no shard, as there are more workers than shards, ends at once, and that is no error: the others
@@ -119,14 +114,12 @@ class NonEmptyChecker(CountingStage, IterDataPipe[Any]):
         [3, 4]
     """
 
-    _is_child_datapipe = False
-
     def __init__(self, source: IterDataPipe[Any]) -> None:
         super().__init__()
         self.source = source
 
     def __iter__(self) -> Iterator[Any]:
-        passed, address = self._begin_counting(), address_of(self.source)
+        passed, address = self._begin_counting(), position_reader_of(self.source)
         yield from non_empty(self.source, upstream=self._upstream, passed=passed, address=address)
 
     def _upstream(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.samples.fields import Missing
 from wds_datapipes.samples.select import (
     Alternatives,
@@ -25,7 +25,7 @@ __all__ = ["FieldSelector", "KeyExtractor", "KeyRenamer"]
 
 
 @register_stage("select_fields")
-class FieldSelector(IterDataPipe[Sample]):
+class FieldSelector(Stage[Sample]):
     """Keep only some fields (functional name: ``select_fields``).
 
     A field is named by a shell pattern, without regard to case, which matches the field or the field with a dot before
@@ -53,8 +53,7 @@ class FieldSelector(IterDataPipe[Sample]):
         [{'__key__': 'a', 'png': b'...', 'cls': 3}]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class FieldSelector(IterDataPipe[Sample]):
 
 
 @register_stage("extract_keys")
-class KeyExtractor(IterDataPipe[tuple[Any, ...]]):
+class KeyExtractor(Stage[tuple[Any, ...]]):
     """Turn samples into tuples of the fields that patterns match (functional name: ``extract_keys``).
 
     Patterns are those of `FieldSelector`; ``"__key__"`` may be asked for too. Where webdataset's ``ignore_missing``
@@ -104,8 +103,7 @@ class KeyExtractor(IterDataPipe[tuple[Any, ...]]):
         [(b'...', 3)]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(
         self,
@@ -129,7 +127,7 @@ class KeyExtractor(IterDataPipe[tuple[Any, ...]]):
 
 
 @register_stage("rename_keys")
-class KeyRenamer(IterDataPipe[Sample]):
+class KeyRenamer(Stage[Sample]):
     """Give the fields that patterns match new names (functional name: ``rename_keys``).
 
     Patterns are those of `FieldSelector`. Where several rules match a field, the last one counts; those of keywords
@@ -158,8 +156,7 @@ class KeyRenamer(IterDataPipe[Sample]):
         [{'__key__': 'a', 'image': b'...', 'label': 3}]
     """
 
-    _is_child_datapipe = False
-    holds_nothing = True
+    is_stateless = True
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class Instance(NamedTuple):
 def share(count: int, place: Instance) -> int:
     """Return how many of the ``count`` items of a rank its worker has to make.
 
-    >>> [share(8, Place(workers=3, worker=worker)) for worker in range(3)]
+    >>> [share(8, Instance(workers=3, worker=worker)) for worker in range(3)]
     [3, 3, 2]
     """
     return count // place.workers + (place.worker < count % place.workers)

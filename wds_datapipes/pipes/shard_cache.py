@@ -10,7 +10,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.index.manifest import Manifest, read_manifest
 from wds_datapipes.pipes.directory_shards import DirectoryShards
-from wds_datapipes.pipes.stage import register_stage
+from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.shard_cache.cached_shards import Known, cache_wds_shards
 from wds_datapipes.shard_cache.store import CacheFolder, Check
@@ -22,7 +22,7 @@ VERBOSE = "WDS_VERBOSE_CACHE"
 
 
 @register_stage("cache_wds_shards")
-class ShardCacher(IterDataPipe[str]):
+class ShardCacher(Stage[str]):
     """Read local copies of shards, fetched when they are read first (functional name: ``cache_wds_shards``).
 
     Place it right before ``.load_wds_shards()``: while a shard is read, the next ones of its worker are fetched.
@@ -66,7 +66,6 @@ class ShardCacher(IterDataPipe[str]):
         [('train.tar', '-train.tar')]
     """
 
-    _is_child_datapipe = False
     #: A state goes on with other copies, or with none.
     is_transparent = True
 

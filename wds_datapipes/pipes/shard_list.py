@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import redact
+from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_urls
@@ -19,7 +18,7 @@ from wds_datapipes.shards.url_rewriting import Rewrite
 __all__ = ["DatasetSpec", "ShardList"]
 
 
-class ShardList(IterDataPipe[str]):
+class ShardList(Stage[str]):
     """List the shards of a dataset.
 
     Each of ``urls`` is expanded, in this order: ``::`` separates patterns; ``${NAME}`` stands for the environment
@@ -58,8 +57,6 @@ class ShardList(IterDataPipe[str]):
         ['/mnt/bucket/0.tar', '/mnt/bucket/1.tar']
     """
 
-    _is_child_datapipe = False
-
     def __init__(
         self,
         urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -84,7 +81,7 @@ class ShardList(IterDataPipe[str]):
         return len(self._urls.urls)
 
 
-class DatasetSpec(SeededStage, IterDataPipe[str]):
+class DatasetSpec(SeededStage, Stage[str]):
     """List the shards of several datasets that are mixed in proportions, as a YAML or JSON file tells them.
 
     The file holds the keys that webdataset's specifications have:
@@ -138,8 +135,6 @@ class DatasetSpec(SeededStage, IterDataPipe[str]):
         ['a-0.tar', 'a-1.tar', 'a-2.tar']
     """
 
-    _is_child_datapipe = False
-
     def __init__(
         self,
         spec: str | os.PathLike[str] | Mapping[str, Any],
@@ -170,7 +165,7 @@ class DatasetSpec(SeededStage, IterDataPipe[str]):
         return self._mixture.settings
 
     @property
-    def repeats(self) -> bool:
+    def repeats_shards(self) -> bool:  # type: ignore[override]  # it depends on an argument
         """Whether one shard may come more than once in an epoch."""
         return any(some.again for some in self._mixture.collections)
 

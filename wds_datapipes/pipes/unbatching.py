@@ -61,8 +61,6 @@ class SampleUnbatcher(ExpandingStage):
         [{'__key__': 'a', 'cls': 3}, {'__key__': 'b', 'cls': 4}]
     """
 
-    _is_child_datapipe = False
-
     def __init__(
         self, source: IterDataPipe[Any], *, nested_lists: bool = False, copy: bool = False, collated: bool = True
     ) -> None:

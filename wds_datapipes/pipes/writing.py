@@ -12,8 +12,8 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.stage import OpaqueValue, register_stage
-from wds_datapipes.pipes.state.graph import place_in, splitters
+from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
+from wds_datapipes.pipes.state.graph import groups_of, place_in, splitters
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.journal import compare_journals
 from wds_datapipes.writing.save_samples import write_wds_shards
@@ -24,7 +24,7 @@ __all__ = ["SampleWriter"]
 
 
 @register_stage("write_wds_shards")
-class SampleWriter(IterDataPipe[ShardInfo]):
+class SampleWriter(Stage[ShardInfo]):
     """Writes samples to shards, as `ShardWriter` does (functional name: ``write_wds_shards``).
 
     It is the end of a pipeline, which has to be iterated to be written. Values are encoded as ``wds_encode`` does.
@@ -64,8 +64,6 @@ class SampleWriter(IterDataPipe[ShardInfo]):
         train-000.tar 3 7168
         train-001.tar 2 5120
     """
-
-    _is_child_datapipe = False
 
     def __init__(
         self,
@@ -122,7 +120,7 @@ class SampleWriter(IterDataPipe[ShardInfo]):
 
 def _place_among_all(pipe: IterDataPipe[Any]) -> dict[str, int]:
     """Return rank and worker, and how many of each there are, as a stage that splits the data knows or torch does."""
-    groups = next((groups for stage in splitters(pipe) if (groups := getattr(stage, "groups", None))), None)
+    groups = next((groups for stage in splitters(pipe) if (groups := groups_of(stage))), None)
     if groups:
         place = place_in(groups)
         instances, _ = groups.get(SHARDING_PRIORITIES.DEFAULT, (0, 0))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from wds_datapipes.shards.position import Origin, SamplePosition, samples_gone_error
 
-__all__ = ["Expansion", "addresses_in", "origins_of", "take_apart", "values_of"]
+__all__ = ["Expansion", "origins_of", "pack_positions", "take_apart", "unpack_positions"]
 
 T = TypeVar("T")
 
@@ -145,22 +145,22 @@ def origins_of(again: Iterable[SamplePosition]) -> list[SamplePosition]:
     return [at for origin in dict.fromkeys(address.way[1] for address in again) for at in origin.addresses]
 
 
-def values_of(addresses: Sequence[SamplePosition]) -> list[list[Any]]:
+def pack_positions(addresses: Sequence[SamplePosition]) -> list[list[Any]]:
     """Return addresses as plain lists. An origin is told once, and behind that it is a list of its number.
 
-    >>> origin = Origin(False, (Address(0, 0, 512), Address(0, 512, 1024)))
-    >>> values_of([Address(0, 512, 1024, (index, origin)) for index in range(2)])
+    >>> origin = Origin(False, (SamplePosition(0, 0, 512), SamplePosition(0, 512, 1024)))
+    >>> pack_positions([SamplePosition(0, 512, 1024, (index, origin)) for index in range(2)])
     [[0, 512, 1024, 0, [0, [0, 0, 512], [0, 512, 1024]]], [0, 512, 1024, 1, [0]]]
     """
     known = _Numbers()
     return [_values(address, known) if address.way else [*address[:3]] for address in addresses]
 
 
-def addresses_in(values: Iterable[Sequence[Any]]) -> list[SamplePosition]:
-    """Return the addresses that `values_of` has made lists of.
+def unpack_positions(values: Iterable[Sequence[Any]]) -> list[SamplePosition]:
+    """Return the addresses that `pack_positions` has made lists of.
 
-    >>> addresses_in([[0, 512, 1024, 3], [1, 0, -1]])
-    [Address(shard=0, start=512, end=1024, way=(3,)), Address(shard=1, start=0, end=-1, way=())]
+    >>> unpack_positions([[0, 512, 1024, 3], [1, 0, -1]])
+    [SamplePosition(shard=0, start=512, end=1024, way=(3,)), SamplePosition(shard=1, start=0, end=-1, way=())]
     """
     known: list[Origin] = []
     return [_address(each, known) for each in values]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from wds_datapipes.samples.derived_position import addresses_in, values_of
+from wds_datapipes.samples.derived_position import pack_positions, unpack_positions
 from wds_datapipes.shards.position import NOTHING_LEFT, Resume, SamplePosition, samples_gone_error
 
 __all__ = ["JoinedPosition", "source_of"]
@@ -34,7 +34,7 @@ class JoinedPosition:
         state = state or {}
         self._at: SamplePosition | None = None
         self._at_places: Sequence[Span] = ()
-        self._last: SamplePosition | None = next(iter(addresses_in(state.get("waiting", ()))), None)
+        self._last: SamplePosition | None = next(iter(unpack_positions(state.get("waiting", ()))), None)
         self._places: Sequence[Span] = [(start, end) for start, end in state.get("columns", ())]
         self._reading: Reading | None = None
         wanted = {source_of(address): address.way[0] for address in again}
@@ -55,7 +55,7 @@ class JoinedPosition:
     def state_dict(self) -> dict[str, Any]:
         """Return where the last sample is, in its own shard and in those beside."""
         return {
-            "waiting": values_of([] if self._last is None else [self._last]),
+            "waiting": pack_positions([] if self._last is None else [self._last]),
             "columns": [[start, end] for start, end in self._places],
         }
 

@@ -16,7 +16,7 @@ from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.encoding import encode_state
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.pipes.state.recording import TEXT, VALUE, WAITING, Extra, Form, Part, unpack_records
-from wds_datapipes.samples.derived_position import values_of
+from wds_datapipes.samples.derived_position import pack_positions
 from wds_datapipes.samples.shuffling import waiting_behind
 from wds_datapipes.shards.position import SamplePosition
 
@@ -151,7 +151,7 @@ class _Shuffle:
         self._slots += slots
 
     def waiting(self, count: int) -> Any:
-        """Return the addresses of what waits behind so many moves, as an array or as `values_of` does."""
+        """Return the addresses of what waits behind so many moves, as an array or as `pack_positions` does."""
         numbers = waiting_behind(self._slots[:count])
         # A view of the array itself would keep another thread from adding to it.
         places = np.frombuffer(self._came.tobytes(), np.int64).reshape(-1, 3)[numbers]
@@ -160,7 +160,7 @@ class _Shuffle:
         ways = [self._ways.get(number, ()) for number in numbers]
         if len({*map(len, ways)}) == 1 and all(type(each) is int for way in ways for each in way):
             return np.hstack([places, np.array(ways, np.int64).reshape(len(ways), -1)])
-        return values_of(
+        return pack_positions(
             [
                 SamplePosition(shard, start, end, way)
                 for (shard, start, end), way in zip(places.tolist(), ways, strict=True)

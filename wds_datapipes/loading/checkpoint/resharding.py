@@ -12,10 +12,9 @@ from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state
 from wds_datapipes.loading.checkpoint.shard_assignment import dealt_states
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
-from wds_datapipes.pipes.grouping import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.state.graph import unsplit
-from wds_datapipes.pipes.state.pipeline_state import branches_of, stateful
+from wds_datapipes.pipes.state.pipeline_state import stateful
 
 __all__ = ["dealt_anew", "merge_states", "state_of_rank"]
 
@@ -150,18 +149,18 @@ def _check_dealable(pipe: Any) -> None:
     """Make sure that what is left of a pipeline's epoch can be dealt anew."""
     stages = stateful(pipe)
     for stage in stages:
-        if type(stage) is SampleMixer and stage.stop != "all":
+        if isinstance(stage, SampleMixer) and stage.stop != "all":
             raise StateError(
                 f'What is left of mix_samples(stop="{stage.stop}") follows from what each worker has mixed, which '
                 f"means nothing where there is another number of them. Go on with as many ranks and workers as before, "
                 f'or mix with stop="all"'
             )
-        if type(stage) not in (SampleGrouper, SampleShuffler, SampleMixer):
+        if not stage.can_reshard:
             raise StateError(
                 f"{type(stage).__name__} knows what each worker has read, or counts it, which means nothing where "
                 f"there is another number of them. Go on with as many ranks and workers as before, or leave it out"
             )
-    for branch in branches_of(stages[0]):
+    for branch in stages[0].nested_sources():
         _check_dealable(branch)
-    if not branches_of(stages[0]):
+    if not stages[0].nested_sources():
         unsplit(stages[0].source.source)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wds_datapipes.pipes.state.pipeline_state import branches_of, stateful
+from wds_datapipes.pipes.state.pipeline_state import stateful
 from wds_datapipes.pipes.state.shard_order import merged_seen
 from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare
 
@@ -28,7 +28,7 @@ def dealt_states(
         instances: how many there are now.
     """
     first, *others = stateful(pipe)
-    branches = branches_of(first)
+    branches = first.nested_sources()
     firsts: list[dict[str, Any]]
     if not branches:
         deals = deal_anew(parts, instances, behind)

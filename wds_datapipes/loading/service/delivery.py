@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.pipes.stage import Stage
+
 __all__ = ["AheadOfLoop", "DeliveredCount"]
 
 
@@ -21,10 +23,8 @@ class AheadOfLoop(Protocol):
         """Take note that the loop gets an item, which was marked when it was taken."""
 
 
-class DeliveredCount(IterDataPipe[Any]):
+class DeliveredCount(Stage[Any]):
     """Tells the supplier of the items which of them the loop gets, behind stages that take them ahead, one for one."""
-
-    _is_child_datapipe = False
 
     def __init__(self, source: IterDataPipe[Any], supplier: AheadOfLoop) -> None:
         self.source = source

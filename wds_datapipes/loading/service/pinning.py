@@ -15,6 +15,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import pin_memory as torch_pinning
 
 from wds_datapipes.loading.workers.prefetch_thread import Reader, work_for
+from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = ["MemoryPinner", "pin_memory_of"]
@@ -25,7 +26,7 @@ JOIN_S = 0.1
 _END = object()
 
 
-class MemoryPinner(IterDataPipe[Any]):
+class MemoryPinner(Stage[Any]):
     """Applies a function to the items of the main process, in a thread, one item ahead of the loop.
 
     torchdata's own ``pin_memory`` stage polls ten thousand times a second, and cannot be paused.
@@ -34,8 +35,6 @@ class MemoryPinner(IterDataPipe[Any]):
         source: where the items come from.
         pin: what is done with each.
     """
-
-    _is_child_datapipe = False
 
     def __init__(self, source: IterDataPipe[Any], pin: Callable[[Any], Any]) -> None:
         self.source = source

@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.loading.rank_and_worker import ONLY_RANK, RankIdentity
-from wds_datapipes.pipes.state.graph import sources_of, splits, splitters, upstream
+from wds_datapipes.pipes.state.graph import as_stage, groups_of, sources_of, splits, splitters, upstream
 from wds_datapipes.pipes.state.unsupported import name_of
 
 __all__ = [
@@ -64,7 +64,7 @@ def advice_for_ranks(pipe: Any) -> str:
     ranks = ranks_of_run()
     if ranks == 1 or place_given(pipe) != ONLY_RANK:
         return ""
-    if any(getattr(splitter, "groups", None) for splitter in splitters(pipe)):
+    if any(map(groups_of, splitters(pipe))):
         return ""  # the program has split by itself
     return (
         f"There are {ranks} ranks, and this loader gives all data to each of them. Use "
@@ -112,7 +112,7 @@ def _unsplit(pipe: Any, instances: int, ranks: int) -> Iterator[tuple[Any, int]]
     seen, found = set[int](), [(pipe, instances)]
     while found:
         stage, readers = found.pop()
-        if id(stage) in seen or splits(stage) or getattr(stage, "lasts", False) or not _is_replicated(stage):
+        if id(stage) in seen or splits(stage) or as_stage(stage).spans_epochs or not _is_replicated(stage):
             continue
         seen.add(id(stage))
         if name_of(stage) == "ShardingRoundRobinDispatcher":

@@ -23,7 +23,7 @@ from wds_datapipes.loading.rank_and_worker import (
 from wds_datapipes.loading.seeding import EpochSeeds, guard_lists, reset_pipeline, seed_of, seed_stages
 from wds_datapipes.loading.stateful_dataset.shared_state import SharedEpochs, WorkerRow
 from wds_datapipes.loading.stateful_dataset.tracking import END, RecordedBatch
-from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, record_state, save_state
+from wds_datapipes.pipes.state.pipeline_state import load_state, record_state, save_state, spans_epochs
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
 from wds_datapipes.pipes.state.shard_order import remove_listings
 
@@ -58,7 +58,7 @@ class Epochs:
         self.number = 0
         self.is_over = True
         self.is_drained = False
-        self.lasts = lasts(pipe)
+        self.lasts = spans_epochs(pipe)
         self.before: Checkpoint | None = None
         self.is_tracked = False
         self._pipe = pipe

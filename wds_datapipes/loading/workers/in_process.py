@@ -17,20 +17,25 @@ from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.report import WorkerReport, log_skipped
 from wds_datapipes.loading.seeding import call_with_pipeline
-from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, next_epoch_state, record_state, save_state
+from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.state.pipeline_state import (
+    load_state,
+    next_epoch_state,
+    record_state,
+    save_state,
+    spans_epochs,
+)
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
 
 __all__ = ["LocalItems"]
 
 
-class LocalItems(IterDataPipe[Any]):
+class LocalItems(Stage[Any]):
     """The whole pipeline, in the main process.
 
     Args:
         source: the pipeline.
     """
-
-    _is_child_datapipe = False
 
     #: There is no other worker.
     turn = 0
@@ -83,7 +88,7 @@ class LocalItems(IterDataPipe[Any]):
         Raises:
             StateError: the pipeline has no state.
         """
-        if (self.ahead is None and self._is_begun) or (self.is_over and lasts(self.source)):
+        if (self.ahead is None and self._is_begun) or (self.is_over and spans_epochs(self.source)):
             return [WorkerState(save_state(self.source))]
         return [self._trail.state()]
 
@@ -114,7 +119,7 @@ class LocalItems(IterDataPipe[Any]):
         if self._resumed is not None:
             return self._resumed.renewed()
         try:
-            return WorkerState(next_epoch_state(save_state(self.source)) if lasts(self.source) else None)
+            return WorkerState(next_epoch_state(save_state(self.source)) if spans_epochs(self.source) else None)
         except StateError:  # it is raised where a state is asked for
             return WorkerState(None)
 

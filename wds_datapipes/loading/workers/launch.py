@@ -21,7 +21,7 @@ from wds_datapipes.loading.service.state_manager import StateManager
 from wds_datapipes.loading.workers.in_process import LocalItems
 from wds_datapipes.loading.workers.pool import PooledItems, WorkerPool
 from wds_datapipes.loading.workers.worker import WorkerJob
-from wds_datapipes.pipes.state.pipeline_state import lasts
+from wds_datapipes.pipes.state.pipeline_state import spans_epochs
 
 __all__ = ["LaunchPlan"]
 
@@ -111,7 +111,7 @@ class LaunchPlan:
         if method is None:
             method = "fork" if "fork" in multiprocessing.get_all_start_methods() else multiprocessing.get_start_method()
         crew = WorkerPool(jobs, first, method, self.timeout_s)
-        crew.lasts = lasts(branches[0])
+        crew.lasts = spans_epochs(branches[0])
         items = PooledItems(crew)
         if branches[0] is datapipe:
             return items, crew, items

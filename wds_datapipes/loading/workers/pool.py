@@ -12,8 +12,6 @@ from multiprocessing.process import BaseProcess
 from socket import socket
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.report import LoadingReport, log_skipped
 from wds_datapipes.loading.torchdata_patches.worker_processes import bind
@@ -24,6 +22,7 @@ from wds_datapipes.loading.workers.dispatcher import run_dispatcher
 from wds_datapipes.loading.workers.parent_watch import ParentWatch
 from wds_datapipes.loading.workers.shutdown import close_process, end_processes
 from wds_datapipes.loading.workers.worker import WorkerJob, run_worker
+from wds_datapipes.pipes.stage import Stage
 
 __all__ = ["PooledItems", "WorkerPool"]
 
@@ -279,12 +278,11 @@ class WorkerPool:
             process.start()
 
 
-class PooledItems(IterDataPipe[Any]):
+class PooledItems(Stage[Any]):
     """Where the items of the workers enter the pipeline of the main process."""
 
-    _is_child_datapipe = False
     #: Only the loader can begin it again; stages that begin their source again themselves ask for this.
-    is_fed = True
+    is_remote = True
 
     def __init__(self, crew: WorkerPool) -> None:
         self._crew = crew  # torch would print an attribute of the parameter's name in each error

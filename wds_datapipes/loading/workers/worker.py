@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe
 from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse_dps
 from torchdata.dataloader2.graph._serialization import extract_wrapper
 from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
@@ -27,7 +26,8 @@ from wds_datapipes.loading.transport.sender import ItemRequest, ReceiverGone, Se
 from wds_datapipes.loading.transport.serialization import Serializer
 from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.loading.workers.payload import Payload
-from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, record_beginning, record_state
+from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.state.pipeline_state import load_state, record_beginning, record_state, spans_epochs
 from wds_datapipes.pipes.state.recording import Recorder
 from wds_datapipes.pipes.state.shard_order import listings_before
 
@@ -107,12 +107,11 @@ def split(job: WorkerJob, dispatched: DispatchedItems) -> Any:
     return pipe
 
 
-class DispatchedItems(IterDataPipe[Any]):
+class DispatchedItems(Stage[Any]):
     """What the dispatching process sends to this worker."""
 
-    _is_child_datapipe = False
     #: Only the loader can begin it again; stages that begin their source again themselves ask for this.
-    is_fed = True
+    is_remote = True
 
     def __init__(self, source: socket.socket) -> None:
         self.link = WorkerConnection("The dispatching process", Receiver(source, window=DISPATCH_WINDOW))
@@ -215,7 +214,7 @@ class Worker:
     def listed(self) -> list[Any]:
         """Return what the epoch's first pass has split, which has to be the same in every worker."""
         # In a stream, and where an epoch is resumed, each worker may be in another pass.
-        listings = [] if lasts(self.pipe) or self.is_resumed else listings_before(self.pipe)
+        listings = [] if spans_epochs(self.pipe) or self.is_resumed else listings_before(self.pipe)
         return [listing.whole for listing in listings if listing.is_split]
 
     def obey(self, order: ItemRequest) -> None:
@@ -266,7 +265,7 @@ class Worker:
         self.is_resumed = resumed is not None
         self.recorder = Recorder() if self.job.tells_state else None
         load_state(self.pipe, None)
-        self.lasts = self.job.tells_state and lasts(self.pipe)
+        self.lasts = self.job.tells_state and spans_epochs(self.pipe)
         if self.lasts and resumed is None:
             self.outlet.record(record_beginning(self.pipe))
         if resumed is not None:

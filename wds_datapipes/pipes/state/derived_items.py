@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state.graph import address_of, sources_of
+from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.state.graph import position_reader_of, sources_of
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.pipes.state.stateless import has_state, holds_nothing
-from wds_datapipes.samples.derived_position import Expansion, addresses_in, origins_of, take_apart, values_of
+from wds_datapipes.pipes.state.stateless import has_state, is_stateless
+from wds_datapipes.samples.derived_position import Expansion, origins_of, pack_positions, take_apart, unpack_positions
 from wds_datapipes.shards.position import Origin, SamplePosition
 
 if TYPE_CHECKING:
@@ -22,14 +23,12 @@ __all__ = ["ExpandingStage"]
 Pipe = IterDataPipe[Any]
 
 
-class ExpandingStage(IterDataPipe[Any]):
+class ExpandingStage(Stage[Any]):
     """The state of a stage that makes several items of one, such as the samples of a batch.
 
     It knows which items of the nearest stage with a state the present one was made of, and how many it has made of
     that. To go on, these are read again, and are put together again in the same order by the stages between.
     """
-
-    _is_child_datapipe = False
 
     def __init__(self, source: Pipe) -> None:
         super().__init__()
@@ -37,23 +36,18 @@ class ExpandingStage(IterDataPipe[Any]):
         self._parting = Expansion()
         self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
 
-    @property
-    def takes_apart(self) -> bool:
-        """Whether what waits behind it is made again of what it was made of."""
-        return True
+    is_expanding = True
 
     @property
-    def reads_samples_again(self) -> bool:
-        """Whether the samples that the present item was made of are read again, to resume."""
-        return self.takes_apart
+    def rereads_samples(self) -> bool:  # type: ignore[override]  # it depends on an argument of a subclass
+        """Whether the samples that the present item was made of are read again to resume."""
+        return self.is_expanding
 
-    @property
-    def address(self) -> Callable[[], SamplePosition] | None:
-        """What tells where the item is that was yielded last, if that is known of what it was made of."""
-        return self._address if self.takes_apart and _nearest_known(self.source) is not None else None
-
-    def _address(self) -> SamplePosition:
-        return self._parting.address()
+    def position_reader(self) -> Callable[[], SamplePosition] | None:
+        """Return a function that returns the position of the item that was yielded last, if its samples have one."""
+        if not self.is_expanding or _nearest_known(self.source) is None:
+            return None
+        return lambda: self._parting.address()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the present items are made of, and how many were made of it.
@@ -66,14 +60,14 @@ class ExpandingStage(IterDataPipe[Any]):
         origin, given = self._clear_origin()
         if origin is None:
             return {"waiting": [], "given": 0, "is_last": False}
-        return {"waiting": values_of(origin.addresses), "given": given, "is_last": origin.is_last}
+        return {"waiting": pack_positions(origin.addresses), "given": given, "is_last": origin.is_last}
 
-    def recorded_state(self, recorder: Recorder) -> Form:
+    def record_state(self, recorder: Recorder) -> Form:
         """Return the form of what `state_dict` returns; what the present items are made of is kept."""
         if self._loaded is not None:
             return self.state_dict()
         origin, given = self._clear_origin()
-        waiting = recorder.keep(self, origin, lambda: values_of(() if origin is None else origin.addresses))
+        waiting = recorder.keep(self, origin, lambda: pack_positions(() if origin is None else origin.addresses))
         return {"waiting": waiting, "given": recorder.number(given), "is_last": origin is not None and origin.is_last}
 
     def _clear_origin(self) -> tuple[Origin | None, int]:
@@ -100,11 +94,11 @@ class ExpandingStage(IterDataPipe[Any]):
         """
         self._loaded = state, [*again]
 
-    def needed_for(self, again: Iterable[SamplePosition]) -> list[SamplePosition]:
-        """Return where that is, before this stage, of which items are made again."""
+    def positions_before(self, again: Iterable[SamplePosition]) -> list[SamplePosition]:
+        """Return the positions of the samples that items are made of again, of those of the items."""
         return origins_of(again)
 
-    def forget_state(self) -> None:
+    def reset_state(self) -> None:
         """Begin anew when it is iterated next."""
         self._loaded = None
 
@@ -116,17 +110,15 @@ class ExpandingStage(IterDataPipe[Any]):
             yield from function(iter(self.source))
             return
         stage, address = known
-        made_of = addresses_in(state.get("waiting", ()))
+        made_of = unpack_positions(state.get("waiting", ()))
         present = Origin(state["is_last"], tuple(made_of)) if made_of else None
         self._parting = Expansion(present, state.get("given", 0), again)
         units = _reading_from(self.source, stage, _Feed(stage, address, self._parting))
         yield from take_apart(units, function, self._parting)
 
 
-class _Feed(IterDataPipe[Any]):
+class _Feed(Stage[Any]):
     """Stands in the place of a stage, and yields what it yields; at first what is needed to go on."""
-
-    _is_child_datapipe = False
 
     def __init__(self, source: Pipe, told: Callable[[], SamplePosition], parting: Expansion) -> None:
         super().__init__()
@@ -134,8 +126,8 @@ class _Feed(IterDataPipe[Any]):
         self._told = told
         self._parting = parting
 
-    def address(self) -> SamplePosition:
-        return self._parting.at
+    def position_reader(self) -> Callable[[], SamplePosition]:
+        return lambda: self._parting.at
 
     def __iter__(self) -> Iterator[Any]:
         yield from self._parting.feed(iter(self.source), self._told)
@@ -148,10 +140,10 @@ def _nearest_known(pipe: Any) -> tuple[Pipe, Callable[[], SamplePosition]] | Non
     """Return the nearest stage with a state, from one on, and what tells where its items are; None if there is none."""
     while not has_state(pipe):
         sources = list(sources_of(pipe))
-        if len(sources) != 1 or not holds_nothing(pipe) or not any(each is sources[0] for each in vars(pipe).values()):
+        if len(sources) != 1 or not is_stateless(pipe) or not any(each is sources[0] for each in vars(pipe).values()):
             return None
         pipe = sources[0]
-    address = address_of(pipe)
+    address = position_reader_of(pipe)
     return None if address is None else (pipe, address)
 
 

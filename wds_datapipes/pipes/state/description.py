@@ -13,7 +13,7 @@ from wds_datapipes.fingerprint.value_text import describe_value
 from wds_datapipes.fingerprint.values import Fingerprint
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.pipes.stage import OpaqueValue
-from wds_datapipes.pipes.state.graph import splits, upstream
+from wds_datapipes.pipes.state.graph import as_stage, splits, upstream
 from wds_datapipes.pipes.state.seeding import SEED
 
 __all__ = ["description", "descriptions", "difference"]
@@ -43,7 +43,7 @@ _FINGERPRINT = re.compile(r" #[0-9a-f]{12}")
 
 def descriptions(pipe: Any, *, without: tuple[type, ...] = ()) -> list[str]:
     """Describe the stages of a pipeline that determine its items, from the last to the first."""
-    deciding = (stage for stage in upstream(pipe) if not getattr(stage, "is_transparent", False))
+    deciding = (stage for stage in upstream(pipe) if not as_stage(stage).is_transparent)
     return [description(stage) for stage in deciding if not isinstance(stage, without)]
 
 
@@ -54,7 +54,7 @@ def description(stage: Any) -> str:
     description as the module that it is imported as. Neither do credentials, and where a stage is in an epoch.
     """
     facts = _arguments(stage)
-    if getattr(stage, "_enabled", True) is False:  # as DataLoader(shuffle=False) has it
+    if vars(stage).get("_enabled", True) is False:  # as DataLoader(shuffle=False) has it
         facts["enabled"] = False
     text = ", ".join(f"{name}={describe_value(value, _WITHOUT)}" for name, value in facts.items())
     if not is_users(type(stage).__module__):

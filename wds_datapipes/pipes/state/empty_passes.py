@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.pipes.state.graph import upstream
+from wds_datapipes.pipes.state.graph import as_stage, upstream
 from wds_datapipes.pipes.state.unsupported import name_of
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
@@ -71,7 +71,7 @@ class EmptyPassGuard:
         waiting = _waiting_for(stage)
         for before, each in itertools.pairwise(waiting):
             mark, made = _mark_of(each), before._number_of_samples_yielded
-            if made < getattr(each, "skipped", 0):  # it resumes, and those behind it wait
+            if made < as_stage(each).skipped_shards:  # it resumes, and those behind it wait
                 self._yielded.clear()
                 return
             found = self._yielded.get(id(each))

@@ -6,7 +6,7 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import Mapper, ShardingFilter
@@ -14,20 +14,24 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.shard_assignment import Instance
+from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.shards.position import SamplePosition
 
 __all__ = [
     "Groups",
-    "address_of",
+    "as_stage",
+    "groups_of",
     "has_no_share",
     "instance_of",
     "number_instances",
     "place_in",
     "place_of",
-    "refuse_fed",
+    "position_reader_of",
+    "refuse_remote",
     "sources_of",
     "splits",
     "splitters",
+    "takes_seed",
     "turn_shares",
     "turns_of",
     "unsplit",
@@ -46,14 +50,40 @@ _MOST_SOURCES = 1000
 Pipe = IterDataPipe[Any]
 
 
-def address_of(pipe: Any) -> Callable[[], SamplePosition] | None:
-    """Return what tells where the sample is that a stage has yielded last: the nearest stage before it that knows."""
-    while not callable(address := getattr(pipe, "address", None)):
+class _ForeignStage(Stage[Any]):
+    """Stands for a stage of another package, and promises nothing."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+
+_FOREIGN = _ForeignStage()
+
+
+def as_stage(pipe: Any) -> Stage[Any]:
+    """Return a stage as a `Stage`; for one of another package, a `Stage` that promises nothing."""
+    return pipe if isinstance(pipe, Stage) else _FOREIGN
+
+
+def takes_seed(stage: object) -> bool:
+    """Whether a stage, of whichever package, takes a seed for each epoch."""
+    return inspect.ismethod(getattr(stage, "set_seed", None))
+
+
+def groups_of(splitter: Any) -> Groups | None:
+    """Return among how many ranks and workers a stage, of whichever package, splits the data; None if it is unknown."""
+    groups: Groups | None = splitter.groups if isinstance(splitter, Stage) else getattr(splitter, "groups", None)
+    return groups
+
+
+def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
+    """Return a function that returns the position of the item that a stage has yielded last; None if it is unknown."""
+    while (reader := as_stage(pipe).position_reader()) is None:
         sources = list(sources_of(pipe))
         if len(sources) != 1:
             return None
         pipe = sources[0]
-    return cast("Callable[[], SamplePosition]", address)
+    return reader
 
 
 def instance_of(groups: Groups) -> tuple[int, int]:
@@ -95,20 +125,18 @@ def turn_shares(pipe: Any, turn: int) -> None:
         turn: by how many numbers.
     """
     for stage in _until_kept(pipe):
-        if hasattr(stage, "first_turn"):
-            stage.first_turn = turn
-        elif isinstance(stage, ShardingFilter):
+        if isinstance(stage, ShardingFilter):
             vars(stage)[_TURN] = turn
             _number(stage)
-        elif splits(stage) and hasattr(stage, "turn"):
-            stage.turn = turn
+        else:
+            as_stage(stage).move_share(turn)
 
 
 def turns_of(pipe: Any) -> int:
     """Return after how many passes an instance has had every share; 1 where nothing is split."""
     turns = 1
     for stage in _until_kept(pipe):
-        if splits(stage) and (isinstance(stage, ShardingFilter) or hasattr(stage, "turn")):
+        if _moves_share(stage):
             turns = max(turns, instance_of(stage.groups)[0])
     return turns
 
@@ -126,7 +154,7 @@ def _until_kept(pipe: Any) -> Iterator[Any]:
     kept: set[int] = set()
     for stage in upstream(pipe):
         if id(stage) not in kept:
-            if getattr(stage, "lasts", False) or getattr(stage, "reads_again", False):
+            if as_stage(stage).spans_epochs or as_stage(stage).rereads_source:
                 kept.update(map(id, upstream(stage)))
             else:
                 yield stage
@@ -147,13 +175,12 @@ def place_in(groups: Groups) -> Instance:
 
 def place_of(pipe: Pipe) -> Instance:
     """Return the place of a stage, as a stage before it knows it that splits the data."""
-    found = (getattr(splitter, "groups", None) for splitter in splitters(pipe))
-    return next((place_in(groups) for groups in found if groups), Instance())
+    return next((place_in(groups) for groups in map(groups_of, splitters(pipe)) if groups), Instance())
 
 
 def has_no_share(pipe: Pipe) -> bool:
     """Whether a stage before this one, whose shares stay where they are, had nothing to deal to this instance."""
-    turning = {id(stage) for stage in _until_kept(pipe) if isinstance(stage, ShardingFilter) or hasattr(stage, "turn")}
+    turning = {id(stage) for stage in _until_kept(pipe) if _moves_share(stage)}
     return any(
         not _has_yielded(splitter) and any(map(_has_yielded, sources_of(splitter)))
         for splitter in splitters(pipe)
@@ -161,7 +188,7 @@ def has_no_share(pipe: Pipe) -> bool:
     )
 
 
-def refuse_fed(pipe: Pipe, what: str) -> None:
+def refuse_remote(pipe: Pipe, what: str) -> None:
     """Refuse a source that only the loader can begin again, as its items come from another process.
 
     Args:
@@ -172,7 +199,7 @@ def refuse_fed(pipe: Pipe, what: str) -> None:
         RuntimeError: it is one.
     """
     for stage in upstream(pipe):
-        if getattr(stage, "is_fed", False) or type(stage).__module__ == "torchdata.dataloader2.communication.iter":
+        if as_stage(stage).is_remote or type(stage).__module__ == "torchdata.dataloader2.communication.iter":
             raise RuntimeError(
                 f"{what} has to read its source on, and begin it again, at any time. Here its source is what other "
                 "processes send, which begins when the loader begins an epoch, and only then. Put the stage before "
@@ -181,7 +208,7 @@ def refuse_fed(pipe: Pipe, what: str) -> None:
 
 
 def splits(stage: object) -> bool:
-    """Whether a stage splits the data between ranks and workers."""
+    """Whether a stage, of whichever package, splits the data between ranks and workers."""
     return inspect.ismethod(getattr(stage, "apply_sharding", None))
 
 
@@ -237,4 +264,9 @@ def _pipes(value: Any) -> Iterator[Any]:
 
 def _has_yielded(stage: Any) -> bool:
     """Whether a stage has ever yielded anything. torch counts that for the datapipes that are iterated."""
-    return getattr(stage, "_number_of_samples_yielded", 1) > 0
+    return not isinstance(stage, IterDataPipe) or stage._number_of_samples_yielded > 0
+
+
+def _moves_share(stage: Any) -> bool:
+    """Whether `turn_shares` gives a stage that splits the data another share."""
+    return isinstance(stage, ShardingFilter) or as_stage(stage).moves_share

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.pipes.shard_assignment import Instance
-from wds_datapipes.pipes.state.graph import splitters, turn_shares, upstream
-from wds_datapipes.pipes.state.pipeline_state import lasts, load_state, next_epoch_state, nothing_else, save_state
+from wds_datapipes.pipes.state.graph import splitters, takes_seed, turn_shares, upstream
+from wds_datapipes.pipes.state.pipeline_state import (
+    load_state,
+    next_epoch_state,
+    nothing_else,
+    save_state,
+    spans_epochs,
+)
 from wds_datapipes.pipes.state.seeding import later_seed, pending_seed
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition, samples_gone_error
@@ -65,7 +70,7 @@ class NestedPasses:
         self._state: Any = None  # where the present pass goes on, if it is yet to begin
         self._is_begun = False
         self._loaded = loaded
-        if loaded and lasts(source):  # it may not come to begin, and the next epoch goes on from here all the same
+        if loaded and spans_epochs(source):  # it may never begin, and the next epoch resumes from here
             load_state(source, loaded["state"])
 
     def begin(
@@ -163,12 +168,12 @@ def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> lis
 
 def beginning_of(source: Pipe) -> list[dict[str, Any] | None] | None:
     """Return the state of a source that is yet to begin: what lasts of the passes before, if anything does."""
-    return next_epoch_state(save_state(source)) if lasts(source) else None
+    return next_epoch_state(save_state(source)) if spans_epochs(source) else None
 
 
 def _seeded_stages(source: Pipe) -> Iterator[Any]:
     """Yield the stages that take a seed."""
-    return (stage for stage in upstream(source) if inspect.ismethod(getattr(stage, "set_seed", None)))
+    return filter(takes_seed, upstream(source))
 
 
 def _exactly(count: int, items: Iterator[Any]) -> Iterator[Any]:

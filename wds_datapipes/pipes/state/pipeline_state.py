@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,24 +11,23 @@ from torch.utils.data.datapipes.iter import Batcher
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.grouping import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.loading import ShardLoader
-from wds_datapipes.pipes.state.graph import sources_of, upstream
-from wds_datapipes.pipes.state.recording import Form, Record, RecordedItem, Recorder, users_form
-from wds_datapipes.pipes.state.stateless import check_promise, has_state, is_users, takes_state_alone
+from wds_datapipes.pipes.state.graph import as_stage, sources_of, upstream
+from wds_datapipes.pipes.state.recording import Record, Recorder
+from wds_datapipes.pipes.state.stateless import check_promise, has_state, is_users
 from wds_datapipes.pipes.state.unsupported import check_replay
-from wds_datapipes.samples.derived_position import addresses_in
+from wds_datapipes.samples.derived_position import unpack_positions
 from wds_datapipes.shards.position import SamplePosition
 
 __all__ = [
     "State",
-    "branches_of",
     "check_state",
-    "lasts",
     "load_state",
     "next_epoch_state",
     "nothing_else",
     "record_beginning",
     "record_state",
     "save_state",
+    "spans_epochs",
     "stateful",
 ]
 
@@ -36,7 +35,7 @@ State = list[dict[str, Any]]
 """The states of the stages that have one, in the order in which the samples pass them.
 
 They begin at ``.group_samples()``; or at the stage nearest to the end that begins its sources by itself, and therefore
-holds their states in its own (see `branches_of`), or that reads its source again from the beginning.
+holds their states in its own (see `Stage.nested_sources`), or that reads its source again from the beginning.
 """
 
 #: What is a number in the states of our stages, and what it is below.
@@ -57,23 +56,8 @@ def save_state(pipe: Any, recorder: Recorder | None = None) -> State:
         return [stage.state_dict() for stage in stateful(pipe)]
     savers = recorder.chains.get(id(pipe))
     if savers is None:  # to find the stages takes longer than their states
-        savers = recorder.chains[id(pipe)] = [_saver(stage, recorder) for stage in stateful(pipe)]
+        savers = recorder.chains[id(pipe)] = [partial(stage.record_state, recorder) for stage in stateful(pipe)]
     return [save() for save in savers]
-
-
-def _saver(stage: Any, recorder: Recorder) -> Callable[[], Form]:
-    """Return what returns the form of the state of a stage."""
-    if isinstance(stage, RecordedItem):
-        return partial(stage.recorded_state, recorder)
-    return partial(users_form if is_users(stage) else _form_of, stage, recorder)
-
-
-def _form_of(stage: Any, recorder: Recorder) -> Form:
-    """Return the form of a state of few values."""
-    return {
-        name: recorder.number(value) if type(value) is int else recorder.keep_equal((id(stage), name), value)
-        for name, value in stage.state_dict().items()
-    }
 
 
 def record_state(pipe: Any, recorder: Recorder, is_first: bool = False) -> Record:
@@ -123,8 +107,7 @@ def load_state(
         StateError: as `save_state`; or the state is one of other stages.
     """
     for stage in upstream(pipe):
-        if callable(forget := getattr(stage, "forget_state", None)):
-            forget()
+        as_stage(stage).reset_state()
     if state is None:
         return
     stages = stateful(pipe)
@@ -135,14 +118,12 @@ def load_state(
         if own is None:
             continue
         try:
-            if is_users(stage):
-                stage.load_state_dict(own, *([waiting] if waiting or not takes_state_alone(stage) else ()))
-                continue
-            _check_numbers(own)
+            if not is_users(stage):
+                _check_numbers(own)
             stage.load_state_dict(own, waiting)
-            if callable(needed_for := getattr(stage, "needed_for", None)):
-                waiting = needed_for(waiting)
-            waiting = list(dict.fromkeys([*waiting, *addresses_in(own.get("waiting", ()))]))
+            waiting = stage.positions_before(waiting)
+            if stage.rereads_samples:
+                waiting = list(dict.fromkeys([*waiting, *unpack_positions(own.get("waiting", ()))]))
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if is_users(stage) or isinstance(error, StateError):
                 raise
@@ -189,15 +170,9 @@ def nothing_else(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None) ->
     return [{"ends": True, "lasting": each["lasting"]} if each and each.get("lasting") else {} for each in own]
 
 
-def lasts(pipe: Any) -> bool:
+def spans_epochs(pipe: Any) -> bool:
     """Whether an epoch of a pipeline goes on where the last one has ended."""
-    return any(getattr(stage, "lasts", False) for stage in upstream(pipe))
-
-
-def branches_of(stage: Any) -> Sequence[Any]:
-    """Return the sources that a stage begins by itself, at any time, so that it has to keep their states."""
-    branches = getattr(stage, "state_branches", None)
-    return branches() if callable(branches) else ()
+    return any(as_stage(stage).spans_epochs for stage in upstream(pipe))
 
 
 def _stages_of(pipe: Any) -> Iterator[Any]:
@@ -208,7 +183,8 @@ def _stages_of(pipe: Any) -> Iterator[Any]:
     """
     while True:
         yield pipe
-        if isinstance(pipe, ShardLoader) or branches_of(pipe) or _reads_again(pipe):
+        own = as_stage(pipe)
+        if isinstance(pipe, ShardLoader) or own.nested_sources() or own.rereads_source:
             return
         sources = list(sources_of(pipe))
         if len(sources) != 1:
@@ -241,23 +217,14 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
         later.append(stage)
         if has_state(stage):
             found.append(stage)
-        for branch in branches_of(stage):
+        for branch in as_stage(stage).nested_sources():
             stateful(branch, later)
-        if _reads_again(stage):
+        if as_stage(stage).rereads_source:
             check_replay(stage)
-    if not (found and (isinstance(found[-1], SampleGrouper) or branches_of(found[-1]) or _reads_again(found[-1]))):
+    first = found[-1] if found else None
+    if not (isinstance(first, SampleGrouper) or as_stage(first).nested_sources() or as_stage(first).rereads_source):
         raise StateError("The place in a pipeline is known where samples are gathered: it needs .group_samples()")
     return found[::-1]
-
-
-def _reads_again(stage: Any) -> bool:
-    """Whether a stage goes on by reading its source from the beginning, or what it has kept of it."""
-    return getattr(stage, "reads_again", False)
-
-
-def _takes_apart(stage: Any) -> bool:
-    """Whether a stage makes several items of one, and makes them again of what they were made of."""
-    return getattr(stage, "takes_apart", False)
 
 
 def _check_batches(behind: Sequence[Any]) -> None:
@@ -271,14 +238,15 @@ def _check_batches(behind: Sequence[Any]) -> None:
     """
     for number in reversed(range(len(behind))):
         stage = behind[number]
-        if _takes_apart(stage):
+        if as_stage(stage).is_expanding:
             return
-        if isinstance(stage, SampleShuffler):
+        if isinstance(stage, SampleShuffler) or (is_users(stage) and as_stage(stage).rereads_samples):
+            name = ".shuffle_samples()" if isinstance(stage, SampleShuffler) else type(stage).__name__
             raise StateError(
-                "shuffle_samples can tell where single samples are that wait in it, and here it is behind .batch(). "
-                "Put .shuffle_samples() before .batch()"
+                f"{name} knows the positions of single samples that wait in it, and here it is after .batch(). Put "
+                f"{name} before .batch()"
             )
-        if has_state(stage) and any(map(_takes_apart, behind[:number])):
+        if has_state(stage) and any(as_stage(each).is_expanding for each in behind[:number]):
             raise StateError(
                 f"What is taken apart behind .batch() is known by the samples of each batch, and here "
                 f"{type(stage).__name__} is between the two, which counts batches. Put it before .batch(), or behind "

@@ -16,7 +16,7 @@ import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.samples.shuffling import ShuffleMoves, ShuffleState
@@ -30,11 +30,9 @@ __all__ = [
     "Form",
     "Part",
     "Record",
-    "RecordedItem",
     "Recorder",
     "pack_records",
     "unpack_records",
-    "users_form",
 ]
 
 _COUNTS = struct.Struct("qqq")
@@ -148,14 +146,6 @@ Record: TypeAlias = tuple[Sequence[Any], Run]
 """Where a pipeline is: its row in a run. A tuple of its own kind would take several times as long to create."""
 
 
-@runtime_checkable
-class RecordedItem(Protocol):
-    """A stage whose state is more than a few numbers, or has the states of other stages."""
-
-    def recorded_state(self, recorder: Recorder) -> Form:
-        """Return the form of what ``state_dict()`` returns, and add its numbers to the row of the record."""
-
-
 class Recorder:
     """Makes the records of one pipeline.
 
@@ -244,6 +234,31 @@ class Recorder:
             found = self._keep(key, found, value, value, kind)
         return found[1]
 
+    def keep_values(self, owner: object, state: Mapping[str, Any]) -> Form:
+        """Return the form of a state of few values, none of which its stage changes in place."""
+        return {
+            name: self.number(value) if type(value) is int else self.keep_equal((id(owner), name), value)
+            for name, value in state.items()
+        }
+
+    def keep_json(self, owner: object, state: Mapping[str, Any]) -> Form:
+        """Return the form of a state whose values its stage may change in place.
+
+        Raises:
+            StateError: JSON does not have one of the values.
+        """
+        try:
+            text = json.dumps(state)
+            if isinstance(state, dict) and state.get("lasting") is not None:  # it is looked for in the form
+                each = {name: json.dumps(value) for name, value in json.loads(text).items()}
+                return {name: self.keep_equal((id(owner), name), value, TEXT) for name, value in each.items()}
+        except (TypeError, ValueError) as error:
+            raise StateError(
+                f"The state of {type(owner).__name__} has to consist of values that JSON has, such as numbers, "
+                f"strings, lists, and dicts with strings as keys: {error}"
+            ) from error
+        return self.keep_equal(id(owner), text, TEXT)
+
     def follow(self, owner: object, state: ShuffleState) -> int:
         """Return the number of a shuffle, and have it note its moves in this run.
 
@@ -265,26 +280,6 @@ class Recorder:
         self._run.values.append((self._run.count, form[0], value))
         kept = self._kept[key] = source, form
         return kept
-
-
-def users_form(stage: Any, recorder: Recorder) -> Form:
-    """Return the form of the state of a user's stage, which may change the values that it has returned.
-
-    Raises:
-        StateError: JSON does not have one of its values.
-    """
-    state = stage.state_dict()
-    try:
-        text = json.dumps(state)
-        if isinstance(state, dict) and state.get("lasting") is not None:  # it is looked for in the form
-            each = {name: json.dumps(value) for name, value in json.loads(text).items()}
-            return {name: recorder.keep_equal((id(stage), name), value, TEXT) for name, value in each.items()}
-    except (TypeError, ValueError) as error:
-        raise StateError(
-            f"The state of {type(stage).__name__} has to consist of values that JSON has, such as numbers, strings, "
-            f"lists, and dicts with strings as keys: {error}"
-        ) from error
-    return recorder.keep_equal(id(stage), text, TEXT)
 
 
 def pack_records(records: Sequence[Record]) -> bytes:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from wds_datapipes.pipes.state.graph import upstream
+from wds_datapipes.pipes.state.graph import takes_seed, upstream
 from wds_datapipes.seeds import derived_seed
 
 if TYPE_CHECKING:
@@ -64,7 +63,8 @@ def pending_seed(stage: Any) -> int | None:
     seed: Seed | None = vars(stage).get(SEED)
     if seed is not None:
         return None if seed.is_used else seed.value
-    return getattr(stage, "_seed", None)
+    found: int | None = vars(stage).get("_seed")  # as SeededStage and torch's .shuffle() have it
+    return found
 
 
 def derive_later_seeds(pipe: Any) -> None:
@@ -79,7 +79,7 @@ def derive_later_seeds(pipe: Any) -> None:
     """
     for stage in upstream(pipe):
         kind = type(stage)
-        if inspect.ismethod(getattr(stage, "set_seed", None)) and kind.__module__.partition(".")[0] != "wds_datapipes":
+        if takes_seed(stage) and kind.__module__.partition(".")[0] != "wds_datapipes":
             for name, wrapped in {"set_seed": _recording_set_seed, "reset": _reseeding_reset}.items():
                 method = getattr(kind, name, None)
                 if method is not None and not getattr(method, _MARK, False):

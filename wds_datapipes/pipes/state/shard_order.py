@@ -18,7 +18,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.io.redaction import may_hold_credentials, redact
 from wds_datapipes.pipes.loading import ShardLoader
-from wds_datapipes.pipes.state.graph import splits, upstream
+from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.state.graph import as_stage, splits, upstream
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
 
@@ -59,7 +60,7 @@ CALLING = {
 }
 
 
-class ShardOrder(IterDataPipe[Any]):
+class ShardOrder(Stage[Any]):
     """Yields the items of a list, such as the URLs of shards, and keeps a digest of what it has yielded.
 
     Loaders insert it before the stage that splits the list. A state has the digest, so a run that is resumed notices
@@ -80,9 +81,8 @@ class ShardOrder(IterDataPipe[Any]):
         ChangedShardError: the list is not the one of which a state was saved.
     """
 
-    _is_child_datapipe = False
     is_transparent = True
-    holds_nothing = True
+    is_stateless = True
     #: How often what was seen has changed in any of them.
     changes = 0
 
@@ -255,7 +255,7 @@ def _is_split(pipe: Any) -> bool:
 
 def _is_dispatched(pipe: Any) -> bool:
     """Whether a list comes from a process that gives each worker other items, so that there is nothing to split."""
-    return any(getattr(stage, "is_fed", False) for stage in upstream(pipe))
+    return any(as_stage(stage).is_remote for stage in upstream(pipe))
 
 
 def _may_draw(pipe: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What stages promise about what they hold back, and which stages are believed."""
+"""The promises of stages: which of them have a state, and which are stateless."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint.code import is_users as is_users_module
+from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.state.graph import as_stage
 from wds_datapipes.pipes.state.unsupported import ADVICE, name_of
 
-__all__ = ["check_promise", "has_state", "holds_nothing", "is_users", "takes_state_alone"]
+__all__ = ["check_promise", "has_state", "is_stateless", "is_users"]
 
-#: Stages of torch that hold nothing back once they have yielded an item.
-HOLDING_NOTHING = (Batcher, Collator, Filter, Mapper)
+#: Stages of torch that keep nothing between two items.
+STATELESS = (Batcher, Collator, Filter, Mapper)
 
 #: Classes whose loop is yet to be written.
-WITHOUT_LOOP = (IterDataPipe, IterableDataset)
+WITHOUT_LOOP = (IterDataPipe, IterableDataset, Stage)
 
 #: What to use instead of stages that hold samples back.
 INSTEAD = {
     **ADVICE,
     "StreamComposer": (
-        "If what its functions yield follows from each item alone, pass each_alone=True. If not, write a class of your "
-        "own, with state_dict() and load_state_dict()"
+        "If what its functions yield follows from each item alone, pass each_alone=True. If not, derive a class from "
+        "wds_datapipes.Stage that defines state_dict() and load_state_dict()"
     ),
     "SampleWriter": "Go on with write_wds_shards(resume=True), which keeps a journal of the finished shards",
 }
@@ -34,18 +36,14 @@ INSTEAD = {
 
 def has_state(stage: Any) -> bool:
     """Return whether a stage has a state."""
-    return (
-        callable(getattr(stage, "state_dict", None))
-        and getattr(stage, "has_state", True)
-        and _is_promised(stage, "state_dict")
-    )
+    return as_stage(stage).has_state and _is_promised(stage, "state_dict")
 
 
-def holds_nothing(stage: Any) -> bool:
-    """Return whether a stage without a state holds nothing back once it has yielded an item."""
-    if getattr(stage, "holds_nothing", False) and _is_promised(stage, "holds_nothing"):
+def is_stateless(stage: Any) -> bool:
+    """Return whether a stage keeps nothing between two items."""
+    if as_stage(stage).is_stateless and _is_promised(stage, "is_stateless"):
         return True
-    return _loop_of(type(stage)) in HOLDING_NOTHING
+    return _loop_of(type(stage)) in STATELESS
 
 
 def is_users(stage: object) -> bool:
@@ -53,56 +51,53 @@ def is_users(stage: object) -> bool:
     return is_users_module(type(stage).__module__)
 
 
-def takes_state_alone(stage: Any) -> bool:
-    """Return whether ``load_state_dict`` of a stage can be called with the state as the only argument."""
-    return _takes(stage, {})
-
-
 def check_promise(stage: Any, behind: Sequence[Any]) -> None:
-    """Make sure that it is known what a stage holds back, or that it holds nothing back.
+    """Make sure that a stage has a state or is stateless.
 
     Args:
         stage: the stage.
-        behind: the stages behind it.
+        behind: the stages after it.
 
     Raises:
-        StateError: it is not known.
+        StateError: it is neither, or its state cannot be loaded.
     """
     if not has_state(stage):
-        if not holds_nothing(stage):
+        if not is_stateless(stage):
             raise StateError(_refusal(stage))
         return
     if not is_users(stage):
         return
-    name = _full_name(stage)
-    if not callable(getattr(stage, "load_state_dict", None)):
-        raise StateError(f"{name} has state_dict() and no load_state_dict(), so that its state could not be loaded")
-    if not takes_state_alone(stage) and not _takes(stage, {}, ()):
+    name, own = _full_name(stage), type(stage)
+    if own.load_state_dict is Stage.load_state_dict:
+        raise StateError(f"{name} has state_dict() and no load_state_dict(), so its state could not be loaded")
+    try:
+        inspect.signature(stage.load_state_dict).bind({}, ())
+    except TypeError:
         raise StateError(
-            f"{name}.load_state_dict{inspect.signature(stage.load_state_dict)} cannot be called with the state as its "
-            "only argument, so that its state could not be loaded"
-        )
-    reader = next((each for each in reversed(behind) if getattr(each, "reads_samples_again", False)), None)
-    if reader is not None and not (_takes(stage, {}, ()) and callable(getattr(stage, "address", None))):
+            f"{name}.load_state_dict{inspect.signature(stage.load_state_dict)} does not take a state and the "
+            "positions of samples that come again, as in load_state_dict(self, state, again=())"
+        ) from None
+    reader = next((each for each in reversed(behind) if as_stage(each).rereads_samples), None)
+    if reader is not None and own.position_reader is Stage.position_reader:
         raise StateError(
             f"{name} has a state of its own, and is before {name_of(reader)}. To resume, the samples that wait there "
-            f"are read from their shards again, and would pass {type(stage).__name__} a second time, which would "
-            f"change its state. Put {type(stage).__name__} behind {name_of(reader)}"
+            f"are read from their shards again, and would pass {own.__name__} a second time, which would change its "
+            f"state. Put {own.__name__} after {name_of(reader)}, or define position_reader() and skip these samples"
         )
 
 
 def _refusal(stage: Any) -> str:
     if not is_users(stage):
         name = name_of(stage)
-        instead = INSTEAD.get(name, "Leave it out, or put it behind the loader")
+        instead = INSTEAD.get(name, "Leave it out, or put it after the loader")
         return f"{name} may hold samples back, and cannot tell which. {instead}"
     known = next((each for each in type(stage).__mro__ if not is_users_module(each.__module__)), IterDataPipe)
     inherited = "" if known in WITHOUT_LOOP else f" What is known of {known.__name__} says nothing of another __iter__."
     return (
-        f"{_full_name(stage)} may hold samples back, and a state that lacks them would lose them.{inherited} If it "
-        "keeps nothing from one item to the next, and yields at most one item before it reads on, say so in its class: "
-        "holds_nothing = True. If it keeps something, add state_dict(), which returns that as values that JSON has, "
-        "and load_state_dict(state). Or put it behind the loader"
+        f"{_full_name(stage)} may hold samples back, and a state that lacks them would lose them.{inherited} Derive it "
+        "from wds_datapipes.Stage. If it keeps nothing between two items, and yields at most one for each that it "
+        "reads, set is_stateless = True in its class. Otherwise define state_dict() and load_state_dict(state, again). "
+        "Or put it after the loader"
     )
 
 
@@ -122,14 +117,6 @@ def _loop_of(kind: type) -> type | None:
     """Return the class that has defined ``__iter__``, or None if none has."""
     found = next((each for each in kind.__mro__ if "__iter__" in vars(each)), None)
     return None if found in WITHOUT_LOOP else found
-
-
-def _takes(stage: Any, *arguments: Any) -> bool:
-    try:
-        inspect.signature(stage.load_state_dict).bind(*arguments)
-    except TypeError:
-        return False
-    return True
 
 
 def _full_name(stage: Any) -> str:

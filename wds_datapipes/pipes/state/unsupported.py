@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state.graph import upstream
+from wds_datapipes.pipes.state.graph import as_stage, takes_seed, upstream
 
 __all__ = ["ADVICE", "check_replay", "name_of"]
 
@@ -56,7 +55,7 @@ _BEGINNING_OTHERWISE = ("Cycler", "InMemoryCacheHolder", "SampleCacher")
 
 def name_of(stage: Any) -> str:
     """Return what a stage is called: by the name of its class, or of that which has made it as one of several."""
-    maker = getattr(stage, "main_datapipe", stage)
+    maker = vars(stage).get("main_datapipe", stage)
     name = type(maker).__name__.lstrip("_").removesuffix("IterDataPipe")
     return "RandomSplitter" if name == "SplitterIterator" else name
 
@@ -70,16 +69,16 @@ def check_replay(reader: Any) -> None:
     Raises:
         StateError: an epoch of it does not follow from the seeds of this epoch.
     """
-    is_cache = getattr(reader, "reads_again", False)
+    is_cache = as_stage(reader).rereads_source
     before, behind = (".cache_samples()", "it") if is_cache else (".load_wds_shards()", "the samples")
     for stage in upstream(reader.source):
-        if getattr(stage, "lasts", False) or name_of(stage) == "EpochSetter":
+        if as_stage(stage).spans_epochs or name_of(stage) == "EpochSetter":
             raise StateError(
                 f"{name_of(stage)} goes on from one epoch to the next, and before {before} an epoch has to follow from "
                 f"its seeds. Put it behind {behind}"
             )
         if name_of(stage) in _BEGINNING_OTHERWISE and any(
-            each is not stage and inspect.ismethod(getattr(each, "set_seed", None)) for each in upstream(stage)
+            each is not stage and takes_seed(each) for each in upstream(stage)
         ):
             raise StateError(
                 f"{name_of(stage)} does not begin what comes before it once in each epoch, and something there draws: "
