@@ -61,7 +61,7 @@ def as_they_are(items: list[Any]) -> list[Any]:
 
 def our_pipe(urls: list[str], together: int) -> Any:
     shards = IterableWrapper(urls * ROUNDS_OF_SHARDS, deepcopy=False).sharding_filter()
-    samples = shards.load_wds_shards().group_samples(on_returning_key="ignore")
+    samples = shards.load_wds_shards().group_samples(on_repeated_key="ignore")
     return samples.batch(together, wrapper_class=list) if together > 1 else samples
 
 

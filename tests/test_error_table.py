@@ -203,7 +203,7 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: list(
             samples(
                 shard(folder, {"__key__": "a", "x": "1"}, {"__key__": "b", "x": "1"}, {"__key__": "a", "y": "1"}),
-                on_returning_key="raise",
+                on_repeated_key="raise",
             )
         ),
         r"x\.tar holds the sample 'a' in parts: a file of it stands at byte 2048",

@@ -64,9 +64,9 @@ def test_functions_point_at_their_caller(tmp_path: Path) -> None:
     ]
     shard = build_shard(tmp_path / "returning.tar", samples)
     with pytest.warns(UserWarning, match="in parts") as caught:
-        build_index(shard, on_returning_key="warn")
+        build_index(shard, on_repeated_key="warn")
     with pytest.warns(UserWarning, match="shard") as also:
-        list(ShardList(shard).load_wds_shards().group_samples(on_returning_key="warn"))
+        list(ShardList(shard).load_wds_shards().group_samples(on_repeated_key="warn"))
     assert {warning.filename for warning in [*caught, *also]} == {__file__}
 
 

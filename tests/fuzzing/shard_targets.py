@@ -148,7 +148,7 @@ def read_plain(data: bytes) -> None:
     compressed = _is_compressed(content)
     if not compressed and not whole.is_too_large and not loaded.is_too_large:
         same("from a file", (shown(whole), whole.kind), (shown(loaded), loaded.kind))
-    samples = Outcome(group_samples(load_wds_shards([url], **rules), on_duplicate="first", on_returning_key="ignore"))
+    samples = Outcome(group_samples(load_wds_shards([url], **rules), on_duplicate="first", on_repeated_key="ignore"))
     indexed(url, samples, rules, content, compressed)
     if whole.error is None and not options & 2:
         same_as_tarfile(content, whole.found)
@@ -170,7 +170,7 @@ def same(where: str, expected: object, found: object) -> None:
 def indexed(url: str, samples: Outcome, rules: dict[str, Any], content: bytes, compressed: bool) -> None:
     """Compare the index of a shard with its samples."""
     try:
-        index = build_index(url, on_duplicate="first", on_returning_key="ignore", **rules)
+        index = build_index(url, on_duplicate="first", on_repeated_key="ignore", **rules)
     except ShardError as error:
         if not samples.is_too_large:
             same("the error of the index", samples.kind, type(error).__name__)

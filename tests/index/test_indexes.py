@@ -117,7 +117,7 @@ def test_a_returning_key_is_told_or_an_error(tmp_path: Path) -> None:
         index = build_index(url)
     assert (index.keys, index.find("a")) == (["a", "b", "a"], 0)
     with pytest.raises(RepeatedKeyError, match="in parts"):
-        build_index(url, on_returning_key="raise")
+        build_index(url, on_repeated_key="raise")
 
 
 def test_archives_that_were_concatenated(tmp_path: Path) -> None:

@@ -55,15 +55,15 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def split() -> Pipe:
     shards = ShardList("{0..4}.tar").shuffle().sharding_filter().load_wds_shards()
-    return shards.group_samples(on_returning_key="ignore")
+    return shards.group_samples(on_repeated_key="ignore")
 
 
 def resampled() -> Pipe:
-    return ShardList("{0..4}.tar").resample_wds_shards(7).load_wds_shards().group_samples(on_returning_key="ignore")
+    return ShardList("{0..4}.tar").resample_wds_shards(7).load_wds_shards().group_samples(on_repeated_key="ignore")
 
 
 def twice() -> Pipe:
-    return ShardList("0.tar::0.tar::3.tar::3.tar").load_wds_shards().group_samples(on_returning_key="ignore")
+    return ShardList("0.tar::0.tar::3.tar::3.tar").load_wds_shards().group_samples(on_repeated_key="ignore")
 
 
 def cached() -> Pipe:

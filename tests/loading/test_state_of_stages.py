@@ -230,7 +230,7 @@ def test_a_list_of_keys_goes_on_without_a_key_twice(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
 
     def new() -> Pipe:
-        pipe = once().load_wds_shards().group_samples().log_samples(first=0, keys_to=keys)
+        pipe = once().load_wds_shards().group_samples().log_samples(first=0, key_log=keys)
         return seeded(pipe.shuffle_samples(5))
 
     list(new())

@@ -81,7 +81,7 @@ Fields = dict[str, bytes]
 
 
 def by_reading(shard: Path, end_marker: EndMarker = "required", **rules: Any) -> Iterator[tuple[str, Fields]]:
-    for sample in group_samples(load_wds_shards([shard], end_marker=end_marker), on_returning_key="ignore", **rules):
+    for sample in group_samples(load_wds_shards([shard], end_marker=end_marker), on_repeated_key="ignore", **rules):
         meta = ("__key__", "__url__", "__local_path__")
         yield sample["__key__"], {field: data for field, data in sample.items() if field not in meta}
 
@@ -112,9 +112,9 @@ def test_an_index_says_what_reading_gives(
         expected = list(by_reading(shard, **rules))
     except DuplicateFieldError:
         with pytest.raises(DuplicateFieldError, match=r"x\.tar holds the field .* twice"):
-            build_index(shard, **rules, on_returning_key="ignore", digest=digest)
+            build_index(shard, **rules, on_repeated_key="ignore", digest=digest)
         return
-    index = build_index(shard, **rules, on_returning_key="ignore", digest=digest)
+    index = build_index(shard, **rules, on_repeated_key="ignore", digest=digest)
     assert list(by_index(index, archive)) == expected
     assert [list(fields) for _, fields in by_index(index, archive)] == [list(fields) for _, fields in expected]
     assert index.keys == [key for key, _ in expected]
@@ -147,9 +147,9 @@ def test_what_is_cut_is_refused_as_in_reading(shard: Path, recipe: Any, cut: int
         expected = list(by_reading(shard, end_marker, on_duplicate="first"))
     except WdsError as error:
         with pytest.raises(type(error)):
-            build_index(shard, on_duplicate="first", on_returning_key="ignore", end_marker=end_marker)
+            build_index(shard, on_duplicate="first", on_repeated_key="ignore", end_marker=end_marker)
     else:
-        index = build_index(shard, on_duplicate="first", on_returning_key="ignore", end_marker=end_marker)
+        index = build_index(shard, on_duplicate="first", on_repeated_key="ignore", end_marker=end_marker)
         assert index.end <= len(archive)
         assert list(by_index(index, archive)) == expected
 
@@ -164,9 +164,9 @@ def test_a_damaged_shard_is_refused_as_in_reading(shard: Path, recipe: Any, at: 
         expected = list(by_reading(shard, on_duplicate="first"))
     except (ShardError, SampleError) as error:
         with pytest.raises(type(error)):
-            build_index(shard, on_duplicate="first", on_returning_key="ignore")
+            build_index(shard, on_duplicate="first", on_repeated_key="ignore")
     else:
-        index = build_index(shard, on_duplicate="first", on_returning_key="ignore")
+        index = build_index(shard, on_duplicate="first", on_repeated_key="ignore")
         assert list(by_index(index, bytes(archive))) == expected
 
 
@@ -175,7 +175,7 @@ def test_a_damaged_shard_is_refused_as_in_reading(shard: Path, recipe: Any, at: 
 def test_a_compressed_shard_has_the_same_index(shard: Path, recipe: Any) -> None:
     archive = written(recipe)
     shard.write_bytes(archive)
-    rules: dict[str, Any] = {"on_duplicate": "last", "on_returning_key": "ignore"}
+    rules: dict[str, Any] = {"on_duplicate": "last", "on_repeated_key": "ignore"}
     plain = build_index(shard, **rules)
     shard.write_bytes(gzip.compress(archive, 1))
     packed = build_index(shard, **rules)

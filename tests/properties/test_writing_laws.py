@@ -56,7 +56,7 @@ def written(samples: Samples, **options: Any) -> tuple[bytes, TarWriter]:
 
 
 def read(path: str) -> Samples:
-    pipe = ShardList([path]).load_wds_shards().group_samples(on_returning_key="raise")
+    pipe = ShardList([path]).load_wds_shards().group_samples(on_repeated_key="raise")
     return [
         {key: value for key, value in sample.items() if key not in ("__url__", "__local_path__")} for sample in pipe
     ]

@@ -132,7 +132,7 @@ def test_a_key_that_comes_back_warns_once() -> None:
         samples = group(*names)
     assert len(caught) == 1
     assert [sample["__key__"] for sample in samples] == ["a", "b", "a", "b", "a"]
-    assert group(*names, on_returning_key="ignore") == samples
+    assert group(*names, on_repeated_key="ignore") == samples
 
 
 def test_a_key_that_comes_back_can_be_an_error() -> None:
@@ -140,21 +140,21 @@ def test_a_key_that_comes_back_can_be_an_error() -> None:
     with pytest.raises(
         RepeatedKeyError, match=r"'a' in parts: .* at byte 2048, after files of other samples.*tar --sort"
     ):
-        group(*names, on_returning_key="raise")
-    kept = group(*names, on_returning_key="raise", on_error="skip")
+        group(*names, on_repeated_key="raise")
+    kept = group(*names, on_repeated_key="raise", on_error="skip")
     assert [(sample["__key__"], fields(sample)) for sample in kept] == [("a", ["jpg"]), ("b", ["jpg"]), ("c", ["jpg"])]
 
 
 def test_the_same_key_in_another_shard_does_not_come_back() -> None:
     shards: list[Shard] = [("1.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True)]
-    assert len(list(group_samples(members(shards), on_returning_key="raise"))) == 3
+    assert len(list(group_samples(members(shards), on_repeated_key="raise"))) == 3
 
 
 def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, "KEYS_REMEMBERED", 2)
     assert len(group("a.jpg", "b.jpg", "c.jpg", "c.txt", "d.jpg", "c.cls")) == 5
     with pytest.raises(RepeatedKeyError):
-        group("a.jpg", "b.jpg", "c.jpg", "a.txt", on_returning_key="raise")
+        group("a.jpg", "b.jpg", "c.jpg", "a.txt", on_repeated_key="raise")
 
 
 # Beside a simple implementation
@@ -202,7 +202,7 @@ def test_grouping_is_what_a_simple_implementation_does(
     shards: list[Shard], on_duplicate: Any, lowercase: bool, wanted: set[str] | None
 ) -> None:
     samples = group_samples(
-        members(shards), on_duplicate=on_duplicate, lowercase=lowercase, fields=wanted, on_returning_key="ignore"
+        members(shards), on_duplicate=on_duplicate, lowercase=lowercase, fields=wanted, on_repeated_key="ignore"
     )
     assert list(samples) == simply_grouped(shards, on_duplicate, lowercase, wanted)
 
@@ -210,7 +210,7 @@ def test_grouping_is_what_a_simple_implementation_does(
 @given(shards=SHARDS)
 @settings(deadline=None, max_examples=200)
 def test_passing_over_duplicates_yields_the_samples_without_any(shards: list[Shard]) -> None:
-    samples = list(group_samples(members(shards), on_returning_key="ignore", on_error="skip"))
+    samples = list(group_samples(members(shards), on_repeated_key="ignore", on_error="skip"))
     first = simply_grouped(shards, "first", True, None)
     last = simply_grouped(shards, "last", True, None)
     assert samples == [one for one, other in zip(first, last, strict=True) if one == other]

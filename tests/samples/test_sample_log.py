@@ -28,7 +28,7 @@ Pipe = Any
 
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
-    settings = {"first": 3, "every": None, "name": "log", "width": 40, "keys_to": None, "place": lambda: (1, 2)}
+    settings = {"first": 3, "every": None, "name": "log", "width": 40, "key_log": None, "place": lambda: (1, 2)}
     return log_samples(items, to, passed=SkippedCount(), **{**settings, **options})
 
 
@@ -125,7 +125,7 @@ def test_a_record_of_a_sample(capsys: pytest.CaptureFixture[str], caplog: pytest
 def test_each_line_gives_its_key_back(keys: list[str], tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.unlink(missing_ok=True)
-    list(logged([{"__key__": key, "__url__": "a.tar"} for key in keys], first=0, keys_to=str(path)))
+    list(logged([{"__key__": key, "__url__": "a.tar"} for key in keys], first=0, key_log=str(path)))
     lines = path.read_bytes().decode().split("\n")[:-1]
     found = [line.split("\t") for line in lines]
     assert [line[:3] + line[4:] for line in found] == [[str(n), "2", "1", "a.tar"] for n in range(len(keys))]
@@ -142,13 +142,13 @@ def test_the_file_is_open_only_while_samples_pass(tmp_path: Path) -> None:
     def opened() -> bool:
         return str(tmp_path / "keys") in {file.path for file in psutil.Process().open_files()}
 
-    samples = logged([1, 2, 3], first=0, keys_to=str(tmp_path / "keys"))
+    samples = logged([1, 2, 3], first=0, key_log=str(tmp_path / "keys"))
     assert not (tmp_path / "keys").exists()
     next(samples)
     assert opened()
     samples.close()  # type: ignore[attr-defined]  # it is a generator
     assert not opened()
-    list(logged([1], first=0, keys_to=str(tmp_path / "keys")))
+    list(logged([1], first=0, key_log=str(tmp_path / "keys")))
     assert not opened()
     assert (tmp_path / "keys").read_text() == "0\t2\t1\t\t\n" * 2, "it is appended to"
 
@@ -160,7 +160,7 @@ def test_several_processes_write_whole_lines_to_one_file(tmp_path: Path, workers
         samples = [{"__key__": f"{shard}-{n}" + "x" * (n % 90), "cls": "1"} for n in range(200)]
         build_shard(tmp_path / f"{shard}.tar", samples)
     pipe = ShardList(f"{tmp_path}/{{0..2}}.tar").sharding_filter().load_wds_shards().group_samples()
-    pipe = pipe.log_samples(first=0, keys_to=tmp_path / "keys")
+    pipe = pipe.log_samples(first=0, key_log=tmp_path / "keys")
     if kind == "DataLoader":
         keys = [sample["__key__"] for sample in DataLoader(pipe, batch_size=None, num_workers=workers)]
     else:

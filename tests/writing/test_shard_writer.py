@@ -418,7 +418,7 @@ def test_other_samples_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"maxcount": 5}, {"maxsize": 9e9}, {"compress": "gz"}, {"mtime": 1}, {"made_by": "v2"}]
+    "change", [{"maxcount": 5}, {"maxsize": 9e9}, {"compress": "gz"}, {"mtime": 1}, {"version_tag": "v2"}]
 )
 def test_another_conversion_is_noticed(change: dict[str, Any]) -> None:
     convert(samples()[:8], resume=True)

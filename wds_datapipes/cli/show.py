@@ -143,7 +143,7 @@ def sample_at(
     members = load_wds_shards(urls, end_marker=end_marker, storage_options=storage_options)
     at = -1
     for at, sample in enumerate(
-        group_samples(members, key_rule=key_rule, on_duplicate="first", on_returning_key="ignore")
+        group_samples(members, key_rule=key_rule, on_duplicate="first", on_repeated_key="ignore")
     ):
         if (key is None and at == number) or (key is not None and sample["__key__"] == key):
             return sample, at

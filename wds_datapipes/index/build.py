@@ -13,7 +13,7 @@ from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts
-from wds_datapipes.samples.grouping import OnDuplicate, OnReturningKey
+from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.scanner import scan_shard
@@ -31,7 +31,7 @@ def build_index(
     key_rule: KeyRule = first_dot,
     lowercase: bool = True,
     on_duplicate: OnDuplicate = "raise",
-    on_returning_key: OnReturningKey = "warn",
+    on_repeated_key: OnRepeatedKey = "warn",
     digest: bool = False,
     ignore_zeros: bool = False,
     end_marker: EndMarker = "required",
@@ -50,7 +50,7 @@ def build_index(
         lowercase: call fields by their lower-case names.
         on_duplicate: ``"raise"``, or which of two members counts that are the same field of one sample, ``"first"`` or
             ``"last"``.
-        on_returning_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that comes back after other samples.
+        on_repeated_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that comes back after other samples.
         digest: form the SHA-256 of the shard too, for which all of it is read.
         ignore_zeros: go on after an end marker, to read archives that were concatenated.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
@@ -73,7 +73,7 @@ def build_index(
         key_rule=key_rule,
         lowercase=lowercase,
         on_duplicate=on_duplicate,
-        on_returning_key=on_returning_key,
+        on_repeated_key=on_repeated_key,
         archive=redact(path),
     )
     scan = scan_shard(
@@ -178,7 +178,7 @@ def check_index(
         key_rule=rule,
         lowercase=index.facts.lowercase,
         on_duplicate=index.facts.on_duplicate,  # type: ignore[arg-type]  # a word, as it was when it was built
-        on_returning_key="ignore",
+        on_repeated_key="ignore",
         digest=depth == "bytes" and index.facts.sha256 is not None,
         ignore_zeros=True,
         end_marker="optional",

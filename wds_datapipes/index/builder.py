@@ -9,7 +9,7 @@ import numpy as np
 from wds_datapipes.errors import DuplicateFieldError, RepeatedKeyError
 from wds_datapipes.index.shard_facts import ShardFacts
 from wds_datapipes.index.shard_index import COLUMNS, ShardIndex, rule_name
-from wds_datapipes.samples.grouping import OnDuplicate, OnReturningKey
+from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.user_warnings import warn_user
 
@@ -28,7 +28,7 @@ class IndexBuilder:
         key_rule: splits the members' names.
         lowercase: whether fields are called by their lower-case names.
         on_duplicate: what to do where a field occurs twice in a sample.
-        on_returning_key: what to do where a key comes back after other samples.
+        on_repeated_key: what to do where a key comes back after other samples.
         archive: what errors call the shard.
 
     Examples:
@@ -46,11 +46,11 @@ class IndexBuilder:
         key_rule: KeyRule = first_dot,
         lowercase: bool = True,
         on_duplicate: OnDuplicate = "raise",
-        on_returning_key: OnReturningKey = "warn",
+        on_repeated_key: OnRepeatedKey = "warn",
         archive: str = "A shard",
     ) -> None:
         self._key_rule, self._lowercase = key_rule, lowercase
-        self._on_duplicate, self._on_returning_key = on_duplicate, on_returning_key
+        self._on_duplicate, self._on_repeated_key = on_duplicate, on_repeated_key
         self._archive = archive
         self._samples, self._counts, self._key_ends = array("q"), array("q", [0]), array("q")
         self._offsets, self._sizes, self._numbers = array("q"), array("q"), array("I")
@@ -132,15 +132,15 @@ class IndexBuilder:
         if key not in self._seen:
             self._seen.add(key)
             return
-        if self._on_returning_key == "ignore":
+        if self._on_repeated_key == "ignore":
             return
         text = (
             f"{self._archive} holds the sample {key!r} in parts: a file of it stands at byte {start}, after files of "
             f"other samples. They have to be neighbours: write the shard again in the order of names (tar --sort=name)"
         )
-        if self._on_returning_key == "raise":
+        if self._on_repeated_key == "raise":
             raise RepeatedKeyError(text)
-        self._on_returning_key = "ignore"
+        self._on_repeated_key = "ignore"
         warn_user(text)
 
     def _flush(self) -> None:

@@ -272,7 +272,7 @@ def _wrong(
             return ""
         digest = depth == "bytes" and entry.sha256 is not None
         index = build_index(
-            url, on_duplicate="first", on_returning_key="ignore", digest=digest, storage_options=storage_options
+            url, on_duplicate="first", on_repeated_key="ignore", digest=digest, storage_options=storage_options
         )
     except ShardError as error:
         return str(error)

@@ -21,7 +21,7 @@ from wds_datapipes.pipes.state.recording import CHECK, WAITING, Form
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, checked_seen, listings_before
 from wds_datapipes.samples.derived_position import pack_positions, unpack_positions
-from wds_datapipes.samples.grouping import OnDuplicate, OnReturningKey, checked_key, group_samples
+from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, checked_key, group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.shards.position import NOTHING_LEFT, Progress, Resume, SamplePosition, ShardShare, check_of
@@ -54,7 +54,7 @@ class SampleGrouper(Stage[Sample]):
         lowercase: call fields by their lower-case names.
         on_duplicate: what to do when a field occurs twice in a sample: ``"raise"``, or keep the ``"first"`` or
             ``"last"``.
-        on_returning_key: what to do when files of a sample come after those of another sample of the same shard:
+        on_repeated_key: what to do when files of a sample come after those of another sample of the same shard:
             ``"warn"`` once (they make up a sample of their own), ``"raise"`` or ``"ignore"``. The first 65,536 keys
             of a shard are remembered for this.
         on_error: ``"raise"``; or, to pass over the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
@@ -62,7 +62,7 @@ class SampleGrouper(Stage[Sample]):
     Raises:
         EmptySourceError: a stage begins this one again and again, and no item leaves the pipeline.
         DuplicateFieldError: a field occurs twice in a sample.
-        RepeatedKeyError: a sample's files are not neighbours, and ``on_returning_key`` is ``"raise"``.
+        RepeatedKeyError: a sample's files are not neighbours, and ``on_repeated_key`` is ``"raise"``.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -81,7 +81,7 @@ class SampleGrouper(Stage[Sample]):
         fields: Collection[str] | None = None,
         lowercase: bool = True,
         on_duplicate: OnDuplicate = "raise",
-        on_returning_key: OnReturningKey = "warn",
+        on_repeated_key: OnRepeatedKey = "warn",
         on_error: OnError = "raise",
     ) -> None:
         super().__init__()
@@ -92,14 +92,14 @@ class SampleGrouper(Stage[Sample]):
             raise TypeError(f'fields is a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
         if on_duplicate not in ("raise", "first", "last"):
             raise ValueError(f'on_duplicate is "raise", "first" or "last", not {on_duplicate!r}')
-        if on_returning_key not in ("warn", "raise", "ignore"):
-            raise ValueError(f'on_returning_key is "warn", "raise" or "ignore", not {on_returning_key!r}')
+        if on_repeated_key not in ("warn", "raise", "ignore"):
+            raise ValueError(f'on_repeated_key is "warn", "raise" or "ignore", not {on_repeated_key!r}')
         self.source = source
         self.key_rule = key_rule
         self.fields = fields
         self.lowercase = lowercase
         self.on_duplicate = on_duplicate
-        self.on_returning_key = on_returning_key
+        self.on_repeated_key = on_repeated_key
         self.on_error = on_error
         self._deliveries = EmptyPassGuard()
         self._progress = Progress()
@@ -219,7 +219,7 @@ class SampleGrouper(Stage[Sample]):
             fields=self.fields,
             lowercase=self.lowercase,
             on_duplicate=self.on_duplicate,
-            on_returning_key=self.on_returning_key,
+            on_repeated_key=self.on_repeated_key,
             on_error=self.on_error,
             progress=progress,
         )

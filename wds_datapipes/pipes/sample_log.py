@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 
 from wds_datapipes.pipes.stage import CountingStage, register_stage
 from wds_datapipes.pipes.state.graph import place_of, position_reader_of
-from wds_datapipes.samples.sample_log import Journal, log_samples
+from wds_datapipes.samples.sample_log import LogTarget, log_samples
 
 __all__ = ["SampleLogger"]
 
@@ -32,10 +32,10 @@ class SampleLogger(CountingStage[Any]):
         source: yields samples, or anything else.
         first: how many samples to show at the beginning.
         every: after that, show each sample whose number, from 1, is a multiple of this.
-        to: a ``logging.Logger``, which gets records of the level INFO; or ``"stderr"`` or ``"stdout"``. By default the
-            logger ``wds_datapipes``, which shows nothing until the program has set up logging, as by
+        logger: a ``logging.Logger``, which gets records of the level INFO; or ``"stderr"`` or ``"stdout"``. By default
+            the logger ``wds_datapipes``, which shows nothing until the program has set up logging, as by
             ``logging.basicConfig(level="INFO")``.
-        keys_to: a file to which a line is appended for each sample: its number from 0, worker, rank, key and shard,
+        key_log: a file to which a line is appended for each sample: its number from 0, worker, rank, key and shard,
             separated by tabs. Tabs, line breaks and backslashes in a key are written as in Python. Several processes
             may write to one local file. When a state is loaded, what was made ahead and never delivered is made again:
             its lines come again, with the same numbers.
@@ -45,7 +45,7 @@ class SampleLogger(CountingStage[Any]):
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> samples = IterableWrapper([{"__key__": "a", "jpg": b"..."}, {"__key__": "b", "jpg": b"..."}])
-        >>> _ = list(samples.log_samples(first=1, to="stdout"))
+        >>> _ = list(samples.log_samples(first=1, logger="stdout"))
         log_samples: item 0 of worker 0, rank 0
             __key__: str, 1 characters: 'a'
             jpg: bytes, 3 bytes: b'...'
@@ -57,8 +57,8 @@ class SampleLogger(CountingStage[Any]):
         *,
         first: int = 3,
         every: int | None = None,
-        to: logging.Logger | TextIO | Literal["stdout", "stderr"] | None = None,
-        keys_to: str | os.PathLike[str] | None = None,
+        logger: logging.Logger | TextIO | Literal["stdout", "stderr"] | None = None,
+        key_log: str | os.PathLike[str] | None = None,
         name: str = "log_samples",
         width: int = 60,
     ) -> None:
@@ -69,28 +69,29 @@ class SampleLogger(CountingStage[Any]):
             if not isinstance(number, int) or number < least:
                 raise ValueError(f"{option} is a number from {least}, not {number!r}")
         # A stream cannot be pickled, and a worker has its own.
-        place = "stdout" if to is sys.stdout else "stderr" if to is sys.stderr else to
-        if place is not None and not isinstance(place, logging.Logger) and place not in ("stdout", "stderr"):
+        target = "stdout" if logger is sys.stdout else "stderr" if logger is sys.stderr else logger
+        if target is not None and not isinstance(target, logging.Logger) and target not in ("stdout", "stderr"):
             raise TypeError(
-                f'to is a logging.Logger, "stderr" or "stdout", not {to!r}: for a file, use a logger with a FileHandler'
+                f'logger is a logging.Logger, "stderr" or "stdout", not {logger!r}: for a file, use a logger with a '
+                "FileHandler"
             )
         self.source = source
         self.first = first
         self.every = every
-        self.to: Journal = logging.getLogger("wds_datapipes") if place is None else place
-        self.keys_to = None if keys_to is None else os.fspath(keys_to)
+        self.logger: LogTarget = logging.getLogger("wds_datapipes") if target is None else target
+        self.key_log = None if key_log is None else os.fspath(key_log)
         self.name = name
         self.width = width
 
     def __iter__(self) -> Iterator[Any]:
         yield from log_samples(
             self.source,
-            self.to,
+            self.logger,
             first=self.first,
             every=self.every,
             name=self.name,
             width=self.width,
-            keys_to=self.keys_to,
+            key_log=self.key_log,
             place=self._place,
             passed=self._begin_counting(),
             address=position_reader_of(self.source),

@@ -29,7 +29,7 @@ class SampleRsampler(SeededStage, CountingStage[Any]):
 
     Args:
         source: yields samples, or anything else.
-        p: the probability of each, from 0 to 1.
+        probability: of each sample, from 0 to 1.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -38,14 +38,14 @@ class SampleRsampler(SeededStage, CountingStage[Any]):
         True
     """
 
-    def __init__(self, source: IterDataPipe[Any], p: float = 0.5) -> None:
+    def __init__(self, source: IterDataPipe[Any], probability: float = 0.5) -> None:
         super().__init__()
-        if isinstance(p, bool) or not isinstance(p, int | float):
-            raise TypeError(f"p is a probability from 0 to 1, not {p!r}")
-        if not 0 <= p <= 1:
-            raise ValueError(f"p is a probability from 0 to 1, not {p!r}")
+        if isinstance(probability, bool) or not isinstance(probability, int | float):
+            raise TypeError(f"probability is a number from 0 to 1, not {probability!r}")
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability is a number from 0 to 1, not {probability!r}")
         self.source = source
-        self.p = p
+        self.probability = probability
         self._rng = Random()
 
     def reset(self) -> None:
@@ -56,7 +56,8 @@ class SampleRsampler(SeededStage, CountingStage[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         passed = self._begin_counting()
-        yield from rsample(self.source, self.p, rng=self._rng, passed=passed, address=position_reader_of(self.source))
+        address = position_reader_of(self.source)
+        yield from rsample(self.source, self.probability, rng=self._rng, passed=passed, address=address)
 
 
 @register_stage("slice_samples")

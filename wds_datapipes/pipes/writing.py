@@ -100,9 +100,11 @@ class SampleWriter(Stage[ShardInfo]):
         if options.get("resume"):
             # With another number of writers, each would get other samples, also one with the same pattern and step.
             writers = f"{place['workers']} workers on each of {place['ranks']} ranks"
-            options["made_by"] = f"{made_by}; {writers}" if (made_by := options.get("made_by")) else writers
+            tag = options.get("version_tag")
+            options["version_tag"] = f"{tag}; {writers}" if tag else writers
             compare_journals(
-                journals_of_all(self.pattern, options.get("journal")), {"step": step, "made_by": options["made_by"]}
+                journals_of_all(self.pattern, options.get("journal")),
+                {"step": step, "version_tag": options["version_tag"]},
             )
         if (journal := options.get("journal")) is not None:
             options["journal"], _, _ = deal_numbers(os.fspath(journal), 0, **place)

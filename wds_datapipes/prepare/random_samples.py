@@ -178,7 +178,7 @@ def _read_past(
 ) -> Iterator[Sample]:
     """Read samples, and all that is before them."""
     members = load_wds_shards([url], end_marker="optional", storage_options=storage_options)
-    samples = group_samples(members, key_rule=key_rule, on_duplicate="first", on_returning_key="ignore")
+    samples = group_samples(members, key_rule=key_rule, on_duplicate="first", on_repeated_key="ignore")
     with closing(members), closing(samples):  # type: ignore[type-var]  # generators, as they are now
         for number, sample in enumerate(samples):
             if number in positions:

@@ -99,7 +99,7 @@ class Subset:
             storage_options=self.storage_options,
             limits=self.limits,
         )
-        samples = group_samples(members, key_rule=self.key_rule, on_returning_key="raise", on_error=self.on_error)
+        samples = group_samples(members, key_rule=self.key_rule, on_repeated_key="raise", on_error=self.on_error)
         if on_read is not None:
             samples = _observe_samples(samples, on_read)
         if self.positions:

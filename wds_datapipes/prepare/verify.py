@@ -264,7 +264,7 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
         limits=checks.limits,
     )
     samples = group_samples(
-        members, key_rule=checks.key_rule, on_duplicate="first", on_returning_key="ignore", on_error=known
+        members, key_rule=checks.key_rule, on_duplicate="first", on_repeated_key="ignore", on_error=known
     )
     for sample in samples:
         key = sample["__key__"]

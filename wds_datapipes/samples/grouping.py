@@ -15,10 +15,10 @@ from wds_datapipes.shards.position import Progress, check_of
 from wds_datapipes.types import MemberTuple, Sample, ShardURL
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["OnDuplicate", "OnReturningKey", "checked_key", "group_samples"]
+__all__ = ["OnDuplicate", "OnRepeatedKey", "checked_key", "group_samples"]
 
 OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
-OnReturningKey: TypeAlias = Literal["warn", "raise", "ignore"]
+OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
 
 #: How many keys of a shard are remembered to notice one that comes back: some 10 MB at the most.
 KEYS_REMEMBERED = 65_536
@@ -33,7 +33,7 @@ def group_samples(
     fields: Collection[str] | None = None,
     lowercase: bool = True,
     on_duplicate: OnDuplicate = "raise",
-    on_returning_key: OnReturningKey = "warn",
+    on_repeated_key: OnRepeatedKey = "warn",
     on_error: OnError = "raise",
     progress: Progress | None = None,
 ) -> Iterator[Sample]:
@@ -44,7 +44,7 @@ def group_samples(
     policy = ErrorPolicy(on_error, "group_samples")
     names = _FieldNames(lowercase)
     wanted = None if fields is None else frozenset(field.lower() if lowercase else field for field in fields)
-    returning_warned = on_returning_key == "ignore"
+    repeated_warned = on_repeated_key == "ignore"
     # With this rule, a name that is the key, a dot and a field that was met before need not be split.
     by_first_dot = key_rule is first_dot
 
@@ -104,14 +104,14 @@ def group_samples(
                     if key not in seen:
                         if len(seen) < KEYS_REMEMBERED:
                             seen.add(key)
-                    elif on_returning_key == "raise":
+                    elif on_repeated_key == "raise":
                         sample = None
                         if not policy.goes_on(
                             RepeatedKeyError(_repeated_key_message(url, key, offset)), url=url, key=key
                         ):
                             break
-                    elif not returning_warned:
-                        returning_warned = True
+                    elif not repeated_warned:
+                        repeated_warned = True
                         warn_user(_repeated_key_message(url, key, offset))
             if sample is None:
                 continue

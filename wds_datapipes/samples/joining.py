@@ -126,7 +126,7 @@ def add_columns(
         return group_samples(
             load_wds_shards([url], rename_files=rename_files, storage_options=storage_options, resume=resume),
             key_rule=key_rule,
-            on_returning_key="ignore",  # it is the same as in the first shard, or an error here
+            on_repeated_key="ignore",  # it is the same as in the first shard, or an error here
             on_error=refuse if passing else "raise",
             progress=progress,
         )

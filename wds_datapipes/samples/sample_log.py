@@ -14,11 +14,11 @@ import numpy as np
 from wds_datapipes.io.openers import redact
 from wds_datapipes.shards.position import SamplePosition, SkippedCount
 
-__all__ = ["Journal", "describe", "log_samples"]
+__all__ = ["LogTarget", "describe", "log_samples"]
 
 T = TypeVar("T")
 
-Journal: TypeAlias = "logging.Logger | Literal['stdout', 'stderr']"
+LogTarget: TypeAlias = "logging.Logger | Literal['stdout', 'stderr']"
 
 #: What separates the columns and lines of the file of keys, so that a key may hold it too.
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -28,13 +28,13 @@ PLAIN_NUMBERS = "biufcSU"
 
 def log_samples(
     source: Iterable[T],
-    to: Journal,
+    target: LogTarget,
     *,
     first: int,
     every: int | None,
     name: str,
     width: int,
-    keys_to: str | None,
+    key_log: str | None,
     place: Callable[[], tuple[int, int]],
     passed: SkippedCount,
     address: Callable[[], SamplePosition] | None = None,
@@ -44,7 +44,7 @@ def log_samples(
     What passes once more was told before.
     """
     rank, worker = place()
-    file = None if keys_to is None else os.open(keys_to, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    file = None if key_log is None else os.open(key_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         for item in source:
             if passed.once_more(address):
@@ -56,7 +56,7 @@ def log_samples(
                 columns = (index, worker, rank, key, redact(str(url)))
                 _append(file, "\t".join(str(column).translate(ESCAPES) for column in columns) + "\n")
             if index < first or (every is not None and (index + 1) % every == 0):
-                _tell(to, f"{name}: item {index} of worker {worker}, rank {rank}", item, width)
+                _log_item(target, f"{name}: item {index} of worker {worker}, rank {rank}", item, width)
             yield item
     finally:
         if file is not None:
@@ -130,8 +130,8 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: max(width - 3, 0)]}..."
 
 
-def _tell(to: Journal, title: str, item: object, width: int) -> None:
-    if isinstance(to, logging.Logger) and not to.isEnabledFor(logging.INFO):
+def _log_item(target: LogTarget, title: str, item: object, width: int) -> None:
+    if isinstance(target, logging.Logger) and not target.isEnabledFor(logging.INFO):
         return
     lines = [title]
     if isinstance(item, dict):
@@ -142,10 +142,10 @@ def _tell(to: Journal, title: str, item: object, width: int) -> None:
     else:
         lines.append(f"    {_describe_item(item, width, 0)}")
     text = "\n".join(lines)
-    if isinstance(to, logging.Logger):
-        to.info("%s", text)
+    if isinstance(target, logging.Logger):
+        target.info("%s", text)
     else:
-        (sys.stdout if to == "stdout" else sys.stderr).write(f"{text}\n")
+        (sys.stdout if target == "stdout" else sys.stderr).write(f"{text}\n")
 
 
 def _append(file: int, line: str) -> None:

@@ -21,17 +21,17 @@ _END = object()
 
 def rsample(
     source: Iterable[T],
-    p: float,
+    probability: float,
     *,
     rng: Random,
     passed: SkippedCount,
     address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield each item with the probability ``p``; what passes once more was drawn before.
+    """Yield each item with a probability; what passes once more was drawn before.
 
     Args:
         source: the items.
-        p: the probability.
+        probability: of each item, from 0 to 1.
         rng: draws.
         passed: for how many was drawn; it is kept up to date.
         address: tells where the item is that ``source`` has yielded last, if that is known.
@@ -39,7 +39,7 @@ def rsample(
     for _ in range(passed.count):
         rng.random()
     for item in source:
-        if passed.once_more(address) or rng.random() < p:
+        if passed.once_more(address) or rng.random() < probability:
             yield item
 
 

@@ -64,8 +64,8 @@ class ShardWriter:
         verbose: log a line for each shard, of the level INFO, to the logger ``wds_datapipes``.
         resume: keep a journal, and go on from it if there is one.
         journal: the path of the journal, a local file; for local shards, it is beside them by default.
-        made_by: what has to be the same when the conversion goes on and is not told by the other arguments, such as the
-            version of a program; the journal has it.
+        version_tag: identifies what makes the samples, such as the version of a program. It is kept in the journal, and
+            a conversion is resumed only with the same one.
         digest: compute the SHA-256 of each shard.
         index: write the index of each shard beside it, as `TarWriter` does.
         old_shards: what to do with shards of an earlier run that had more of them, which stand where the next ones of
@@ -112,7 +112,7 @@ class ShardWriter:
         verbose: bool = True,
         resume: bool = False,
         journal: str | os.PathLike[str] | None = None,
-        made_by: str = "",
+        version_tag: str = "",
         digest: bool = True,
         index: bool = False,
         old_shards: OldShards = "warn",
@@ -163,8 +163,8 @@ class ShardWriter:
         self._begun = self._closed = False
         if resume:
             kept = {"pattern": self.pattern, "maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard}
-            kept |= {"step": step, "made_by": made_by, "index": index, "keep_meta": keep_meta, **settings}
-            compare_journals(journals_of_all(self.pattern, journal), {"step": step, "made_by": made_by})
+            kept |= {"step": step, "version_tag": version_tag, "index": index, "keep_meta": keep_meta, **settings}
+            compare_journals(journals_of_all(self.pattern, journal), {"step": step, "version_tag": version_tag})
             self._journal = ShardJournal(journal_path(self.pattern, journal, start_shard, step), kept)
             self._go_on(self._journal)
 

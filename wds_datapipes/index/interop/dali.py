@@ -52,7 +52,7 @@ def dali_index_url(url: str) -> str:
 
 def write_dali_index(
     url: str | os.PathLike[str],
-    place: str | os.PathLike[str] | None = None,
+    path: str | os.PathLike[str] | None = None,
     *,
     version: DaliVersion = "v1.2",
     end_marker: EndMarker = "required",
@@ -65,7 +65,7 @@ def write_dali_index(
 
     Args:
         url: the shard, a path or a URL.
-        place: the file to write, if not the one that DALI expects beside the shard.
+        path: the file to write, if not the one that DALI expects beside the shard.
         version: of the format; ``"v1.1"`` has no names.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to a remote file system.
@@ -84,12 +84,12 @@ def write_dali_index(
         v1.2 1
         jpg 512 3 x.jpg cls 1536 1 x.cls
     """
-    path = os.fspath(url)
-    target = os.fspath(place) if place is not None else dali_index_url(path)
+    shard = os.fspath(url)
+    target = os.fspath(path) if path is not None else dali_index_url(shard)
     index = build_index(
-        path, lowercase=False, on_returning_key="ignore", end_marker=end_marker, storage_options=storage_options
+        shard, lowercase=False, on_repeated_key="ignore", end_marker=end_marker, storage_options=storage_options
     )
-    write_sidecar(target, dali_text(index, version, archive=redact(path)), storage_options)
+    write_sidecar(target, dali_text(index, version, archive=redact(shard)), storage_options)
     return target
 
 
@@ -124,7 +124,7 @@ def dali_text(index: ShardIndex, version: DaliVersion = "v1.2", *, archive: str 
 
 
 def read_dali_index(
-    place: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     url: str | os.PathLike[str],
     *,
     lowercase: bool = True,
@@ -138,7 +138,7 @@ def read_dali_index(
     those with PAX headers.
 
     Args:
-        place: the index.
+        path: the index.
         url: its shard.
         lowercase: call fields by their lower-case names.
         on_duplicate: what to do where a field occurs twice in a sample.
@@ -160,11 +160,11 @@ def read_dali_index(
         >>> read_dali_index(write_dali_index(url), url) == build_index(url)
         True
     """
-    where, path = redact(os.fspath(place)), os.fspath(url)
-    lines = list(_parse_components(read_sidecar(os.fspath(place), storage_options), where))
-    members = ShardMembers(path, end_marker=end_marker, storage_options=storage_options)
+    where, shard = redact(os.fspath(path)), os.fspath(url)
+    lines = list(_parse_components(read_sidecar(os.fspath(path), storage_options), where))
+    members = ShardMembers(shard, end_marker=end_marker, storage_options=storage_options)
     builder = IndexBuilder(
-        lowercase=lowercase, on_duplicate=on_duplicate, on_returning_key="ignore", archive=redact(path)
+        lowercase=lowercase, on_duplicate=on_duplicate, on_repeated_key="ignore", archive=redact(shard)
     )
     reached, last = -1, None
     for number, components in enumerate(lines, 2):

@@ -85,7 +85,7 @@ def energon_index_url(url: str) -> str:
 
 def write_energon_index(
     url: str | os.PathLike[str],
-    place: str | os.PathLike[str] | None = None,
+    path: str | os.PathLike[str] | None = None,
     *,
     end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
@@ -94,7 +94,7 @@ def write_energon_index(
 
     Args:
         url: the shard, a path or a URL.
-        place: the file to write, if not the one that Energon expects beside the shard.
+        path: the file to write, if not the one that Energon expects beside the shard.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to a remote file system.
 
@@ -111,14 +111,14 @@ def write_energon_index(
         >>> numpy.fromfile(write_energon_index(url), "<u8")
         array([   0, 1024, 2048], dtype=uint64)
     """
-    path = os.fspath(url)
-    target = os.fspath(place) if place is not None else energon_index_url(path)
-    _write(path, target, end_marker, storage_options)
+    shard = os.fspath(url)
+    target = os.fspath(path) if path is not None else energon_index_url(shard)
+    _write(shard, target, end_marker, storage_options)
     return target
 
 
 def read_energon_index(
-    place: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     url: str | os.PathLike[str],
     *,
     end_marker: EndMarker = "required",
@@ -127,7 +127,7 @@ def read_energon_index(
     """Read an index of Energon, and hold it against the shard's headers.
 
     Args:
-        place: the index.
+        path: the index.
         url: its shard.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to remote file systems.
@@ -141,24 +141,24 @@ def read_energon_index(
         WrongSidecarError: it says something of the shard that is not so; the message tells the sample.
         ShardError: the shard cannot be read.
     """
-    where, path = redact(os.fspath(place)), os.fspath(url)
-    content = read_sidecar(os.fspath(place), storage_options)
+    where, shard = redact(os.fspath(path)), os.fspath(url)
+    content = read_sidecar(os.fspath(path), storage_options)
     if len(content) % 8 or not content:
         raise CorruptSidecarError(f"{where} is no index of Energon: it has {len(content)} bytes, no multiple of 8")
     told = np.frombuffer(content, "<u8")
-    index = _index_shard(ShardMembers(path, end_marker=end_marker, storage_options=storage_options), redact(path))
+    index = _index_shard(ShardMembers(shard, end_marker=end_marker, storage_options=storage_options), redact(shard))
     found = index.columns["sample_offsets"].astype("<u8")
     for number, (says, has) in enumerate(zip(told.tolist(), found.tolist(), strict=False)):
         if says != has:
             what = f"sample {number}" if number + 1 < len(told) else "the end"
             is_there = f"sample {number} ({index[number].key!r}) begins" if number < len(index) else "the samples end"
             raise WrongSidecarError(
-                f"{where} says that {what} is at byte {says} of {redact(path)}, where {is_there} at byte {has}. "
+                f"{where} says that {what} is at byte {says} of {redact(shard)}, where {is_there} at byte {has}. "
                 f"Build it again"
             )
     if len(told) != len(found):
         raise WrongSidecarError(
-            f"{where} has {len(told) - 1} samples, and {redact(path)} has {len(index)}. Build it again"
+            f"{where} has {len(told) - 1} samples, and {redact(shard)} has {len(index)}. Build it again"
         )
     return index
 
@@ -197,16 +197,16 @@ def write_energon_dataset(
         SidecarError: a file cannot be written, or Energon cannot use a shard, or its keys.
         ShardError: a shard cannot be read.
     """
-    place = os.fspath(folder).rstrip("/") + "/"
+    root = os.fspath(folder).rstrip("/") + "/"
     listed = {split: listed_shards(shards) for split, shards in splits.items()}
     if unknown := listed.keys() - set(SPLITS):
         raise ValueError(f"Energon knows the uses {', '.join(SPLITS)}, not {min(unknown)!r}")
     urls = list(dict.fromkeys(url for split in SPLITS for url in listed.get(split, ())))
-    names = {url: within(place, url) for url in urls}
+    names = {url: within(root, url) for url in urls}
     for url, name in names.items():
         if split_scheme(name)[0] or name.startswith("/"):
-            raise ValueError(f"{redact(url)} is not in the folder {redact(place)}, where Energon looks for shards")
-    meta = local_path(f"{place}.nv-meta/")
+            raise ValueError(f"{redact(url)} is not in the folder {redact(root)}, where Energon looks for shards")
+    meta = local_path(f"{root}.nv-meta/")
     if meta is not None:
         os.makedirs(meta, exist_ok=True)  # noqa: PTH103  a string
     counts: dict[int, int] = {}
@@ -230,11 +230,11 @@ def write_energon_dataset(
     }
     crude = "__module__: megatron.energon\n__class__: CrudeWebdataset"
     try:
-        read_sidecar(f"{place}.nv-meta/dataset.yaml", storage_options)
+        read_sidecar(f"{root}.nv-meta/dataset.yaml", storage_options)
     except MissingSidecarError:
         files["dataset.yaml"] = crude
     for name, text in files.items():
-        write_sidecar(f"{place}.nv-meta/{name}", f"{text}\n".encode(), storage_options)
+        write_sidecar(f"{root}.nv-meta/{name}", f"{text}\n".encode(), storage_options)
     return dataset
 
 
@@ -253,19 +253,19 @@ def read_energon_dataset(
         MissingDependencyError: the package that reads YAML is not installed.
         RefusedURLError: it is not of this host, and names a command as a shard.
     """
-    place = os.fspath(folder).rstrip("/") + "/"
+    root = os.fspath(folder).rstrip("/") + "/"
     yaml = require("yaml", extra="yaml", purpose="read split.yaml")
-    name = f"{place}.nv-meta/.info.json"
+    name = f"{root}.nv-meta/.info.json"
     try:
         counts = json.loads(read_sidecar(name, storage_options))["shard_counts"]
         if not all(type(count) is int and count >= 0 for count in counts.values()):
             raise ValueError("its counts are no numbers")
-        name = f"{place}.nv-meta/split.yaml"
+        name = f"{root}.nv-meta/split.yaml"
         parts = plain_yaml(yaml, read_sidecar(name, storage_options))["split_parts"]
         splits = {split: [url for part in parts.get(split) or () for url in expand_braces(part)] for split in parts}
         dataset = EnergonDataset(
-            {join_name(place, url): count for url, count in counts.items()},
-            {split: [join_name(place, url) for url in urls] for split, urls in splits.items()},
+            {join_name(root, url): count for url, count in counts.items()},
+            {split: [join_name(root, url) for url in urls] for split, urls in splits.items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSidecarError(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
@@ -278,18 +278,18 @@ def _one(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | N
     return _write(url, energon_index_url(url), end_marker, storage_options)
 
 
-def _write(url: str, place: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
+def _write(url: str, path: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
     """Write the index of a shard for Energon, and return it as ours."""
     index = _index_shard(ShardMembers(url, end_marker=end_marker, storage_options=storage_options), redact(url))
     if not len(index):
         raise UnsupportedSidecarError(f"{redact(url)} has no samples, and Energon takes no shard without any")
-    write_sidecar(place, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
+    write_sidecar(path, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
     return index
 
 
 def _index_shard(members: ShardMembers, archive: str) -> ShardIndex:
     """Gather the files of a shard as Energon does."""
-    builder = IndexBuilder(key_rule=energon_rule, lowercase=False, on_returning_key="ignore", archive=archive)
+    builder = IndexBuilder(key_rule=energon_rule, lowercase=False, on_repeated_key="ignore", archive=archive)
     for member in members.found:
         builder.add(*member)
     return builder.finish(end=members.scan.end, facts=members.facts)

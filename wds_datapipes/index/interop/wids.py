@@ -34,7 +34,7 @@ class _Told(NamedTuple):
 
 def write_wids_index(
     urls: Shards,
-    place: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     *,
     name: str | None = None,
     digest: bool = True,
@@ -46,7 +46,7 @@ def write_wids_index(
 
     Args:
         urls: the shards, a pattern or an iterable of URLs; they stay in this order.
-        place: the file to write. Shards in its folder or below it are named from there, as wids expects.
+        path: the file to write. Shards in its folder or below it are named from there, as wids expects.
         name: what the dataset is called.
         digest: form the MD5 of each shard, for which all of it is read; wids does not need it.
         executor: who reads the shards; by default processes of this host.
@@ -74,7 +74,7 @@ def write_wids_index(
         _describe_shard, shards, (digest, storage_options), executor=executor, max_workers=max_workers
     ):
         found[number] = task.result()
-    folder = folder_of(os.fspath(place))
+    folder = folder_of(os.fspath(path))
     told = [found[number] for number in sorted(found)]
     facts: dict[str, Any] = {"__kind__": KIND, "wids_version": VERSION}
     facts |= {"name": name} if name is not None else {}
@@ -83,12 +83,12 @@ def write_wids_index(
         | {"nsamples": each.samples, "filesize": each.bytes}
         for each in told
     ]
-    write_sidecar(os.fspath(place), (json.dumps(facts, indent=2) + "\n").encode(), storage_options)
+    write_sidecar(os.fspath(path), (json.dumps(facts, indent=2) + "\n").encode(), storage_options)
     return Manifest(ManifestEntry(each.url, each.samples, each.bytes or 0) for each in told)
 
 
 def read_wids_index(
-    place: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     *,
     depth: Depth = "headers",
     executor: Executor | None = None,
@@ -98,7 +98,7 @@ def read_wids_index(
     """Read the JSON file of wids, and hold it against the shards.
 
     Args:
-        place: the file, a path or a URL. The shards' names count from its ``base``, or else from its folder.
+        path: the file, a path or a URL. The shards' names count from its ``base``, or else from its folder.
         depth: ``"size"`` compares sizes, and takes the counts for right; ``"headers"`` counts the samples by the
             headers too; ``"bytes"`` forms the digests too, where there are any.
         executor: who reads the shards; by default processes of this host.
@@ -114,8 +114,8 @@ def read_wids_index(
     """
     if depth not in ("size", "headers", "bytes"):
         raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
-    told = list(_listed_shards(os.fspath(place), storage_options))
-    where = redact(os.fspath(place))
+    told = list(_listed_shards(os.fspath(path), storage_options))
+    where = redact(os.fspath(path))
     entries: dict[int, ManifestEntry] = {}
     urls = [each.url for each in told]
     work = ({each.url: each for each in told}, depth, where, storage_options)
@@ -124,30 +124,30 @@ def read_wids_index(
     return Manifest(entries[number] for number in sorted(entries))
 
 
-def _listed_shards(place: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[_Told]:
+def _listed_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[_Told]:
     """Yield what a file says of shards, and then what those say that it refers to."""
-    where = redact(place)
+    where = redact(path)
     try:
-        facts = json.loads(read_sidecar(place, storage_options))
+        facts = json.loads(read_sidecar(path, storage_options))
         if not isinstance(facts, dict) or facts.get("wids_version", VERSION if depth else None) != VERSION:
             raise ValueError(f"it has no wids_version of {VERSION}")
         base = facts.get("base")
-        shards = list(_shards(facts.get("shardlist", []), _base_folder(base, place)))
+        shards = list(_shards(facts.get("shardlist", []), _base_folder(base, path)))
         for part in facts.get("datasets", []):
             if "source_url" in part:
                 if depth:
                     raise ValueError("it refers to a file that refers to another one")
-                other = join_name(folder_of(place), part["source_url"])
-                refuse_commands(other, place)
+                other = join_name(folder_of(path), part["source_url"])
+                refuse_commands(other, path)
                 shards += _listed_shards(other, storage_options, 1)
             else:
-                shards += _shards(part["shardlist"], _base_folder(part.get("base", base), place))
+                shards += _shards(part["shardlist"], _base_folder(part.get("base", base), path))
         if not shards:
             raise ValueError("it names no shard")
         if len({each.url for each in shards}) < len(set(shards)):
             raise ValueError("it says different things of one shard")
         for each in shards:
-            refuse_commands(each.url, place)
+            refuse_commands(each.url, path)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CorruptSidecarError | RefusedURLError):
             raise
@@ -155,9 +155,9 @@ def _listed_shards(place: str, storage_options: Mapping[str, Any] | None, depth:
     yield from shards
 
 
-def _base_folder(base: str | None, place: str) -> str:
+def _base_folder(base: str | None, path: str) -> str:
     """Return the folder that names count from."""
-    return folder_of(place) if base is None else join_name(folder_of(place), base.rstrip("/") + "/")
+    return folder_of(path) if base is None else join_name(folder_of(path), base.rstrip("/") + "/")
 
 
 def _shards(found: list[dict[str, Any]], folder: str) -> Iterator[_Told]:
@@ -170,7 +170,7 @@ def _shards(found: list[dict[str, Any]], folder: str) -> Iterator[_Told]:
 
 
 def _describe_shard(url: str, digest: bool, storage_options: Mapping[str, Any] | None) -> _Told:
-    index = build_index(url, on_duplicate="first", on_returning_key="ignore", storage_options=storage_options)
+    index = build_index(url, on_duplicate="first", on_repeated_key="ignore", storage_options=storage_options)
     return _Told(url, len(index), index.facts.bytes, _md5(url, storage_options) if digest else None)
 
 
