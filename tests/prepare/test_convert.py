@@ -378,7 +378,7 @@ def test_functions_that_do_other_things_have_other_fingerprints() -> None:
 
 def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    source = str(Path(wds_datapipes.__file__).parent / "core/fingerprint.py")
+    source = str(Path(wds_datapipes.__file__).parent / "fingerprint/values.py")
     for comment in ("", "# another line above\n"):
         script.write_text(
             f"import runpy, sys\n{comment}fingerprint = runpy.run_path({source!r})['fingerprint']\n"
