@@ -28,7 +28,7 @@ from webdataset.tariterators import tarfile_to_samples
 
 from wds_datapipes import ShardList
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 
 with warnings.catch_warnings():
     # Its banner, which says that it is no longer developed.
@@ -45,7 +45,7 @@ def ours_through_pipes(urls: list[str]) -> Iterable[Sample]:
 
 
 def ours_without_pipes(urls: list[str]) -> Iterable[Sample]:
-    return group_samples(load_wds_shards(urls))
+    return group_samples(read_shards(urls))
 
 
 def webdataset_pipeline(urls: list[str]) -> Iterable[Sample]:

@@ -11,8 +11,9 @@ import pytest
 from wds_datapipes.counters import COUNTERS, LATEST, Counters, Skipped, SkippedItem
 from wds_datapipes.errors import DecodeError, TruncatedShardError
 from wds_datapipes.on_error.policy import ErrorPolicy
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
+from wds_datapipes.types import Shard
 
 
 @pytest.fixture
@@ -125,9 +126,9 @@ def test_the_book_knows_the_shard_that_is_read(book: Counters, tmp_path: Path) -
     told: list[str] = []
     book.on_shard = told.append
     read = []
-    for url, name, _, _ in load_wds_shards([*names, str(tmp_path / "missing.tar")], on_error="skip"):
+    for shard, name, _, _ in load_wds_shards([*names, str(tmp_path / "missing.tar")], ReadOptions(on_error="skip")):
         read.append(name)
-        assert book.shard == url
+        assert Shard(book.shard) == shard
     assert read == ["a.txt", "c.txt"]
     assert told == [*names, str(tmp_path / "missing.tar")]
     assert book.skipped().counts == {

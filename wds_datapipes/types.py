@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["Member", "MemberTuple", "Opener", "PlacedField", "PlacedSample", "Sample", "ShardInfo", "ShardURL"]
+__all__ = ["Member", "MemberTuple", "Opener", "PlacedField", "PlacedSample", "Sample", "Shard", "ShardInfo"]
 
 Sample = dict[str, Any]
 """One training sample: ``__key__``, ``__url__`` and its fields, such as ``{"__key__": "000", "jpg": b"..."}``."""
 
 
-class ShardURL(str):
-    """The URL of a shard that is being read: a plain string that also knows how the reading went.
+@dataclass(slots=True, unsafe_hash=True)
+class Shard:
+    """A shard that is being read; all of its members refer to it.
 
-    All members of one reading of a shard carry the same object, so a stage downstream can tell that a shard ended well
-    (and the sample that it is gathering is whole) from one that broke off (and the sample may lack a field).
+    A stage downstream learns from it that a shard ended well, so that the sample being gathered is whole, or that it
+    broke off, so that the sample may lack a field. A shard is equal to another one of the same URL.
     """
 
-    #: The path of the file that was read, or ``None`` if the shard is not a local file.
-    local_path: str | None
-    #: ``True`` once the shard was read to its end marker and its source ended without an error; ``False`` once the
-    #: reading broke off; ``None`` while it goes on.
-    complete: bool | None
-    #: Whether it is a copy, as from another process, which is not told how the reading ends. It counts as complete,
-    #: since the other way would drop samples.
-    copied: bool
-    #: Its number among the shards that were opened, from 0; -1 if it is a copy.
-    number: int = -1
-    #: Where the reading ends before the end of the shard, in bytes; -1 if it goes on to that.
-    end: int = -1
+    #: Its path or URL, as it was given.
+    url: str
+    #: The path of the file, or ``None`` if the shard is not a local file.
+    local_path: str | None = field(default=None, compare=False)
+    #: Its number among the shards that were opened, from 0; -1 if it is not known, as for a copy.
+    number: int = field(default=-1, compare=False)
+    #: Where reading ends, in bytes, if that is before the end of the shard; otherwise -1.
+    end: int = field(default=-1, compare=False)
+    #: ``None`` while it is read, ``True`` once it was read to its end without an error, and ``False`` if it broke off.
+    is_complete: bool | None = field(default=None, compare=False)
+    #: Whether this is a copy, as from another process, which does not learn how reading ends. A copy counts as
+    #: complete, since samples would be dropped otherwise.
+    is_copy: bool = field(default=False, compare=False)
 
-    def __new__(
-        cls, url: str, local_path: str | None = None, complete: bool | None = None, copied: bool = False
-    ) -> Self:
-        """Make a URL whose shard has not been read yet."""
-        self = super().__new__(cls, url)
-        self.local_path = local_path
-        self.complete = complete
-        self.copied = copied
-        return self
-
-    def __reduce__(self) -> tuple[type[ShardURL], tuple[str, str | None, bool, bool]]:
-        return ShardURL, (str(self), self.local_path, True, True)
+    def __reduce__(self) -> tuple[type[Shard], tuple[str, str | None, int, int, bool, bool]]:
+        return Shard, (self.url, self.local_path, -1, -1, True, True)
 
 
 class Member(NamedTuple):
     """One file of a shard."""
 
-    #: The shard it came from, as it was asked for.
-    url: str
+    #: The shard that it comes from; or the URL of one, in a member that a user has made.
+    shard: Shard | str
     #: Its whole name in the archive, such as ``"train/000123.jpg"``.
     name: str
     #: Its content.
@@ -59,8 +49,13 @@ class Member(NamedTuple):
     #: Where its first header begins in the (uncompressed) archive, in bytes.
     offset: int
 
+    @property
+    def url(self) -> str:
+        """The path or URL of the shard, as it was given."""
+        return self.shard if isinstance(self.shard, str) else self.shard.url
 
-MemberTuple: TypeAlias = tuple[str, str, bytes, int]
+
+MemberTuple: TypeAlias = tuple[Shard | str, str, bytes, int]
 """The fields of a `Member` as a plain tuple, which is made and taken apart in a third of the time."""
 
 

@@ -18,11 +18,11 @@ from PIL import Image
 
 from wds_datapipes import read_manifest
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 
 
 def contents(*urls: str) -> dict[str, dict[str, bytes]]:
-    samples = group_samples(load_wds_shards(urls))
+    samples = group_samples(read_shards(urls))
     return {sample["__key__"]: {f: v for f, v in sample.items() if f[:2] != "__"} for sample in samples}
 
 

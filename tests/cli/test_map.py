@@ -18,7 +18,7 @@ import pytest
 
 from wds_datapipes import TarWriter, convert_shards
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
 
 Read = list[tuple[str, dict[str, bytes]]]
@@ -71,7 +71,7 @@ def module(folder: Path) -> Iterator[None]:
 
 
 def read(*urls: str) -> Read:
-    samples = group_samples(load_wds_shards(urls))
+    samples = group_samples(read_shards(urls))
     return [(sample["__key__"], {f: v for f, v in sample.items() if f[:2] != "__"}) for sample in samples]
 
 
@@ -86,7 +86,7 @@ def test_map_is_convert_shards_is_a_loop(program: Any, shards: list[str], nothin
     Path("looped").mkdir()
     for shard in shards:
         with TarWriter(f"looped/{shard}") as target:
-            for sample in group_samples(load_wds_shards([shard])):
+            for sample in group_samples(read_shards([shard])):
                 if made := label(sample):
                     target.write(made)
     convert_shards(label, shards, "converted/")

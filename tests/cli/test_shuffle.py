@@ -19,7 +19,7 @@ import pytest
 from wds_datapipes import check_index, read_index
 from wds_datapipes.prepare.reorder.sort_key import RandomSortKey
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
 
 Read = list[tuple[str, dict[str, bytes]]]
@@ -27,7 +27,7 @@ Read = list[tuple[str, dict[str, bytes]]]
 
 def read(*urls: str) -> Read:
     """The samples of shards, with their fields."""
-    samples = group_samples(load_wds_shards(urls))
+    samples = group_samples(read_shards(urls))
     return [(sample["__key__"], {f: v for f, v in sample.items() if f[:2] != "__"}) for sample in samples]
 
 

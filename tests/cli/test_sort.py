@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
 
 
 def read(*urls: str) -> list[dict[str, Any]]:
-    samples = group_samples(load_wds_shards(urls))
+    samples = group_samples(read_shards(urls))
     return [{f: v for f, v in sample.items() if f == "__key__" or f[:2] != "__"} for sample in samples]
 
 

@@ -10,16 +10,16 @@ import pytest
 
 from wds_datapipes import check_index, read_index
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
 
 
 def keys(*urls: str) -> list[str]:
-    return [sample["__key__"] for sample in group_samples(load_wds_shards(urls))]
+    return [sample["__key__"] for sample in group_samples(read_shards(urls))]
 
 
 def contents(*urls: str) -> dict[str, dict[str, bytes]]:
-    samples = group_samples(load_wds_shards(urls))
+    samples = group_samples(read_shards(urls))
     return {sample["__key__"]: {f: v for f, v in sample.items() if f[:2] != "__"} for sample in samples}
 
 

@@ -24,8 +24,8 @@ from harness import Finding, Target, change_bytes, change_tar, with_checksums
 from wds_datapipes.errors import DuplicateFieldError, EncodeError, ShardError, UnwritableSampleError
 from wds_datapipes.index.build import build_index
 from wds_datapipes.io.compression.decompress import decompress_stream
-from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.samples.grouping import group_samples, split_by_shard
+from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple
 from wds_datapipes.writing.tar_writer import TarWriter
@@ -136,19 +136,21 @@ def read_plain(data: bytes) -> None:
     options = data[0] if data else 0
     content = data[1:] if options & 1 else with_checksums(data[1:])
     rules: dict[str, Any] = {"ignore_zeros": bool(options & 2), "end_marker": "optional" if options & 4 else "required"}
-    whole = Outcome(read_members(io.BytesIO(content), url="x", **rules))
+    whole = Outcome(read_members(io.BytesIO(content), shard="x", **rules))
     step = (1, 7, 511, 512, 4096)[options // 8 % 5] if len(content) < 1 << 14 else 4096
-    bits = Outcome(read_members(forward(content, step), url="x", **rules))
+    bits = Outcome(read_members(forward(content, step), shard="x", **rules))
     if not whole.is_too_large and not bits.is_too_large:
         same("bit by bit", (whole.found, whole.kind), (bits.found, bits.kind))
     path = scratch() / "shard.tar"
     path.write_bytes(content)
     url = str(path)
-    loaded = Outcome(load_wds_shards([url], **rules))
+    loaded = Outcome(load_wds_shards([url], ReadOptions(**rules)))
     compressed = _is_compressed(content)
     if not compressed and not whole.is_too_large and not loaded.is_too_large:
         same("from a file", (shown(whole), whole.kind), (shown(loaded), loaded.kind))
-    samples = Outcome(group_samples(load_wds_shards([url], **rules), on_duplicate="first", on_repeated_key="ignore"))
+    samples = Outcome(
+        group_samples(read_shards([url], ReadOptions(**rules)), on_duplicate="first", on_repeated_key="ignore")
+    )
     indexed(url, samples, rules, content, compressed)
     if whole.error is None and not options & 2:
         same_as_tarfile(content, whole.found)
@@ -222,11 +224,11 @@ def read_compressed(data: bytes) -> None:
     path = scratch() / "shard.tar.any"
     path.write_bytes(data[1:])
     rules: dict[str, Any] = {"ignore_zeros": True, "end_marker": "optional"}
-    loaded = Outcome((name, len(data)) for _, name, data, _ in load_wds_shards([str(path)], **rules))
+    loaded = Outcome((name, len(data)) for _, name, data, _ in load_wds_shards([str(path)], ReadOptions(**rules)))
     step = (1, 3, 64, 512, 4096)[(data[0] if data else 0) % 5]
     stream = decompress_stream(forward(data[1:], max(step, len(data) >> 10)), url="x")
     with stream:
-        bits = Outcome((name, len(data)) for _, name, data, _ in read_members(stream, url="x", **rules))
+        bits = Outcome((name, len(data)) for _, name, data, _ in read_members(stream, shard="x", **rules))
     same("bit by bit", (loaded.found, loaded.kind), (bits.found, bits.kind))
 
 
@@ -259,10 +261,11 @@ def write_and_read(data: bytes) -> None:
     if not written:
         return
     content = buffer.getvalue()
-    members = ((f"{url}", name, each, at) for url, name, each, at in read_members(io.BytesIO(content), url="x"))
+    members = ((f"{url}", name, each, at) for url, name, each, at in read_members(io.BytesIO(content), shard="x"))
+    grouped = group_samples(split_by_shard(members))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        read = [{key: value for key, value in each.items() if key != "__url__"} for each in group_samples(members)]
+        read = [{key: value for key, value in each.items() if key != "__url__"} for each in grouped]
     same("read again", written, read)
 
 

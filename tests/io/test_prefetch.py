@@ -22,7 +22,7 @@ from wds_datapipes.errors import ShardOpenError, TruncatedShardError
 from wds_datapipes.io import prefetch
 from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.remote import fsspec_file
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
 
 LIMIT_S = 30.0
@@ -105,7 +105,7 @@ def told(urls: list[str], read_ahead: int, **options: Any) -> list[str]:
     """Return the names of the files, and the error that ended it."""
     names = []
     try:
-        for _, name, data, _ in load_wds_shards(urls, read_ahead=read_ahead, **options):
+        for _, name, data, _ in load_wds_shards(urls, ReadOptions(read_ahead=read_ahead, **options)):
             names.append(f"{name} {len(data)}")
     except Exception as error:
         names.append(f"{type(error).__name__}: {error}")
@@ -130,7 +130,7 @@ def test_what_comes_is_the_same(shards: dict[str, str], names: list[str], read_a
     count=st.integers(0, 400),
 )
 def test_nobody_goes_on_after_a_break(shards: dict[str, str], names: list[str], read_ahead: int, count: int) -> None:
-    members = load_wds_shards([shards[name] for name in names], read_ahead=read_ahead)
+    members = load_wds_shards([shards[name] for name in names], ReadOptions(read_ahead=read_ahead))
     for _ in zip(range(count), members, strict=False):
         pass
     members.close()  # type: ignore[attr-defined]  # it is a generator
@@ -138,7 +138,7 @@ def test_nobody_goes_on_after_a_break(shards: dict[str, str], names: list[str], 
 
 
 def test_the_next_shard_is_read_while_one_is_used(shards: dict[str, str]) -> None:
-    members = load_wds_shards([shards[name] for name in "acebB"], read_ahead=4 << 20)
+    members = load_wds_shards([shards[name] for name in "acebB"], ReadOptions(read_ahead=4 << 20))
     for name, following in itertools.pairwise("aceb"):
         assert next(members)[1][0] == name
         until(lambda awaited=f"{following}.tar": awaited in Watched.read)  # type: ignore[misc]  # it has a default
@@ -175,7 +175,7 @@ def test_a_source_of_local_files_is_asked_when_it_is_time(shards: dict[str, str]
             yield shards[name]
             asked.append(name.lower())
 
-    found = [(name[0], "".join(asked)) for _, name, _, _ in load_wds_shards(source(), read_ahead=32 << 20)]
+    found = [(name[0], "".join(asked)) for _, name, _, _ in load_wds_shards(source(), ReadOptions(read_ahead=32 << 20))]
     assert dict(reversed(found)) == {
         "a": "A",
         "b": "AaB",
@@ -191,18 +191,18 @@ def test_an_error_of_the_source_comes_after_the_shards_before_it(shards: dict[st
         yield shards["b"]
         raise LookupError("the list ends here")
 
-    members = load_wds_shards(source(), read_ahead=32 << 20)
+    members = load_wds_shards(source(), ReadOptions(read_ahead=32 << 20))
     assert [next(members)[1][0] for _ in range(SIZES["a"] + SIZES["b"])] == ["a"] * SIZES["a"] + ["b"] * SIZES["b"]
     with pytest.raises(LookupError, match="the list ends here"):
         next(members)
 
 
 def test_errors_come_in_their_place(shards: dict[str, str]) -> None:
-    members = load_wds_shards([shards["a"], shards["y"]], read_ahead=32 << 20)
+    members = load_wds_shards([shards["a"], shards["y"]], ReadOptions(read_ahead=32 << 20))
     assert len([next(members) for _ in range(SIZES["a"])]) == SIZES["a"]
     with pytest.raises(ShardOpenError, match=r"watched://y\.tar cannot be opened: there is no such file"):
         next(members)
-    members = load_wds_shards([shards["x"]], read_ahead=32 << 20)
+    members = load_wds_shards([shards["x"]], ReadOptions(read_ahead=32 << 20))
     with pytest.raises(TruncatedShardError, match=r"watched://x\.tar"):
         list(members)
 
@@ -212,14 +212,14 @@ def test_an_endless_source_is_read_as_far_as_anybody_wants(shards: dict[str, str
         while True:
             yield shards["b"]
 
-    members = load_wds_shards(source(), read_ahead=1 << 20)
+    members = load_wds_shards(source(), ReadOptions(read_ahead=1 << 20))
     assert [name for _, (_, name, _, _) in zip(range(50), members, strict=False)] == ["b0.bin"] * 50
     members.close()  # type: ignore[attr-defined]  # it is a generator
 
 
 def test_a_store_that_gives_nothing_holds_nobody_up_at_the_end(shards: dict[str, str]) -> None:
     Watched.gates["c.tar"] = threading.Event()
-    members = load_wds_shards([shards["a"], shards["c"]], read_ahead=1 << 20)
+    members = load_wds_shards([shards["a"], shards["c"]], ReadOptions(read_ahead=1 << 20))
     next(members)
     until(lambda: len(threads()) == 1)  # that of the first has ended
     begun = time.monotonic()
@@ -229,7 +229,7 @@ def test_a_store_that_gives_nothing_holds_nobody_up_at_the_end(shards: dict[str,
 
 
 def test_a_fork_leaves_the_threads_to_the_parent(shards: dict[str, str]) -> None:
-    members = load_wds_shards([shards["c"], shards["e"]], read_ahead=100_000)
+    members = load_wds_shards([shards["c"], shards["e"]], ReadOptions(read_ahead=100_000))
     next(members)
     child = os.fork()
     if not child:

@@ -80,7 +80,7 @@ def read(archive: bytes, given: ReadLimits = DEFAULT_LIMITS, **options: Any) -> 
     """The names of what is read, and the limit that ended it, if one did."""
     names: list[str] = []
     try:
-        for _, name, _, _ in read_members(io.BytesIO(archive), url="x.tar", limits=given, **options):
+        for _, name, _, _ in read_members(io.BytesIO(archive), shard="x.tar", limits=given, **options):
             names.append(name)
     except ReadLimitError as error:
         return names, limit_in(error)
@@ -180,7 +180,7 @@ def test_a_member_that_is_too_large_is_told_before_its_data_are_read(size: int) 
     stream = endless(header("a.bin", size), bytes(MIB), most=4 * MIB)
     tracemalloc.start()
     with pytest.raises(ReadLimitError) as caught:
-        list(read_members(stream, url="https://host/x.tar"))
+        list(read_members(stream, shard="https://host/x.tar"))
     assert tracemalloc.get_traced_memory()[1] < 8 * MIB
     tracemalloc.stop()
     assert str(caught.value) == (
@@ -252,7 +252,7 @@ def test_the_gap_is_that_between_two_files(gaps: list[int], most: int) -> None:
 def test_what_never_comes_to_a_file_ends(pieces: list[bytes], ignore_zeros: bool) -> None:
     stream = endless(with_data(b"0", b"1", "a"), *pieces, most=3 * MIB)
     limits = ReadLimits(gap_bytes=MIB, tail_bytes=None)
-    members = read_members(stream, url="x.tar", ignore_zeros=ignore_zeros, limits=limits)
+    members = read_members(stream, shard="x.tar", ignore_zeros=ignore_zeros, limits=limits)
     assert next(members)[1] == "a"
     with pytest.raises(
         ReadLimitError, match=r"x\.tar has no file from byte 1024 to byte \d+, and the limit is gap_bytes"
@@ -265,7 +265,7 @@ def test_headers_that_never_come_to_a_member_end(piece: bytes) -> None:
     with pytest.raises(
         ReadLimitError, match="has 257 headers for one member, of which the last is at byte 262144, and"
     ):
-        list(read_members(endless(piece, most=3 * MIB), url="x.tar"))
+        list(read_members(endless(piece, most=3 * MIB), shard="x.tar"))
 
 
 # Compressed shards
@@ -287,7 +287,7 @@ def read_compressed(data: bytes, given: ReadLimits = DEFAULT_LIMITS) -> tuple[in
     count = 0
     with decompress_stream(cast(BinaryIO, io.BytesIO(data)), url="x.tar", limits=given) as stream:
         try:
-            for _ in read_members(stream, url="x.tar", limits=given):
+            for _ in read_members(stream, shard="x.tar", limits=given):
                 count += 1
         except ReadLimitError as error:
             return count, limit_in(error)
@@ -341,7 +341,7 @@ def test_compressed_data_that_come_to_nothing_end(nothing: bytes) -> None:
     begin = COMPRESSED["zstd"](shard_of(b"1"))
     given = ReadLimits(gap_bytes=5 * MIB)
     with decompress_stream(endless(begin, nothing, most=8 * MIB), url="x.tar", limits=given) as stream:
-        members = read_members(stream, url="x.tar", limits=given)
+        members = read_members(stream, shard="x.tar", limits=given)
         assert next(members)[1] == "0.bin"
         with pytest.raises(
             ReadLimitError, match=r"The zstd data of x\.tar \(after 2048 .* have 5\d{6} bytes of which nothing"

@@ -428,7 +428,7 @@ def test_passing_over_much_of_a_shard_is_told_once(folder: Path, caplog: pytest.
         assert len(list(resumed(pipeline(name, 4), state))) == 40 - cut
         told.append([(record.name, record.levelname, record.getMessage()) for record in caplog.records])
     assert told[:2] == [[], []]
-    what = "cannot be read from the middle, so its first {} MB are passed over to go on from there"
+    what = "cannot be read from the middle, so its first {} MB are skipped to resume there"
     megabytes = 38 * ((1 << 20) + 512) // 1_000_000
     assert told[2] == [("wds_datapipes", "INFO", f"0.tar.gz {what.format(megabytes)}")]
     assert told[3] == [("wds_datapipes", "INFO", f"pipe:cat 0.tar # https://***@host/ {what.format(megabytes)}")]
@@ -538,11 +538,11 @@ def archive(kinds: list[int]) -> bytes:
 @given(st.lists(st.integers(0, 11), min_size=1, max_size=8), st.data())
 def test_the_part_between_two_members_holds_what_is_between_them(kinds: list[int], data: st.DataObject) -> None:
     whole = archive(kinds)
-    members = list(read_members(io.BytesIO(whole), url="a", ignore_zeros=True))
+    members = list(read_members(io.BytesIO(whole), shard="a", ignore_zeros=True))
     assert len(members) == len(kinds)
     first = data.draw(st.integers(0, len(members) - 1))
     behind = data.draw(st.integers(first + 1, len(members)))
     start, stop = members[first][3], members[behind][3] if behind < len(members) else -1
     part = io.BytesIO(whole[start:] if stop < 0 else whole[start:stop])
-    found = read_members(part, url="a", ignore_zeros=True, start=start, stop=stop)
+    found = read_members(part, shard="a", ignore_zeros=True, start=start, stop=stop)
     assert list(found) == members[first:behind]

@@ -38,7 +38,7 @@ from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.prepare.sources.tarp_recipe import Recipe
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -80,7 +80,7 @@ def contents(folder: Path, pattern: str = "a-*") -> dict[str, bytes]:
 
 
 def keys(*paths: Path) -> list[str]:
-    return [sample["__key__"] for sample in group_samples(load_wds_shards(map(str, paths)))]
+    return [sample["__key__"] for sample in group_samples(read_shards(map(str, paths)))]
 
 
 NUMBERS = "".join(f"{number:02d}.cls text:{number}\n{number:02d}.jpg {number}.jpg\n" for number in range(10))
@@ -150,7 +150,7 @@ def test_processes_read_one_table_and_disturb_each_other_nowhere(tmp_path: Path,
     source = Table(path)
     made = create_shards(source, tmp_path / "%d.tar", maxcount=1000, seed=0, max_workers=3)
     source.close()
-    read = group_samples(load_wds_shards([shard.info.url for shard in made]))
+    read = group_samples(read_shards([shard.info.url for shard in made]))
     assert {int(sample["__key__"]): sample["txt"].decode() for sample in read} == dict(enumerate(texts))
 
 
@@ -283,7 +283,7 @@ def test_a_dot_in_a_key_needs_another_rule_or_key(tmp_path: Path) -> None:
         create_shards(source, tmp_path / "a.tar")
     assert not contents(tmp_path, "a*")
     create_shards(source, tmp_path / "a.tar", key_rule=last_dot)
-    [sample] = group_samples(load_wds_shards([str(tmp_path / "a.tar")]), key_rule=last_dot)
+    [sample] = group_samples(read_shards([str(tmp_path / "a.tar")]), key_rule=last_dot)
     assert (sample["__key__"], sample["png"]) == ("scan-1.25mm", b"p")
 
 

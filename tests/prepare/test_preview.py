@@ -30,7 +30,11 @@ PIXELS = np.arange(600, dtype=np.uint8).reshape(10, 20, 3)
 
 #: A value for each module of codecs, what it is called, and what is told of it.
 VALUES: dict[str, tuple[Any, str, str]] = {
-    "numpy_arrays:npy": (np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3), r"array \(2, 3\) float32, 0 to 1", r"^\[\[0"),
+    "numpy_arrays:npy": (
+        np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3),
+        r"array \(2, 3\) float32, 0 to 1",
+        r"^\[\[0",
+    ),
     "numpy_arrays:npz": ({"a": np.arange(5)}, "dict, 1 entry", r'\{"a": ".array \(5\) int64, 0 to 4."\}'),
     "json_values:jsons": ({"a": [1, None, "Bär"]}, "dict, 1 entry", r'\{"a": \[1, null, "Bär"\]\}'),
     "msgpack_cbor:cbor": ([1, {"b": b"123"}], "list, 2 items", r'\[1, \{"b": ".3 bytes."\}\]'),

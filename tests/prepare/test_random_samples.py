@@ -14,12 +14,12 @@ from wds_datapipes import TarWriter
 from wds_datapipes.prepare.random_samples import draw_samples
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
 
 
 def all_samples(urls: list[str], **options: Any) -> list[dict[str, Any]]:
-    return list(group_samples(load_wds_shards(urls), **options))
+    return list(group_samples(read_shards(urls), **options))
 
 
 def fields(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from wds_datapipes.errors import ShardError, UnknownSchemeError
 from wds_datapipes.prepare.shard_contents import outline_shard
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
 
 
@@ -36,7 +36,7 @@ def test_an_outline_has_what_reading_yields(tmp_path: Path, suffix: str) -> None
     ]
     url = build_shard(tmp_path / f"a.{suffix}", samples)
     outline = outline_shard(url)
-    read = list(group_samples(load_wds_shards([url])))
+    read = list(group_samples(read_shards([url])))
     assert [(s.key, s.fields) for s in outline.samples] == [
         (s["__key__"], {field: len(s[field]) for field in s if field[:2] != "__"}) for s in read
     ]
@@ -62,7 +62,7 @@ def test_of_a_cut_shard_there_is_what_reading_yields_before_the_error(tmp_path: 
 
 def yielded(url: str) -> tuple[list[str], ShardError]:
     keys = []
-    samples = group_samples(load_wds_shards([url]))
+    samples = group_samples(read_shards([url]))
     try:
         for sample in samples:
             keys.append(sample["__key__"])  # noqa: PERF401  those before the error are wanted

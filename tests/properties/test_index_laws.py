@@ -31,7 +31,7 @@ from wds_datapipes.index.file_format import index_bytes, parse_index, read_index
 from wds_datapipes.index.shard_index import COLUMNS
 from wds_datapipes.samples.grouping import OnDuplicate, group_samples
 from wds_datapipes.samples.keys import KeyRule
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 
 NOISE = Random(0).randbytes(1 << 16)
@@ -81,7 +81,9 @@ Fields = dict[str, bytes]
 
 
 def by_reading(shard: Path, end_marker: EndMarker = "required", **rules: Any) -> Iterator[tuple[str, Fields]]:
-    for sample in group_samples(load_wds_shards([shard], end_marker=end_marker), on_repeated_key="ignore", **rules):
+    for sample in group_samples(
+        read_shards([shard], ReadOptions(end_marker=end_marker)), on_repeated_key="ignore", **rules
+    ):
         meta = ("__key__", "__url__", "__local_path__")
         yield sample["__key__"], {field: data for field, data in sample.items() if field not in meta}
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import CorruptShardError, ShardError, TruncatedShardError, UnsupportedMemberError
 from wds_datapipes.io.read_limits import ReadLimits
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
 from wds_datapipes.tar.reader import read_members
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def forward(data: bytes, step: int = 1 << 20, buffer_size: int = 1 << 16) -> Bin
 
 def ours(archive: bytes, open_stream: Callable[[bytes], BinaryIO] = io.BytesIO, **options: Any) -> list[Content]:
     return [
-        (name, data, offset) for _, name, data, offset in read_members(open_stream(archive), url="x.tar", **options)
+        (name, data, offset) for _, name, data, offset in read_members(open_stream(archive), shard="x.tar", **options)
     ]
 
 
@@ -275,7 +275,7 @@ def test_sparse_files_are_refused_by_name(tmp_path: Path, options: list[str]) ->
         file.seek(5 << 20)
         file.write(b"island")
     archive = gnu_tar(tmp_path, "--sparse", *options, "a.txt", "holes.bin")
-    members = read_members(io.BytesIO(archive), url="x.tar")
+    members = read_members(io.BytesIO(archive), shard="x.tar")
     assert next(members)[2] == b"before"
     with pytest.raises(UnsupportedMemberError, match=r"x\.tar holds the member '[^']*holes\.bin'.* sparse file"):
         next(members)
@@ -479,7 +479,7 @@ def test_a_member_over_eight_gigabytes(tmp_path: Path, headers: bytes) -> None:
         stream.write(file("a.txt") + headers)
         stream.seek(9 << 30, os.SEEK_CUR)  # a hole, which takes no room
         stream.write(file("b.txt") + END)
-    members = list(load_wds_shards([shard], select_files=lambda name: name != "huge.bin"))
+    members = list(load_wds_shards([shard], ReadOptions(select_files=lambda name: name != "huge.bin")))
     assert [member[1:] for member in members] == [
         ("a.txt", b"data", 0),
         ("b.txt", b"data", 1024 + len(headers) + (9 << 30)),
@@ -499,7 +499,7 @@ def test_a_size_beyond_all_memory(tmp_path: Path, power: int, source: str, selec
         if source == "forward"
         else io.BytesIO(archive)
     ) as stream:
-        members = read_members(stream, url="x.tar", select_files=lambda name: selected or name == "a.txt")
+        members = read_members(stream, shard="x.tar", select_files=lambda name: selected or name == "a.txt")
         assert next(members)[2] == b"data"
         with pytest.raises(ShardError, match=r"x\.tar .*'huge\.bin' \(header at byte 1024\)"):
             next(members)
@@ -543,7 +543,7 @@ def test_large_files_that_are_not_chosen_are_not_read(tmp_path: Path) -> None:
     shard.write_bytes(b"".join(file(f"{number}.bin", bytes(1 << 20)) for number in range(20)) + END)
     with Counting(str(shard)) as raw:
         stream = io.BufferedReader(raw, 1 << 14)
-        assert list(read_members(cast(BinaryIO, stream), url="x.tar", select_files=lambda name: False)) == []
+        assert list(read_members(cast(BinaryIO, stream), shard="x.tar", select_files=lambda name: False)) == []
         assert 0 < raw.count < 1 << 20
 
 
@@ -552,7 +552,7 @@ def test_large_files_between_the_chosen_ones_are_not_read(tmp_path: Path) -> Non
     pairs, wanted = 50, 20_000
     shard.write_bytes((file("a.jpg", bytes(wanted)) + file("a.raw", bytes(1 << 18))) * pairs + END)
     with Counting(str(shard)) as raw:
-        members = read_members(cast(BinaryIO, raw), url="x.tar", select_files=lambda name: name == "a.jpg")
+        members = read_members(cast(BinaryIO, raw), shard="x.tar", select_files=lambda name: name == "a.jpg")
         assert sum(len(data) for _, _, data, _ in members) == pairs * wanted
         assert raw.count < pairs * (wanted + 4 * tarfile.BLOCKSIZE)
 
@@ -563,7 +563,7 @@ def test_what_is_not_chosen_is_not_kept() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        assert list(read_members(forward(archive), url="x.tar", select_files=lambda name: False)) == []
+        assert list(read_members(forward(archive), shard="x.tar", select_files=lambda name: False)) == []
         after, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -69,7 +69,7 @@ def read(path: str) -> Samples:
 @example([{"__key__": "raw\udcff", "txt": b"a file name that is no UTF-8"}])
 def test_reading_is_the_reverse_of_writing(samples: Samples) -> None:
     archive, shard = written(samples)
-    members = list(read_members(io.BytesIO(archive), url="x.tar"))
+    members = list(read_members(io.BytesIO(archive), shard="x.tar"))
     assert [(name, data) for _, name, data, _ in members] == [
         (f"{sample['__key__']}.{field}", sample[field]) for sample in samples for field in list(sample)[1:]
     ]
@@ -203,7 +203,7 @@ def test_a_file_of_more_than_eight_gib(tmp_path: Path) -> None:
     with tarfile.open(path) as tar:
         assert [(member.name, member.size) for member in tar] == [("big.bin", size), ("a.txt", 1)]
     with path.open("rb", buffering=0) as stream:
-        found = list(read_members(stream, url="x", select_files=lambda name: name == "a.txt"))
+        found = list(read_members(stream, shard="x", select_files=lambda name: name == "a.txt"))
     assert [(name, data) for _, name, data, _ in found] == [("a.txt", b"x")]
     assert [line.split()[2] for line in listed("tar", "-tvf", str(path))] == [str(size), "1"]
 

@@ -18,27 +18,27 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import DuplicateFieldError, RepeatedKeyError, TruncatedShardError
 from wds_datapipes.samples import grouping
-from wds_datapipes.samples.grouping import group_samples
+from wds_datapipes.samples.grouping import group_samples, split_by_shard
 from wds_datapipes.samples.keys import last_dot
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
 from wds_datapipes.testing import build_shard
-from wds_datapipes.types import Member, Sample, ShardURL
+from wds_datapipes.types import Member, Sample, Shard
 
 #: Its URL, the names in it, and whether it can be read to its end.
-Shard = tuple[str, list[str], bool]
+ShardSpec = tuple[str, list[str], bool]
 
 
-def members(shards: Iterable[Shard]) -> Iterator[Member]:
+def members(shards: Iterable[ShardSpec]) -> Iterator[Member]:
     """What loading the shards would yield; the content of each file is its name and its number."""
     for url, names, whole in shards:
-        read = ShardURL(url)
+        read = Shard(url)
         for number, name in enumerate(names):
             yield Member(read, name, f"{name}@{number}".encode(), 1024 * number)
-        read.complete = whole
+        read.is_complete = whole
 
 
 def group(*names: str, **options: Any) -> list[Sample]:
-    return list(group_samples(members([("s.tar", list(names), True)]), **options))
+    return list(group_samples(split_by_shard(members([("s.tar", list(names), True)])), **options))
 
 
 def fields(sample: Sample) -> list[str]:
@@ -75,7 +75,7 @@ def test_which_names_make_up_a_sample(names: list[str], expected: dict[str, list
 
 def test_a_sample_holds_the_content_of_its_files_and_where_it_is_from() -> None:
     assert group("a.JPG", "a.cls") == [{"__key__": "a", "__url__": "s.tar", "jpg": b"a.JPG@0", "cls": b"a.cls@1"}]
-    (sample,) = group_samples([Member(ShardURL("file:s.tar", "s.tar", True), "a.jpg", b"", 0)])
+    (sample,) = group_samples(split_by_shard([Member(Shard("file:s.tar", "s.tar", is_complete=True), "a.jpg", b"", 0)]))
     assert sample == {"__key__": "a", "__url__": "file:s.tar", "__local_path__": "s.tar", "jpg": b""}
     assert type(sample["__url__"]) is str
 
@@ -146,8 +146,8 @@ def test_a_key_that_comes_back_can_be_an_error() -> None:
 
 
 def test_the_same_key_in_another_shard_does_not_come_back() -> None:
-    shards: list[Shard] = [("1.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True)]
-    assert len(list(group_samples(members(shards), on_repeated_key="raise"))) == 3
+    shards: list[ShardSpec] = [("1.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True), ("2.tar", ["a.jpg"], True)]
+    assert len(list(group_samples(split_by_shard(members(shards)), on_repeated_key="raise"))) == 3
 
 
 def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,9 @@ NAMES = st.builds(
 SHARDS = st.lists(st.tuples(st.sampled_from("12"), st.lists(NAMES, max_size=8), st.booleans()), max_size=5)
 
 
-def simply_grouped(shards: list[Shard], on_duplicate: str, lowercase: bool, wanted: set[str] | None) -> list[Sample]:
+def simply_grouped(
+    shards: list[ShardSpec], on_duplicate: str, lowercase: bool, wanted: set[str] | None
+) -> list[Sample]:
     found = []
     if wanted is not None and lowercase:
         wanted = {field.lower() for field in wanted}
@@ -199,18 +201,22 @@ def simply_grouped(shards: list[Shard], on_duplicate: str, lowercase: bool, want
 @example(shards=[("1", ["__a__.x", "__a__.x__"], True)], on_duplicate="first", lowercase=True, wanted=None)
 @settings(deadline=None, max_examples=500)
 def test_grouping_is_what_a_simple_implementation_does(
-    shards: list[Shard], on_duplicate: Any, lowercase: bool, wanted: set[str] | None
+    shards: list[ShardSpec], on_duplicate: Any, lowercase: bool, wanted: set[str] | None
 ) -> None:
     samples = group_samples(
-        members(shards), on_duplicate=on_duplicate, lowercase=lowercase, fields=wanted, on_repeated_key="ignore"
+        split_by_shard(members(shards)),
+        on_duplicate=on_duplicate,
+        lowercase=lowercase,
+        fields=wanted,
+        on_repeated_key="ignore",
     )
     assert list(samples) == simply_grouped(shards, on_duplicate, lowercase, wanted)
 
 
 @given(shards=SHARDS)
 @settings(deadline=None, max_examples=200)
-def test_passing_over_duplicates_yields_the_samples_without_any(shards: list[Shard]) -> None:
-    samples = list(group_samples(members(shards), on_repeated_key="ignore", on_error="skip"))
+def test_passing_over_duplicates_yields_the_samples_without_any(shards: list[ShardSpec]) -> None:
+    samples = list(group_samples(split_by_shard(members(shards)), on_repeated_key="ignore", on_error="skip"))
     first = simply_grouped(shards, "first", True, None)
     last = simply_grouped(shards, "last", True, None)
     assert samples == [one for one, other in zip(first, last, strict=True) if one == other]
@@ -223,7 +229,7 @@ def test_a_sample_in_parts_does_not_come_before_the_error_of_another_process(tmp
     """Members that were sent do not tell whether their shard ended well."""
     shard = build_shard(tmp_path / "s.tar", [{"__key__": key, "jpg": "", "cls": ""} for key in "ab"], end_marker=False)
     sent = map(pickle.loads, map(pickle.dumps, load_wds_shards([shard])))
-    samples = group_samples(sent)
+    samples = group_samples(split_by_shard(sent))
     assert next(samples)["__key__"] == "a"
     with pytest.raises(TruncatedShardError):
         next(samples)
@@ -234,7 +240,7 @@ def test_the_last_sample_of_a_good_shard_comes_before_the_error_of_the_next() ->
         yield from members([("1.tar", ["a.jpg", "b.jpg"], True)])
         raise TruncatedShardError("2.tar is empty")
 
-    samples = group_samples(failing())
+    samples = group_samples(split_by_shard(failing()))
     assert [next(samples)["__key__"], next(samples)["__key__"]] == ["a", "b"]
     with pytest.raises(TruncatedShardError, match=r"2\.tar is empty"):
         next(samples)
@@ -264,18 +270,18 @@ GOOD = [("a", b"0"), ("b", b"0"), ("a", b"1"), ("a", b"2"), ("b", b"2")]
 
 
 def test_a_broken_shard_between_good_ones(shards: list[str]) -> None:
-    assert known(group_samples(load_wds_shards(shards, on_error="skip"))) == GOOD
+    assert known(group_samples(read_shards(shards, ReadOptions(on_error="skip")))) == GOOD
     with pytest.warns(UserWarning, match=r"passed over an item: TruncatedShardError: .*1\.tar ends inside a header"):
-        assert known(group_samples(load_wds_shards(shards, on_error="warn"))) == GOOD
-    assert known(group_samples(load_wds_shards(shards, on_error=lambda error: False))) == GOOD[:3]
-    samples = group_samples(load_wds_shards(shards))
+        assert known(group_samples(read_shards(shards, ReadOptions(on_error="warn")))) == GOOD
+    assert known(group_samples(read_shards(shards, ReadOptions(on_error=lambda error: False)))) == GOOD[:3]
+    samples = group_samples(read_shards(shards))
     assert known(itertools.islice(samples, 3)) == GOOD[:3]
     with pytest.raises(TruncatedShardError, match=r"1\.tar ends inside a header, at byte 3172"):
         next(samples)
 
 
 def test_the_same_broken_shard_again_and_again(shards: list[str]) -> None:
-    samples = group_samples(load_wds_shards([shards[1], shards[1], shards[1]], on_error="skip"))
+    samples = group_samples(read_shards([shards[1], shards[1], shards[1]], ReadOptions(on_error="skip")))
     assert known(samples) == [("a", b"1")] * 3
 
 
@@ -283,7 +289,7 @@ def test_the_same_broken_shard_again_and_again(shards: list[str]) -> None:
 def test_a_shard_that_is_cut_never_merges_with_the_next(shards: list[str], size: int) -> None:
     with open(shards[1], "wb") as file, open(shards[0], "rb") as whole:
         file.write(whole.read(size))
-    samples = known(group_samples(load_wds_shards(shards, on_error="skip")))
+    samples = known(group_samples(read_shards(shards, ReadOptions(on_error="skip"))))
     # Its first sample is known to be whole when the first file of its second one was read.
     assert samples == GOOD[:2] + [("a", b"0")] * (size > 2560) + GOOD[3:]
 
@@ -292,12 +298,12 @@ def test_all_webdataset_handlers(shards: list[str]) -> None:
     from webdataset import handlers
 
     for handler, count in [(handlers.ignore_and_continue, 5), (handlers.ignore_and_stop, 3)]:
-        assert known(group_samples(load_wds_shards(shards, on_error=handler))) == GOOD[:count]
+        assert known(group_samples(read_shards(shards, ReadOptions(on_error=handler)))) == GOOD[:count]
     for handler, count in [(handlers.warn_and_continue, 5), (handlers.warn_and_stop, 3)]:
         with pytest.warns(UserWarning, match="TruncatedShardError"):
-            assert known(group_samples(load_wds_shards(shards, on_error=handler))) == GOOD[:count]
+            assert known(group_samples(read_shards(shards, ReadOptions(on_error=handler)))) == GOOD[:count]
     with pytest.raises(TruncatedShardError):
-        known(group_samples(load_wds_shards(shards, on_error=handlers.reraise_exception)))
+        known(group_samples(read_shards(shards, ReadOptions(on_error=handlers.reraise_exception))))
 
 
 # Members in another order
@@ -306,10 +312,10 @@ def test_all_webdataset_handlers(shards: list[str]) -> None:
 @pytest.mark.parametrize("complete", [None, True], ids=["one by one", "after all are read"])
 def test_members_that_are_shuffled(complete: bool | None) -> None:
     """They would come out as samples that lack fields."""
-    url = ShardURL("s.tar", complete=complete)
+    url = Shard("s.tar", is_complete=complete)
     first, second, third = [Member(url, name, b"", 512 * at) for at, name in enumerate(["a.jpg", "a.cls", "b.jpg"])]
     with pytest.raises(ValueError, match=r"got the one at byte 512 of s\.tar after the one at byte 1024 of s\.tar"):
-        list(group_samples([first, third, second], on_error="skip"))
+        list(group_samples(split_by_shard([first, third, second]), on_error="skip"))
 
 
 def test_members_of_shards_that_are_mixed(tmp_path: Path) -> None:
@@ -317,7 +323,7 @@ def test_members_of_shards_that_are_mixed(tmp_path: Path) -> None:
     shards = [build_shard(tmp_path / name, [{"__key__": "a", "jpg": "", "cls": ""}]) for name in ("s.tar", "t.tar")]
     mixed = itertools.chain.from_iterable(zip(*(load_wds_shards([shard]) for shard in shards), strict=True))
     with pytest.raises(ValueError, match=r"got the one at byte 0 of .*t\.tar after the one at byte 0 of .*s\.tar"):
-        list(group_samples(mixed, on_error="skip"))
+        list(group_samples(split_by_shard(mixed), on_error="skip"))
 
 
 def test_a_stage_may_make_more_members_of_one(tmp_path: Path) -> None:
@@ -326,21 +332,21 @@ def test_a_stage_may_make_more_members_of_one(tmp_path: Path) -> None:
         (url, name + end, data, offset) for url, name, data, offset in load_wds_shards([shard]) for end in ("", ".bak")
     )
     expected = ["__local_path__", "jpg", "jpg.bak", "cls", "cls.bak"]
-    assert [fields(sample) for sample in group_samples(doubled)] == [expected, expected]
+    assert [fields(sample) for sample in group_samples(split_by_shard(doubled))] == [expected, expected]
 
 
 def test_a_shard_may_be_left_in_the_middle(tmp_path: Path) -> None:
     """Its last sample may lack a field; that of the next shard is whole."""
     urls = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "jpg": "", "cls": ""}]) for name in "st"]
     some = itertools.chain(itertools.islice(load_wds_shards(urls[:1]), 1), load_wds_shards(urls[1:]))
-    assert [sample["__key__"] for sample in group_samples(some)] == ["t"]
+    assert [sample["__key__"] for sample in group_samples(split_by_shard(some))] == ["t"]
 
 
 def test_what_is_no_member() -> None:
     with pytest.raises(TypeError, match=r"group_samples gathers the members .* and got dict: \{'__key__': 'a'\}"):
-        list(group_samples([{"__key__": "a"}]))  # type: ignore[list-item]  # the mistake that is tested
+        list(group_samples(split_by_shard([{"__key__": "a"}])))  # type: ignore[list-item]  # the mistake that is tested
     with pytest.raises(TypeError, match="and got int: 3"):
-        list(group_samples([3]))  # type: ignore[list-item]  # the same
+        list(group_samples(split_by_shard([3])))  # type: ignore[list-item]  # the same
 
 
 # Memory
@@ -365,8 +371,12 @@ def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(grouping, "KEYS_REMEMBERED", 100)
 
     def run(count: int) -> None:
-        url = ShardURL("s.tar")
-        consume(group_samples(Member(url, f"{number}.{number % 10}", b"x", 512 * number) for number in range(count)))
+        url = Shard("s.tar")
+        consume(
+            group_samples(
+                split_by_shard(Member(url, f"{number}.{number % 10}", b"x", 512 * number) for number in range(count))
+            )
+        )
 
     run(100)
     assert peak(lambda: run(20_000)) - peak(lambda: run(200)) < 20_000
@@ -375,10 +385,10 @@ def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) 
 def test_large_files_are_let_go(tmp_path: Path) -> None:
     size = 4 << 20
     shard = build_shard(tmp_path / "x.tar", [{"__key__": str(number), "bin": bytes(size)} for number in range(8)])
-    assert peak(lambda: consume(group_samples(load_wds_shards([shard])))) < 3.5 * size
+    assert peak(lambda: consume(group_samples(read_shards([shard])))) < 3.5 * size
 
 
 def test_no_warning_where_all_is_well(shards: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        consume(group_samples(load_wds_shards([shards[0], shards[2]])))
+        consume(group_samples(read_shards([shards[0], shards[2]])))

@@ -30,7 +30,7 @@ from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.joining import Replacement, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import first_dot
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Sample
 
@@ -100,7 +100,7 @@ def second(*keys: str, name: str = "y.tar") -> str:
 
 
 def read(*urls: str, **options: Any) -> Iterator[Sample]:
-    return group_samples(load_wds_shards(urls), **options)
+    return group_samples(read_shards(urls), **options)
 
 
 def added(source: Any, *rules: Any, **options: Any) -> Iterator[Sample]:

@@ -22,7 +22,7 @@ from wds_datapipes.io import prefetch
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.samples.fields import map_dict, to_tuple
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -92,7 +92,7 @@ def test_a_shard_that_fails(write: Callable[[bytes], str], opened: list[BinaryIO
     url = write(archive[:1_000_000])  # in the tenth sample
     with pytest.raises(TruncatedShardError):
         list(load_wds_shards([url]))
-    assert len(list(group_samples(load_wds_shards([url, url], on_error="skip")))) == 2 * 8
+    assert len(list(group_samples(read_shards([url, url], ReadOptions(on_error="skip"))))) == 2 * 8
 
 
 def test_a_generator_that_is_closed(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
@@ -103,7 +103,7 @@ def test_a_generator_that_is_closed(write: Callable[[bytes], str], opened: list[
 
 
 def test_a_generator_that_is_dropped(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
-    samples = map_dict(group_samples(load_wds_shards([write(archive)])), {"cls": int})
+    samples = map_dict(group_samples(read_shards([write(archive)])), {"cls": int})
     assert next(samples)["cls"] == 1
     assert not opened[0].closed
     del samples
@@ -112,7 +112,7 @@ def test_a_generator_that_is_dropped(write: Callable[[bytes], str], opened: list
 
 def test_an_error_downstream(write: Callable[[bytes], str], opened: list[BinaryIO], archive: bytes) -> None:
     def use(url: str) -> None:
-        for sample in group_samples(load_wds_shards([url])):
+        for sample in group_samples(read_shards([url])):
             raise KeyError(sample["__key__"])
 
     with pytest.raises(KeyError):
@@ -162,5 +162,5 @@ def test_an_error_of_a_stage_leaves_no_shard_open(archive: bytes, tmp_path: Path
     path = tmp_path / "x.tar"
     path.write_bytes(archive)
     with pytest.raises(MissingFieldError):
-        list(to_tuple(group_samples(load_wds_shards([path])), ["jpg"]))
+        list(to_tuple(group_samples(read_shards([path])), ["jpg"]))
     assert str(path) not in {file.path for file in psutil.Process().open_files()}

@@ -26,9 +26,9 @@ from wds_datapipes.errors import (
 )
 from wds_datapipes.io import urls as schemes
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, load_wds_shards, read_shards
 from wds_datapipes.testing import build_shard
-from wds_datapipes.types import ShardURL
+from wds_datapipes.types import Shard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -49,7 +49,7 @@ def opener(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., BinaryIO]
 
 
 def names(*urls: str, **options: Any) -> list[str]:
-    return [name for _, name, _, _ in load_wds_shards(urls, **options)]
+    return [name for _, name, _, _ in load_wds_shards(urls, ReadOptions(**options))]
 
 
 ALL = ["a.txt", "a.cls", "b.txt", "b.cls", "c.txt", "c.cls"]
@@ -58,23 +58,23 @@ ALL = ["a.txt", "a.cls", "b.txt", "b.cls", "c.txt", "c.cls"]
 def test_members_carry_the_address_that_was_asked_for(shard: str) -> None:
     for address, local in [(shard, shard), (f"file:{shard}", shard), (f"pipe:cat {shard}", None)]:
         members = list(load_wds_shards([address]))
-        assert [(url, name, data, offset) for url, name, data, offset in members][:2] == [
-            (address, "a.txt", b"a one", 0),
-            (address, "a.cls", b"1", 1024),
+        assert [(name, data, offset) for _, name, data, offset in members][:2] == [
+            ("a.txt", b"a one", 0),
+            ("a.cls", b"1", 1024),
         ]
-        (url,) = {id(url): url for url, _, _, _ in members}.values()
-        assert isinstance(url, ShardURL)
-        assert (url.local_path, url.complete) == (local, True)
+        (read,) = {id(read): read for read, _, _, _ in members}.values()
+        assert isinstance(read, Shard)
+        assert (read.url, read.local_path, read.is_complete) == (address, local, True)
 
 
 def test_a_path_will_do(shard: str) -> None:
-    assert [url for url, *_ in load_wds_shards([Path(shard)])] == [shard] * 6
+    assert [member[0] for member in load_wds_shards([Path(shard)])] == [Shard(shard)] * 6
 
 
 @pytest.mark.parametrize("address", [b"x.tar", 3, None, ("x.tar", "y")])
 def test_what_is_no_address(address: Any) -> None:
     with pytest.raises(TypeError, match=r"its source has to yield str, not (bytes|int|NoneType|tuple): "):
-        list(load_wds_shards([address], on_error="skip"))
+        list(load_wds_shards([address], ReadOptions(on_error="skip")))
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_a_shard_that_fails(shard: str, url: str, error: type[Exception], messag
     with pytest.raises(error, match=message):
         names(url)
     with pytest.raises(error, match=message):
-        list(group_samples(load_wds_shards([shard, url])))
-    samples = group_samples(load_wds_shards([shard, url, shard], on_error="skip"))
+        list(group_samples(read_shards([shard, url])))
+    samples = group_samples(read_shards([shard, url, shard], ReadOptions(on_error="skip")))
     keys = [sample["__key__"] for sample in samples if sample["__url__"] == shard]
     assert keys == ["a", "b", "c"] * 2
     with pytest.warns(UserWarning, match=f"load_wds_shards passed over an item: {error.__name__}"):
@@ -175,7 +175,7 @@ def test_a_shard_that_fails(shard: str, url: str, error: type[Exception], messag
 
 def test_a_command_that_fails_after_a_whole_archive_takes_the_last_sample_with_it(shard: str) -> None:
     """Its exit status says that not all was written, so the last sample may be the one that lacks something."""
-    samples = group_samples(load_wds_shards([f"pipe:cat {shard}; exit 3"], on_error="skip"))
+    samples = group_samples(read_shards([f"pipe:cat {shard}; exit 3"], ReadOptions(on_error="skip")))
     assert [sample["__key__"] for sample in samples] == ["a", "b"]
 
 
@@ -204,7 +204,7 @@ def test_a_store_that_fails_in_the_middle(shard: str, opener: Callable[[Any], No
     with pytest.raises(ShardReadError, match=message) as caught:
         names("test://b/x.tar")
     assert isinstance(caught.value.__cause__, ConnectionResetError)
-    samples = list(group_samples(load_wds_shards(["test://b/x.tar", shard], on_error="skip")))
+    samples = list(group_samples(read_shards(["test://b/x.tar", shard], ReadOptions(on_error="skip"))))
     assert [sample["__url__"] for sample in samples if sample["__key__"] == "c"] == [shard]
 
 
@@ -213,7 +213,7 @@ def test_an_error_of_a_function_of_the_user_is_not_the_shards(shard: str) -> Non
         raise PermissionError("no list of names")
 
     with pytest.raises(PermissionError, match="no list of names"):
-        list(load_wds_shards([shard], select_files=select, on_error="skip"))
+        list(load_wds_shards([shard], ReadOptions(select_files=select, on_error="skip")))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "warn", lambda error: True])
@@ -260,9 +260,9 @@ def test_credentials_are_in_no_error(opener: Callable[[Any], None]) -> None:
 
 def test_standard_input_of_a_program(shard: str) -> None:
     code = (
-        "from wds_datapipes.shards.loading import load_wds_shards\n"
+        "from wds_datapipes.shards.loading import read_shards\n"
         "from wds_datapipes.samples.grouping import group_samples\n"
-        "print([sample['__key__'] for sample in group_samples(load_wds_shards(['-']))])\n"
+        "print([sample['__key__'] for sample in group_samples(read_shards(['-']))])\n"
     )
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import Member, Sample
@@ -80,7 +80,9 @@ def read(
     """What is read, and the error that ended it. Any other kind of error fails the test."""
     members: list[Member] = []
     try:
-        for member in read_members(io.BytesIO(archive), url="x.tar", end_marker=end_marker, ignore_zeros=ignore_zeros):
+        for member in read_members(
+            io.BytesIO(archive), shard="x.tar", end_marker=end_marker, ignore_zeros=ignore_zeros
+        ):
             members.append(Member(*member))  # noqa: PERF401  what came before an error counts
     except ShardError as error:
         return members, error
@@ -146,7 +148,7 @@ def samples_of(archive: bytes) -> list[Sample]:
 
 
 def grouped(shard: Path, options: dict[str, str]) -> Iterator[Sample]:
-    for sample in group_samples(load_wds_shards([shard], **options)):  # type: ignore[arg-type]  # words of a table
+    for sample in group_samples(read_shards([shard], ReadOptions(**options))):  # type: ignore[arg-type]  # words of a table
         assert sample.pop("__url__") == sample.pop("__local_path__") == str(shard)
         yield sample
 
@@ -244,7 +246,7 @@ def test_the_error_tells_where_the_damaged_header_is(kind: str) -> None:
 )
 def test_files_that_are_no_archives(archive: bytes, error: type[ShardError], message: str) -> None:
     with pytest.raises(error, match=message):
-        list(read_members(io.BytesIO(archive), url="x.tar"))
+        list(read_members(io.BytesIO(archive), shard="x.tar"))
 
 
 @pytest.mark.parametrize("archive", [END, bytes(10_240), ARCHIVES["ustar"] + bytes(7), ARCHIVES["ustar"] + bytes(9999)])
@@ -400,10 +402,10 @@ def test_a_link_in_the_place_of_a_field_is_a_warning_once(kind: bytes, monkeypat
                 info.size = 3
                 archive.addfile(info, io.BytesIO(b"abc"))
     with pytest.warns(UserWarning, match=r"shard\.tar has the member 'b\.jpg' \(header at byte 1536\)") as caught:
-        found = list(read_members(io.BytesIO(file.getvalue()), url="shard.tar"))
+        found = list(read_members(io.BytesIO(file.getvalue()), shard="shard.tar"))
     assert len(caught) == 1
     assert [member[1] for member in found] == ["a.jpg", "c.cls"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         monkeypatch.setattr("wds_datapipes.tar.reader._warned_of_links", [])
-        assert len(list(read_members(io.BytesIO(file.getvalue()), url="shard.tar", select_files="a.jpg".__eq__))) == 1
+        assert len(list(read_members(io.BytesIO(file.getvalue()), shard="shard.tar", select_files="a.jpg".__eq__))) == 1

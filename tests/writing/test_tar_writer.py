@@ -211,7 +211,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced() -> None:
         with TarWriter("pipe") as shard:
             shard.write(SAMPLE)
         data, _ = reader.communicate()
-    assert [name for _, name, *_ in read_members(io.BytesIO(data), url="x")] == ["a.txt", "a.cls"]
+    assert [name for _, name, *_ in read_members(io.BytesIO(data), shard="x")] == ["a.txt", "a.cls"]
     assert files() == ["pipe"]
 
 
@@ -398,7 +398,7 @@ def test_a_stream_stays_open_and_is_no_archive_when_broken_off() -> None:
         write_and_raise(stream, ZeroDivisionError())
     half = stream.getvalue()[len(whole) :]
     with pytest.raises(TruncatedShardError):
-        list(read_members(io.BytesIO(half), url="x"))
+        list(read_members(io.BytesIO(half), shard="x"))
 
 
 class Slow(io.RawIOBase):
@@ -419,7 +419,7 @@ def test_a_stream_may_take_less_than_it_is_given() -> None:
     stream = Slow()
     with TarWriter(stream) as shard:  # type: ignore[arg-type]  # a raw stream
         shard.write(SAMPLE)
-    assert [name for _, name, *_ in read_members(io.BytesIO(bytes(stream.taken)), url="x")] == ["a.txt", "a.cls"]
+    assert [name for _, name, *_ in read_members(io.BytesIO(bytes(stream.taken)), shard="x")] == ["a.txt", "a.cls"]
 
 
 def write_to_standard_output() -> None:

@@ -41,7 +41,7 @@ from wds_datapipes.prepare.random_samples import draw_samples
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 
@@ -140,10 +140,10 @@ def sample_at(
     storage_options: dict[str, Any] | None,
 ) -> tuple[Sample, int]:
     """Read shards up to a sample, and return it with its place among all."""
-    members = load_wds_shards(urls, end_marker=end_marker, storage_options=storage_options)
+    shards = read_shards(urls, ReadOptions(end_marker=end_marker, storage_options=storage_options))
     at = -1
     for at, sample in enumerate(
-        group_samples(members, key_rule=key_rule, on_duplicate="first", on_repeated_key="ignore")
+        group_samples(shards, key_rule=key_rule, on_duplicate="first", on_repeated_key="ignore")
     ):
         if (key is None and at == number) or (key is not None and sample["__key__"] == key):
             return sample, at

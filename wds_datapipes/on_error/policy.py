@@ -133,6 +133,7 @@ class ErrorPolicy:
     Attributes:
         tried: how many items were tried, the present one included, where a budget needs to know.
         skipped: how many items were passed over, by the kind of error.
+        has_ended: whether a handler has ended the stage.
     """
 
     def __init__(self, on_error: OnError | ErrorCounts, stage: str) -> None:
@@ -143,6 +144,7 @@ class ErrorPolicy:
         self._stage = stage
         self._latest = self._run = 0
         self.tried = 0
+        self.has_ended = False
         self.skipped: Counter[str] = Counter()
 
     def counted(self, source: Iterable[T]) -> Iterable[T]:
@@ -181,6 +183,7 @@ class ErrorPolicy:
             finally:
                 del error  # this frame would hold the error, and the error its frames with all that they have open
         goes_on = not callable(self._on_error) or bool(self._on_error(error))
+        self.has_ended |= not goes_on
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))
         kind = type(error).__name__

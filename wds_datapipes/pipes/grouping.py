@@ -21,7 +21,7 @@ from wds_datapipes.pipes.state.recording import CHECK, WAITING, Form
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, checked_seen, listings_before
 from wds_datapipes.samples.derived_position import pack_positions, unpack_positions
-from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, checked_key, group_samples
+from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey, check_next_key, group_samples, split_by_shard
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.shuffling import ShuffleState, shuffle_samples
 from wds_datapipes.shards.position import NOTHING_LEFT, Progress, Resume, SamplePosition, ShardShare, check_of
@@ -210,11 +210,12 @@ class SampleGrouper(Stage[Sample]):
             for listing, seen in zip(self._listings.value, self._listed, strict=False):
                 listing.expect(seen)
         # torch's hook around each member, of which a sample has several, would cost a tenth of the time of a small one.
-        members = self.source.members(resume) if type(self.source) is ShardLoader else self.source
+        loader = self.source
+        shards = loader.read_shards(resume) if type(loader) is ShardLoader else split_by_shard(loader)
         if resume is not None and resume.check:
-            members = checked_key(members, resume.next, resume.check, self.key_rule)
+            shards = check_next_key(shards, resume.next, resume.check, self.key_rule)
         yield from group_samples(
-            members,
+            shards,
             key_rule=self.key_rule,
             fields=self.fields,
             lowercase=self.lowercase,

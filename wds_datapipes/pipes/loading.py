@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,14 +9,15 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.graph import unsplit
 from wds_datapipes.pipes.state.hidden_pipelines import warn_if_hidden
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, ShardMembers, read_shards
 from wds_datapipes.shards.position import Resume
+from wds_datapipes.shards.seeking import resume_shards
 from wds_datapipes.tar.headers import EndMarker
-from wds_datapipes.types import Member, MemberTuple
+from wds_datapipes.types import Member
 
 __all__ = ["ShardLoader"]
 
@@ -32,8 +32,8 @@ class ShardLoader(Stage[Member]):
     and when iteration is abandoned.
 
     Yields:
-        Member: ``(url: str, name: str, data: bytes, offset: int)`` of each regular file, in the order of the
-        archive; ``offset`` is where its first header begins in the uncompressed archive, in bytes.
+        Member: ``(shard, name: str, data: bytes, offset: int)`` of each regular file, in the order of the archive, and
+        the URL of its shard as ``url``; ``offset`` is where its first header begins in the uncompressed archive.
 
     Args:
         source: yields the URL of each shard.
@@ -92,54 +92,40 @@ class ShardLoader(Stage[Member]):
         safe: bool = False,
     ) -> None:
         super().__init__()
-        check_on_error(on_error)
-        if end_marker not in ("required", "optional"):
-            raise ValueError(f'end_marker is "required" or "optional", not {end_marker!r}')
-        for option, function in (("select_files", select_files), ("rename_files", rename_files)):
-            if function is not None and not callable(function):
-                raise TypeError(f"{option} is a function that gets a file's name, not {function!r}")
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}")
-        if retries is not None and operator.index(retries) < 0:
-            raise ValueError(f"retries is a whole number from 0, not {retries!r}")
-        if operator.index(read_ahead) < 0:
-            raise ValueError(f"read_ahead is a number of bytes from 0, not {read_ahead!r}")
-        if not isinstance(limits, ReadLimits):
-            raise TypeError(f"limits are ReadLimits, such as ReadLimits(member_bytes=10**9), not {limits!r}")
+        # Under one private name: torch prints the others in the text of every error, and these may hold secrets.
+        self._options = ReadOptions(
+            select_files=select_files,
+            rename_files=rename_files,
+            ignore_zeros=ignore_zeros,
+            end_marker=end_marker,
+            on_error=on_error,
+            storage_options=storage_options,
+            timeout_s=timeout_s,
+            retries=retries,
+            read_ahead=read_ahead,
+            limits=limits,
+            safe=safe,
+        )
+        # Those that determine the members, for the description of the pipeline in a state.
         self.source = source
         self.select_files = select_files
         self.rename_files = rename_files
         self.ignore_zeros = ignore_zeros
         self.end_marker = end_marker
         self.on_error = on_error
-        # Not under its own name, which torch would print with its value in the text of every error.
-        self._storage_options = storage_options
-        # Nor these, which change no sample: a state can be loaded with others.
-        self._limits, self._safe = limits, safe
-        self._timeout_s, self._retries, self._read_ahead = timeout_s, retries, read_ahead
 
     def __iter__(self) -> Iterator[Member]:
-        yield from map(Member._make, self.members())
+        for _, members in self.read_shards():
+            yield from map(Member._make, members)
 
-    def members(self, resume: Resume | None = None) -> Iterator[MemberTuple]:
-        """Yield what iterating does, as plain tuples and without torch's hook around each; grouping takes these.
+    def read_shards(self, resume: Resume | None = None) -> Iterator[ShardMembers]:
+        """Yield the shards with their members as plain tuples, without torch's hook around each; for grouping.
 
         Args:
-            resume: what is left to read, if not all.
+            resume: what a state has left to read, if not all.
         """
         warn_if_hidden(self.source)
-        return load_wds_shards(
-            self.source if resume is None or resume.deal is None else unsplit(self.source),
-            select_files=self.select_files,
-            rename_files=self.rename_files,
-            ignore_zeros=self.ignore_zeros,
-            end_marker=self.end_marker,
-            on_error=self.on_error,
-            storage_options=self._storage_options,
-            timeout_s=self._timeout_s,
-            retries=self._retries,
-            read_ahead=self._read_ahead,
-            limits=self._limits,
-            safe=self._safe,
-            resume=resume,
-        )
+        if resume is None:
+            return read_shards(self.source, self._options)
+        source = self.source if resume.deal is None else unsplit(self.source)
+        return resume_shards(source, self._options, resume)

@@ -24,7 +24,7 @@ from wds_datapipes.parallel.map_shards import each_shard
 from wds_datapipes.prepare.shard_contents import ShardFault, outline_shard
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, Sample
@@ -167,7 +167,7 @@ def _read_at(
         start = offsets[position]
         stop = offsets[position + 1] if position + 1 < len(offsets) else -1
         stream.seek(start)
-        members = read_members(stream, url=url, archive=redact(url), start=start, stop=stop, end_marker="optional")
+        members = read_members(stream, shard=url, archive=redact(url), start=start, stop=stop, end_marker="optional")
         sample = _first(members, url, key_rule, is_last=stop < 0)
         if sample:  # or the shard has changed meanwhile
             yield sample
@@ -177,9 +177,9 @@ def _read_past(
     url: str, positions: Sequence[int], key_rule: KeyRule, storage_options: Mapping[str, Any] | None
 ) -> Iterator[Sample]:
     """Read samples, and all that is before them."""
-    members = load_wds_shards([url], end_marker="optional", storage_options=storage_options)
-    samples = group_samples(members, key_rule=key_rule, on_duplicate="first", on_repeated_key="ignore")
-    with closing(members), closing(samples):  # type: ignore[type-var]  # generators, as they are now
+    shards = read_shards([url], ReadOptions(end_marker="optional", storage_options=storage_options))
+    samples = group_samples(shards, key_rule=key_rule, on_duplicate="first", on_repeated_key="ignore")
+    with closing(shards), closing(samples):  # type: ignore[type-var]  # generators, as they are now
         for number, sample in enumerate(samples):
             if number in positions:
                 yield sample

@@ -20,7 +20,7 @@ from wds_datapipes.on_error.policy import ErrorCounts, ErrorPolicy, OnError, not
 from wds_datapipes.parallel.executors import ending_later
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.shard_names import check_pattern
 from wds_datapipes.writing.tar_writer import TarWriter
@@ -81,14 +81,13 @@ class ShardConverter:
         version = version_of(url, self._storage_options)
         tally: Any = ErrorCounts(self._on_error)
         policy = ErrorPolicy(tally, "convert_shards")
-        members = load_wds_shards(
+        shards = read_shards(
             [url],
-            storage_options=self._storage_options,
-            on_error=tally,
-            read_ahead=READ_AHEAD_BYTES,
-            limits=self._limits,
+            ReadOptions(
+                storage_options=self._storage_options, on_error=tally, read_ahead=READ_AHEAD_BYTES, limits=self._limits
+            ),
         )
-        samples: Iterable[Sample] = group_samples(members, key_rule=self._key_rule, on_error=tally)
+        samples: Iterable[Sample] = group_samples(shards, key_rule=self._key_rule, on_error=tally)
         if self._decode is not None:
             samples = wds_decode(samples, *self._decode, on_error=tally, limits=self._limits)
         count = _Counted(samples)

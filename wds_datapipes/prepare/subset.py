@@ -15,7 +15,7 @@ from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.sampling import parse_slice, rsample, slice_samples
 from wds_datapipes.samples.select import Lacking, parse_patterns, select_fields
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.shards.position import SkippedCount
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
@@ -92,14 +92,16 @@ class Subset:
             ShardError: a shard cannot be read.
             SampleError: a sample has a field twice or comes in parts, or lacks what was asked for.
         """
-        members = load_wds_shards(
+        shards = read_shards(
             urls,
-            end_marker=self.end_marker,
-            on_error=self.on_error,
-            storage_options=self.storage_options,
-            limits=self.limits,
+            ReadOptions(
+                end_marker=self.end_marker,
+                on_error=self.on_error,
+                storage_options=self.storage_options,
+                limits=self.limits,
+            ),
         )
-        samples = group_samples(members, key_rule=self.key_rule, on_repeated_key="raise", on_error=self.on_error)
+        samples = group_samples(shards, key_rule=self.key_rule, on_repeated_key="raise", on_error=self.on_error)
         if on_read is not None:
             samples = _observe_samples(samples, on_read)
         if self.positions:

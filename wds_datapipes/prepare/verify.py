@@ -24,7 +24,7 @@ from wds_datapipes.parallel.map_shards import each_shard
 from wds_datapipes.prepare.shard_contents import ShardContents, ShardFault, outline_shard
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule, first_dot
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.tar.headers import EndMarker
 
 __all__ = ["Checks", "VerifiedShard", "common_keys", "verify_shards"]
@@ -256,15 +256,14 @@ def _decode(found: VerifiedShard, checks: Checks) -> None:
             found.found([ShardFault(archive, kind, "", "", str(error))])
         return True
 
-    members = load_wds_shards(
+    shards = read_shards(
         [found.url],
-        end_marker=checks.end_marker,
-        on_error=known,
-        storage_options=checks.storage_options,
-        limits=checks.limits,
+        ReadOptions(
+            end_marker=checks.end_marker, on_error=known, storage_options=checks.storage_options, limits=checks.limits
+        ),
     )
     samples = group_samples(
-        members, key_rule=checks.key_rule, on_duplicate="first", on_repeated_key="ignore", on_error=known
+        shards, key_rule=checks.key_rule, on_duplicate="first", on_repeated_key="ignore", on_error=known
     )
     for sample in samples:
         key = sample["__key__"]

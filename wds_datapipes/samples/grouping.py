@@ -1,4 +1,4 @@
-"""From members to samples: gathering the files that share a key."""
+"""Grouping the members of a shard that share a key into samples."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from wds_datapipes.errors import ChangedShardError, DuplicateFieldError, Repeate
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
+from wds_datapipes.shards.loading import ShardMembers
 from wds_datapipes.shards.position import Progress, check_of
-from wds_datapipes.types import MemberTuple, Sample, ShardURL
+from wds_datapipes.types import MemberTuple, Sample, Shard
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["OnDuplicate", "OnRepeatedKey", "checked_key", "group_samples"]
+__all__ = ["OnDuplicate", "OnRepeatedKey", "check_next_key", "group_samples", "split_by_shard"]
 
 OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
 OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
 
-#: How many keys of a shard are remembered to notice one that comes back: some 10 MB at the most.
+#: How many keys of a shard are remembered to notice one that is repeated: at most about 10 MB.
 KEYS_REMEMBERED = 65_536
 #: No member's name begins with it.
 NO_NAME = "\0"
 
 
 def group_samples(
-    source: Iterable[MemberTuple],
+    shards: Iterable[ShardMembers],
     *,
     key_rule: KeyRule = first_dot,
     fields: Collection[str] | None = None,
@@ -37,51 +38,36 @@ def group_samples(
     on_error: OnError = "raise",
     progress: Progress | None = None,
 ) -> Iterator[Sample]:
-    """Gather neighbouring members with one key into a sample; a shard's end always ends a sample.
+    """Group neighbouring members that have one key into a sample; the end of a shard always ends a sample.
 
-    Where each sample is, and where the next one begins, is told to ``progress`` before it is yielded.
+    The last sample of a shard that breaks off is dropped, since it may lack a field.
+
+    Args:
+        shards: the shards with their members, as `read_shards` yields them; `split_by_shard` makes them of any members.
+        key_rule: splits a name into key and field.
+        fields: the fields to keep; all by default.
+        lowercase: call fields by their lower-case names.
+        on_duplicate: what to do if a field occurs twice in a sample.
+        on_repeated_key: what to do if a key comes again after other keys of the same shard.
+        on_error: the error policy, applied to samples.
+        progress: gets the position of each sample, and that of the next one, before the sample is yielded.
     """
     policy = ErrorPolicy(on_error, "group_samples")
     names = _FieldNames(lowercase)
     wanted = None if fields is None else frozenset(field.lower() if lowercase else field for field in fields)
-    repeated_warned = on_repeated_key == "ignore"
-    # With this rule, a name that is the key, a dot and a field that was met before need not be split.
+    progress = Progress() if progress is None else progress
     by_first_dot = key_rule is first_dot
+    seen = set[str]()  # the keys of the shard
 
-    # The shard being read: its URL, what its samples say of it, the offset reached, the keys met.
-    url, origin, reached, seen = "", Sample(), -1, set[str]()
-    told = Progress() if progress is None else progress
-    number, start = -1, 0  # of the shard, and where the sample begins in it
-    # The sample being gathered (None: there is none, or it was refused), its key, and the offsets of its members.
-    sample: Sample | None = None
-    key, prefix, skip, offsets = None, NO_NAME, len(NO_NAME), list[int]()
-    try:
-        for member in source:
-            try:
-                member_url, name, data, offset = member
-            except (TypeError, ValueError):
-                raise TypeError(
-                    f"group_samples gathers the members (url, name, data, offset) that load_wds_shards yields, and got "
-                    f"{type(member).__name__}: {reprlib.repr(member)}"
-                ) from None
-            if offset < reached or (
-                member_url is not url
-                and (offset == reached or member_url != url or getattr(member_url, "number", -1) >= 0)
-            ):
-                # Another shard, or the same one read again, or on.
-                if isinstance(url, ShardURL) and (url.complete is None or member_url is url):
-                    sample = None
-                    raise ValueError(_unordered_members_message(url, reached, member_url, offset))
-                before, number = number, getattr(member_url, "number", -1)
-                if sample is not None and len(sample) > len(origin) and _ended_well(url):
-                    told.last, told.next = (before, start, _end_of(url)), (number, offset, "")
-                    yield sample
-                url, origin = member_url, _origin(member_url)
-                sample, key, prefix, skip = None, None, NO_NAME, len(NO_NAME)
-                seen.clear()
-            reached = offset
+    for shard, members in shards:
+        empty = _empty_sample(shard)
+        sample: Sample | None = None  # the one being grouped; None at the beginning, and after it was refused
+        key, start, offsets = None, 0, list[int]()  # of this sample: where it begins, and where each field does
+        prefix, skip = NO_NAME, len(NO_NAME)  # with which its names begin, where that is known
+        seen.clear()
+        for _, name, data, offset in members:
+            # A name that is the prefix and a known field need not be split.
             if name[:skip] != prefix or (field := names.get(name[skip:], "")) == "":
-                # Not the key, a dot and a field that was met before: a field in another sample, or something else.
                 member_key, _, raw_field = name.partition(".")
                 field = names.get(raw_field, "") if by_first_dot and name[:1] != "_" else ""
                 if field == "" or member_key[-1:] in ("", "/"):
@@ -91,75 +77,164 @@ def group_samples(
                     member_key, raw_field = parts
                     field = names[raw_field]
                 if member_key != key:
-                    if sample is not None and len(sample) > len(origin):
-                        told.last, told.next = (number, start, offset), (number, offset, member_key)
+                    if sample is not None and len(sample) > len(empty):
+                        progress.last, progress.next = (shard.number, start, offset), (shard.number, offset, member_key)
                         yield sample
-                    key, offsets, start = member_key, [], offset
-                    policy.tried += 1
-                    # After a key like a meta member's, a name that goes on with it may be that of a meta member.
+                    key, start, offsets = member_key, offset, []
+                    # After a key like a meta member's, a name that continues it may be that of a meta member.
                     prefix = f"{key}." if by_first_dot and key[:2] != "__" else NO_NAME
                     skip = len(prefix)
-                    sample = origin.copy()
+                    sample = empty.copy()
                     sample["__key__"] = key
+                    policy.tried += 1
                     if key not in seen:
                         if len(seen) < KEYS_REMEMBERED:
                             seen.add(key)
                     elif on_repeated_key == "raise":
                         sample = None
-                        if not policy.goes_on(
-                            RepeatedKeyError(_repeated_key_message(url, key, offset)), url=url, key=key
-                        ):
+                        message = _repeated_key_message(shard.url, key, offset)
+                        if not policy.goes_on(RepeatedKeyError(message), url=shard.url, key=key):
                             break
-                    elif not repeated_warned:
-                        repeated_warned = True
-                        warn_user(_repeated_key_message(url, key, offset))
-            if sample is None:
-                continue
-            if wanted is not None and field not in wanted:
+                    elif on_repeated_key == "warn":
+                        on_repeated_key = "ignore"  # one warning is enough
+                        warn_user(_repeated_key_message(shard.url, key, offset))
+            if sample is None or (wanted is not None and field not in wanted):
                 continue
             if field not in sample:
                 offsets.append(offset)
                 sample[field] = data
-            elif field in origin:
-                continue  # what another program noted of where it had the sample from
+            elif field in empty:
+                continue  # another program's note of where it had the sample from
             elif on_duplicate == "last":
                 sample[field] = data
             elif on_duplicate == "raise":
-                first = offsets[list(sample).index(field) - len(origin)]
+                first = offsets[list(sample).index(field) - len(empty)]
                 sample = None
-                twice = _duplicate(url, name, key, field, first, offset)
-                if not policy.goes_on(DuplicateFieldError(twice), url=url, key=key or "", field=field):
+                message = _duplicate_message(shard.url, name, key, field, first, offset)
+                if not policy.goes_on(DuplicateFieldError(message), url=shard.url, key=key or "", field=field):
                     break
-    except Exception:
-        # A shard that ended well may have its last sample still in hand when the next one cannot be read.
-        known = isinstance(url, ShardURL) and not url.copied
-        if sample is not None and len(sample) > len(origin) and known and _ended_well(url):
-            told.last, told.next = (number, start, _end_of(url)), (number + 1, 0, "")
+        goes_on_here = shard.is_complete and shard.end >= 0
+        progress.next = (shard.number, shard.end, "") if goes_on_here else (shard.number + 1, 0, "")
+        if policy.has_ended:
+            break
+        if sample is not None and len(sample) > len(empty) and shard.is_complete:
+            progress.last = (shard.number, start, shard.end)
             yield sample
-        raise
-    told.next = (number + 1, 0, "")
-    if sample is not None and len(sample) > len(origin) and _ended_well(url):
-        told.last = (number, start, _end_of(url))
-        yield sample
     policy.finish()
 
 
-def checked_key(
-    source: Iterable[MemberTuple], place: tuple[int, int], check: int, key_rule: KeyRule
-) -> Iterator[MemberTuple]:
-    """Yield all members, and make sure that the one at a place has the key that it had when a state was saved.
+def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:
+    """Split a stream of members into shards, as `group_samples` needs them after a stage that yields members.
 
     Raises:
-        ChangedShardError: it has another one.
+        TypeError: an item is no member.
+        ValueError: the members of a shard are not together, or not in their order.
     """
-    members = iter(source)
+    members = map(_check_member, source)
+    first = next(members, None)
+    while first is not None:
+        run = _ShardRun(first, members)
+        yield run.shard, iter(run)
+        error, run.error = run.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # this frame would hold the error, and the error its frames with all that they have open
+        first = run.next_member
+
+
+class _ShardRun:
+    """The next members of a stream that are of one shard.
+
+    Attributes:
+        shard: their shard.
+        next_member: the first member of the next shard, once the run has ended; None if there is none.
+        error: what the stream has raised after the end of the shard.
+    """
+
+    def __init__(self, first: MemberTuple, members: Iterator[MemberTuple]) -> None:
+        source = first[0]
+        # Only the URL is known of a member that a user has made. Such a shard counts as complete.
+        self.shard = Shard(source, is_complete=True, is_copy=True) if isinstance(source, str) else source
+        self.next_member: MemberTuple | None = None
+        self.error: Exception | None = None
+        self._first, self._members = first, members
+
+    def __iter__(self) -> Iterator[MemberTuple]:
+        member, source, shard = self._first, self._first[0], self.shard
+        while True:
+            yield member
+            reached = member[3]
+            try:
+                following = next(self._members, None)
+            except Exception as error:
+                if not shard.is_complete or shard.is_copy:
+                    raise
+                self.error = error  # of the next shard: the last sample of this one comes before it
+                return
+            if following is None:
+                return
+            member = following
+            if not _continues_shard(member, source, reached):
+                if not shard.is_copy and (shard.is_complete is None or member[0] is source):
+                    raise ValueError(_unordered_members_message(shard.url, reached, member))
+                self.next_member = member
+                return
+
+
+def _continues_shard(member: MemberTuple, source: Shard | str, reached: int) -> bool:
+    """Whether a member follows one at the offset ``reached`` in the same reading of the shard ``source``.
+
+    A stage may make several members of one. The members of one shard have equal, and not the same, shards if they were
+    pickled one by one; then the order of the offsets decides.
+    """
+    own, offset = member[0], member[3]
+    if offset <= reached:
+        return own is source and offset == reached
+    return own is source or (own == source and (isinstance(own, str) or own.number < 0))
+
+
+def _check_member(member: MemberTuple) -> MemberTuple:
+    try:
+        _, _, _, _ = member
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"group_samples gathers the members (shard, name, data, offset) that load_wds_shards yields, and got "
+            f"{type(member).__name__}: {reprlib.repr(member)}"
+        ) from None
+    return member
+
+
+def check_next_key(
+    shards: Iterable[ShardMembers], position: tuple[int, int], check: int, key_rule: KeyRule
+) -> Iterator[ShardMembers]:
+    """Yield all shards, and check that the member at a position has the key that it had when a state was saved.
+
+    Args:
+        shards: the shards with their members.
+        position: the number of the shard, and the offset of the member.
+        check: `check_of` the key.
+        key_rule: splits a name into key and field.
+
+    Raises:
+        ChangedShardError: it has another key.
+    """
+    number, offset = position
+    for shard, members in shards:
+        yield shard, _check_key(shard, members, offset, check, key_rule) if shard.number == number else members
+
+
+def _check_key(
+    shard: Shard, members: Iterator[MemberTuple], start: int, check: int, key_rule: KeyRule
+) -> Iterator[MemberTuple]:
     for member in members:
-        url, name, _, offset = member
-        if (getattr(url, "number", -1), offset) == place:
+        _, name, _, offset = member
+        if offset == start:
             parts = key_rule(name)
             if parts is None or check_of(parts[0]) != check:
                 raise ChangedShardError(
-                    f"{redact(url)} is not what it was when the state was saved: another sample begins at byte "
+                    f"{redact(shard.url)} is not what it was when the state was saved: another sample begins at byte "
                     f"{offset}, with the file {name!r}. A state can be loaded only with the very shards that it was "
                     "saved with"
                 )
@@ -170,7 +245,7 @@ def checked_key(
 
 
 class _FieldNames(dict[str, str]):
-    """Fields as they are written to fields as they are called: the same few strings for all samples."""
+    """Maps fields as shards spell them to fields as samples have them: the same few strings for all samples."""
 
     def __init__(self, lowercase: bool) -> None:
         self._lowercase = lowercase
@@ -182,24 +257,17 @@ class _FieldNames(dict[str, str]):
         return field
 
 
-def _origin(url: str) -> Sample:
+def _empty_sample(shard: Shard) -> Sample:
     """Return what all samples of a shard begin with."""
-    origin: Sample = {"__key__": "", "__url__": str(url)}
-    if isinstance(url, ShardURL) and url.local_path is not None:
-        origin["__local_path__"] = url.local_path
-    return origin
+    empty: Sample = {"__key__": "", "__url__": str(shard.url)}
+    if shard.local_path is not None:
+        empty["__local_path__"] = shard.local_path
+    return empty
 
 
-def _ended_well(url: str) -> bool:
-    return not isinstance(url, ShardURL) or url.complete is True
-
-
-def _end_of(url: str) -> int:
-    """Return where the last sample ends that was read of a shard."""
-    return url.end if isinstance(url, ShardURL) else -1
-
-
-def _unordered_members_message(url: str, reached: int, next_url: str, offset: int) -> str:
+def _unordered_members_message(url: str, reached: int, member: MemberTuple) -> str:
+    shard, _, _, offset = member
+    next_url = shard if isinstance(shard, str) else shard.url
     return (
         f"group_samples needs the members of each shard together and in their order, and got the one at byte {offset} "
         f"of {redact(next_url)} after the one at byte {reached} of {redact(url)}. "
@@ -207,7 +275,7 @@ def _unordered_members_message(url: str, reached: int, next_url: str, offset: in
     )
 
 
-def _duplicate(url: str, name: str, key: str | None, field: str, first: int, offset: int) -> str:
+def _duplicate_message(url: str, name: str, key: str | None, field: str, first: int, offset: int) -> str:
     return (
         f"{redact(url)} holds the field {field!r} of the sample {key!r} twice, at bytes {first} and {offset} "
         f'(member {name!r}). Write the shard again with distinct names, or pass on_duplicate="first" or "last"'

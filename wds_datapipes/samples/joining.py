@@ -15,8 +15,9 @@ from wds_datapipes.samples.joined_position import JoinedPosition
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.samples.parallel_shard import ParallelShard, URLRule
 from wds_datapipes.samples.select import Lacking
-from wds_datapipes.shards.loading import load_wds_shards
+from wds_datapipes.shards.loading import ReadOptions, read_shards
 from wds_datapipes.shards.position import Progress, Resume, SamplePosition, samples_gone_error
+from wds_datapipes.shards.seeking import resume_shards
 from wds_datapipes.types import Sample
 
 __all__ = ["Entry", "Replacement", "add_columns", "associate", "parse_url_of"]
@@ -119,12 +120,14 @@ def add_columns(
     """
     policy = ErrorPolicy(on_error, "add_columns")
     passing = on_error != "raise"
+    options = ReadOptions(rename_files=rename_files, storage_options=storage_options)
 
     def read(
         url: str, refuse: Callable[[Exception], bool], resume: Resume | None, progress: Progress
     ) -> Iterator[Sample]:
+        shards = read_shards([url], options) if resume is None else resume_shards([url], options, resume)
         return group_samples(
-            load_wds_shards([url], rename_files=rename_files, storage_options=storage_options, resume=resume),
+            shards,
             key_rule=key_rule,
             on_repeated_key="ignore",  # it is the same as in the first shard, or an error here
             on_error=refuse if passing else "raise",

@@ -1,117 +1,225 @@
-"""From the addresses of shards to their members: open, decompress, read, close."""
+"""Reading shards one after the other: open, decompress, read the members, close."""
 
 from __future__ import annotations
 
+import operator
 import os
 import reprlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
 
 from wds_datapipes.counters import COUNTERS
-from wds_datapipes.errors import ChangedShardError, CorruptShardError, ShardError, TruncatedShardError
-from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.errors import (
+    ChangedShardError,
+    CorruptShardError,
+    ShardError,
+    ShardOpenError,
+    ShardReadError,
+    TruncatedShardError,
+)
+from wds_datapipes.io.compression.decompress import decompress_stream
+from wds_datapipes.io.openers import local_path, open_url, redact
 from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import OpeningURL
-from wds_datapipes.on_error.policy import ErrorPolicy, OnError
-from wds_datapipes.shards.position import Resume
-from wds_datapipes.shards.seeking import check_unchanged, open_archive, opened_parts
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
-from wds_datapipes.types import MemberTuple, ShardURL
+from wds_datapipes.types import MemberTuple, Opener, Shard
 
-__all__ = ["load_wds_shards"]
+__all__ = [
+    "DEFAULT_OPTIONS",
+    "ReadOptions",
+    "ShardMembers",
+    "ShardReader",
+    "load_wds_shards",
+    "open_archive",
+    "read_error",
+    "read_shards",
+]
 
-#: All of a shard: from its beginning to its end.
-WHOLE = (0, -1)
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How shards are read; `ShardLoader` describes each option.
+
+    Raises:
+        TypeError: an option is of another type.
+        ValueError: an option has a value that it cannot have.
+    """
+
+    select_files: Callable[[str], bool] | None = None
+    rename_files: Callable[[str], str] | None = None
+    ignore_zeros: bool = False
+    end_marker: EndMarker = "required"
+    on_error: OnError = "raise"
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    timeout_s: float | None = None
+    retries: int | None = None
+    #: In bytes; 0 reads nothing ahead.
+    read_ahead: int = 0
+    limits: ReadLimits = DEFAULT_LIMITS
+    safe: bool = False
+
+    def __post_init__(self) -> None:
+        check_on_error(self.on_error)
+        if self.end_marker not in ("required", "optional"):
+            raise ValueError(f'end_marker is "required" or "optional", not {self.end_marker!r}')
+        for option in ("select_files", "rename_files"):
+            function = getattr(self, option)
+            if function is not None and not callable(function):
+                raise TypeError(f"{option} is a function that gets a file's name, not {function!r}")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ValueError(f"timeout_s is a number of seconds above 0, not {self.timeout_s!r}")
+        if self.retries is not None and operator.index(self.retries) < 0:
+            raise ValueError(f"retries is a whole number from 0, not {self.retries!r}")
+        if operator.index(self.read_ahead) < 0:
+            raise ValueError(f"read_ahead is a number of bytes from 0, not {self.read_ahead!r}")
+        if not isinstance(self.limits, ReadLimits):
+            raise TypeError(f"limits are ReadLimits, such as ReadLimits(member_bytes=10**9), not {self.limits!r}")
+
+    @property
+    def opener_options(self) -> dict[str, Any]:
+        """The options that are passed to `open_url`."""
+        options = {
+            "storage_options": self.storage_options,
+            "timeout_s": self.timeout_s,
+            "retries": self.retries,
+            "safe": self.safe or None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+
+DEFAULT_OPTIONS = ReadOptions()
+
+ShardMembers = tuple[Shard, Iterator[MemberTuple]]
+"""A shard, and its members; they are to be read before the next shard is asked for."""
+
+
+def read_shards(
+    source: Iterable[str | os.PathLike[str]], options: ReadOptions = DEFAULT_OPTIONS
+) -> Iterator[ShardMembers]:
+    """Read the shards of ``source`` one after the other, and yield each with its members.
+
+    The error policy applies to a shard: if reading fails, the rest of the shard is skipped. Its members so far were
+    yielded, so the shard stays marked as not complete.
+
+    Remote shards are prefetched, up to ``read_ahead`` bytes: see `ShardPrefetcher`.
+    """
+    reader = ShardReader(source, options)
+    for shard in reader:
+        yield shard, reader.read(shard)
 
 
 def load_wds_shards(
-    source: Iterable[str | os.PathLike[str]],
-    *,
-    select_files: Callable[[str], bool] | None = None,
-    rename_files: Callable[[str], str] | None = None,
-    ignore_zeros: bool = False,
-    end_marker: EndMarker = "required",
-    on_error: OnError = "raise",
-    storage_options: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
-    retries: int | None = None,
-    read_ahead: int = 0,
-    limits: ReadLimits = DEFAULT_LIMITS,
-    safe: bool = False,
-    resume: Resume | None = None,
+    source: Iterable[str | os.PathLike[str]], options: ReadOptions = DEFAULT_OPTIONS
 ) -> Iterator[MemberTuple]:
-    """Read each shard of ``source`` to its end, one after the other, and yield its members as plain tuples.
+    """Yield the members of shards as plain tuples."""
+    for _, members in read_shards(source, options):
+        yield from members
 
-    What a policy passes over is the rest of a shard. Its members so far were handed on; their ``url`` stays marked as
-    not complete, and the grouping stage drops the sample that may lack a field.
 
-    Remote shards are read ahead of that, by up to ``read_ahead`` bytes: see `ShardPrefetcher`.
+class ShardReader:
+    """One pass over shards: yields each, and reads its members.
 
-    What a shard may ask for are its ``limits``. With ``safe``, none is opened that is not on a network.
-
-    With ``resume``, only what is left is read: samples that are to be read again, and what comes after them.
+    Args:
+        source: yields the paths or URLs of shards.
+        options: how they are read.
+        is_whole: tells by the number of a shard whether all of it will be read, so that it may be prefetched.
     """
-    policy = ErrorPolicy(on_error, "load_wds_shards")
-    asked = {"storage_options": storage_options, "timeout_s": timeout_s, "retries": retries, "safe": safe or None}
-    options = {name: value for name, value in asked.items() if value is not None}
-    last = sys.maxsize if resume is None else resume.last
 
-    def is_whole(number: int) -> bool:
-        return number <= last and (resume is None or resume.spans(number) == [WHOLE])
+    def __init__(
+        self,
+        source: Iterable[str | os.PathLike[str]],
+        options: ReadOptions,
+        is_whole: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        self.options = options
+        self.opener_options = options.opener_options
+        self._policy = ErrorPolicy(options.on_error, "load_wds_shards")
+        self._prefetcher = ShardPrefetcher(source, options.read_ahead, self.opener_options, is_whole)
 
-    ahead = ShardPrefetcher(source, read_ahead, options, is_whole)
-    for number, address in enumerate(policy.counted(ahead)):
-        if number > last:  # the list may have no end
-            break
-        if not isinstance(address, str | os.PathLike):
-            raise TypeError(
-                f"load_wds_shards reads shards by their URL, so its source has to yield str, not "
-                f"{type(address).__name__}: {reprlib.repr(address)}"
-            )
-        path = os.fspath(address)
-        if safe:
-            refuse_unsafe(path)  # whatever the policy is for bad data
-        archive = redact(path)
-        spans = [WHOLE] if resume is None else resume.spans(number)
-        if not spans:
-            continue
-        url = ShardURL(path)
-        COUNTERS.opened(archive)
-        try:
-            with ExitStack() as opened:
-                parts = opened_parts(path, options, opened, spans[-1][0], limits=limits) if spans != [WHOLE] else None
-                for start, end in spans:
-                    url.complete = True  # the part before
-                    url = ShardURL(path, local_path(path))
-                    url.number, url.end = number, end
-                    members = read_members(
-                        open_archive(path, options, opened, ahead.open, limits=limits)
-                        if parts is None
-                        else parts.at(start, end),
-                        url=url,
-                        archive=archive,
-                        select_files=select_files,
-                        rename_files=rename_files,
-                        ignore_zeros=ignore_zeros,
-                        end_marker=end_marker,
-                        start=start,
-                        stop=end,
-                        limits=limits,
-                    )
-                    yield from members if parts is None else check_unchanged(members, archive, start, end)
-            url.complete = True
-        except ChangedShardError:
-            raise  # whatever the policy is for bad data: this is about the state
-        except ShardError as error:
-            if isinstance(path, OpeningURL) and isinstance(error, CorruptShardError | TruncatedShardError):
-                path.disown(error)
-            if not policy.goes_on(error, url=path):
+    def __iter__(self) -> Iterator[Shard]:
+        """Yield the shards in their order, until there are no more or the error policy ends reading."""
+        for number, url in enumerate(self._policy.counted(self._prefetcher)):
+            if not isinstance(url, str | os.PathLike):
+                raise TypeError(
+                    f"load_wds_shards reads shards by their URL, so its source has to yield str, not "
+                    f"{type(url).__name__}: {reprlib.repr(url)}"
+                )
+            path = os.fspath(url)
+            if self.options.safe:
+                refuse_unsafe(path)  # whatever the policy is for bad data
+            yield Shard(path, _local_path(path), number)
+            if self._policy.has_ended:
                 return
+        self._policy.finish()
+
+    def read(self, shard: Shard) -> Iterator[MemberTuple]:
+        """Yield all members of the shard that was yielded last."""
+        COUNTERS.opened(redact(shard.url))
+        with self.handle_errors(shard), ExitStack() as stack:
+            stream = open_archive(
+                shard.url, self.opener_options, stack, self._prefetcher.open, limits=self.options.limits
+            )
+            yield from self.members(stream, shard)
+
+    def members(self, stream: BinaryIO, shard: Shard, start: int = 0) -> Iterator[MemberTuple]:
+        """Yield the members in an uncompressed archive, or in a part of one that begins at the byte ``start``."""
+        options = self.options
+        return read_members(
+            stream,
+            shard=shard,
+            archive=redact(shard.url),
+            select_files=options.select_files,
+            rename_files=options.rename_files,
+            ignore_zeros=options.ignore_zeros,
+            end_marker=options.end_marker,
+            start=start,
+            stop=shard.end,
+            limits=options.limits,
+        )
+
+    @contextmanager
+    def handle_errors(self, shard: Shard) -> Iterator[None]:
+        """Note whether a shard was read to its end, and apply the error policy if reading fails."""
+        try:
+            yield
+            shard.is_complete = True
+        except ChangedShardError:
+            raise  # whatever the policy is for bad data: the saved state does not fit
+        except ShardError as error:
+            shard.is_complete = False
+            if isinstance(shard.url, OpeningURL) and isinstance(error, CorruptShardError | TruncatedShardError):
+                shard.url.disown(error)
+            self._policy.goes_on(error, url=shard.url)
         finally:
-            url.complete = url.complete is True
-    policy.finish()
+            shard.is_complete = shard.is_complete is True
+
+
+def _local_path(url: str) -> str | None:
+    try:
+        return local_path(url)
+    except ShardOpenError:  # opening the shard raises it again, and the error policy sees it
+        return None
+
+
+def open_archive(
+    url: str, options: Mapping[str, Any], stack: ExitStack, opener: Opener = open_url, *, limits: ReadLimits
+) -> BinaryIO:
+    """Open a shard and decompress it; ``stack`` closes it."""
+    try:
+        raw = stack.enter_context(opener(url, **options))
+        return stack.enter_context(decompress_stream(raw, url=url, limits=limits))
+    except ShardError:
+        raise
+    except OSError as error:
+        raise read_error(redact(url), error) from error
+
+
+def read_error(archive: str, error: OSError) -> ShardReadError:
+    """Return the error for a shard that the operating system or a library fails to read."""
+    return ShardReadError(f"{archive} could not be read to its end: {type(error).__name__}: {error}")

@@ -1,90 +1,137 @@
-"""The parts of a shard that a state asks for: from their places where one can go there, or past all before them."""
+"""Resuming: reading what a state has left of shards, from an offset where a shard can be read from there."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any, BinaryIO, Protocol, cast
 
+from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import (
     ChangedShardError,
     CorruptShardError,
     ShardError,
-    ShardReadError,
     TruncatedShardError,
     UnsupportedMemberError,
 )
-from wds_datapipes.io.compression.decompress import buffer_stream, decompress_stream
+from wds_datapipes.io.compression.decompress import buffer_stream
 from wds_datapipes.io.compression.formats import detect_compression
-from wds_datapipes.io.openers import open_parts, open_url, redact
-from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.io.openers import open_parts, redact
 from wds_datapipes.io.remote.range_sources import RangeSource
-from wds_datapipes.types import MemberTuple, Opener
+from wds_datapipes.shards.loading import ReadOptions, ShardMembers, ShardReader, open_archive, read_error
+from wds_datapipes.shards.position import Resume
+from wds_datapipes.types import MemberTuple, Shard
 
-__all__ = ["SeekableShard", "check_unchanged", "open_archive", "opened_parts"]
+__all__ = ["resume_shards"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: From how many bytes on that have to be passed over it is told, since it takes a while.
-TOLD_FROM_BYTES = 16 << 20
-#: Bytes are passed over in pieces of this size.
+#: Log when at least this many bytes have to be skipped, since that takes a while.
+LOGGED_FROM_BYTES = 16 << 20
+#: Bytes are skipped in pieces of this size.
 PIECE = 128 << 10
+#: All of a shard.
+WHOLE = (0, -1)
+
+
+def resume_shards(source: Iterable[Any], options: ReadOptions, resume: Resume) -> Iterator[ShardMembers]:
+    """Read what a state has left of the shards of ``source``: samples that are to be read again, and all after them.
+
+    Each part of a shard is yielded as a shard of its own, of the same number.
+
+    Raises:
+        ChangedShardError: a shard is not what it was when the state was saved.
+    """
+
+    def is_whole(number: int) -> bool:
+        return number <= resume.last and resume.spans(number) == [WHOLE]
+
+    left = source if resume.last == sys.maxsize else islice(source, resume.last + 1)  # the list may have no end
+    reader = ShardReader(left, options, is_whole)
+    for shard in reader:
+        spans = resume.spans(shard.number)
+        if spans == [WHOLE]:
+            yield shard, reader.read(shard)
+        elif spans:
+            yield from _read_spans(reader, shard, spans)
+
+
+def _read_spans(reader: ShardReader, shard: Shard, spans: Sequence[tuple[int, int]]) -> Iterator[ShardMembers]:
+    COUNTERS.opened(redact(shard.url))
+    archive = _SpanReader(reader, shard, last_start=spans[-1][0])
+    try:
+        for start, end in spans:
+            part = Shard(shard.url, shard.local_path, shard.number, end)
+            yield part, _read_span(reader, part, archive, start, is_last=(start, end) == spans[-1])
+            if not part.is_complete:
+                break
+    finally:
+        archive.close()
+
+
+def _read_span(
+    reader: ShardReader, part: Shard, archive: _SpanReader, start: int, *, is_last: bool
+) -> Iterator[MemberTuple]:
+    with reader.handle_errors(part):
+        try:
+            members = reader.members(archive.open_span(start, part.end), part, start)
+            yield from check_unchanged(members, redact(part.url), start, part.end)
+        except BaseException:
+            archive.close()
+            raise
+        if is_last:
+            archive.close()  # which may fail, as for a command
 
 
 class SeekableShard(Protocol):
-    """The parts of an uncompressed archive, in the order of their places."""
+    """An uncompressed archive of which spans are read, in the order of their offsets."""
 
-    def at(self, start: int, end: int) -> BinaryIO:
+    def open_span(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the archive if that is -1.
 
         The streams before are no longer read.
         """
 
 
-def open_archive(
-    path: str, options: Mapping[str, Any], opened: ExitStack, opener: Opener = open_url, *, limits: ReadLimits
-) -> BinaryIO:
-    """Open a shard at its beginning, with options for ``opener``; ``opened`` closes it."""
-    try:
-        raw = opened.enter_context(opener(path, **options))
-        return opened.enter_context(decompress_stream(raw, url=path, limits=limits))
-    except ShardError:
-        raise
-    except OSError as error:
-        raise _read_error(redact(path), error) from error
+class _SpanReader:
+    """Opens a shard when its first span is read, and once for all spans."""
+
+    def __init__(self, reader: ShardReader, shard: Shard, last_start: int) -> None:
+        self._reader, self._shard, self._last_start = reader, shard, last_start
+        self._stack = ExitStack()
+        self._archive: SeekableShard | None = None
+
+    def open_span(self, start: int, end: int) -> BinaryIO:
+        if self._archive is None:
+            self._archive = self._open()
+        return self._archive.open_span(start, end)
+
+    def _open(self) -> SeekableShard:
+        url, options, limits = self._shard.url, self._reader.opener_options, self._reader.options.limits
+        remote = open_parts(url, **options)
+        if remote is not None:
+            self._stack.callback(remote.close)
+            if detect_compression(remote.head) is None:
+                ranges = _RemoteSpans(remote)
+                self._stack.callback(ranges.close)
+                return ranges
+        return _StreamSpans(open_archive(url, options, self._stack, limits=limits), redact(url), self._last_start)
+
+    def close(self) -> None:
+        self._stack.close()
 
 
-def opened_parts(
-    path: str, options: Mapping[str, Any], opened: ExitStack, last: int, *, limits: ReadLimits
-) -> SeekableShard:
-    """Open a shard once for all its parts; ``opened`` closes it.
-
-    Args:
-        path: the shard.
-        options: for `open_url`.
-        opened: closes what is open.
-        last: where the last part begins, in bytes.
-        limits: what it may expand to.
-    """
-    remote = open_parts(path, **options)
-    if remote is not None:
-        opened.callback(remote.close)
-        if detect_compression(remote.head) is None:
-            found = _PartsOfRemote(remote)
-            opened.callback(found.close)
-            return found
-    return _PartsOfStream(open_archive(path, options, opened, limits=limits), redact(path), last)
-
-
-class _PartsOfRemote:
-    """Each part by a request of its own."""
+class _RemoteSpans:
+    """Reads each span by a range request of its own."""
 
     def __init__(self, remote: RangeSource) -> None:
         self._remote = remote
         self._stream: BinaryIO | None = None
 
-    def at(self, start: int, end: int) -> BinaryIO:
+    def open_span(self, start: int, end: int) -> BinaryIO:
         self.close()
         self._stream = buffer_stream(self._remote.part(start, end))
         return self._stream
@@ -94,23 +141,23 @@ class _PartsOfRemote:
             self._stream.close()
 
 
-class _PartsOfStream:
-    """All parts from one stream: by seeking where it can, or past what is before them, once."""
+class _StreamSpans:
+    """Reads all spans from one stream, by seeking if it can seek, and otherwise by reading and skipping once."""
 
-    def __init__(self, stream: BinaryIO, archive: str, last: int) -> None:
+    def __init__(self, stream: BinaryIO, archive: str, last_start: int) -> None:
         self._stream = stream
         self._archive = archive
         self._seeks = stream.seekable()
         self._at = 0
         self._section = _Section(stream, 0)
-        if not self._seeks and last >= TOLD_FROM_BYTES:
+        if not self._seeks and last_start >= LOGGED_FROM_BYTES:
             LOGGER.info(
-                "%s cannot be read from the middle, so its first %d MB are passed over to go on from there",
+                "%s cannot be read from the middle, so its first %d MB are skipped to resume there",
                 archive,
-                last // 1_000_000,
+                last_start // 1_000_000,
             )
 
-    def at(self, start: int, end: int) -> BinaryIO:
+    def open_span(self, start: int, end: int) -> BinaryIO:
         try:
             if self._seeks:
                 self._stream.seek(start)
@@ -121,7 +168,7 @@ class _PartsOfStream:
         except ShardError:
             raise
         except OSError as error:
-            raise _read_error(self._archive, error) from error
+            raise read_error(self._archive, error) from error
         if end < 0:
             return self._stream
         self._at, self._section = end, _Section(self._stream, end - start)
@@ -145,7 +192,7 @@ class _Section:
 
 
 def check_unchanged(members: Iterator[MemberTuple], archive: str, start: int, end: int) -> Iterator[MemberTuple]:
-    """Yield the members of a part, if they are where they were.
+    """Yield the members of a span, and check that they are where they were.
 
     Raises:
         ChangedShardError: no member begins at ``start``; or, if there is an end, they do not end there.
@@ -163,7 +210,3 @@ def check_unchanged(members: Iterator[MemberTuple], archive: str, start: int, en
             f"state can be loaded only with the very shards that it was saved with"
         ) from error
     yield from members
-
-
-def _read_error(archive: str, error: OSError) -> ShardReadError:
-    return ShardReadError(f"{archive} could not be read to its end: {type(error).__name__}: {error}")

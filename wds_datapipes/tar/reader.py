@@ -29,7 +29,7 @@ from wds_datapipes.tar.headers import (
     Entry,
     HeaderReader,
 )
-from wds_datapipes.types import MemberTuple
+from wds_datapipes.types import MemberTuple, Shard
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = ["read_members"]
@@ -50,8 +50,8 @@ _warned_of_links: list[str] = []
 def read_members(
     stream: BinaryIO,
     *,
-    url: str,
-    archive: str | None = None,
+    shard: Shard | str,
+    archive: str = "",
     select_files: Callable[[str], bool] | None = None,
     rename_files: Callable[[str], str] | None = None,
     ignore_zeros: bool = False,
@@ -64,8 +64,8 @@ def read_members(
 
     Args:
         stream: an uncompressed archive, or a part of one; it is not closed.
-        url: what its members say that they come from.
-        archive: what errors call it, where that differs from ``url``.
+        shard: the first item of each member.
+        archive: the name of the archive in messages; the shard's URL by default.
         select_files: gets a member's name before its data is read; what it refuses is passed over without being kept.
         rename_files: gets a member's name and returns the one to use, before ``select_files`` sees it.
         ignore_zeros: go on after an end marker, to read archives that were concatenated.
@@ -80,7 +80,7 @@ def read_members(
         UnsupportedMemberError: a member is sparse, or continues on another volume.
         ReadLimitError: a member is larger than its limit, which is told before it is read, or something else is.
     """
-    archive = archive or url
+    archive = archive or (shard if isinstance(shard, str) else shard.url)
     ahead = ReadBuffer(stream, archive, start)
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, stop=stop, limits=limits)
     most = limits.most("member_bytes")
@@ -94,7 +94,7 @@ def read_members(
     while True:
         entry = None
         if headers.plain and len(ahead.window) <= harmless:
-            members, entry = _plain_members(ahead, headers, url, choose)
+            members, entry = _plain_members(ahead, headers, shard, choose)
             yield from members
             del members  # so that they can be freed before more is read
         if entry is None:
@@ -135,12 +135,12 @@ def read_members(
             raise _cut(entry, archive, f"{len(data)} of its {size} bytes are there")
         ahead.at += padding
         if chosen is not None:
-            yield url, chosen, data, start
+            yield shard, chosen, data, start
         del data
 
 
 def _plain_members(
-    ahead: ReadBuffer, headers: HeaderReader, url: str, choose: Callable[[str], str | None] | None
+    ahead: ReadBuffer, headers: HeaderReader, shard: Shard | str, choose: Callable[[str], str | None] | None
 ) -> tuple[list[MemberTuple], Entry | None]:
     """Slice out of the window the plain files that lie in it whole; a shard is made of plain files.
 
@@ -172,9 +172,9 @@ def _plain_members(
             ahead.at = data_at
             return members, Entry(name, size, True, begin + first_at)
         if choose is None:
-            members.append((url, name, window[data_at : data_at + size], begin + first_at))
+            members.append((shard, name, window[data_at : data_at + size], begin + first_at))
         elif (chosen := choose(name)) is not None:
-            members.append((url, chosen, window[data_at : data_at + size], begin + first_at))
+            members.append((shard, chosen, window[data_at : data_at + size], begin + first_at))
         at = first_at = next_at
     ahead.at = first_at
     return members, None

@@ -24,7 +24,7 @@ NOT_COUNTING = {
     "ColumnAdder": {"storage_options"},
     "DatasetSpec": {"storage_options", "safe", "allow_commands"},
     "ShardList": {"storage_options", "safe", "rewrite"},
-    "ShardLoader": {"storage_options", "timeout_s", "retries", "read_ahead", "limits", "safe"},
+    "ShardLoader": {"options"},
 }
 
 #: Attributes in which stages keep where they are, and what the loader has set.
