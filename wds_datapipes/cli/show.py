@@ -32,7 +32,6 @@ from wds_datapipes.cli._pool import worker_pool
 from wds_datapipes.cli._screen import new_console
 from wds_datapipes.cli.show_sheet import LABELS, make_sheet
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
-from wds_datapipes.cli.show_sheet_png import MOST_CARDS, sheet_as_png
 from wds_datapipes.cli.show_terminal import half_blocks
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
@@ -67,7 +66,6 @@ def show(
         str | None,
         typer.Option("--html", metavar="FILE", help="Write an HTML page that needs no other file.", **SHEET),
     ] = None,
-    png: Annotated[str | None, typer.Option("--png", metavar="FILE", help="Write a picture.", **SHEET)] = None,
     limit: Annotated[
         int, typer.Option("--limit", min=1, help="How many samples to draw, of all shards.", **SHEET)
     ] = 60,
@@ -88,12 +86,12 @@ def show(
 ) -> None:
     """Show a sample: its fields, their sizes, and what they hold, with pictures where the terminal has colours.
 
-    With --html or --png, a contact sheet of samples that are drawn from all shards, with their classes, and a histogram
+    With --html, a contact sheet of samples that are drawn from all shards, with their classes, and a histogram
     of the sizes of all samples. Nothing in the shards is ever run: pickles are not decoded.
     """
     options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
     urls = list_shards(shards, options)
-    if html is None and png is None:
+    if html is None:
         sample, place = sample_at(urls, key, number, rule, end_marker.value, options)
         seen = [glance(name, data, characters=characters) for name, data in sample.items() if name[:2] != "__"]
         if as_json:
@@ -105,8 +103,6 @@ def show(
         raise WrongUse("--key and --number are for one sample in the terminal, and not for a contact sheet")
     if "-" in urls:
         raise WrongUse("A contact sheet reads shards twice, which standard input cannot be. Write it to a file first")
-    if png is not None and limit > MOST_CARDS:
-        raise WrongUse(f"A picture has room for {MOST_CARDS} samples. Lower --limit, or write it with --html")
     with ProgressMeter("Drawing", len(urls)) as meter, worker_pool(workers, urls) as pool:
         drawn = draw_samples(
             urls,
@@ -121,14 +117,9 @@ def show(
         )
     title = " ".join(redact(pattern) for pattern in shards)
     sheet = make_sheet(drawn, title, label_fields=[name.lower() for name in label] if label else LABELS)
-    written = []
-    for target, content in ((html, sheet_as_html), (png, sheet_as_png)):
-        if target is not None:
-            made = content(sheet)
-            data = made if isinstance(made, bytes) else made.encode("utf-8", "replace")
-            write_sidecar(target, data, options)
-            written.append((target, len(data)))
-    report(written, len(sheet.cards), len(drawn.sizes), drawn.faults, as_json=as_json)
+    page = sheet_as_html(sheet).encode("utf-8", "replace")
+    write_sidecar(html, page, options)
+    report(html, len(page), len(sheet.cards), len(drawn.sizes), drawn.faults, as_json=as_json)
 
 
 def sample_at(
@@ -197,19 +188,13 @@ def plain_lines(text: str) -> Iterator[str]:
         yield printable(line)
 
 
-def report(
-    written: list[tuple[str, int]], shown: int, samples: int, faults: list[ShardFault], *, as_json: bool
-) -> None:
-    """Print what was written, and to standard error what is wrong with shards."""
+def report(page: str, size: int, shown: int, samples: int, faults: list[ShardFault], *, as_json: bool) -> None:
+    """Print the page that was written, and what is wrong with shards to standard error."""
     if as_json:
-        files = [{"file": redact(target), "bytes": size} for target, size in written]
-        told = {"files": files, "shown": shown, "samples": samples, "faults": [fault._asdict() for fault in faults]}
-        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+        facts = {"file": redact(page), "bytes": size, "shown": shown, "samples": samples}
+        sys.stdout.write(json.dumps({**facts, "faults": [fault._asdict() for fault in faults]}, indent=1) + "\n")
     else:
-        for target, size in written:
-            sys.stdout.write(
-                f"{printable(redact(target))}: {shown:,} of {plural(samples, 'sample')}, {human_bytes(size)}\n"
-            )
+        sys.stdout.write(f"{printable(redact(page))}: {shown:,} of {plural(samples, 'sample')}, {human_bytes(size)}\n")
         sys.stdout.flush()
         for fault in faults:
             typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
