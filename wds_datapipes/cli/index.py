@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from enum import Enum
 from typing import Annotated, Any
 
@@ -30,7 +29,6 @@ from wds_datapipes.cli._options import (
     list_shards,
     options_of,
 )
-from wds_datapipes.cli._pool import worker_pool
 from wds_datapipes.index.build_many import IndexResult, build_indexes
 from wds_datapipes.index.file_format import index_url, write_index
 from wds_datapipes.index.interop.dali import dali_index_url, read_dali_index, write_dali_index
@@ -103,8 +101,7 @@ def index(
     urls = list_shards(shards, options)
     if any(url == "-" or url.startswith("pipe:") for url in urls) and folder is None:
         raise WrongUse("Standard input and commands have no place beside them. Write the shard to a file first")
-    with ProgressMeter("Indexing", len(urls)) as meter, worker_pool(workers, urls) as pool:
-        running: dict[str, Any] = {"executor": pool, "max_workers": None if pool is not None else 1}
+    with ProgressMeter("Indexing", len(urls)) as meter:
         if to is Format.wds and source is Source.shard:
             results = own_indexes(
                 urls,
@@ -116,18 +113,18 @@ def index(
                 end_marker=end_marker.value,
                 storage_options=options,
                 limits=limits_of(limits),
-                **running,
+                max_workers=workers,
             )
             if manifest is not None:
                 write_manifest(Manifest(results), manifest, storage_options=options)
             written = [result.index_url for result in results if result.is_new]
             samples, held = sum(result.samples for result in results), len(results) - len(written)
         elif to is Format.wids:
-            told = write_wids_index(urls, str(output), storage_options=options, **running)
+            told = write_wids_index(urls, str(output), storage_options=options, max_workers=workers)
             written, samples, held = [str(output)], told.samples, 0
         else:
             work = WORK[source, to]
-            written, samples = foreign_indexes(urls, work, (end_marker.value, options), meter, **running)
+            written, samples = foreign_indexes(urls, work, (end_marker.value, options), meter, workers)
             held = 0
     if as_json:
         facts = {"shards": len(urls), "samples": samples, "written": list(map(redact, written)), "held": held}
@@ -182,14 +179,12 @@ def foreign_indexes(
     work: Callable[..., tuple[str, int]],
     arguments: Sequence[Any],
     meter: ProgressMeter,
-    *,
-    executor: Executor | None,
-    max_workers: int | None,
+    workers: int | None,
 ) -> tuple[list[str], int]:
     """Write an index for each shard; return their names, and how many samples there are."""
     places: dict[int, str] = {}
     samples = 0
-    for number, task in each_shard(work, urls, arguments, executor=executor, max_workers=max_workers):
+    for number, task in each_shard(work, urls, arguments, executor=None, max_workers=workers):
         places[number], count = task.result()
         samples += count
         meter.add(shards=1, samples=count)

@@ -28,7 +28,6 @@ from wds_datapipes.cli._options import (
     list_shards,
     options_of,
 )
-from wds_datapipes.cli._pool import worker_pool
 from wds_datapipes.cli._screen import new_console
 from wds_datapipes.cli.show_sheet import LABELS, make_sheet
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
@@ -103,13 +102,12 @@ def show(
         raise WrongUse("--key and --number are for one sample in the terminal, and not for a contact sheet")
     if "-" in urls:
         raise WrongUse("A contact sheet reads shards twice, which standard input cannot be. Write it to a file first")
-    with ProgressMeter("Drawing", len(urls)) as meter, worker_pool(workers, urls) as pool:
+    with ProgressMeter("Drawing", len(urls)) as meter:
         drawn = draw_samples(
             urls,
             limit,
             seed=seed,
-            executor=pool,
-            max_workers=None if pool is not None else 1,
+            max_workers=workers,
             on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
             key_rule=rule,
             end_marker=end_marker.value,

@@ -26,7 +26,6 @@ from wds_datapipes.cli._options import (
     list_shards,
     options_of,
 )
-from wds_datapipes.cli._pool import worker_pool
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 __all__ = ["stats"]
@@ -52,11 +51,10 @@ def stats(
     """
     options = options_of(storage_options, timeout, retries)
     urls = list_shards(shards, options)
-    with ProgressMeter("Counting", len(urls)) as meter, worker_pool(workers, urls) as pool:
+    with ProgressMeter("Counting", len(urls)) as meter:
         found = dataset_stats(
             urls,
-            executor=pool,
-            max_workers=None if pool is not None else 1,
+            max_workers=workers,
             on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
             key_rule=key_rule_of(key_rule),
             end_marker=end_marker.value,

@@ -29,7 +29,6 @@ from wds_datapipes.cli._options import (
     list_shards,
     options_of,
 )
-from wds_datapipes.cli._pool import worker_pool
 from wds_datapipes.index.manifest import read_manifest
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.prepare.verify import Checks, VerifiedShard, common_keys, verify_shards
@@ -84,12 +83,11 @@ def verify(
     urls = list_shards(shards, options)
     if decode and "-" in urls:
         raise WrongUse("--decode reads a shard twice, which standard input cannot be. Write it to a file first")
-    with ProgressMeter("Verifying", len(urls)) as meter, worker_pool(workers, urls) as pool:
+    with ProgressMeter("Verifying", len(urls)) as meter:
         found = verify_shards(
             urls,
             checks,
-            executor=pool,
-            max_workers=None if pool is not None else 1,
+            max_workers=workers,
             on_result=lambda shard: meter.add(shards=1, samples=shard.samples, size=shard.bytes or 0),
         )
     counts = sum((shard.counts for shard in found), Counter[str]())

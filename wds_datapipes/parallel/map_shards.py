@@ -52,7 +52,8 @@ def each_shard(
         urls: the shards.
         arguments: what it gets besides, and can be pickled.
         executor: who works; by default processes that are forked here and end with the iteration.
-        max_workers: how many of them, if not one for each processor. With 1, or one shard, this process works itself.
+        max_workers: how many of them, if not one for each processor. With 1, with one shard, or with standard
+            input among them, this process works itself.
 
     Raises:
         ValueError: ``max_workers`` makes no sense.
@@ -60,7 +61,7 @@ def each_shard(
     """
     if max_workers is not None and max_workers < 1:
         raise ValueError(f"max_workers is a number from 1, not {max_workers!r}")
-    workers = min(max_workers or len(os.sched_getaffinity(0)), len(urls))
+    workers = 1 if "-" in urls else min(max_workers or len(os.sched_getaffinity(0)), len(urls))
     workforce: ShardExecutor
     if executor is not None:
         workforce = BorrowedExecutor(work, executor, None)
