@@ -225,7 +225,7 @@ def spec_seeds() -> list[bytes]:
     ]
     facts = {"prefix": "p/", "buckets": ["b"], "datasets": datasets}
     yaml = b"prefix: p/\nbuckets: [b]\ndatasets:\n- name: x\n  shards: '{0..3}.tar'\n  resample: 2\n"
-    yaml += b"- shards: &s [a, b]\n- shards: *s\n"
+    yaml += b"- shards: [a, b]\n- shards: [a, c]\n"
     laughs = b"a: &a [x, x]\nb: &b [*a, *a]\ndatasets: *b\n"
     merged = b"datasets:\n- &a {shards: x}\n- &b {<<: [*a, *a]}\n- {<<: [*b, *b], name: y}\n"
     return [b"j" + json.dumps(facts).encode(), b"y" + yaml, b"y" + laughs, b"y" + merged]

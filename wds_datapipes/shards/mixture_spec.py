@@ -14,17 +14,18 @@ from wds_datapipes.errors import MissingSidecarError, PatternError, SpecError
 from wds_datapipes.extras import require
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import local_path, redact, split_scheme
-from wds_datapipes.io.plain_yaml import plain_yaml
 from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.io.url_safety import refuse_commands, refuse_unsafe
 from wds_datapipes.shards.patterns import MAX_SHARDS, split_patterns
 
-__all__ = ["Collection", "Mixture", "read_mixture"]
+__all__ = ["Collection", "Mixture", "parse_plain_yaml", "read_mixture"]
 
 #: webdataset's documentation has called the last one by either name.
 TOP_KEYS = ("prefix", "buckets", "datasets", "dataset")
 DATASET_KEYS = ("buckets", "name", "shards", "resample", "choose", "scaleprob", "scale", "extensions", "settings")
 SUFFIXES = (".yaml", ".yml", ".json")
+#: What PyYAML raises besides its own errors: for an impossible date, an empty number, a text that nests too deep.
+YAML_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 class Collection(NamedTuple):
@@ -153,9 +154,35 @@ def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -
             raise SpecError(f"The specification {path} is no JSON: {error}") from error
     yaml = require("yaml", extra="yaml", purpose=f"read the specification {path}")
     try:
-        return plain_yaml(yaml, text)
+        return parse_plain_yaml(yaml, text)
     except ValueError as error:
         raise SpecError(f"The specification {path} is no YAML of plain values: {error}") from error
+
+
+def parse_plain_yaml(yaml: Any, text: str | bytes) -> Any:
+    """Return the plain values of a YAML text.
+
+    Aliases are refused: a few lines of them can stand for more values than any memory holds.
+
+    Args:
+        yaml: the module of PyYAML.
+        text: what to parse.
+
+    Raises:
+        ValueError: it is no YAML of plain values, or has an alias.
+    """
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package is optional
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError(f"aliases are not supported, and there is one:\n{self.peek_event().start_mark}")
+            return super().compose_node(parent, index)
+
+    try:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, *YAML_ERRORS) as error:
+        cause = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
+        raise ValueError(cause) from error
 
 
 def _collection(

@@ -24,10 +24,10 @@ from wds_datapipes.index.interop.energon_sqlite import energon_keys, remove_ener
 from wds_datapipes.index.interop.shard_members import ShardMembers
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, redact, split_scheme
-from wds_datapipes.io.plain_yaml import plain_yaml
 from wds_datapipes.io.small_files import join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.url_safety import refuse_commands
 from wds_datapipes.parallel.map_shards import Shards, each_shard, listed_shards
+from wds_datapipes.shards.mixture_spec import parse_plain_yaml
 from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.tar.headers import EndMarker
 
@@ -261,7 +261,7 @@ def read_energon_dataset(
         if not all(type(count) is int and count >= 0 for count in counts.values()):
             raise ValueError("its counts are no numbers")
         name = f"{root}.nv-meta/split.yaml"
-        parts = plain_yaml(yaml, read_sidecar(name, storage_options))["split_parts"]
+        parts = parse_plain_yaml(yaml, read_sidecar(name, storage_options))["split_parts"]
         splits = {split: [url for part in parts.get(split) or () for url in expand_braces(part)] for split in parts}
         dataset = EnergonDataset(
             {join_name(root, url): count for url, count in counts.items()},
