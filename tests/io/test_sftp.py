@@ -11,12 +11,10 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import paramiko  # type: ignore[import-untyped]  # it carries no types
 import pytest
-from paramiko.sftp import CMD_DATA  # type: ignore[import-untyped]  # the same
 from sftp_server import PASSWORD, USER, SftpServer
 from wires import Cut, Wire, wire
 
@@ -24,7 +22,7 @@ from wds_datapipes import ShardList
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError, ShardReadError
 from wds_datapipes.io.openers import open_url
 from wds_datapipes.io.remote.retry import RetryPolicy
-from wds_datapipes.io.remote.sftp import _ChannelFile, _file_system
+from wds_datapipes.io.remote.sftp import _file_system
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
@@ -264,38 +262,6 @@ def test_two_shards_are_read_at_a_time_by_two_threads(server: SftpServer) -> Non
         for thread in threads:
             thread.join(60)
     assert found == [(server.files / "a.tar").read_bytes()] * 2
-
-
-class AnyOrder:
-    """Answers requests in any order, and with a part of what was asked for, as a server may."""
-
-    def __init__(self, data: bytes, seed: int) -> None:
-        self._data, self._drawn = data, random.Random(seed)
-        self._waiting: list[tuple[int, int, int]] = []
-        self._count = 0
-        self.file: Any = None
-
-    def _async_request(self, file: Any, _kind: int, _handle: bytes, place: int, length: int) -> int:
-        self.file = file
-        self._count += 1
-        self._waiting.append((self._count, int(place), length))
-        return self._count
-
-    def _read_response(self) -> None:
-        number, place, length = self._waiting.pop(self._drawn.randrange(len(self._waiting)))
-        answer = paramiko.Message()
-        answer.add_string(self._data[place : place + self._drawn.randint(1, length)])
-        answer.rewind()
-        self.file._async_response(CMD_DATA, answer, number)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_answers_may_come_in_any_order_and_be_short(seed: int) -> None:
-    data = random.Random(seed).randbytes(500_000)
-    start, end = sorted(random.Random(seed).sample(range(len(data)), 2))
-    channel = AnyOrder(data, seed)
-    file = _ChannelFile(SimpleNamespace(handle=b""), channel, None, lambda: None, start, end)
-    assert b"".join(iter(lambda: file.read(10_000), b"")) == data[start:end]
 
 
 def test_a_copy_is_made(server: SftpServer, line: Wire, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, FsspecSource
 from wds_datapipes.io.remote.http import HttpClient, HttpSource, is_web
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, StreamSource
 from wds_datapipes.io.remote.retry import NO_PATIENCE, RetryPolicy, concerns_all, is_untrusted
-from wds_datapipes.io.remote.sftp import SftpSource, connect, is_sftp
+from wds_datapipes.io.remote.sftp import connect, is_sftp
 from wds_datapipes.io.remote.throughput import MonitoredSource, ThroughputMonitor
-from wds_datapipes.io.remote.timeouts import StoreTimeouts, set_timeout, with_timeouts
+from wds_datapipes.io.remote.timeouts import StoreTimeouts, with_timeouts
 from wds_datapipes.io.urls import known_schemes, split_scheme
 
 __all__ = ["BLOCK_BYTES", "open_remote", "redactor_of", "remote_filesystem"]
@@ -83,8 +83,6 @@ def open_remote(
     origin: StreamSource = FsspecSource(filesystem, path, scheme, pace)
     if is_web(scheme):
         origin = MonitoredSource(HttpSource(filesystem, path), pace)
-    elif is_sftp(scheme):
-        origin = MonitoredSource(SftpSource(filesystem, path, pace.timeout_s), pace)
     try:
         stream = ResumingStream(origin, hide(url), lambda error: reason(error, scheme, hide), patience)
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
@@ -140,7 +138,6 @@ def remote_filesystem(
 
     try:
         filesystem, path = patience.patiently(make, f"{hide(url)} cannot be opened")
-        set_timeout(scheme, filesystem, timeout_s)
     except ImportError as error:
         raise MissingDependencyError(
             f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"

@@ -27,7 +27,7 @@ UNGUARDED = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf"})
 
 
 class FileExpiredError(OSError):
-    """A file is another one by now. It is called as that of s3fs, which says the same."""
+    """A file is another one by now. s3fs raises `FileExpired` for the same."""
 
 
 class FsspecSource:

@@ -15,9 +15,8 @@ from wds_datapipes.io.remote.filesystem import reason, remote_filesystem
 from wds_datapipes.io.remote.forward_stream import ForwardStream
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, PATIENCE
 from wds_datapipes.io.remote.http import HttpFile, UnexpectedResponseError, is_web
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream, StreamSource
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream
 from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, status_of, was_replaced
-from wds_datapipes.io.remote.sftp import SftpRangeSource, SftpSource, is_sftp
 from wds_datapipes.io.remote.throughput import Attempt, MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts
 from wds_datapipes.io.urls import split_scheme
@@ -73,16 +72,6 @@ def open_remote_parts(
             return store.patience.patiently(
                 lambda: HttpRangeSource.found(store, request), f"{store.name} cannot be opened"
             )
-        if is_sftp(scheme):
-            changed = partial(_changed_error, store.name)
-
-            def until(end: int) -> StreamSource:
-                return MonitoredSource(SftpSource(filesystem, path, store.pace.timeout_s, end), store.pace)
-
-            def opened() -> SftpRangeSource:
-                return SftpRangeSource(until, store.stream, changed, HEAD_BYTES)
-
-            return store.patience.patiently(opened, f"{store.name} cannot be opened")
 
         def find() -> FsspecRangeSource | None:
             return FsspecRangeSource.found(
@@ -110,21 +99,6 @@ class Store:
     def tell(self, error: Exception) -> str:
         """Say what an error means, without secrets."""
         return reason(error, self._scheme, self.hide)
-
-    def stream(self, origin: StreamSource) -> BinaryIO:
-        """Return what reads an origin, and goes on where it breaks.
-
-        Raises:
-            ShardOpenError: it cannot be opened.
-        """
-        try:
-            return cast(BinaryIO, ResumingStream(origin, self.name, self.tell, self.patience))
-        except ShardError:
-            raise
-        except Exception as error:  # noqa: BLE001  every library has errors of its own
-            refused = ShardOpenError(f"{self.name} cannot be opened: {self.tell(error)}{self.patience.told()}")
-            refused.concerns_all = concerns_all(error)
-            raise_alone(refused)
 
     def attempt(self, what: Callable[[], T]) -> T:
         """Return what is asked of the store's library, which has so long for it."""

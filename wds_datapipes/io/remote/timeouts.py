@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.io.remote.retry import RetryPolicy
 
-__all__ = ["OURS", "RETRIES", "TIMEOUT_S", "StoreTimeouts", "set_timeout", "silent_after", "with_timeouts"]
+__all__ = ["OURS", "RETRIES", "TIMEOUT_S", "StoreTimeouts", "silent_after", "with_timeouts"]
 
 #: The seconds without a byte after which a store has failed, where its library has no opinion.
 TIMEOUT_S = 30.0
@@ -102,9 +102,3 @@ def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | No
     if scheme == "ftp" and timeout_s is not None:
         return {"timeout": timeout_s, **options}
     return dict(options)
-
-
-def set_timeout(scheme: str, filesystem: Any, timeout_s: float | None) -> None:
-    """Set what no option of a file system sets: how long an open SFTP connection is waited for."""
-    if scheme in ("sftp", "ssh"):
-        filesystem.ftp.get_channel().settimeout(TIMEOUT_S if timeout_s is None else timeout_s)
