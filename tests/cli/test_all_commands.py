@@ -47,7 +47,7 @@ def in_terminal(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("command", "label"),
     [
-        (["create", "recipe", "--from", "recipe", "-o", "%d.tar", "--maxcount", "1", "--workers", "1"], "Writing"),
+        (["create", "recipe", "recipe", "-o", "%d.tar", "--maxcount", "1", "--workers", "1"], "Writing"),
         (["verify", SLOW, "a-1.tar", "--workers", "1"], "Verifying"),
         (["stats", SLOW, "a-1.tar", "--workers", "1"], "Counting"),
         (["map", "a-0.tar", "a-1.tar", "-c", "sleep 0.05", "-o", "out/", "--workers", "0"], "Mapping"),

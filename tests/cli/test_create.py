@@ -45,7 +45,9 @@ def pets(folder: Path) -> dict[str, dict[str, bytes]]:
 
 
 def test_shards_of_a_folder_of_images(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
-    done = program("create", "pets", "-o", "out/pets-%02d.tar", "--maxcount", "3", "--manifest", "out/pets.json")
+    done = program(
+        "create", "images", "pets", "-o", "out/pets-%02d.tar", "--maxcount", "3", "--manifest", "out/pets.json"
+    )
     assert (done.code, done.err) == (0, "Left out, as files of other kinds: .txt 1\n")
     assert done.lines == [
         "out/pets-00.tar: 3 samples, 7.17 kB",
@@ -66,7 +68,9 @@ def test_shards_of_a_folder_of_images(program: Any, pets: dict[str, dict[str, by
 def test_an_order_of_its_own_by_any_number_of_workers(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
     arguments = ["--maxsize", "6kB", "--shuffle", "--seed", "3", "--index", "--class-name", "txt"]
     for workers in (1, 2, 3):
-        done = program("create", "pets", "-o", f"{workers}/%d.tar.gz", *arguments, "--workers", str(workers), "--json")
+        done = program(
+            "create", "images", "pets", "-o", f"{workers}/%d.tar.gz", *arguments, "--workers", str(workers), "--json"
+        )
         assert done.code == 0
     facts = json.loads(done.out)
     count = len(facts["shards"])
@@ -87,10 +91,10 @@ def test_an_order_of_its_own_by_any_number_of_workers(program: Any, pets: dict[s
 
 
 def test_another_part_has_the_same_numbers(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
-    assert program("create", "pets", "-o", "train-%d.tar").code == 0
+    assert program("create", "images", "pets", "-o", "train-%d.tar").code == 0
     Path("val/dog").mkdir(parents=True)
     Path("val/dog/1.jpg").write_bytes(b"1")
-    arguments = ["create", "val", "--classes-from", "train-classes.json", "-o", "val-%d.tar"]
+    arguments = ["create", "images", "val", "--classes-from", "train-classes.json", "-o", "val-%d.tar"]
     assert program(*arguments).code == 0
     assert contents("val-0.tar") == {"dog/1": {"jpg": b"1", "cls": b"1"}}
     assert Path("val-classes.json").read_text() == Path("train-classes.json").read_text()
@@ -109,7 +113,7 @@ def test_shards_of_imagenet(program: Any, folder: Path) -> None:
     Path("in/val/ILSVRC2012_val_00000001.JPEG").write_bytes(b"v")
     Path("labels.csv").write_text("ImageId,PredictionString\nILSVRC2012_val_00000001,n01443537 1 2 3 4\n")
     Path("in/LOC_synset_mapping.txt").write_text("n01440764 tench\nn01443537 goldfish\n")
-    arguments = ["in", "--from", "imagenet"]
+    arguments = ["imagenet", "in"]
     assert program("create", *arguments, "-o", "imagenet-train-%06d.tar").code == 0
     assert contents("imagenet-train-000000.tar") == {
         "0000000": {"jpg": b"n01440764", "cls": b"0"},
@@ -128,7 +132,7 @@ def test_shards_of_imagenet(program: Any, folder: Path) -> None:
 def test_shards_of_a_table(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
     Path("rows.csv").write_text("id,image,label,caption\na,cat/1.jpg,0,one\nb,dog/1.jpg,1,\n")
     options = ["--file", "image", "--file", "second.jpg=image", "--field", "cls=label", "--field", "json=*"]
-    done = program("create", "rows.csv", "-o", "rows.tar", "--root", "pets", "--key", "id", *options)
+    done = program("create", "table", "rows.csv", "-o", "rows.tar", "--root", "pets", "--key", "id", *options)
     assert (done.code, done.lines, done.err) == (0, ["rows.tar: 2 samples, 9.22 kB"], "")
     found = contents("rows.tar")
     assert list(found["a"]) == ["jpg", "second.jpg", "cls", "json"]
@@ -138,7 +142,7 @@ def test_shards_of_a_table(program: Any, pets: dict[str, dict[str, bytes]]) -> N
 
 def test_a_recipe_goes_through_a_pipe(process: Any, pets: dict[str, dict[str, bytes]]) -> None:
     Path("recipe").write_text("a.jpg pets/dog/1.jpg\na.cls text:7\nb.txt pipe:echo b\n")
-    done = process("create", "recipe", "--from", "recipe", "-o", "-")
+    done = process("create", "recipe", "recipe", "-o", "-")
     assert (done.code, done.err) == (0, "")
     Path("a.tar").write_bytes(done.out)
     assert contents("a.tar") == {"a": {"jpg": pets["dog/1"]["jpg"], "cls": b"7"}, "b": {"txt": b"b\n"}}
@@ -153,7 +157,7 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
     images = {f"bucket/create/in/{number}.jpg": b"%d" % number * 1000 * number for number in range(1, 6)}
     rows = "".join(f"in/{number}.jpg,{number}\n" for number in range(1, 5)) + "s3://bucket/create/in/5.jpg,5\n"
     bucket.pipe({**images, "bucket/create/rows.csv": f"image,cls\n{rows}".encode()})
-    out, table = "s3://bucket/create/out", ["create", "s3://bucket/create/rows.csv", "--file", "image"]
+    out, table = "s3://bucket/create/out", ["create", "table", "s3://bucket/create/rows.csv", "--file", "image"]
     target = ["-o", f"{out}/%d.tar", "--maxcount", "2", "--index", "--manifest", f"{out}/all.json"]
     done = program(*table, *target, "--resume", "--journal", "j", "--workers", "2", *given)
     assert (done.code, done.err) == (0, "")
@@ -181,7 +185,7 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
     # What concerns all files is passed over with none.
     Path("here.csv").write_text(f"image\n{out}/0.tar\n")
     Path("options.json").write_text(json.dumps({**options, "secret": "wrong" + options["secret"]}))
-    done = program("create", "here.csv", "--file", "image", "-o", "b.tar", "--skip-bad", *given)
+    done = program("create", "table", "here.csv", "--file", "image", "-o", "b.tar", "--skip-bad", *given)
     assert (done.code, Path("b.tar").exists()) == (2, False)
     assert re.match(r"Error: s3://bucket/create/out/0\.tar cannot be opened: permission denied", done.err)
     assert options["secret"] not in done.err
@@ -220,13 +224,13 @@ def test_a_function_makes_other_samples_of_images(program: Any, folder: Path, mo
                 expected[f"{kind}/{number}-again"] = expected[f"{kind}/{number}"]
     options = ["-f", "making:small", "-d", "pil", "--encode", "jpg:quality=50", "--maxcount", "5", "--resume"]
     for workers in ("1", "2"):
-        done = program("create", "photos", "-o", f"{workers}-%d.tar", *options, "--workers", workers)
+        done = program("create", "images", "photos", "-o", f"{workers}-%d.tar", *options, "--workers", workers)
         assert (done.code, done.err) == (0, "")
         assert contents(f"{workers}-0.tar", f"{workers}-1.tar") == expected
         assert Path(f"{workers}-0.tar").read_bytes() == Path("1-0.tar").read_bytes()
-    assert program("create", "photos", "-o", "1-%d.tar", *options).lines[-1] == "2 of 2 shards held already"
+    assert program("create", "images", "photos", "-o", "1-%d.tar", *options).lines[-1] == "2 of 2 shards held already"
     options[5] = "jpg:quality=60"
-    assert "held already" not in program("create", "photos", "-o", "1-%d.tar", *options).out
+    assert "held already" not in program("create", "images", "photos", "-o", "1-%d.tar", *options).out
     assert {len(fields["jpg"]) for fields in contents("1-0.tar").values()} != {
         len(fields["jpg"]) for fields in contents("2-0.tar").values()
     }
@@ -237,7 +241,7 @@ def test_a_sample_whose_function_fails_is_told_and_passed_over_on_request(
 ) -> None:
     monkeypatch.syspath_prepend(str(Path.cwd()))
     Path("making2.py").write_text(MODULE)
-    arguments = ["create", "pets", "-o", "a.tar", "-f", "making2:marked"]
+    arguments = ["create", "images", "pets", "-o", "a.tar", "-f", "making2:marked"]
     done = program(*arguments)
     assert (done.code, done.out) == (1, "")
     assert done.err == "Error: pets/cat/0.jpg cannot be made anew by marked: LookupError: nothing in it\n"
@@ -255,19 +259,19 @@ def test_what_cannot_be_written_is_told_first_and_passed_over_on_request(
     Path("pets/cat/1.5.jpg").write_bytes(b"d")
     Path("pets/dog/gone.jpg").symlink_to("nowhere")
     Path("pets/emu").mkdir()
-    done = program("create", "pets", "-o", "out/%d.tar")
+    done = program("create", "images", "pets", "-o", "out/%d.tar")
     assert (done.code, done.out) == (1, "")
     assert re.fullmatch(r"Error: The folder 'pets/emu' of the class 'emu' has no image .* with --ending\n", done.err)
     Path("pets/emu").rmdir()
-    done = program("create", "pets", "-o", "out/%d.tar")
+    done = program("create", "images", "pets", "-o", "out/%d.tar")
     assert done.code == 1
     assert re.fullmatch(
         r"Error: pets/cat/1\.5\.jpg: The key 'cat/1\.5' .*; or use --key-rule last-dot, or use --rekey '.*'\n", done.err
     )
-    done = program("create", "pets", "-o", "out/%d.tar", "--key-rule", "last-dot")
+    done = program("create", "images", "pets", "-o", "out/%d.tar", "--key-rule", "last-dot")
     assert "pets/dog/gone.jpg' is a link to nothing" in done.err
     assert names() == ["pets"]
-    done = program("create", "pets", "-o", "out.tar", "--skip-bad", "--json")
+    done = program("create", "images", "pets", "-o", "out.tar", "--skip-bad", "--json")
     assert done.code == 0
     assert contents("out.tar") == pets
     assert [fault["kind"] for fault in json.loads(done.out)["skipped"]] == [
@@ -276,13 +280,13 @@ def test_what_cannot_be_written_is_told_first_and_passed_over_on_request(
         "SampleSourceError",
     ]
     assert "is that of pets/cat/1.jpg and of pets/cat/1.png" in json.loads(done.out)["skipped"][2]["message"]
-    done = program("create", "pets", "-o", "out.tar", "--skip-bad", "--rekey", "{number:03d}")
+    done = program("create", "images", "pets", "-o", "out.tar", "--skip-bad", "--rekey", "{number:03d}")
     assert done.err.count("Passed over:") == 1
     assert len(contents("out.tar")) == 9
 
 
 def test_a_second_call_goes_on(program: Any, pets: dict[str, dict[str, bytes]]) -> None:
-    arguments = ["create", "pets", "-o", "%d.tar", "--maxcount", "2", "--resume"]
+    arguments = ["create", "images", "pets", "-o", "%d.tar", "--maxcount", "2", "--resume"]
     assert program(*arguments).code == 0
     Path("1.tar").unlink()
     assert program(*arguments).lines[-1] == "3 of 4 shards held already"
@@ -303,7 +307,7 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
     Path("recipe").write_text(
         f"a.txt text:1\nb.txt text:2\nc.txt pipe:{wait}; echo begun >&2; sleep 60\nd.txt pipe:sleep 60"
     )
-    command = [sys.executable, "-m", "wds_datapipes.cli", "create", "recipe", "--from", "recipe", "-o", "%d.tar"]
+    command = [sys.executable, "-m", "wds_datapipes.cli", "create", "recipe", "recipe", "-o", "%d.tar"]
     with subprocess.Popen(
         [*command, "--maxcount", "1", "--workers", "2"], stderr=subprocess.PIPE, start_new_session=True, text=True
     ) as run:
@@ -318,30 +322,29 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("none -o a.tar", "no file or folder 'none'"),
-        ("pets/cat/1.jpg -o a.tar", "What 'pets/cat/1.jpg' is, its name does not tell"),
-        ("pets/cat/1.jpg --from images -o a.tar", "is no folder"),
-        ("pets -o - --json", "nothing else can"),
-        ("pets -o a.tar --key id", "--key goes with --from table, and this is --from images"),
-        ("pets -o a.tar --root .", "--root goes with --from recipe and --from table"),
-        ("pets -o a.tar --no-classes --class-name txt", "--no-classes goes neither with"),
-        ("pets -o a.tar --classes-from rows.csv", "'rows.csv' is none"),
-        ("pets -o a.tar --compress rar", "compress"),
-        ("pets -o a.tar --no-classes --class-list c.json", "these samples have none"),
-        ("pets -o %d-%d.tar", "one place for their numbers"),
-        ("pets -o a.tar --rekey {shard}", "would be the same"),
-        ("pets -o a.tar --maxsize much", "--maxsize is a number of bytes"),
-        ("pets -o pipe:cat>%d.tar --resume", "Name a local file for the journal"),
-        ("pets -o a.tar -d pil", "--decode and --encode go with --function"),
-        ("pets -o a.tar -f os:getcwd --encode jpg", "--encode is EXT:OPTION=VALUE, as in jpg:quality=90, not 'jpg'"),
-        ("pets -o a.tar -f os:getcwd --encode txt:a=1", "--encode: options are for images"),
-        ("pets -o a.tar -f os:getcwd -d no", "--decode: no decoder is called 'no'"),
-        ("s3://bucket/pets --from images -o a.tar", "'s3://bucket/pets' is no folder of this host"),
-        ("s3://bucket/pets -o a.tar", "What 's3://bucket/pets' is, its name does not tell"),
-        ("rows.csv -o a.tar --key no", "has no column 'no'"),
-        ("rows.csv -o a.tar --file =x", "--file is FIELD=COLUMN, or a COLUMN"),
-        ("rows.csv -o a.tar --field *", "--field is FIELD=COLUMN, or a COLUMN"),
-        ("rows.csv -o a.tar --field A/b=a", "could not be read back"),
+        ("images none -o a.tar", "no file or folder 'none'"),
+        ("images pets/cat/1.jpg -o a.tar", "is no folder"),
+        ("images pets -o - --json", "nothing else can"),
+        ("images pets -o a.tar --no-classes --class-name txt", "--no-classes goes neither with"),
+        ("images pets -o a.tar --classes-from rows.csv", "'rows.csv' is none"),
+        ("images pets -o a.tar --compress rar", "compress"),
+        ("images pets -o a.tar --no-classes --class-list c.json", "these samples have none"),
+        ("images pets -o %d-%d.tar", "one place for their numbers"),
+        ("images pets -o a.tar --rekey {shard}", "would be the same"),
+        ("images pets -o a.tar --maxsize much", "--maxsize is a number of bytes"),
+        ("images pets -o pipe:cat>%d.tar --resume", "Name a local file for the journal"),
+        ("images pets -o a.tar -d pil", "--decode and --encode go with --function"),
+        ("images pets -o a.tar -f os:getcwd --encode jpg", "--encode is EXT:OPTION=VALUE, as in jpg:quality=90, not"),
+        ("images pets -o a.tar -f os:getcwd --encode txt:a=1", "--encode: options are for images"),
+        ("images pets -o a.tar -f os:getcwd -d no", "--decode: no decoder is called 'no'"),
+        ("images s3://bucket/pets -o a.tar", "'s3://bucket/pets' is no folder of this host"),
+        ("imagenet s3://bucket/pets -o a.tar", "'s3://bucket/pets' is no folder of this host"),
+        ("table pets/cat/1.jpg -o a.tar", "A table is .csv, "),
+        ("table rows.csv -o a.tar --key no", "has no column 'no'"),
+        ("table rows.csv -o a.tar --file =x", "--file is FIELD=COLUMN, or a COLUMN"),
+        ("table rows.csv -o a.tar --field *", "--field is FIELD=COLUMN, or a COLUMN"),
+        ("table rows.csv -o a.tar --field A/b=a", "could not be read back"),
+        ("recipe none -o a.tar", "no file or folder 'none'"),
     ],
 )
 def test_wrong_use(program: Any, pets: dict[str, dict[str, bytes]], arguments: str, message: str) -> None:

@@ -28,7 +28,7 @@ CALLS: list[tuple[str, ...]] = [
     ("shuffle", "SHARD", "-o", "out.tar"),
     ("map", "-c", "true", "SHARD", "-o", "out/", "--workers", "0", "--shard-retries", "0"),
     ("cache", "warm", "SHARD", "--dir", "copies"),
-    ("create", "SHARD", "-o", "out-%d.tar"),
+    ("create", "table", "SHARD", "-o", "out-%d.tar"),
 ]
 
 
