@@ -1,1 +1,1 @@
-"""Reading services and their state: the only part of the package that knows torchdata."""
+"""Reading services, datasets with a state, and everything else that knows torchdata's loaders."""

@@ -1,4 +1,4 @@
-"""The ranks of a distributed run: who has which part of the data, which seed they share, and who is missing."""
+"""The ranks of a distributed run: their shares, the seed they share, and ranks that are missing."""
 
 from __future__ import annotations
 

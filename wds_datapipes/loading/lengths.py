@@ -1,4 +1,4 @@
-"""The lengths of loaders: how many items an epoch has on a rank, where the pipeline knows it."""
+"""The length of loaders: the items of an epoch on a rank, if the pipeline knows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Lightning's training loop has in hand when it calls a loader, which it shows in no other way."""
+"""Reading the progress of Lightning's training loop, for states that it saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds from seeds, the same numbers as torchdata's ``SeedGenerator``, which newer releases of torchdata do not have.
+"""Seed sequences: the same numbers as torchdata's ``SeedGenerator``, which newer releases of torchdata lack.
 
 The generator is Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011): it encrypts a
 counter with the seed as the key. Orders of epochs follow from its numbers, and states have them, so they never change.

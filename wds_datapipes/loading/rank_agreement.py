@@ -1,4 +1,4 @@
-"""What has to be the same on all ranks that share data: the number of their workers, and the list that is split."""
+"""Checks that ranks which share data agree: on the number of workers, and on the list that is split."""
 
 from __future__ import annotations
 

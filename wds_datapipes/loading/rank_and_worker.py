@@ -1,4 +1,4 @@
-"""Which rank and which worker a process is, and its share of the data."""
+"""The rank and worker number of a process, and its share of the data."""
 
 from __future__ import annotations
 

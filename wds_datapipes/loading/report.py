@@ -1,4 +1,4 @@
-"""What the workers of a loader have done, and who waited for whom."""
+"""`LoadingReport`: what the workers have done, and whether the loop or the workers were waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which seed: from (seed, epoch, rank, worker) to the generators of a pipeline.
+"""Seeding: from (seed, epoch, rank, worker) to the generators of a pipeline.
 
 A ``SeedGenerator``, torchdata's or ours, has two sources of numbers. The shared one gives the same on every rank and
 worker, the other gives other numbers in each; both follow from the seed of the loader and the number of the epoch.

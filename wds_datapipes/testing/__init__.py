@@ -1,4 +1,4 @@
-"""For tests of pipelines and of stages: write shards, check a stage's contract, and check that a pipeline resumes."""
+"""Tools for tests of pipelines and stages: write shards, check a stage's contract, check sharing and resuming."""
 
 from wds_datapipes.testing.pipeline_checks import check_coverage, check_resume
 from wds_datapipes.testing.stage_contract import check_stage

@@ -1,4 +1,4 @@
-"""Sharing a pipeline's samples out among ranks and workers, to see whether they all come, and once."""
+"""Simulating ranks and workers in one process, to see that each sample comes exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users' tests do with their pipelines: go on from every place in another process."""
+"""Resuming a pipeline from every position in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract that every loader expects a stage to keep."""
+"""The contract between a stage and the loaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop has got, where a stage of the main process takes items ahead of it."""
+"""Counting the items that the loop received, if a stage of the main process takes items ahead of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``DataLoader2`` has by a `ShardReadingService`: a state without a pickle, ``set_epoch``; and a length."""
+"""Extensions of ``DataLoader2`` under a `ShardReadingService`: states without pickle, ``set_epoch`` and a length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Page-locked memory for what goes to a GPU, one step ahead of the loop."""
+"""Copying batches to page-locked memory, one step ahead of the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ShardReadingService`: torchdata's multi-process reading service, with a transport of its own."""
+"""`ShardReadingService`: a multi-process reading service with a transport of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings about data that several processes read whole: what no stage splits, and ranks that do not share."""
+"""Warnings about data that several processes would read whole."""
 
 from __future__ import annotations
 

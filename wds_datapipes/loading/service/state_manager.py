@@ -1,4 +1,4 @@
-"""What a reading service keeps in order to say where its loop is, and to go on from there."""
+"""The state of a reading service: the position of its loop, and how to resume there."""
 
 from __future__ import annotations
 

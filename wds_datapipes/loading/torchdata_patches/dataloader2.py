@@ -1,4 +1,4 @@
-"""What is mended in the seeds, orders and states of torchdata's ``DataLoader2``."""
+"""Patches of the seeds, orders and states of torchdata's ``DataLoader2``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is mended in the worker processes of torchdata's ``MultiProcessingReadingService``, and in its threads."""
+"""Patches of the worker processes and threads of torchdata's ``MultiProcessingReadingService``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this package mends in torchdata's own ``DataLoader2`` and ``MultiProcessingReadingService``.
+"""The patches of torchdata's own ``DataLoader2`` and ``MultiProcessingReadingService``.
 
 torchdata 0.7.1 to 0.9.0 are the last releases that have them, and their faults will not be mended there
 (https://github.com/meta-pytorch/data/issues/1196). Pipelines of tar shards meet every one of them: shards are uneven,

@@ -1,4 +1,4 @@
-"""How a part of torchdata is replaced, and where it is noted which function does so."""
+"""Replacing a function of torchdata, and recording by which."""
 
 from __future__ import annotations
 

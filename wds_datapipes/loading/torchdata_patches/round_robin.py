@@ -1,4 +1,4 @@
-"""One item from each worker in turn: torchdata's receiving side, mended."""
+"""A patched receiving side of torchdata's service: one item from each worker in turn."""
 
 from __future__ import annotations
 

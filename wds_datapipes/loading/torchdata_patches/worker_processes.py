@@ -1,4 +1,4 @@
-"""What runs in torchdata's worker processes around torchdata's own loops.
+"""Wrappers around torchdata's own loops in its worker processes.
 
 The loops send what an item raised. After everything else that goes wrong they leave the main process waiting: what
 ``worker_init_fn`` raises, an item that cannot be pickled, the end of the main process itself.

@@ -1,4 +1,4 @@
-"""What goes over the socket between two processes: a header, and what it announces.
+"""The protocol of the socket between two processes: headers, and the messages that they announce.
 
 The socket keeps messages apart (``SOCK_SEQPACKET``): a message arrives whole or not at all, also from a process that is
 killed while it sends. A large one stays in shared memory, and only its header is sent.

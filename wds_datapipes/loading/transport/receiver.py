@@ -1,4 +1,4 @@
-"""The receiving end: takes messages without waiting, makes items of them, and gives credit for more."""
+"""The receiving end: reads messages without blocking, rebuilds items, and grants credit for more."""
 
 from __future__ import annotations
 

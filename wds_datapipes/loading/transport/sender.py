@@ -1,4 +1,4 @@
-"""The sending end: what a worker makes goes out as soon as it is made, as far ahead as it was given credit for."""
+"""The sending end: sends items as soon as they are made, as far ahead as its credit allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An item as bytes and arrays. Large arrays and tensors are kept apart, so that one copy takes them to the other side.
+"""Serializing items: a pickle, and large arrays and tensors apart from it, so that they are copied once.
 
 The bytes are a pickle of protocol 5, and the arrays are its out-of-band buffers (PEP 574).
 """

@@ -1,4 +1,4 @@
-"""Shared memory without a name: it needs no room in ``/dev/shm``, and goes when the last process that uses it goes."""
+"""Unnamed shared memory: independent of ``/dev/shm``, and freed with the last process that uses it."""
 
 from __future__ import annotations
 

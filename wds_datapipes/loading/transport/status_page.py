@@ -1,4 +1,4 @@
-"""A page of shared memory on which a process says what it is at; it can be read when the process hangs, or has died."""
+"""A shared page on which a worker publishes what it is doing, readable when it hangs or has died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process that sends items, as the process sees it that takes them."""
+"""The main process's connection to one worker: commands out, items in."""
 
 from __future__ import annotations
 

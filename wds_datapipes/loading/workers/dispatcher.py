@@ -1,4 +1,4 @@
-"""What runs in the process behind ``sharding_round_robin_dispatch``: one pipeline, whose items go round the workers."""
+"""The dispatching process of ``sharding_round_robin_dispatch``: one pipeline that deals its items to the workers."""
 
 from __future__ import annotations
 

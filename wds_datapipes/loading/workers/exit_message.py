@@ -1,4 +1,4 @@
-"""What is known about a process that has ended."""
+"""The message about a worker process that ended unexpectedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline without workers."""
+"""The pipeline of a `ShardReadingService` without workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker process sends, read with an eye on the process that sends it."""
+"""Receiving from a worker's queue without hanging when the worker dies."""
 
 from __future__ import annotations
 

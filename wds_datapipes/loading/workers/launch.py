@@ -1,4 +1,4 @@
-"""Which part of a pipeline runs in worker processes, and which in the main process."""
+"""Launching the workers: the part of a pipeline that they run, and the part of the main process."""
 
 from __future__ import annotations
 

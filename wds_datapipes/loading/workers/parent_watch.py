@@ -1,4 +1,4 @@
-"""The end of worker processes when their main process ends, even by SIGKILL."""
+"""Ending the workers when their main process ends, even by SIGKILL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Something of the user's, on its way to a process that is started with it."""
+"""Objects of the user's, passed to a process when it is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of one `ShardReadingService`, and the round in which their items are taken."""
+"""The pool of worker processes, from which items are taken in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a thread owes to the prefetch buffer it fills: every error, and its own end when the buffer is given up."""
+"""Threads that fill a prefetch buffer: they deliver every error, and end with their reader."""
 
 from __future__ import annotations
 

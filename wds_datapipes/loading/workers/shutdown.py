@@ -1,4 +1,4 @@
-"""The end of worker processes: asked for, waited for, and in the last resort forced."""
+"""Shutting down worker processes: ask, wait, terminate, kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in a worker of a `ShardReadingService`: a pipeline that does as it is told, and sends what it makes."""
+"""The worker process of a `ShardReadingService`: runs its pipeline on command and sends the items."""
 
 from __future__ import annotations
 
