@@ -52,7 +52,7 @@ ELSEWHERE = {
     "how-to/cache-shards.md",
     "how-to/find-the-bottleneck.md",
     "how-to/move-from-webdataset.md",
-    "how-to/pass-over-bad-data.md",
+    "how-to/skip-bad-data.md",
     "how-to/read-from-stores.md",
     "how-to/write-shards.md",
     "index.md",

@@ -1,7 +1,7 @@
-"""Train on several ranks, save every few steps, and go on from there when the run has died.
+"""Train on several ranks, save a checkpoint every few steps, and resume from it after a crash.
 
-Run it with ``torchrun --standalone --nproc-per-node 2 train_and_resume.py "train-{0..7}.tar"``, and once more after it
-has died, with as many ranks or with another number of them.
+Run ``torchrun --standalone --nproc-per-node 2 train_and_resume.py "train-{0..7}.tar"``, and run it again after a crash,
+with the same number of ranks or a different one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
 
-from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above keeps it from warning of its end
+from torchdata.dataloader2 import DataLoader2  # isort: skip - the import above silences its deprecation warning
 
 BATCH_SIZE = 4
 
@@ -41,59 +41,59 @@ def make_loader(urls: str) -> DataLoader2[Any]:
     return loader
 
 
-def in_step(loader: DataLoader2[Any]) -> Iterator[Any]:
-    """Yield the batches of this rank, and empty ones when it has no more, until no rank has one."""
-    none: Any = [], torch.empty(0, 2), torch.empty(0, 1)
-    for batch in chain(loader, repeat(none)):
-        is_left = torch.tensor(batch is not none, dtype=torch.int32)
-        dist.all_reduce(is_left, dist.ReduceOp.MAX)
-        if not is_left:
+def synchronize_batches(loader: DataLoader2[Any]) -> Iterator[Any]:
+    """Yield the batches of this rank, then empty batches until every rank has finished its epoch."""
+    empty: Any = [], torch.empty(0, 2), torch.empty(0, 1)
+    for batch in chain(loader, repeat(empty)):
+        any_left = torch.tensor(batch is not empty, dtype=torch.int32)
+        dist.all_reduce(any_left, dist.ReduceOp.MAX)
+        if not any_left:
             return
         yield batch
 
 
 def save(path: Path, state: Any) -> None:
-    """Save a state. The file is there as a whole or not at all, also when this process dies meanwhile."""
+    """Save a state atomically: a crash leaves the complete file or none."""
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.replace(path)
 
 
-def path_of(folder: Path, step: int, rank: int, ranks: int) -> Path:
-    """Return the file for what a rank saves after a step."""
+def checkpoint_path(folder: Path, step: int, rank: int, ranks: int) -> Path:
+    """Return the path of the checkpoint of a rank at a step."""
     return folder / f"{step:06}-{rank}-of-{ranks}.pt"
 
 
-def latest(folder: Path) -> list[Any]:
-    """Return what each rank has saved after the last step that all of them have saved."""
+def load_latest(folder: Path) -> list[Any]:
+    """Load the checkpoints of all ranks at the latest step that every rank has saved."""
     for path in sorted(folder.glob("*-0-of-*.pt"), reverse=True):
         step, _, _, ranks = path.stem.split("-")
-        paths = [path_of(folder, int(step), rank, int(ranks)) for rank in range(int(ranks))]
+        paths = [checkpoint_path(folder, int(step), rank, int(ranks)) for rank in range(int(ranks))]
         if all(each.exists() for each in paths):
             return [torch.load(each, weights_only=True) for each in paths]
     return []
 
 
 def main() -> None:
-    """Be one of the ranks."""
+    """Run one rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("urls")
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--save-every", type=int, default=3, help="so many steps")
-    parser.add_argument("--die-at", type=int, help="the step at which the last rank kills itself, to try it out")
-    asked = parser.parse_args()
-    asked.folder.mkdir(exist_ok=True)
+    parser.add_argument("--save-every", type=int, default=3, help="steps between two checkpoints")
+    parser.add_argument("--die-at", type=int, help="step at which the last rank kills itself, for a demonstration")
+    args = parser.parse_args()
+    args.folder.mkdir(exist_ok=True)
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.5)
-    loader = make_loader(asked.urls)
+    loader = make_loader(args.urls)
     epoch, step, seen = 0, 0, list[str]()
 
-    if found := latest(asked.folder):
+    if found := load_latest(args.folder):
         same_ranks = len(found) == ranks
         own = found[rank if same_ranks else 0]  # the model is the same on all ranks
         model.module.load_state_dict(own["model"])
@@ -102,34 +102,34 @@ def main() -> None:
         if same_ranks:
             seen = own["seen"]
         elif rank == 0:
-            seen = [name for each in found for name in each["seen"]]
+            seen = [key for each in found for key in each["seen"]]
         loader.load_state_dict(merge_states([each["data"] for each in found]))
         if rank == 0:
-            print(f"{ranks} ranks go on from step {step}, which {len(found)} ranks had saved", flush=True)
+            print(f"{ranks} ranks resume from step {step}, saved by {len(found)} ranks", flush=True)
 
-    for number in range(epoch, asked.epochs):
-        for keys, inputs, targets in in_step(loader):
-            if step == asked.die_at and rank == ranks - 1:
+    for number in range(epoch, args.epochs):
+        for keys, inputs, targets in synchronize_batches(loader):
+            if step == args.die_at and rank == ranks - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
             loss = (model(inputs) - targets).square().sum() / BATCH_SIZE  # 0 for an empty batch
             loss.backward()
             optimizer.step()
-            seen += [f"epoch {number}: {key}" for key in keys]  # only to show what has come
+            seen += [f"epoch {number}: {key}" for key in keys]  # only for the demonstration
             step += 1
-            if step % asked.save_every == 0:
+            if step % args.save_every == 0:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
                 state |= {"epoch": number, "step": step, "seen": seen, "data": loader.state_dict()}
-                save(path_of(asked.folder, step, rank, ranks), state)
-                # Another rank may not have saved this step yet. All have saved the one before.
-                path_of(asked.folder, step - 2 * asked.save_every, rank, ranks).unlink(missing_ok=True)
+                save(checkpoint_path(args.folder, step, rank, ranks), state)
+                # Other ranks may not have saved this step yet, but all have saved the previous one.
+                checkpoint_path(args.folder, step - 2 * args.save_every, rank, ranks).unlink(missing_ok=True)
     loader.shutdown()
 
     seen_by_all: list[Any] = [None] * ranks
     dist.all_gather_object(seen_by_all, seen)
     if rank == 0:
-        save(asked.folder / "end.pt", {"model": model.module.state_dict(), "seen": seen_by_all})
-        print(f"The end, after {step} steps", flush=True)
+        save(args.folder / "end.pt", {"model": model.module.state_dict(), "seen": seen_by_all})
+        print(f"Finished after {step} steps", flush=True)
     dist.destroy_process_group()
 
 

@@ -70,7 +70,7 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     seen = end["seen"]
     assert sorted(seen[0] + seen[1]) == KEYS
     assert len(seen[0]) != len(seen[1])
-    return int(printed.removeprefix("The end, after ").removesuffix(" steps\n")), end
+    return int(printed.removeprefix("Finished after ").removesuffix(" steps\n")), end
 
 
 @pytest.mark.parametrize("half", range(2) if os.environ.get("WHOLE_SWEEPS") else [None])
@@ -89,7 +89,7 @@ def test_a_run_of_which_a_rank_is_killed_ends_as_if_nothing_had_happened(
     printed, end = end_of(shards, tmp_path / "two", 2)
     saved = step - step % 3
     assert end == expected, f"killed at step {step}"
-    assert (f"go on from step {saved}," in printed) == (saved > 0)
+    assert (f"resume from step {saved}," in printed) == (saved > 0)
 
     _, end = end_of(shards, tmp_path / "one", 1)
     assert [sorted(seen) for seen in end["seen"]] == [KEYS], f"killed at step {step}"
