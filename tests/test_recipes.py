@@ -34,7 +34,7 @@ RECIPES = [
         "how-to/mix-datasets.md",
         'dataset("web-{0..3}.tar").mix_samples(dataset("books-{0..1}.tar"), weights=[1, 1], stop="all")',
     ),
-    Recipe("how-to/mix-datasets.md", 'interleaved("web-{0..3}.tar", 2)'),
+    Recipe("how-to/mix-datasets.md", 'interleave("web-{0..3}.tar", 2)'),
     Recipe("how-to/shuffle.md", "pipeline(100)"),
     Recipe("how-to/load-with-workers.md", "pipeline()"),
     Recipe("how-to/epochs-and-ranks.md", "split_pipeline().unbatch_samples()"),
