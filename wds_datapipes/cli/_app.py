@@ -216,7 +216,7 @@ def message_of(error: Exception) -> str:
 
     One that comes from a worker carries the traceback there, with the message at its end, and torch appends the stage.
 
-    >>> told(ValueError("Caught ValueError in worker process 0.\nOriginal Traceback:\nValueError: odd\nThis ..."))
+    >>> message_of(ValueError("Caught ValueError in worker process 0.\nOriginal Traceback:\nValueError: odd\nThis ..."))
     'odd'
     """
     text = str(error)

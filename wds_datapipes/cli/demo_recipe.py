@@ -59,7 +59,7 @@ def images_recipe(shards: Sequence[str], *, image_field: str, label_field: str, 
 def quote_literal(text: str) -> str:
     r"""Return a literal in double quotes where it can be.
 
-    >>> quoted("a.tar"), quoted('"a".tar')
+    >>> quote_literal("a.tar"), quote_literal('"a".tar')
     ('"a.tar"', '\'"a".tar\'')
     """
     return f'"{text}"' if text.isprintable() and not set(text) & {'"', "\\"} else repr(text)

@@ -195,7 +195,7 @@ def shell() -> tuple[str, ...]:
 def describe_exit(status: int) -> str:
     """A command's exit status in words.
 
-    >>> ending(1), ending(127), ending(-9)
+    >>> describe_exit(1), describe_exit(127), describe_exit(-9)
     ('ended with status 1', 'ended with status 127 (command not found)', 'was ended by SIGKILL')
     """
     if status < 0:

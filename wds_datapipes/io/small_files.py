@@ -24,9 +24,9 @@ __all__ = ["folder_of", "join_name", "read_sidecar", "sidecar_name", "within", "
 def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
     """Return the name of a file that belongs to a shard: its own name with something behind it.
 
-    >>> beside("data/a.tar", ".wdsidx"), beside("https://host/a.tar?part=1", ".wdsidx", "indexes")
+    >>> sidecar_name("data/a.tar", ".wdsidx"), sidecar_name("https://host/a.tar?part=1", ".wdsidx", "indexes")
     ('data/a.tar.wdsidx', 'indexes/a.tar.wdsidx')
-    >>> beside("https://host/a.tar?part=1", ".wdsidx")
+    >>> sidecar_name("https://host/a.tar?part=1", ".wdsidx")
     'https://host/a.tar.wdsidx?part=1'
 
     Args:

@@ -34,10 +34,10 @@ class ErrorLog:
     Errors of the host, such as a full disk, are raised: they would pass over everything.
 
     Examples:
-        >>> with ErrorNotes() as notes:
+        >>> with ErrorLog() as notes:
         ...     _ = notes(ValueError("no number"))
         ...     notes.read()
-        [NotedError(kind='ValueError', message='no number')]
+        [LoggedError(kind='ValueError', message='no number')]
     """
 
     def __init__(self) -> None:

@@ -209,7 +209,7 @@ def _repeated_keys(
 def _shard_ends(sizes: Iterable[int], maxcount: int, maxsize: float) -> list[int]:
     """Return the ends of shards.
 
-    >>> _divided([512] * 5, 2, 1e9), _divided([1024, 1024, 9000, 512], 9, 4096), _divided([], 1, 1)
+    >>> _shard_ends([512] * 5, 2, 1e9), _shard_ends([1024, 1024, 9000, 512], 9, 4096), _shard_ends([], 1, 1)
     ([2, 4, 5], [2, 3, 4], [])
     """
     ends: list[int] = []

@@ -66,7 +66,7 @@ def glance(field: str, data: bytes, *, characters: int = 2000, pixels: int = 256
     """Look at a field, and raise nothing, whatever its bytes are. No code in the data is ever run.
 
     >>> glance("cls", b"7"), glance("pkl", b"no pickle is looked at").error
-    (Glance(field='cls', size=1, kind='int', text='7', picture=None, error=''), 'it is not decoded: that can run code')
+    (Preview(field='cls', size=1, kind='int', text='7', picture=None, error=''), 'it is not decoded: that can run code')
 
     Args:
         field: its name; the last extension says what it is, and ``.gz`` behind it that it is compressed.

@@ -23,7 +23,7 @@ class KeySplit:
         ValueError: there are no shares, or one is not above 0.
 
     Examples:
-        >>> parts = KeyParts({"train": 0.8, "val": 0.2})
+        >>> parts = KeySplit({"train": 0.8, "val": 0.2})
         >>> [parts.part_of(f"{number:06d}") for number in range(6)]
         ['train', 'train', 'train', 'train', 'train', 'train']
     """

@@ -51,7 +51,7 @@ class Subset:
     Examples:
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": f"old/{n}", "jpg": "x", "cls": str(n)} for n in range(4)])
-        >>> excerpt = Excerpt(positions=(1, 3), select=["cls"], rekey="{number:03d}-{name}")
+        >>> excerpt = Subset(positions=(1, 3), select=["cls"], rekey="{number:03d}-{name}")
         >>> [(sample["__key__"], sample["cls"]) for sample in excerpt.samples([url])]
         [('000-1', b'1'), ('001-2', b'2')]
     """

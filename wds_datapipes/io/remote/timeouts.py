@@ -39,8 +39,8 @@ class StoreTimeouts(NamedTuple):
     ) -> tuple[dict[str, Any], StoreTimeouts]:
         """Return storage options without those that are ours, and what these say where the arguments say nothing.
 
-        >>> Waiting.split({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
-        ({'anon': True}, Waiting(timeout_s=5, retries=3))
+        >>> StoreTimeouts.split({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
+        ({'anon': True}, StoreTimeouts(timeout_s=5, retries=3))
 
         Raises:
             ValueError: ``timeout_s`` is no number above 0, or ``retries`` no whole number from 0.

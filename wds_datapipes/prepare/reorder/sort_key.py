@@ -30,7 +30,7 @@ class RandomSortKey:
         seed: another one gives another order.
 
     Examples:
-        >>> draw = DrawnOrder(seed=1)
+        >>> draw = RandomSortKey(seed=1)
         >>> sorted(range(10), key=draw)
         [9, 6, 0, 3, 4, 5, 2, 1, 8, 7]
     """
@@ -62,7 +62,7 @@ class FieldSortKey:
         ValueError: ``by`` names no field.
 
     Examples:
-        >>> order = FieldOrder("json/size/0", missing="last")
+        >>> order = FieldSortKey("json/size/0", missing="last")
         >>> order({"__key__": "a", "json": b'{"size": [640, 480]}'}), order({"__key__": "b", "json": b"{}"})
         ((0, 640), (1, 0))
     """
