@@ -104,7 +104,7 @@ def test_a_server_that_drips_is_left_and_another_connection_goes_on(drips: str) 
 def test_a_server_that_only_drips_ends_in_an_error(drips: str, read_ahead: int) -> None:
     Drips.dripping, Drips.good = 99, 1000
     with pytest.raises(
-        ShardReadError, match=r"a\.tar failed after \d+ bytes: TooSlow: only \d+ bytes came in .* 3 times"
+        ShardReadError, match=r"a\.tar failed after \d+ bytes: TooSlowError: only \d+ bytes came in .* 3 times"
     ):
         list(ShardList([drips]).load_wds_shards(timeout_s=0.8, retries=2, read_ahead=read_ahead))
     assert len(Drips.begins) == 3
@@ -271,7 +271,7 @@ def test_a_library_that_never_answers_is_an_error(blocks: type[Blocks]) -> None:
     seconds = rf"{0.02 * PATIENCE:g} s"
     with (
         pytest.raises(
-            ShardReadError, match=rf"blocks://a failed after 0 bytes: TooSlow: .* within {seconds}.* 3 times"
+            ShardReadError, match=rf"blocks://a failed after 0 bytes: TooSlowError: .* within {seconds}.* 3 times"
         ),
         open_url("blocks://a", timeout_s=0.02, retries=2) as stream,
     ):

@@ -237,7 +237,7 @@ def test_what_a_rule_makes_of_a_url_counts() -> None:
 
 def test_what_a_listing_tells_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "wds_datapipes.shards.patterns.listed", lambda _url, _options: ["https://host/a.tar", "/etc/hostname"]
+        "wds_datapipes.shards.patterns.list_urls", lambda _url, _options: ["https://host/a.tar", "/etc/hostname"]
     )
     with pytest.raises(RefusedURLError, match="'/etc/hostname' was refused"):
         ShardList("https://host/*.tar", safe=True)

@@ -345,7 +345,9 @@ def pinning_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     def copied(item: dict[str, Any]) -> dict[str, Any]:
         return {**item, "tensor": item["tensor"].clone()}
 
-    monkeypatch.setattr("wds_datapipes.loading.service.service.pinned", lambda source: MemoryPinner(source, copied))
+    monkeypatch.setattr(
+        "wds_datapipes.loading.service.service.pin_memory_of", lambda source: MemoryPinner(source, copied)
+    )
 
 
 @pytest.mark.usefixtures("pinning_anyway", "nothing_left")
@@ -405,7 +407,7 @@ def test_a_worker_that_never_answers_does_not_hold_the_interpreter_up(end: str) 
                 time.sleep(1000)
             return number
 
-        service.pinned = lambda source: MemoryPinner(source, lambda item: item)
+        service.pin_memory_of = lambda source: MemoryPinner(source, lambda item: item)
         loader = DataLoader2(
             IterableWrapper(range(9)).map(stuck_after_one), reading_service=ShardReadingService(1, pin_memory=True)
         )

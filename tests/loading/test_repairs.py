@@ -189,9 +189,9 @@ import json, sys
 from torch.utils.data import IterDataPipe
 {setup}
 from wds_datapipes.loading.torchdata_patches import patches
-repairs._done.clear()
-repairs.apply()
-print(json.dumps([repair[3:] for repair in repairs.repairs()]))
+patches._done.clear()
+patches.apply()
+print(json.dumps([repair[3:] for repair in patches.repairs()]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     states = json.loads(done.stdout)

@@ -101,7 +101,7 @@ def test_a_state_of_workers_is_put_together_without_reading_another(monkeypatch:
             raise AssertionError(f"It was read here: {arguments}")
 
         with monkeypatch.context() as patch:
-            patch.setattr(worker_state, "read", fail)
+            patch.setattr(worker_state, "decode_state", fail)
             states = [source.state_dict()["wds_datapipes"] for source in (loader, data)]
         for state in states:
             assert [len(decode_state(part["stages"]) or ()) for part in json.loads(state)["ranks"][0]["parts"]] == [

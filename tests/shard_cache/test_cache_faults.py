@@ -226,7 +226,7 @@ def test_each_fetch_is_logged(
 
 MANY = """
 import hashlib, os, random, signal, sys
-from wds_datapipes.shard_cache.download import NoRoom, Wanted
+from wds_datapipes.shard_cache.download import CacheFullError, WantedShard
 from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.shard_cache.eviction import used_bytes
 
@@ -246,9 +246,9 @@ def child(seed):
     for _ in range(READS):
         name = chosen.choice(names)
         try:
-            with folder.open(Wanted(name, None, None, {})) as copy:
+            with folder.open(WantedShard(name, None, None, {})) as copy:
                 digest = hashlib.sha256(copy.read()).hexdigest()
-        except NoRoom:
+        except CacheFullError:
             digest = want[name]
         if digest != want[name]:
             os._exit(3)
@@ -285,7 +285,7 @@ while running:
         sys.exit(f"a process ended with {code}")
     else:
         ended += 1
-with CacheFolder("copies", MOST).open(Wanted("0.bin", None, None, {})):
+with CacheFolder("copies", MOST).open(WantedShard("0.bin", None, None, {})):
     pass
 assert used_bytes(CacheFolder("copies").path) <= MOST
 copies = CacheFolder("copies", check="digest")
@@ -304,7 +304,7 @@ def test_a_hundred_processes_share_a_cache_while_others_are_killed() -> None:
 
 DISK = """
 import ctypes, os, sys
-from wds_datapipes.shard_cache.download import Wanted
+from wds_datapipes.shard_cache.download import WantedShard
 from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.errors import CacheError
 
@@ -320,7 +320,7 @@ named = "pipe:exit 3"
 open(f"{place}/pipe%3Aexit%203", "wb").write(content)
 
 def use(url):
-    with CacheFolder(place).open(Wanted(url, None, None, {})) as copy:
+    with CacheFolder(place).open(WantedShard(url, None, None, {})) as copy:
         return copy.read() == content
 
 def told(url):

@@ -148,11 +148,11 @@ def test_five_hundred_requests_at_a_time_fetch_a_shard_once(folder: CacheFolder,
 
 READER = """
 import sys
-from wds_datapipes.shard_cache.download import Wanted
+from wds_datapipes.shard_cache.download import WantedShard
 from wds_datapipes.shard_cache.store import CacheFolder
 folder, url, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
 for _ in range(times):
-    with CacheFolder(folder).open(Wanted(url, None, None, {})) as copy:
+    with CacheFolder(folder).open(WantedShard(url, None, None, {})) as copy:
         sys.stdout.buffer.write(copy.read())
 """
 
@@ -404,7 +404,7 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path, store: Store) -> N
 
 FULL = """
 import ctypes, os, sys
-from wds_datapipes.shard_cache.download import Wanted
+from wds_datapipes.shard_cache.download import WantedShard
 from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.shard_cache.entry import entries
 from wds_datapipes.errors import CacheError
@@ -419,7 +419,7 @@ if libc.mount(b"tmpfs", place.encode(), b"tmpfs", 0, b"size=1m"):
 folder = CacheFolder(place)
 
 def use(name, size):
-    return folder.open(Wanted(f"pipe:head -c {size} /dev/zero; : {name}", None, None, {}))
+    return folder.open(WantedShard(f"pipe:head -c {size} /dev/zero; : {name}", None, None, {}))
 
 for name in "abc":
     use(name, 300_000).close()

@@ -26,7 +26,7 @@ VERSION_FACTS = (
 UNGUARDED = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf"})
 
 
-class FileExpiredError(OSError):
+class FileExpired(OSError):
     """A file is another one by now. s3fs raises `FileExpired` for the same."""
 
 
@@ -136,7 +136,7 @@ class BlockFile:
             data: bytes = self._file.read(BLOCK_BYTES)
             self._count += 1
             if data and self._count > 1 and self._is_same is not None and not self._is_same():
-                raise FileExpiredError("another version of the file is there by now")
+                raise FileExpired("another version of the file is there by now")
             return data
         finally:
             with self._lock:

@@ -188,7 +188,7 @@ def is_named(error: BaseException, words: Iterable[str]) -> bool:
 
 def was_replaced(error: BaseException) -> bool:
     """Whether a store refuses a part of a file, as the file is no longer what it was when it was opened."""
-    return type(error).__name__ in ("FileExpired", "FileExpiredError") or status_of(error) == 412
+    return type(error).__name__ == "FileExpired" or status_of(error) == 412
 
 
 def status_of(error: BaseException) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from wds_datapipes.io.remote.fsspec_file import FileExpiredError
+from wds_datapipes.io.remote.fsspec_file import FileExpired
 from wds_datapipes.io.remote.throughput import Attempt, TooSlowError
 from wds_datapipes.io.remote.timeouts import TIMEOUT_S
 
@@ -176,6 +176,6 @@ class SftpFile:
         details = {"size": facts.st_size, "mtime": facts.st_mtime}
         if self.details not in ({}, details):
             channel.close()
-            raise FileExpiredError("another version of the file is there by now")
+            raise FileExpired("another version of the file is there by now")
         self.details = details
         return file, channel, client
