@@ -18,9 +18,14 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes import ErrorBudget, ShardList
-from wds_datapipes.errors import CorruptShardError, DecodeError, MissingSidecarError, ShardOpenError, WdsError
-from wds_datapipes.io.host_errors import is_systemic
-from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, passes
+from wds_datapipes.errors import (
+    CorruptShardError,
+    DecodeError,
+    MissingSidecarError,
+    ShardOpenError,
+    WdsError,
+)
+from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_systemic, passes
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.testing import build_shard
 

@@ -19,8 +19,8 @@ from torchdata.dataloader2 import DataLoader2
 import wds_datapipes
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import ChangedShardError, StateError
+from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
-from wds_datapipes.shards.loading import open_archive
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 0, 13, 1, 9)
@@ -294,9 +294,9 @@ def test_a_stage_that_makes_several_of_one_and_does_not_tell_is_noticed() -> Non
 def test_each_batch_that_waits_is_read_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
-    def opening(url: str, *arguments: Any, **options: Any) -> Any:
+    def opening(url: str, **options: Any) -> Any:
         opened.append(url)
-        return open_archive(url, *arguments, **options)
+        return open_url(url, **options)
 
     def new() -> Pipe:
         pipe = split().map(counted).batch(4).unbatch_samples(collated=False)
@@ -307,7 +307,7 @@ def test_each_batch_that_waits_is_read_again_once(monkeypatch: pytest.MonkeyPatc
     state = saved(pipe)
     waiting = [len(stage.get("waiting", ())) for stage in state]
     assert waiting == [0, 4, 11, 4]
-    monkeypatch.setattr("wds_datapipes.shards.seeking.open_archive", opening)
+    monkeypatch.setattr("wds_datapipes.shards.loading.open_url", opening)
     COUNTED.clear()
     assert next(iter(resumed(new(), state)))
     assert len(COUNTED) == len(set(COUNTED)) < 30

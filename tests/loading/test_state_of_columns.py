@@ -19,8 +19,8 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import ChangedShardError, MisalignedShardsError, StateError
+from wds_datapipes.io.openers import open_url
 from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
-from wds_datapipes.shards.loading import open_archive
 from wds_datapipes.testing import build_shard
 
 #: One key comes back in each shard that has as many samples.
@@ -210,14 +210,14 @@ def test_another_number_of_workers_cannot_go_on_in_step() -> None:
 def test_going_on_reads_nothing_of_a_shard_beside_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[str, int]] = []
 
-    def opening(url: str, *arguments: Any, **options: Any) -> Any:
+    def opening(url: str, **options: Any) -> Any:
         read.append((url, 0))
-        return open_archive(url, *arguments, **options)
+        return open_url(url, **options)
 
     pipe = seeded(one(split()).shuffle_samples(3))
     list(itertools.islice(pipe, 20))
     state = saved(pipe)
-    monkeypatch.setattr("wds_datapipes.shards.seeking.open_archive", opening)
+    monkeypatch.setattr("wds_datapipes.shards.loading.open_url", opening)
     pipe = resumed(one(split()).shuffle_samples(3), state)
     assert next(iter(pipe))
     urls = [url for url, _ in read]

@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from wds_datapipes.errors import StaleSidecarError
 from wds_datapipes.index.builder import IndexBuilder
-from wds_datapipes.index.shard_facts import ShardFacts
-from wds_datapipes.index.shard_index import ShardIndex
+from wds_datapipes.index.shard_index import ShardFacts, ShardIndex
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts

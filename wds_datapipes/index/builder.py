@@ -7,8 +7,7 @@ from array import array
 import numpy as np
 
 from wds_datapipes.errors import DuplicateFieldError, RepeatedKeyError
-from wds_datapipes.index.shard_facts import ShardFacts
-from wds_datapipes.index.shard_index import COLUMNS, ShardIndex, rule_name
+from wds_datapipes.index.shard_index import COLUMNS, ShardFacts, ShardIndex, rule_name
 from wds_datapipes.samples.grouping import OnDuplicate, OnRepeatedKey
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.user_warnings import warn_user
@@ -32,7 +31,7 @@ class IndexBuilder:
         archive: what errors call the shard.
 
     Examples:
-        >>> from wds_datapipes.index.shard_facts import ShardFacts
+        >>> from wds_datapipes.index.shard_index import ShardFacts
         >>> builder = IndexBuilder()
         >>> builder.add("a.txt", 0, 512, 3)
         >>> builder.add("a.cls", 1024, 1536, 1)

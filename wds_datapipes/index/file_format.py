@@ -21,8 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError
-from wds_datapipes.index.shard_facts import ShardFacts
-from wds_datapipes.index.shard_index import COLUMNS, ShardIndex
+from wds_datapipes.index.shard_index import COLUMNS, ShardFacts, ShardIndex
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.small_files import read_sidecar, sidecar_name, write_sidecar
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wds_datapipes.io.local import local_path
 from wds_datapipes.io.redaction import redact
-from wds_datapipes.io.remote.forward_stream import ForwardStream
+from wds_datapipes.io.remote.resuming_stream import ForwardStream
 from wds_datapipes.io.remote.timeouts import OURS
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import (

@@ -22,7 +22,7 @@ __all__ = [
 #: Scheme -> "module:function", imported when the first URL of the scheme is opened.
 BUILT_IN: dict[str, str] = {
     "": "wds_datapipes.io.local:open_path",
-    "-": "wds_datapipes.io.standard_input:open_standard_input",
+    "-": "wds_datapipes.io.local:open_standard_input",
     "file": "wds_datapipes.io.local:open_file_url",
     "pipe": "wds_datapipes.io.command:open_command",
 }

@@ -16,8 +16,8 @@ from wds_datapipes.errors import (
     UnknownSchemeError,
     UnsafeCodecError,
 )
-from wds_datapipes.io.host_errors import is_systemic
 from wds_datapipes.io.openers import redact
+from wds_datapipes.io.remote.retry import is_systemic
 from wds_datapipes.on_error.quarantine import write_quarantine
 from wds_datapipes.user_warnings import warn_user
 

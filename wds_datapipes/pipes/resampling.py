@@ -15,7 +15,7 @@ from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.graph import Groups, place_in
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.resampling import resample_wds_shards
+from wds_datapipes.shards.listing import resample_wds_shards
 
 __all__ = ["ShardResampler"]
 

@@ -16,9 +16,8 @@ from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
 from wds_datapipes.pipes.state.graph import groups_of, place_in, splitters
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.journal import compare_journals
-from wds_datapipes.writing.save_samples import write_wds_shards
 from wds_datapipes.writing.shard_names import check_pattern, deal_numbers, journals_of_all
-from wds_datapipes.writing.shard_writer import ShardWriter
+from wds_datapipes.writing.shard_writer import ShardWriter, write_wds_shards
 
 __all__ = ["SampleWriter"]
 

@@ -259,7 +259,8 @@ class _FieldNames(dict[str, str]):
 
 def _empty_sample(shard: Shard) -> Sample:
     """Return what all samples of a shard begin with."""
-    empty: Sample = {"__key__": "", "__url__": str(shard.url)}
+    # A string of its own for each reading of a shard: add_columns tells by it that a shard is read once more.
+    empty: Sample = {"__key__": "", "__url__": f"{shard.url} "[:-1]}
     if shard.local_path is not None:
         empty["__local_path__"] = shard.local_path
     return empty

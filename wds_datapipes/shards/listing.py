@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count as count_from
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import quote
 
-from wds_datapipes.errors import PatternError
+from wds_datapipes.errors import EmptySourceError, PatternError
 from wds_datapipes.io.openers import known_schemes, local_path, redact, split_scheme
 
-__all__ = ["GLOB_MARKS", "SHARD_SUFFIXES", "list_urls"]
+__all__ = ["GLOB_MARKS", "SHARD_SUFFIXES", "list_urls", "resample_wds_shards"]
 
 #: The names of shards in a directory.
 SHARD_SUFFIXES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2", ".tgz", ".txz", ".tzst")
@@ -133,3 +135,26 @@ def nothing_ends_so() -> str:
 def seen_from(path: str) -> str:
     """Where a relative path begins."""
     return "" if Path(path).is_absolute() else f" (from {Path.cwd()})"
+
+
+def resample_wds_shards(
+    source: Iterable[str], *, rng: Random, count: int | None, on_round: Callable[[], None]
+) -> Iterator[str]:
+    """Yield ``count`` URLs of ``source``, or URLs for ever, each drawn by ``rng`` from all of them.
+
+    Args:
+        source: yields URLs.
+        rng: draws.
+        count: how many to draw; None is without limit.
+        on_round: called whenever as many were drawn as there are.
+
+    Raises:
+        EmptySourceError: there is none to draw.
+    """
+    urls = list(source)
+    if not urls:
+        raise EmptySourceError("resample_wds_shards was given no shard to draw: its source is empty")
+    for number in count_from() if count is None else range(count):
+        if number % len(urls) == 0:
+            on_round()
+        yield urls[int(rng.random() * len(urls))]

@@ -208,11 +208,11 @@ def _local_path(url: str) -> str | None:
 
 
 def open_archive(
-    url: str, options: Mapping[str, Any], stack: ExitStack, opener: Opener = open_url, *, limits: ReadLimits
+    url: str, options: Mapping[str, Any], stack: ExitStack, opener: Opener | None = None, *, limits: ReadLimits
 ) -> BinaryIO:
     """Open a shard and decompress it; ``stack`` closes it."""
     try:
-        raw = stack.enter_context(opener(url, **options))
+        raw = stack.enter_context((opener or open_url)(url, **options))
         return stack.enter_context(decompress_stream(raw, url=url, limits=limits))
     except ShardError:
         raise

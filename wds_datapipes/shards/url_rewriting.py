@@ -23,10 +23,10 @@ def rules_of(rewrite: Rewrite | None, variables: Mapping[str, str]) -> Rules:
     r"""Return the rules that are given, or else those of the environment; and behind them that of AIStore.
 
     >>> rules = rules_of(None, {"WDS_REWRITE": "gs://data/=/mnt/data/;s3://=http://cache/"})
-    >>> rewritten("gs://data/0.tar", rules), rewritten("s3://bucket/0.tar", rules), rewritten("0.tar", rules)
+    >>> rewrite_url("gs://data/0.tar", rules), rewrite_url("s3://bucket/0.tar", rules), rewrite_url("0.tar", rules)
     ('/mnt/data/0.tar', 'http://cache/bucket/0.tar', '0.tar')
     >>> rules = rules_of(None, {"AIS_ENDPOINT": "http://ais:51080", "USE_AIS_FOR": "gs:s3"})
-    >>> rewritten("gs://bucket/train/0.tar", rules)
+    >>> rewrite_url("gs://bucket/train/0.tar", rules)
     'http://ais:51080/v1/objects/bucket/train/0.tar?provider=gcp'
 
     Args:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
-from wds_datapipes.errors import SampleError, StateError, UnwritableSampleError
+from wds_datapipes.errors import EncodeError, SampleError, StateError, UnwritableSampleError
 from wds_datapipes.io.compression.compress import Compress, find_compressor
 from wds_datapipes.io.openers import local_path
-from wds_datapipes.io.sinks import size_of
-from wds_datapipes.io.sinks.stream_sink import StreamSink
+from wds_datapipes.io.sinks import StreamSink, size_of
+from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import END, HeaderWriter
 from wds_datapipes.types import PlacedSample, Sample, ShardInfo
@@ -32,7 +32,8 @@ from wds_datapipes.writing.tar_writer import TarWriter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["OldShards", "ShardWriter"]
+
+__all__ = ["OldShards", "ShardWriter", "write_wds_shards"]
 
 LOG = logging.getLogger("wds_datapipes")
 
@@ -326,3 +327,25 @@ class ShardWriter:
             )
         self._given = KeyLog()
         self._ahead.popleft()
+
+
+def write_wds_shards(
+    source: Iterable[Sample], pattern: str | os.PathLike[str], *, on_error: OnError = "raise", **options: Any
+) -> Iterator[ShardInfo]:
+    """Write all samples, and yield each shard when it is finished; the options are those of `ShardWriter`."""
+    check_on_error(on_error)
+    policy = ErrorPolicy(on_error, "write_wds_shards")
+    told = 0
+    with ShardWriter(pattern, **options) as writer:
+        for sample in policy.counted(source):
+            try:
+                writer.write(sample)
+            except (EncodeError, UnwritableSampleError) as error:
+                if policy.goes_on(error, sample):
+                    continue
+                break
+            while told < len(writer.shards):
+                yield writer.shards[told]
+                told += 1
+    yield from writer.shards[told:]
+    policy.finish()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_datapipes.errors import UnwritableSampleError
@@ -15,13 +17,13 @@ from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.tar.header_writer import END, HeaderWriter
 from wds_datapipes.types import PlacedField, PlacedSample, Sample, ShardInfo
 from wds_datapipes.user_warnings import warn_user
-from wds_datapipes.writing.hashing import HashingWriter
 from wds_datapipes.writing.sample_packer import Encoder, PackedSample, SamplePacker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["TarWriter"]
+
+__all__ = ["HashingWriter", "TarWriter"]
 
 #: How much is collected before it is written, in bytes; data of that size are written without being copied.
 FLUSH_BYTES = 256 << 10
@@ -265,3 +267,54 @@ class TarWriter:
                 self._digest.take(data)
             self._target.write(data)
             self._written += len(data)
+
+
+#: How much is handed to the thread at once, in bytes: what is less is hashed by the caller, before a thread has begun.
+BATCH_BYTES = 1 << 20
+
+
+class HashingWriter:
+    """The SHA-256 of all data that were taken. Both hashing and writing let other threads of Python run.
+
+    A thread hashes what was collected while the next is collected and written. So it holds as much as was collected
+    last, or one value if that is larger.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._pool: ThreadPoolExecutor | None = None
+        self._hashed: Future[None] | None = None
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+
+    def take(self, data: bytes) -> None:
+        """Take data, which are hashed some time before `hexdigest`."""
+        self._batch.append(data)
+        self._batch_bytes += len(data)
+        if self._batch_bytes >= BATCH_BYTES:
+            self._wait()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1)
+            self._hashed = self._pool.submit(self._update, self._batch)
+            self._batch, self._batch_bytes = [], 0
+
+    def hexdigest(self) -> str:
+        """Return the digest so far, in hexadecimal digits."""
+        self._wait()
+        self._update(self._batch)
+        self._batch, self._batch_bytes = [], 0
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _wait(self) -> None:
+        if self._hashed is not None:
+            self._hashed.result()
+            self._hashed = None
+
+    def _update(self, batch: list[bytes]) -> None:
+        for data in batch:
+            self._hash.update(data)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from wds_datapipes.errors import UnsupportedSidecarError, WrongSidecarError
-from wds_datapipes.index.shard_facts import ShardFacts
+from wds_datapipes.index.shard_index import ShardFacts
 from wds_datapipes.io.openers import redact
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.scanner import Scan, scan_shard

@@ -12,10 +12,9 @@ from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError
 from wds_datapipes.io.redaction import raise_alone, redactor_of
 from wds_datapipes.io.remote.filesystem import reason, remote_filesystem
-from wds_datapipes.io.remote.forward_stream import ForwardStream
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, PATIENCE
 from wds_datapipes.io.remote.http import HttpFile, UnexpectedResponseError, is_web
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, ResumingStream
+from wds_datapipes.io.remote.resuming_stream import ForwardStream, OpenedSource, ResumingStream
 from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, status_of, was_replaced
 from wds_datapipes.io.remote.throughput import Attempt, MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from wds_datapipes.counters import COUNTERS
-from wds_datapipes.io.remote.forward_stream import Readable
-from wds_datapipes.io.remote.resuming_stream import OpenedSource, StreamSource
+from wds_datapipes.io.remote.resuming_stream import OpenedSource, Readable, StreamSource
 
 __all__ = ["Attempt", "MonitoredSource", "ThroughputMonitor", "TooSlowError"]
 

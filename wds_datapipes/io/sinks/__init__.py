@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Protocol
 
 from wds_datapipes.errors import ShardOpenError, ShardWriteError
 from wds_datapipes.io.openers import local_path, split_scheme
 
-__all__ = ["Sink", "open_target", "remove_file", "size_of"]
+__all__ = ["Sink", "StreamSink", "open_target", "remove_file", "size_of", "standard_output"]
 
 
 class Sink(Protocol):
@@ -55,8 +56,6 @@ def open_target(
         TypeError: it is nothing of these.
     """
     if not isinstance(target, str | os.PathLike):
-        from wds_datapipes.io.sinks.stream_sink import StreamSink
-
         return target if isinstance(target, StreamSink) else StreamSink(target)
     url = os.fspath(target)
     scheme, _ = split_scheme(url)
@@ -65,8 +64,6 @@ def open_target(
 
         return CommandSink(url)
     if scheme == "-":
-        from wds_datapipes.io.sinks.stream_sink import standard_output
-
         return standard_output(url)
     path = local_path(url)
     if path is not None:
@@ -131,3 +128,48 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
         hide = redactor_of(storage_options or {})
         raise_alone(ShardOpenError(f"{hide(url)} cannot be opened: {reason(error, split_scheme(url)[0], hide)}"))
     return size
+
+
+class StreamSink:
+    """Writes to a stream. What was written stays there, but an archive that was broken off has no end marker.
+
+    Args:
+        stream: what has a method ``write`` that takes bytes.
+        url: what it is called.
+        close: close the stream at the end, which is left to its owner otherwise.
+    """
+
+    def __init__(self, stream: Any, url: str = "", *, close: bool = False) -> None:
+        if not callable(getattr(stream, "write", None)):
+            raise TypeError(f"a shard is written to a path, a URL or a binary stream, not to {stream!r}")
+        self.url = url
+        self._stream = stream
+        self._close = close
+
+    def write(self, data: bytes, /) -> None:
+        """Write all of the bytes, which a stream without a buffer may take in parts."""
+        taken = self._stream.write(data)
+        while isinstance(taken, int) and taken < len(data):
+            data = data[taken:]
+            taken = self._stream.write(data)
+
+    def finish(self) -> None:
+        """Hand on what the stream has buffered."""
+        if callable(flush := getattr(self._stream, "flush", None)):
+            flush()
+        if self._close:
+            self._stream.close()
+
+    def discard(self) -> None:
+        """Leave in the stream what is there."""
+        if self._close:
+            with contextlib.suppress(Exception):
+                self._stream.close()
+
+
+def standard_output(url: str) -> StreamSink:
+    """Return the target of the URL ``-``."""
+    stream = getattr(sys.stdout, "buffer", None)
+    if stream is None:
+        raise ShardWriteError(f"The shard {url!r} is standard output, and this process has none that takes bytes")
+    return StreamSink(stream, url)
