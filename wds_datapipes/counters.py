@@ -1,4 +1,4 @@
-"""What this process reads, and what it has passed over, for whoever looks in from outside."""
+"""Counters of a process: the shards it opens, the bytes it fetches and the items it skips."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATEST = 20
 
 
 class SkippedItem(NamedTuple):
-    """An item that a stage has passed over.
+    """An item that a stage has skipped.
 
     Attributes:
         stage: the stage, such as ``"wds_decode"``.
@@ -40,7 +40,7 @@ class SkippedItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Skipped:
-    """What was passed over.
+    """The items that were skipped.
 
     Attributes:
         counts: how many items, by stage and kind of error, such as ``{"group_samples: DuplicateFieldError": 3}``.
@@ -52,12 +52,12 @@ class Skipped:
 
     @property
     def total(self) -> int:
-        """How many items were passed over."""
+        """The number of skipped items."""
         return sum(self.counts.values())
 
 
 class Counters:
-    """The book that stages write into: the shard that was opened last, and every item that was passed over.
+    """Counters that stages update: the shard opened last, the items skipped, and the bytes fetched.
 
     Attributes:
         shard: the shard that was opened last, without credentials, or "".
@@ -71,7 +71,7 @@ class Counters:
         self.clear()
 
     def clear(self) -> None:
-        """Begin an empty book, as a new process does."""
+        """Reset all counters, as in a new process."""
         self.renew()
         self.shard = ""
         self.entries = 0
@@ -85,25 +85,25 @@ class Counters:
         self._lock = threading.Lock()
 
     def opened(self, shard: str) -> None:
-        """Note that a shard was opened."""
+        """Record the shard that is opened."""
         self.shard = shard
         if self.on_shard is not None:
             self.on_shard(shard)
 
     def fetched(self, count: int, waited_s: float) -> None:
-        """Note that bytes came from a store; several threads read from stores."""
+        """Count bytes that came from a store; several threads may do so."""
         with self._lock:
             self.fetched_bytes += count
             self.fetching_s += waited_s
 
     def passed_over(self, item: SkippedItem) -> None:
-        """Note that a stage passed over an item."""
+        """Count an item that a stage skips."""
         self.entries += 1
         self._counts[f"{item.stage}: {item.error}"] += 1
         self._latest.append(item)
 
     def skipped(self) -> Skipped:
-        """Return what was passed over so far."""
+        """Return the items that were skipped so far."""
         return Skipped(dict(self._counts), tuple(self._latest))
 
 

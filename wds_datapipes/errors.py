@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose.
+"""Exceptions that this package raises.
 
     WdsError
     ├── PatternError (ValueError)                a shard pattern that cannot be expanded, or matches nothing
@@ -94,7 +94,7 @@ __all__ = [
 
 
 class WdsError(Exception):
-    """What every error of this package is."""
+    """The base class of all exceptions of this package."""
 
 
 class PatternError(WdsError, ValueError):
@@ -102,15 +102,15 @@ class PatternError(WdsError, ValueError):
 
 
 class SpecError(WdsError, ValueError):
-    """A dataset specification cannot be read, or says what makes no sense."""
+    """A dataset specification cannot be read, or is wrong."""
 
 
 class UnknownSchemeError(WdsError, ValueError):
-    """No opener and no file system answers for a URL's scheme."""
+    """No opener and no file system handles the scheme of a URL."""
 
 
 class RefusedURLError(WdsError, ValueError):
-    """A URL names a file of this host or a command, and those were not allowed where it comes from."""
+    """A URL from an untrusted source names a local file or a command."""
 
 
 class MissingDependencyError(WdsError, ImportError):
@@ -157,7 +157,7 @@ class ReadLimitError(ShardError, ValueError):
 
 
 class ChangedShardError(ShardError, ValueError):
-    """A shard is not what it was when a state was saved."""
+    """A shard has changed since it was opened, or since a state was saved."""
 
 
 class SampleError(WdsError):
@@ -169,47 +169,47 @@ class DuplicateFieldError(SampleError, ValueError):
 
 
 class RepeatedKeyError(SampleError, ValueError):
-    """A key comes back after other samples of the same shard."""
+    """A key is repeated after other samples of the same shard."""
 
 
 class MissingFieldError(SampleError, ValueError):
-    """A field that was asked for is not in the sample."""
+    """A sample lacks a field that was requested."""
 
 
 class MissingEntryError(SampleError, LookupError):
-    """A table has nothing for the key of a sample."""
+    """A table has no entry for the key of a sample."""
 
 
 class DecodeError(SampleError, ValueError):
-    """The bytes of a field are not what the field's name says."""
+    """A field cannot be decoded as its name says."""
 
 
 class EncodeError(SampleError, ValueError):
-    """The value of a field is not what the field's name says, or nothing encodes such fields."""
+    """A field cannot be encoded as its name says, or no encoder takes it."""
 
 
 class SampleSourceError(SampleError, ValueError):
-    """What a sample is to be made of cannot be read, has changed meanwhile, or makes no sample."""
+    """The source of a sample cannot be read, has changed, or yields no sample."""
 
 
 class UnsafeCodecError(DecodeError):
-    """Decoding the field can run code, or could if it was encoded so, and that was not allowed."""
+    """The codec of a field can run code, and that was not allowed."""
 
 
 class UnwritableSampleError(SampleError, ValueError):
-    """A sample would be read back as another: by its key, the name of a field, or a key that is there already."""
+    """A sample would not be read back as it is: its key or a field name is ambiguous, or its key is taken."""
 
 
 class SampleCommandError(SampleError, OSError):
-    """A shell command has failed with a sample, has taken too long, or has left what is no sample."""
+    """A shell command has failed on a sample, timed out, or left no valid sample."""
 
 
 class ShardWriteError(WdsError, OSError):
-    """A shard could not be written, and nothing of it stands under its name."""
+    """A shard could not be written; no file has its name."""
 
 
 class ConversionError(WdsError, RuntimeError):
-    """Some of many shards could not be converted. The others are.
+    """Some shards could not be converted; the others were.
 
     Attributes:
         failures: the last error of each, by the URL of the shard that was to be read.
@@ -225,11 +225,11 @@ class MisalignedShardsError(WdsError, ValueError):
 
 
 class EmptySourceError(WdsError, ValueError):
-    """A stage needs an item of its source, and the source yields none."""
+    """The source of a stage yields no item."""
 
 
 class StateError(WdsError, ValueError):
-    """The state of a pipeline cannot be saved, or cannot be loaded into this one."""
+    """The state of a pipeline cannot be saved, or does not fit the pipeline."""
 
 
 class SidecarError(WdsError):
@@ -241,23 +241,23 @@ class MissingSidecarError(SidecarError, OSError):
 
 
 class CorruptSidecarError(SidecarError, ValueError):
-    """An index or a manifest is damaged, or is something else."""
+    """An index or a manifest is damaged, or of another format."""
 
 
 class StaleSidecarError(SidecarError, ValueError):
-    """What an index or a manifest describes has changed since it was written."""
+    """The shards have changed since their index or manifest was written."""
 
 
 class WrongSidecarError(SidecarError, ValueError):
-    """An index says something of its shard that is not so."""
+    """An index does not match its shard."""
 
 
 class UnsupportedSidecarError(SidecarError, ValueError):
-    """The format of an index cannot describe the shard, or the index cannot serve what is asked of it."""
+    """The index format cannot describe the shard, or does not support the request."""
 
 
 class ErrorBudgetError(WdsError, RuntimeError):
-    """A stage had to pass over more items than its `ErrorBudget` allows."""
+    """A stage has skipped more items than its `ErrorBudget` allows."""
 
 
 class CacheError(WdsError, RuntimeError):
@@ -269,8 +269,8 @@ class WorkerDiedError(WdsError, RuntimeError):
 
 
 class WorkerTimeoutError(WdsError, TimeoutError):
-    """A worker process has sent nothing for longer than it was given."""
+    """A worker process has sent nothing within its time-out."""
 
 
 class RankLostError(WdsError, RuntimeError):
-    """Another rank of a distributed run has failed, has left, or says nothing."""
+    """Another rank of a distributed run has failed, exited, or does not respond."""

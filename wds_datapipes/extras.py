@@ -1,4 +1,4 @@
-"""The one place that explains a missing package."""
+"""Imports of optional packages, with an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["require"]
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import a package that only some pipelines need, or say how to install it.
+    """Import an optional package, or raise an error that says how to install it.
 
     Args:
         module: the name to import, such as ``"msgpack"``.

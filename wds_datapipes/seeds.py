@@ -1,4 +1,4 @@
-"""Seeds that follow from other seeds and numbers, in every process and interpreter alike."""
+"""Seeds derived from other seeds and numbers, equal in every process and interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["derived_seed"]
 
 
 def derived_seed(*facts: int | str) -> int:
-    """Return a number of 63 bits that follows from all ``facts`` and their order.
+    """Return a seed of 63 bits, derived from all ``facts`` in their order.
 
     >>> derived_seed("order", 1, 2) == derived_seed("order", 1, 2) != derived_seed("order", 2, 1)
     True

@@ -1,4 +1,4 @@
-"""The things that flow through a pipeline, from an address to a sample."""
+"""The items that flow through a pipeline: shards, members and samples."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MemberTuple: TypeAlias = tuple[Shard | str, str, bytes, int]
 
 
 class ShardInfo(NamedTuple):
-    """A shard that was written, and stands whole under its name."""
+    """A shard that was written completely."""
 
     #: Its path or URL, or nothing if it was written to a stream.
     url: str
@@ -73,7 +73,7 @@ class ShardInfo(NamedTuple):
 
 
 class PlacedField(NamedTuple):
-    """Where the data of a field are in an archive, before it was compressed."""
+    """The position of a field's data in the uncompressed archive."""
 
     field: str
     offset: int
@@ -81,7 +81,7 @@ class PlacedField(NamedTuple):
 
 
 class PlacedSample(NamedTuple):
-    """Where a sample is in an archive, before it was compressed."""
+    """The position of a sample in the uncompressed archive."""
 
     key: str
     #: Where its first header begins.

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's code, however many stages and loaders lie between."""
+"""Warnings that point at the user's code, however many stages and loaders are in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MACHINERY = frozenset(
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the innermost line that is neither of this package nor of what runs it.
+    """Warn at the innermost line of user code: not of this package, nor of the libraries that run it.
 
     ``stacklevel`` cannot do so, since the number of frames between depends on the pipeline and its loader. In a worker
     process or a thread there may be no such line; then the warning points at the caller.

@@ -1,4 +1,4 @@
-"""How the bytes of a field become a value, and back: one file for each kind, found by the field's last extension."""
+"""Codecs by extension: the table of decoders and encoders, one module for each kind of field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a codec is: how the bytes of a field become a value, and how a value becomes bytes again."""
+"""The codec type: a decoder from bytes to a value, and the encoder back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of bytes to samples of values: which decoder each field goes to, and what is said when one fails."""
+"""Decoding of samples: chooses a decoder for each field, and reports the fields that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of values to samples of bytes: which encoder each field goes to, and what is said when one fails."""
+"""Encoding of samples: chooses an encoder for each field, and reports the fields that fail."""
 
 from __future__ import annotations
 

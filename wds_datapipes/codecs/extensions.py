@@ -1,4 +1,4 @@
-"""Which fields a decoder takes, and what a decoder is given and may return."""
+"""Decoders by extension, and the field names that decoder functions get."""
 
 from __future__ import annotations
 

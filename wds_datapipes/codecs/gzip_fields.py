@@ -1,4 +1,4 @@
-"""The filter for fields whose name ends in ``.gz``: what is inside is decoded by the rest of the name."""
+"""Gzip codec for fields whose name ends in ``.gz``; the rest of the name chooses the codec of the content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that are images: Pillow reads them, one of seventeen specs says as what, and Pillow writes them."""
+"""Image codec: Pillow decodes image fields to arrays, tensors or images, by one of seventeen specs, and encodes."""
 
 from __future__ import annotations
 

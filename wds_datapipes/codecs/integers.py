@@ -1,4 +1,4 @@
-"""Fields that are one whole number in decimal text: ``cls cls2 class count index inx id``."""
+"""Integer codec, decimal text: ``cls cls2 class count index inx id``."""
 
 from __future__ import annotations
 

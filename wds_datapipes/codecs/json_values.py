@@ -1,4 +1,4 @@
-"""Fields that are JSON: ``json jsn``."""
+"""JSON codec: ``json jsn``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that are video or audio, decoded on request by PyAV, whose wheels bring their own FFmpeg."""
+"""Video and audio decoders, used on request; they need PyAV, whose wheels bring FFmpeg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that are binary records: msgpack (``mp msgpack msg``) and ``cbor``."""
+"""Codecs of binary records: msgpack (``mp msgpack msg``) and ``cbor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that are numpy's own files: ``npy npz``. Neither is ever pickled, so arrays of objects are refused."""
+"""Codecs of NumPy's file formats: ``npy npz``. Arrays of objects, which need pickle, are refused."""
 
 from __future__ import annotations
 

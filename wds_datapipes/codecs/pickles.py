@@ -1,4 +1,4 @@
-"""Fields that are Python pickles: ``pyd pickle pkl``. Unpickling runs what the data says, so they need consent."""
+"""Pickle codec: ``pyd pickle pkl``. Unpickling can run any code, so the caller has to allow it."""
 
 from __future__ import annotations
 

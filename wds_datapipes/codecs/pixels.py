@@ -1,4 +1,4 @@
-"""The pixels of images, between Pillow's images, arrays and tensors."""
+"""Conversion of pixels between Pillow images, arrays and tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words that stand for decoders in ``wds_decode("rgb8", "torch_audio", "sketch")``."""
+"""Names of decoders, as in ``wds_decode("rgb8", "torch_audio", "sketch")``."""
 
 from __future__ import annotations
 

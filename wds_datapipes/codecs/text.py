@@ -1,4 +1,4 @@
-"""Fields that are text: ``txt text transcript html htm``."""
+"""Text codec, UTF-8: ``txt text transcript html htm``."""
 
 from __future__ import annotations
 

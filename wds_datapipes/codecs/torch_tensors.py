@@ -1,4 +1,4 @@
-"""Fields that ``torch.save`` writes: ``pth``. Tensors arrive on the CPU."""
+"""Codec of ``torch.save``: ``pth``. Tensors are loaded to the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Introspection: what functions, classes and objects are made of, and which of it identifies them."""
+"""Introspection of functions, classes and objects: the parts that identify them."""
 
 from __future__ import annotations
 

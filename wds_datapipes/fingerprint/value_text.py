@@ -1,4 +1,4 @@
-"""Short texts of values, for messages: small plain values as they are, others by their names and fingerprints."""
+"""Short texts of values for messages: small plain values as they are, others by name and fingerprint."""
 
 from __future__ import annotations
 

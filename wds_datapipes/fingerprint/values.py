@@ -1,4 +1,4 @@
-"""Fingerprints: digests and short texts that identify functions, classes and values by their code and arguments."""
+"""Fingerprints: digests that identify functions, classes and values by their code and arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making the indexes of shards, and looking whether they still hold."""
+"""Building the index of a shard, and checking an index against its shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The indexes of many shards: those that are missing or stale are built."""
+"""Building the indexes of many shards: those that are missing or stale."""
 
 from __future__ import annotations
 

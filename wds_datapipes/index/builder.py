@@ -1,4 +1,4 @@
-"""From the members of a shard to its index."""
+"""Index builder: groups the members of a shard into index entries."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The file of an index: a JSON header, and behind it columns that are used where they lie.
+"""Index file format: a JSON header, followed by columns that are memory-mapped.
 
 8 bytes   the mark ``WDSINDEX``
 4 bytes   the length of the JSON text, little-endian
 4 bytes   the CRC-32 of the JSON text, little-endian
-JSON      in ASCII, with blanks behind it up to a multiple of 64 bytes
-columns   each begins at a multiple of 64 bytes; what is between them is zero
+JSON      in ASCII, padded with blanks to a multiple of 64 bytes
+columns   each begins at a multiple of 64 bytes; zeros fill the gaps
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A manifest: which shards a dataset has, how large they are, and a fingerprint of it all."""
+"""Dataset manifest: the shards, their sizes and digests, and a fingerprint of the dataset."""
 
 from __future__ import annotations
 

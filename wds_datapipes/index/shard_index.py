@@ -1,4 +1,4 @@
-"""Where the samples of a shard are: an index, as columns of numbers."""
+"""Shard index: the offsets of samples and fields, as columns of numbers."""
 
 from __future__ import annotations
 

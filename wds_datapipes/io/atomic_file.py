@@ -1,4 +1,4 @@
-"""A file that has another name until it is whole."""
+"""Atomic files: written under a temporary name, and renamed when they are complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["AtomicFile", "sync_folder"]
 
 
 class AtomicFile:
-    """Creates a file under another name in the same folder, and gives it its own when all is on the disk.
+    """Writes a file under a temporary name in the same folder, syncs it, and renames it.
 
     The file is locked while it is written. So what a killed process has left can be told from what one is writing, and
     is removed when a file of that name is written next.
@@ -35,7 +35,7 @@ class AtomicFile:
         self._part, self.stream = _create_locked(path, buffer_bytes)
 
     def finish(self) -> None:
-        """Give the file its name.
+        """Sync the file and rename it.
 
         Raises:
             OSError: that failed, or the disk is full. `discard` removes what is left.
@@ -47,7 +47,7 @@ class AtomicFile:
         sync_folder(self._path)
 
     def discard(self) -> None:
-        """Leave nothing of the file, unless it is finished."""
+        """Remove the file, unless it is finished."""
         with contextlib.suppress(OSError):
             Path(self._part).unlink()
         with contextlib.suppress(OSError):  # of what could not be written before either
@@ -55,7 +55,7 @@ class AtomicFile:
 
 
 def sync_folder(path: str) -> None:
-    """Write to the disk that a file has its name."""
+    """Sync a folder, so that renamed files survive a loss of power."""
     folder = os.open(Path(path).parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -64,7 +64,7 @@ def sync_folder(path: str) -> None:
 
 
 def _create_locked(path: str, buffer_bytes: int) -> tuple[str, BinaryIO]:
-    """Create a file that becomes ``path``, and lock it."""
+    """Create and lock the temporary file of ``path``."""
     while True:
         part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
         stream: BinaryIO = open(part, "xb", buffering=buffer_bytes)  # noqa: PTH123, SIM115  the writer closes it
@@ -76,7 +76,7 @@ def _create_locked(path: str, buffer_bytes: int) -> tuple[str, BinaryIO]:
 
 
 def _remove_abandoned(path: str) -> None:
-    """Remove what processes have left that were killed while they wrote ``path``."""
+    """Remove the temporary files of processes that were killed while writing ``path``."""
     folder, name = os.path.split(path)
     for each in os.listdir(folder or "."):  # noqa: PTH208  names alone are wanted
         if each.startswith(f"{name}.") and each.endswith(".part"):

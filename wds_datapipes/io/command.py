@@ -1,4 +1,4 @@
-"""The output of shell commands: ``pipe:COMMAND``."""
+"""Opener for the output of shell commands: ``pipe:COMMAND``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASK_MS = 50
 
 
 def open_command(url: str, /, **_options: object) -> BinaryIO:
-    """Run a command by a shell, in which a pipeline fails when any part of it does, and read what it writes."""
+    """Run a shell command, with ``pipefail``, and read its output."""
     _, command = split_scheme(url)
     if not command.strip():
         raise ShardOpenError(f"{url!r} holds no command. Write it behind the colon, as in pipe:zcat 000.tar.gz")
@@ -41,7 +41,7 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
 
 
 class CommandStream(io.RawIOBase):
-    """Reads what a command writes; its end is the command's end, and an error if that was one.
+    """Reads the output of a command; raises at the end if the command has failed.
 
     What the command says on its standard error is passed on as it comes, and its last lines are kept for the error.
     Both are read by the one thread that reads the stream, so a command that says much waits for its reader.
@@ -81,7 +81,7 @@ class CommandStream(io.RawIOBase):
         return 0
 
     def _pass_on(self) -> None:
-        """Hand on what the command has said."""
+        """Forward the messages of the command."""
         said = os.read(self._errors.fileno(), 1 << 16)
         if not said:
             self._poll.unregister(self._errors)
@@ -107,7 +107,7 @@ class CommandStream(io.RawIOBase):
         self._process.signal(signal.SIGTERM)
 
     def _verdict(self) -> str:
-        """What is wrong with how the command ended."""
+        """The error of a command that has failed."""
         status = self._process.wait()
         told = self._told.decode(errors="replace").strip()
         return f"The command {self._command!r} {describe_exit(status)} after {self._received} bytes. " + (
@@ -115,7 +115,7 @@ class CommandStream(io.RawIOBase):
         )
 
     def close(self) -> None:
-        """Close the pipes and, where the command still runs, end it and all that it has started."""
+        """Close the pipes, and end the command with its child processes if it still runs."""
         if self.closed:
             return
         super().close()

@@ -1,4 +1,4 @@
-"""Local files, by their path or by a ``file:`` URL."""
+"""Openers for local files, by path or ``file:`` URL, and for standard input."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def file_url_path(url: str) -> str:
 
 
 def open_local(path: str, *, asked: str) -> BinaryIO:
-    """Open a file without a buffer: who reads a shard brings one of the right size."""
+    """Open a file without a buffer: readers of shards bring their own."""
     try:
         return Path(path).open("rb", buffering=0)
     except FileNotFoundError as error:
@@ -82,7 +82,7 @@ _opened: weakref.WeakSet[io.BufferedIOBase] = weakref.WeakSet()
 
 
 class StandardInput(io.RawIOBase):
-    """Reads standard input, and leaves it open when it is closed itself."""
+    """Reads standard input, and does not close it."""
 
     def __init__(self, source: io.BufferedIOBase) -> None:
         self._source = source
@@ -95,7 +95,7 @@ class StandardInput(io.RawIOBase):
 
 
 def open_standard_input(url: str, /, **_options: object) -> BinaryIO:
-    """Open standard input, which can be read once."""
+    """Open standard input, which can be read only once."""
     if multiprocessing.parent_process() is not None:
         raise ShardOpenError(
             f"The shard {url!r} is standard input, and a worker process has none. Read it with num_workers=0"

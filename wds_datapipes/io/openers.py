@@ -1,4 +1,4 @@
-"""Openers: from a URL to a stream of bytes. A scheme is one function, and one line in the table of `schemes`."""
+"""Opening shards by URL: dispatches to the opener of the scheme."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _with_waiting(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_parts(url: str, /, *, safe: bool = False, **options: Any) -> RangeSource | None:
-    """Open a remote shard of which parts are to be read, or return None where only all of it can be.
+    """Open a remote shard for reading ranges, or return None if it can only be read whole.
 
     Args:
         url: what to open.

@@ -1,4 +1,4 @@
-"""Remote shards that are read before they are asked for: the next bytes of one, and the beginnings of the next ones."""
+"""Prefetching of remote shards: threads read ahead in the current shard and in the next ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GRACE_S = 2.0
 
 
 class ShardPrefetcher(Iterable[T]):
-    """Yields the addresses of shards as they come, and opens them; remote ones are read by threads meanwhile.
+    """Yields the URLs of shards, and opens the shards; threads prefetch the remote ones.
 
     One address more than the present one is taken from the source only while all of these are remote shards: who yields
     the path of a local file may wait until it was read. Errors of the source, and those of a shard, are raised where
@@ -94,7 +94,7 @@ class ShardPrefetcher(Iterable[T]):
         return is_remote(split_scheme(address)[0])
 
     def _extend(self) -> None:
-        """Begin with the next shards, as far as there is room for them."""
+        """Start to prefetch the next shards, as far as the limit allows."""
         while self._goes_on and len(self._fetches) < MOST_SHARDS and len(self._waiting) < MOST_ADDRESSES:
             held = sum(fetch.claim for fetch in self._fetches.values())
             if held + self._most // 2 > self._most or not self._take():
@@ -105,7 +105,7 @@ class ShardPrefetcher(Iterable[T]):
                 self._fetches[number] = PrefetchThread(str(address), self._options, self._most // 2)
 
     def _take(self) -> bool:
-        """Take an address from the source; return whether there was one."""
+        """Take a URL from the source; return whether there was one."""
         if self._source is None:
             return False
         try:
@@ -118,7 +118,7 @@ class ShardPrefetcher(Iterable[T]):
 
 
 class PrefetchThread:
-    """A remote shard that a thread reads, so much at most before somebody takes it.
+    """A thread that prefetches a remote shard, up to a limit.
 
     Args:
         url: the shard.
@@ -141,7 +141,7 @@ class PrefetchThread:
 
     @property
     def claim(self) -> int:
-        """How many bytes it may come to hold, at most."""
+        """The most bytes that it may hold."""
         if self._has_ended:
             return self._held
         left = sys.maxsize if self._size is None else self._size - self._taken
@@ -167,7 +167,7 @@ class PrefetchThread:
         return b""
 
     def close(self) -> None:
-        """Read no more of it."""
+        """Stop reading."""
         if os.getpid() != self._process:  # it was forked meanwhile, and the thread is the parent's
             return
         with self._changed:
@@ -208,11 +208,11 @@ class PrefetchThread:
 
 
 class AbandonedError(Exception):
-    """Nobody wants the shard any more."""
+    """The shard is no longer needed."""
 
 
 class PrefetchedStream(io.RawIOBase):
-    """Reads forward what is fetched.
+    """A stream of prefetched bytes.
 
     Args:
         fetch: the shard; it is closed with this.
@@ -224,11 +224,11 @@ class PrefetchedStream(io.RawIOBase):
         self._block = memoryview(b"")
 
     def readable(self) -> bool:
-        """It always is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill the buffer, or a part of it; none of it at the end."""
+        """Read up to ``len(buffer)`` bytes; 0 at the end."""
         if not self._block:
             self._block = memoryview(self._fetch.take())
             self._extend()
@@ -239,7 +239,7 @@ class PrefetchedStream(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if not self.closed:
             self._fetch.close()
             super().close()

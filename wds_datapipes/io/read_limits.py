@@ -1,4 +1,4 @@
-"""Limits on what a shard may ask of its reader: sizes of members and names, headers, zeros at the end, expansion."""
+"""Limits for reading shards: sizes of members, names and headers, zeros at the end, expansion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_LIMIT = sys.maxsize
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLimits:
-    """What a shard may ask of its reader. More is a `ReadLimitError`, and no data of it was read.
+    """Limits on what a shard may demand of its reader; more raises a `ReadLimitError` before it is read.
 
     The defaults refuse what only an attack or damage asks for. A service that reads the shards of others sets what its
     data need, such as ``ReadLimits(member_bytes=64 << 20, expansion=100)``. ``None`` is no limit.
@@ -71,12 +71,12 @@ class ReadLimits:
                 raise ValueError(f"{field.name} is a whole number from 0, or None, not {value!r}")
 
     def most(self, name: str) -> int:
-        """Return a limit for comparisons: a number, also where there is none."""
+        """Return a limit as a number for comparisons, also if there is none."""
         value: int | None = getattr(self, name)
         return NO_LIMIT if value is None else value
 
     def most_expanded(self, compressed: int) -> float:
-        """How much so many compressed bytes may expand to, but for ``member_bytes``."""
+        """Return the limit of decompressed bytes for ``count`` compressed ones, without ``member_bytes``."""
         if self.expansion is None:
             return NO_LIMIT
         return max(EXPANSION_FROM_BYTES, self.expansion * compressed)

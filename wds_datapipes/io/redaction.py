@@ -1,4 +1,4 @@
-"""Keeping credentials out of messages."""
+"""Redaction of credentials in messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LONG, DIGITS = 8, 6
 
 
 def redact(text: str) -> str:
-    """Replace the credentials in a URL, or in a text that holds URLs, by ``***``.
+    """Replace the credentials in a URL, or in a text with URLs, with ``***``.
 
     >>> redact("https://me:pass@host/000.tar?part=1&X-Amz-Signature=0123abcd")
     'https://***@host/000.tar?part=1&X-Amz-Signature=***'
@@ -84,7 +84,7 @@ def redactor_of(storage_options: Mapping[str, object]) -> Callable[[str], str]:
 
 
 def secrets_in(value: object, depth: int = DEPTH) -> Iterator[str]:
-    """Every text in nested options, and in the objects in them: each may be a credential."""
+    """Return all texts in nested options and their objects: each may be a credential."""
     if isinstance(value, str):
         yield value
         if "=" in value:  # a connection string, of which a message may tell a part
@@ -100,7 +100,7 @@ def secrets_in(value: object, depth: int = DEPTH) -> Iterator[str]:
 
 
 def raise_alone(error: Exception) -> NoReturn:
-    """Raise an error that knows nothing of the one that is handled: a library's, which may hold credentials."""
+    """Raise an error without the context of a library's error, which may hold credentials."""
     try:
         raise error from None
     finally:

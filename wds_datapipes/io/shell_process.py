@@ -1,4 +1,4 @@
-"""Shell commands that never outlive the process that runs them."""
+"""Shell commands in a process group of their own, which never outlive this process."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ if hasattr(os, "register_at_fork"):
 
 @functools.cache
 def shell() -> tuple[str, ...]:
-    """Return the words that precede a command: a shell in which a pipeline fails when any part of it fails.
+    """Return the command line of a shell with ``pipefail``.
 
     Raises:
         ShardOpenError: this host has none.

@@ -1,4 +1,4 @@
-"""Files that stand beside shards: what they are called, and how they are read and written as a whole."""
+"""Small files next to shards, such as indexes: their names, and reading and writing them as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["folder_of", "join_name", "read_sidecar", "sidecar_name", "within", "
 
 
 def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
-    """Return the name of a file that belongs to a shard: its own name with something behind it.
+    """Return the name of a sidecar file: that of the shard with a suffix.
 
     >>> sidecar_name("data/a.tar", ".wdsidx"), sidecar_name("https://host/a.tar?part=1", ".wdsidx", "indexes")
     ('data/a.tar.wdsidx', 'indexes/a.tar.wdsidx')
@@ -46,14 +46,14 @@ def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = 
 
 
 def folder_of(url: str) -> str:
-    """Return the folder of a file, with a slash behind it; that of a bare name is nothing."""
+    """Return the folder of a file, with a slash at its end; "" for a bare name."""
     scheme, _ = split_scheme(url)
     path = url.partition("?")[0] if scheme in ("http", "https") else url
     return path[: path.rfind("/") + 1]
 
 
 def within(folder: str, url: str) -> str:
-    """Return the name of a file as it is from a folder; in another place, a name that holds from everywhere."""
+    """Return the name of a file relative to a folder, or its absolute name if it is elsewhere."""
     if folder and url.startswith(folder):
         return url[len(folder) :]
     if split_scheme(url)[0]:
@@ -65,7 +65,7 @@ def within(folder: str, url: str) -> str:
 
 
 def join_name(folder: str, url: str) -> str:
-    """Return the name of a file that is named from a folder."""
+    """Return the name of a file that is relative to a folder."""
     return url if split_scheme(url)[0] or url.startswith("/") else folder + url
 
 
@@ -99,7 +99,7 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Write a file, which is there as a whole or not at all, and replace one that was there.
+    """Write a file atomically, and replace an older one.
 
     Raises:
         MissingSidecarError: it cannot be written. One that was there is still there.

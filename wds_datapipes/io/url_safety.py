@@ -1,4 +1,4 @@
-"""Which URLs are opened that somebody else has given: none that names a file of this host, or a command."""
+"""URL safety: refuses untrusted URLs of local files and commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = 200
 
 
 def refuse_unsafe(url: str) -> None:
-    """Raise unless a URL is that of a file on a network.
+    """Raise unless a URL names a file on a network.
 
     Raises:
         RefusedURLError: it is a path, a command or standard input; its scheme is not among `NETWORK_SCHEMES`, or has an
@@ -47,7 +47,7 @@ def refuse_unsafe(url: str) -> None:
 
 
 def refuse_commands(url: str, origin: str) -> None:
-    """Raise if a URL is a command, or standard input, and stands in a file that is not of this host.
+    """Raise if a URL from a remote file is a command or standard input.
 
     Args:
         url: what stands there, or what it became by rules and variables.

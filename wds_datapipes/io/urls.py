@@ -1,4 +1,4 @@
-"""Which function opens the URLs of which scheme."""
+"""URL schemes, and the registry of their openers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _registered: dict[str, Opener] = {}
 
 
 def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> None:
-    r"""Open the URLs of a scheme with a function of your own, everywhere in this process.
+    r"""Register a function that opens the URLs of a scheme, in this process.
 
     The function gets the whole URL, and the options of the stage that reads as keywords. It returns a binary stream
     that reads forward; the stage closes it. From then on both ``scheme:...`` and ``scheme://...`` go to it, in front
@@ -98,7 +98,7 @@ def split_scheme(url: str) -> tuple[str, str]:
 
 
 class OpeningURL(str):
-    """A URL that knows better than its scheme how it is opened.
+    """A URL with an opener of its own.
 
     Attributes:
         local_path: the file that is read.
@@ -107,15 +107,15 @@ class OpeningURL(str):
     local_path: str
 
     def opened(self, **options: Any) -> BinaryIO:
-        """Return what an opener would."""
+        """Open the shard."""
         raise NotImplementedError
 
     def disown(self, error: ShardError) -> None:
-        """Take note that what was opened is damaged, or ends too early."""
+        """Report that the opened file is damaged or truncated."""
 
 
 def find_opener(scheme: str) -> Opener:
-    """The function that opens the URLs of a scheme that `split_scheme` returned."""
+    """Return the opener of a scheme."""
     if scheme in _registered:
         return _registered[scheme]
     module, _, function = BUILT_IN.get(scheme, FALLBACK).partition(":")
@@ -123,15 +123,15 @@ def find_opener(scheme: str) -> Opener:
 
 
 def is_registered(scheme: str) -> bool:
-    """Whether the URLs of a scheme go to an opener of `register_opener`."""
+    """Whether a scheme has an opener of `register_opener`."""
     return scheme in _registered
 
 
 def is_remote(scheme: str) -> bool:
-    """Whether the URLs of a scheme go to fsspec."""
+    """Whether fsspec opens the URLs of a scheme."""
     return scheme not in BUILT_IN and scheme not in _registered
 
 
 def known_schemes() -> list[str]:
-    """The schemes that are opened here, without those that fsspec knows; the empty one is left out."""
+    """The schemes with an opener of this package, without those of fsspec."""
     return sorted({*BUILT_IN, *_registered} - {""})

@@ -1,1 +1,1 @@
-"""What a stage does with an error: raise, warn, skip, quarantine, or stop at a budget."""
+"""Error handling of stages: raise, warn, skip, quarantine, or stop at a budget."""

@@ -1,4 +1,4 @@
-"""What a stage does with an error: raise it, or pass over the item and say so."""
+"""Error policy of a stage: raises an error, or skips the item and reports it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HANDLERS = {"reraise_exception": "raise", "warn_and_continue": "warn", "ignore_a
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """An ``on_error`` that passes over some errors, and raises when there are too many.
+    """An error policy that skips some items, and raises when there are too many.
 
     Each stage counts for itself, in each process and each epoch anew. What it counts are samples, or shards in
     ``load_wds_shards``. Several limits may be given; the first that is passed counts.
@@ -86,7 +86,7 @@ quietly) or raises."""
 
 
 class ErrorCounts:
-    """Does as an ``on_error`` says, and counts what is passed over by all stages that it is given to.
+    """An ``on_error`` that counts the items skipped by all stages that share it.
 
     Args:
         on_error: what the user has asked for.
@@ -102,7 +102,7 @@ class ErrorCounts:
 
 
 def check_on_error(on_error: object) -> None:
-    """Refuse a value that is no error policy when a stage is built, not when the first error comes."""
+    """Raise if a value is no error policy, when a stage is built."""
     if (
         on_error not in ("raise", "warn", "skip")
         and not callable(on_error)
@@ -115,13 +115,13 @@ def check_on_error(on_error: object) -> None:
 
 
 def refuse_handler(keywords: Mapping[str, object], meaning: str) -> None:
-    """Refuse webdataset's ``handler=`` in a stage whose keywords mean something else, which would take it for one."""
+    """Raise for webdataset's ``handler=`` in a stage whose keywords have another meaning."""
     if callable(keywords.get("handler")):
         raise TypeError(f"webdataset's handler= is called on_error= here; {meaning}")
 
 
 class ErrorPolicy:
-    """The errors of one pass over a stage's items.
+    """Applies an ``on_error`` to one pass over the items of a stage.
 
     ``"warn"`` warns of the first error of each kind as it comes, and once more at the end with the counts: a shard
     with ten thousand bad samples costs two warnings.
@@ -148,7 +148,7 @@ class ErrorPolicy:
         self.skipped: Counter[str] = Counter()
 
     def counted(self, source: Iterable[T]) -> Iterable[T]:
-        """Return what a stage is to iterate over, when each item of its source is tried once."""
+        """Return ``source``, counted if a budget needs it."""
         return source if self._budget is None else self._counting(source)
 
     def _counting(self, source: Iterable[T]) -> Iterator[T]:
@@ -165,7 +165,7 @@ class ErrorPolicy:
         key: str = "",
         field: str = "",
     ) -> bool:
-        """Raise ``error``, or take note of it and say whether the stage goes on with its next item.
+        """Raise ``error``, or record it and return whether the stage continues with its next item.
 
         Args:
             error: what went wrong.
@@ -201,13 +201,13 @@ class ErrorPolicy:
         return goes_on
 
     def finish(self) -> None:
-        """Warn of what was passed over, if there was more than the warnings so far have told."""
+        """Warn of the skipped items, if there were more than already reported."""
         total = self.skipped.total()
         if self._on_error == "warn" and total > len(self.skipped):
             warn_user(f"{self._stage} passed over {total} items: {self._counts()}")
 
     def _spend(self, budget: ErrorBudget, error: Exception) -> None:
-        """Raise if this was one too many."""
+        """Raise if the budget is exceeded."""
         self._run = self._run + 1 if self.tried <= self._latest + 1 else 1
         self._latest = self.tried
         total = self.skipped.total()
@@ -229,12 +229,12 @@ class ErrorPolicy:
 
 
 def concerns_all(error: Exception) -> bool:
-    """Whether an error would come with every item: one of the pipeline, of the credentials, or of the host."""
+    """Whether an error would affect every item: one of the pipeline, the credentials or the host."""
     return isinstance(error, ALWAYS_RAISED) or getattr(error, "concerns_all", False) or is_systemic(error)
 
 
 def note(error: Exception, text: str) -> None:
-    """Say where an error of the user's own code happened, below its traceback (Python 3.11 and newer)."""
+    """Add a note to an error of user code that says where it happened (Python 3.11 and newer)."""
     if hasattr(error, "add_note"):
         error.add_note(text)
 

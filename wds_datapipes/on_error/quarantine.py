@@ -1,4 +1,4 @@
-"""A file that names all that was passed over: one line of JSON for each item, from any number of processes."""
+"""Quarantine file: one line of JSON for each skipped item, from any number of processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["read_quarantine", "write_quarantine"]
 
 
 def write_quarantine(path: str, item: SkippedItem) -> None:
-    """Append an item to the file; what several processes append at a time does not mix.
+    """Append an item to the file; several processes may do so at the same time.
 
     Raises:
         MissingSidecarError: it cannot be written.
@@ -34,7 +34,7 @@ def write_quarantine(path: str, item: SkippedItem) -> None:
 
 
 def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
-    """Return what was passed over, in the order in which it was written, from the file of an `ErrorBudget`.
+    """Read the skipped items from the quarantine file of an `ErrorBudget`, in order.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -1,1 +1,1 @@
-"""Grouping members to samples, and what is done with samples: shuffling, selecting, mixing, joining."""
+"""Grouping members into samples, and operations on samples: shuffling, selecting, mixing, joining."""

@@ -1,4 +1,4 @@
-"""From samples to batches of columns, and back."""
+"""Collating samples into batches of columns, and unbatching."""
 
 from __future__ import annotations
 

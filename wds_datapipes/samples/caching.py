@@ -1,4 +1,4 @@
-"""Samples that are kept from the first pass for the later ones, in memory or on disk."""
+"""Caching of samples for later passes, in memory or on disk."""
 
 from __future__ import annotations
 

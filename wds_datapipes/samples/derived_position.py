@@ -1,4 +1,4 @@
-"""Stages that make several items of one: where they are, and how what they were made of is made again."""
+"""Positions of items that a stage derives from other items, such as the samples of a batch."""
 
 from __future__ import annotations
 

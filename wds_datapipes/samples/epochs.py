@@ -1,4 +1,4 @@
-"""A stream that is cut into epochs, and goes on where the last one ended."""
+"""Splitting a stream into epochs, each of which continues where the last one ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where samples are of which a part comes from shards that stand beside their own."""
+"""Resume state for samples joined from parallel shards."""
 
 from __future__ import annotations
 

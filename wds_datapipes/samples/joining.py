@@ -1,4 +1,4 @@
-"""Fields from elsewhere: from a table, by key, and from shards that stand beside those being read."""
+"""Joining: adds fields from a table, by key, and from parallel shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules that split a member's name into the key of its sample and the name of its field."""
+"""Key rules: split a member's name into the key of its sample and the name of its field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several sources as one."""
+"""Mixing of several sources into one stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard that stands beside the one that is being read, and is read in step with it."""
+"""Reader of a parallel shard, in step with the shard that it is joined to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of pickled samples, which is there whole or not at all."""
+"""Cache file of pickled samples, which is complete or does not exist."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SampleFileWriter:
         self._count += 1
 
     def finish(self) -> None:
-        """Give the file its name."""
+        """Sync the file and rename it."""
         try:
             self._file.stream.write(_trailer(self._count, self._bytes, self._sum))
             self._file.finish()
@@ -78,7 +78,7 @@ class SampleFileWriter:
             raise self._failure(error) from error
 
     def discard(self) -> None:
-        """Leave nothing of the file, unless it is finished."""
+        """Remove the file, unless it is finished."""
         self._file.discard()
 
     def _frame(self, payload: bytes) -> None:

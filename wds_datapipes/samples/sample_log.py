@@ -1,4 +1,4 @@
-"""A short view of what passes by, for people, and a line for each sample, for programs."""
+"""Logging of samples: a short view for people, and a line for each sample for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a stream: drawn at random, or by position; and that there is anything at all."""
+"""Sampling: random subsets, slices by position, random functions, and a check that a stream is not empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shuffle over a stream: a buffer that samples leave at random."""
+"""Shuffling of a stream with a buffer."""
 
 from __future__ import annotations
 

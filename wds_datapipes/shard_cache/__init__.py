@@ -1,6 +1,6 @@
-"""Local copies of shards that any number of processes share.
+"""Shard cache: local copies of shards, shared by any number of processes.
 
-Layers, low to high: `entries` (what a copy is called and what is known of it), `room` (which copies leave when there
-is no room), `filling` (from a source to a whole copy), `folder` (the copies of a folder), `copies` (the shards of a
-stage).
+Layers, low to high: `entry` (the name of a copy and what is recorded about it), `eviction` (which copies are removed to
+make room), `download` (from a source to a complete copy), `store` (the copies of a folder), `cached_shards` (the shards
+of a stage).
 """

@@ -1,4 +1,4 @@
-"""The shards of a stage that are read from their copies, and the next ones fetched meanwhile."""
+"""Cached shards of a stage: opens the local copies, and prefetches the next ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a source to a whole copy: under another name, counted, hashed, and on the disk before it gets its own."""
+"""Downloads into the cache: to a temporary name, hashed and synced before the copy gets its own name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a copy of a shard is called in its folder, what is known of it, and when it was used last."""
+"""Cache entry: the name of a copy, what is recorded about it, and when it was last used."""
 
 from __future__ import annotations
 

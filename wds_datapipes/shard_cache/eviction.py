@@ -1,4 +1,4 @@
-"""Which copies leave when there is no room for another: those that were used longest ago, and that nobody reads."""
+"""Eviction: removes the least recently used copies that no process reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies under webdataset's names: files that its cache, or a user, has put into the folder."""
+"""Copies under webdataset's names, put into the folder by its cache or by a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copies of a folder: found or fetched, pinned while they are read."""
+"""Cache store: finds or downloads the copies of a folder, and pins them while they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching many shards into a folder before they are read."""
+"""Warm-up: downloads many shards into a cache before they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that several processes take from one directory, each by one of them."""
+"""Directory queue: several processes take files from one directory, each file once."""
 
 from __future__ import annotations
 

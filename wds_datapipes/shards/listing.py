@@ -1,4 +1,4 @@
-"""What is there: the files that match a glob, and the shards in a directory, on this host or in a remote store."""
+"""Listing shards: the files that match a glob, and the shards in a directory; and drawing shards at random."""
 
 from __future__ import annotations
 

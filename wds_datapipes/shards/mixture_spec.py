@@ -1,4 +1,4 @@
-"""A mixture of shard collections, as a specification in a YAML or JSON file tells it."""
+"""Mixture of shard collections, specified in a YAML or JSON file."""
 
 from __future__ import annotations
 

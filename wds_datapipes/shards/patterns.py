@@ -1,4 +1,4 @@
-"""From a pattern to the URLs of its shards."""
+"""Shard patterns: expands braces, variables and globs to the URLs of shards."""
 
 from __future__ import annotations
 

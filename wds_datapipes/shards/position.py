@@ -1,4 +1,4 @@
-"""How far a reading of shards has got, and where another one goes on."""
+"""Positions in a list of shards: progress of a reader, and what is left to read after a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resuming: reading what a state has left of shards, from an offset where a shard can be read from there."""
+"""Resuming: reads what a state has left of shards, from an offset if the shard can be read from there."""
 
 from __future__ import annotations
 

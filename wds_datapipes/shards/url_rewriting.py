@@ -1,4 +1,4 @@
-"""Rules by which shards are read from somewhere else than their URLs say."""
+"""URL rewriting: rules that read shards from another location than their URLs."""
 
 from __future__ import annotations
 

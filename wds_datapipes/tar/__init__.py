@@ -1,1 +1,1 @@
-"""Reading tar archives: headers, members, and the headers that writers need."""
+"""Tar archives: reading headers and members, and making headers."""

@@ -1,4 +1,4 @@
-"""What was read from a stream and is not used yet."""
+"""Read buffer on a stream, from which small members are sliced."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Headers of tar members: ustar where a member fits into it, and PAX records before it where it does not.
+"""Tar header writer: ustar headers, with PAX records for members that ustar cannot describe.
 
 A ustar header (IEEE Std 1003.1) holds 100 characters of a name, or 155 more before a slash, and sizes below 8 GiB. It
-has no encoding for names, so others than ASCII get a PAX record, which is UTF-8.
+defines no encoding of names, so names beyond ASCII get a PAX record, which is UTF-8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tar headers: what a block of 512 bytes says about the member that follows it."""
+"""Tar headers: parses the blocks of 512 bytes that describe members."""
 
 from __future__ import annotations
 

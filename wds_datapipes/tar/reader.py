@@ -1,4 +1,4 @@
-"""Tar archives: bytes to members.
+"""Tar reader: yields the members of an archive.
 
 The reader needs a stream that reads forward and nothing more. It knows ustar with its name prefix, the v7 format before
 it, GNU long names and base-256 numbers, and PAX headers (IEEE Std 1003.1, "pax Interchange Format"). Directories, links

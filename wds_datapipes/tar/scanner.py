@@ -1,4 +1,4 @@
-"""The headers of a shard, without what is between them."""
+"""Tar scanner: reads the headers of a shard, and seeks past the data where it can."""
 
 from __future__ import annotations
 
@@ -222,11 +222,11 @@ class Counted(io.RawIOBase):
         self.count = 0
 
     def readable(self) -> bool:
-        """It always is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill the buffer, or a part of it; none of it at the end."""
+        """Read up to ``len(buffer)`` bytes; 0 at the end."""
         view = memoryview(buffer).cast("B")
         size = cast(io.RawIOBase, self._stream).readinto(view) or 0
         self.count += size

@@ -1,4 +1,4 @@
-"""The journal of a conversion: which shards are finished, and of which samples, so that it can go on after a break."""
+"""Journal of a conversion: the finished shards and their samples, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ShardJournal:
         return self._file
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,4 +1,4 @@
-"""From samples to blocks of a tar archive: encoded, checked, and each field with its header."""
+"""Packing samples into blocks of a tar archive: encodes and checks fields, and makes their headers."""
 
 from __future__ import annotations
 

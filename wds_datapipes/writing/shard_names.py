@@ -1,4 +1,4 @@
-"""Numbers in the names of shards that are written, and how several writers share them."""
+"""Numbers in the names of written shards, and how several writers share them."""
 
 from __future__ import annotations
 

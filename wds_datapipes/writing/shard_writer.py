@@ -1,4 +1,4 @@
-"""Writing many shards: samples to one after the other, until it is full."""
+"""Shard writer: writes samples to numbered shards, each up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing one shard: samples to the members of a tar archive."""
+"""Tar writer: writes samples to the members of one shard."""
 
 from __future__ import annotations
 

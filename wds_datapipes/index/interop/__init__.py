@@ -1,1 +1,1 @@
-"""The indexes of other programs: read, held against the headers of their shards, and written."""
+"""Indexes of other programs: read, verified against the headers of their shards, and written."""

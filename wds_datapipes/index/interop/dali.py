@@ -1,9 +1,9 @@
-"""The text files that NVIDIA DALI's reader of WebDataset archives takes, and its ``wds2idx`` makes.
+"""Index files of NVIDIA DALI's WebDataset reader, as its ``wds2idx`` makes them.
 
     v1.2 <number of samples>
     <extension> <offset> <size> <name>[ <extension> <offset> <size> <name>]...    one line for each sample
 
-The offset is that of the data. In version 1.1 there are no names. White space separates, and nothing quotes it.
+The offset is that of the data. Version 1.1 has no names. Words are separated by white space, without quoting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The files that Megatron Energon keeps beside shards, and in the folder ``.nv-meta`` of a dataset.
+"""Index files of Megatron Energon, next to shards and in the folder ``.nv-meta`` of a dataset.
 
-An index is a row of 64-bit numbers, little-endian: where the first header of each sample is, and where the end marker
-is. ``.info.json`` has the number of samples of each shard, and ``split.yaml`` which shards are for which use.
+An index is an array of little-endian 64-bit numbers: the offset of the first header of each sample, and that of the end
+marker. ``.info.json`` has the number of samples of each shard, and ``split.yaml`` the shards of each split.
 """
 
 from __future__ import annotations

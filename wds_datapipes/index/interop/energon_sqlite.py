@@ -1,4 +1,4 @@
-"""The file by which Megatron Energon finds samples by their keys: ``.nv-meta/index.sqlite``."""
+"""Megatron Energon's database of sample keys: ``.nv-meta/index.sqlite``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shard holds, for a comparison with what the index of another program says of it."""
+"""The members of a shard, to verify the index of another program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON files of webdataset's ``wids`` and ``widsindex``: a list of shards with their counts, sizes and digests."""
+"""JSON indexes of webdataset's ``wids`` and ``widsindex``: shards with their counts, sizes and digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressing shards as they are written. The same bytes become the same bytes: no time and no name is put in."""
+"""Compression of shards on writing. Deterministic: headers hold no time and no name."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ FOREIGN_ENDINGS = (".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar",
 
 
 class Compressor(Protocol):
-    """What the standard library calls a compression object."""
+    """A compressor object, as of the standard library."""
 
     def compress(self, data: bytes, /) -> bytes:
-        """Put bytes in, and take out what is ready."""
+        """Compress bytes, and return those that are ready."""
 
     def flush(self) -> bytes:
-        """Take out the rest; nothing goes in any more."""
+        """Finish compression, and return the remaining bytes."""
 
 
 def find_compressor(compress: Compress, url: str) -> Compressor | None:
-    """Return what compresses a new shard, or ``None`` if it stays plain.
+    """Return the compressor of a new shard, or ``None`` if it is not compressed.
 
     Args:
         compress: what was asked for.
@@ -61,7 +61,7 @@ def find_compressor(compress: Compress, url: str) -> Compressor | None:
 
 
 def compression_kind(compress: Compress, url: str) -> str | None:
-    """Return which compression a new shard gets: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or none.
+    """Return the compression of a new shard: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or none.
 
     Raises:
         ValueError: there is no such compression, or the name is that of another kind of file.

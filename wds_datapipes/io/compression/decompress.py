@@ -1,4 +1,4 @@
-"""Compressed shards, recognised by their first bytes and read as they come."""
+"""Decompression of shards on reading, detected by their first bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGEST_BLOCK = 4 << 20
 
 
 def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAULT_LIMITS) -> BinaryIO:
-    """Read a stream through what undoes its compression, if it has one; its first bytes tell, its name does not.
+    """Decompress a stream, if its first bytes say that it is compressed; its name does not matter.
 
     gzip, bz2 and xz, and zstd with the extra ``zst``, each of one part or of many in a row, with zeros between them
     and behind them.
@@ -75,12 +75,12 @@ def compression_name(stream: BinaryIO) -> str | None:
 
 
 def buffer_stream(stream: object) -> io.BufferedReader:
-    """The buffer of every shard; it asks no more of a stream than ``readinto``."""
+    """Buffer the stream of a shard, which needs ``readinto`` alone."""
     return io.BufferedReader(cast(io.RawIOBase, stream), BUFFER_BYTES)
 
 
 class Rejoined(io.RawIOBase):
-    """A stream whose first bytes were taken, with these put back."""
+    """A stream with its first bytes, which were read already, put back."""
 
     def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
         self._head = head

@@ -1,4 +1,4 @@
-"""The kinds of compression: how each is recognised by its first bytes, and undone."""
+"""Compression formats: how each is detected by its first bytes and decompressed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD_BYTES = 10
 
 
 class DecompressorUnit(Protocol):
-    """The decompressor of one part that stands for itself: a gzip member, a bz2 or xz stream, a zstd frame."""
+    """Decompressor of one independent unit: a gzip member, a bz2 or xz stream, a zstd frame."""
 
     @property
     def eof(self) -> bool:
@@ -85,7 +85,7 @@ class ZstandardDecompressorUnit:
 
 
 class Compression(NamedTuple):
-    """How one kind of compression is recognised and undone."""
+    """A compression format: its magic bytes, and its decompressor."""
 
     name: str
     starts: Callable[[bytes], bool]
@@ -132,7 +132,7 @@ XZ = Compression(
 
 
 def detect_compression(head: bytes) -> Compression | None:
-    """The compression whose mark the first bytes are."""
+    """Return the compression format of a stream, by its first bytes."""
     for compression in (GZIP, BZIP2, XZ):
         if compression.starts(head):
             return compression

@@ -1,4 +1,4 @@
-"""Remote files: web servers, and everything that fsspec knows: ``s3``, ``gs``, ``hf``, ``memory`` and many more."""
+"""Opener for remote files: web servers, and every file system of fsspec, such as ``s3``, ``gs`` and ``hf``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def open_remote(
     pause: Callable[[float], object] | None = None,
     **_options: object,
 ) -> BinaryIO:
-    """Open a file of a file system that fsspec knows, for reading from its begin to its end.
+    """Open a file of a file system of fsspec, to read it from begin to end.
 
     Args:
         url: ``scheme://...``.
@@ -150,7 +150,7 @@ def remote_filesystem(
 
 
 def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
-    """What a file system's error says, in words and without credentials."""
+    """Return the message of a file system's error, without credentials."""
     status = getattr(error, "status", None)
     if is_untrusted(error) and is_sftp(scheme):
         return (

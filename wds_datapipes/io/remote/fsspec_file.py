@@ -1,4 +1,4 @@
-"""Files of fsspec that are read block by block: each within a time, and all of one version of the file."""
+"""Files of fsspec, read block by block with a time-out for each, and always the same version of the file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FileExpired(OSError):
 
 
 class FsspecSource:
-    """A file of fsspec, from any byte on.
+    """A file of fsspec, opened at any offset.
 
     Args:
         filesystem: its file system.
@@ -45,7 +45,7 @@ class FsspecSource:
         self._is_guarded = scheme not in UNGUARDED
 
     def open_at(self, start: int) -> OpenedSource:
-        """Open the file at a byte, or at its beginning where one cannot seek."""
+        """Open the file at an offset, or at its beginning if it cannot seek."""
         if start:
             self._forget()
         file = Attempt(self._opened).result(silent_after(self._pace.timeout_s))
@@ -73,13 +73,13 @@ class FsspecSource:
         return version_of(*(details.get(name) for name in VERSION_FACTS))
 
     def _forget(self) -> None:
-        """Have the file system ask again for what it was told before."""
+        """Drop the file system's cached listing."""
         if callable(forget := getattr(self._filesystem, "invalidate_cache", None)):
             forget()
 
 
 class BlockFile:
-    """Reads a file of fsspec forward.
+    """Reads a file of fsspec forward, block by block.
 
     Its library waits for a whole block, by as many requests and for as long as it likes. So it does that in a thread.
 

@@ -1,4 +1,4 @@
-"""Files on web servers: one request streams the whole body, or a part of it."""
+"""HTTP client: streams a file, or a range of it, with one request."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ SHOWN = 100
 
 
 class UnexpectedResponseError(Exception):
-    """A server has answered with something else than what was asked for, and would again."""
+    """A server has sent an unexpected response, and would do so again."""
 
 
 class SentPart(NamedTuple):
-    """Which part of a file a server sends."""
+    """The range of a file in a response."""
 
     first: int
     last: int
@@ -58,7 +58,7 @@ def is_web(scheme: str) -> bool:
 
 
 class HttpFile:
-    """The body of an answer: all of a file, or the part that was asked for.
+    """The body of a response: a file, or the range that was requested.
 
     Attributes:
         part: which part it is; None is all of it.
@@ -80,7 +80,7 @@ class HttpFile:
             )
 
     def read(self, size: int, /) -> bytes:
-        """Return what has come, at most ``size`` bytes, and none at the end."""
+        """Return the bytes that are available, at most ``size``, and none at the end."""
         return self._answer.read(size)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class HttpFile:
 
 
 class GzippedHttpFile(HttpFile):
-    """The body of an answer that was compressed for the way, as some servers do unasked."""
+    """The body of a response with content encoding gzip, which some servers apply unasked."""
 
     def __init__(self, answer: Response) -> None:
         super().__init__(answer, None)
@@ -119,7 +119,7 @@ class GzippedHttpFile(HttpFile):
 
 
 class HttpClient:
-    """Web servers in the place of a file system of fsspec; any URL is a path.
+    """An HTTP client with the interface of a file system of fsspec; paths are URLs.
 
     Args:
         scheme: of the URLs.
@@ -148,7 +148,7 @@ class HttpClient:
         self._timeout_s = timeout_s
 
     def open(self, url: str, part: str | None = None) -> HttpFile:
-        """Ask for a file, or for ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
+        """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
         Raises:
             UnfitAnswer: what comes is neither the file nor that part.
@@ -162,7 +162,7 @@ class HttpClient:
             raise
 
     def info(self, url: str) -> dict[str, Any]:
-        """Return the size and the ETag of a file, as far as its server tells them."""
+        """Return the size and the ETag of a file, as far as its server reports them."""
         try:
             answer = self._ask(url, {}, "HEAD")
             answer.close()
@@ -183,7 +183,7 @@ class HttpClient:
         return _facts(url, found.size, found.etag)
 
     def size(self, url: str) -> int | None:
-        """Return the size of a file, if its server tells it."""
+        """Return the size of a file, if its server reports it."""
         size: int | None = self.info(url)["size"]
         return size
 
@@ -206,12 +206,12 @@ class HttpClient:
         return bytes(data)
 
     def ls(self, url: str, detail: bool = True) -> list[Any]:
-        """Return what the page of a folder links to in it."""
+        """Return the entries of a folder, from the links of its page."""
         found = http_listing.entries_of(self.cat_file(url, LARGEST_PAGE), url)
         return found if detail else [entry["name"] for entry in found]
 
     def glob(self, url: str) -> list[str]:
-        """Return the files that match, by the pages of their folders."""
+        """Return the files that match a pattern, from the pages of their folders."""
         return http_listing.matches(url, self.ls)
 
     def unstrip_protocol(self, name: str) -> str:

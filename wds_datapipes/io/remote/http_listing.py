@@ -1,4 +1,4 @@
-"""Folders of web servers: what their pages link to, and which of that matches a pattern."""
+"""HTTP directory listings: the links of a page, and those that match a glob."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ DEEPEST = 32
 
 
 class Links(HTMLParser):
-    """Collect the addresses of the links in a page."""
+    """Collects the links of a page."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take note of a link."""
+        """Record a link."""
         if tag == "a":
             self.found += [value for name, value in attrs if name == "href" and value]
 
 
 def entries_of(page: bytes, url: str) -> list[dict[str, Any]]:
-    """Return what the page of a folder links to right below it, each once, in the order of the page.
+    """Return the links of a folder's page directly below it, each once, in order.
 
     Args:
         page: the page, in HTML.
@@ -57,7 +57,7 @@ def entries_of(page: bytes, url: str) -> list[dict[str, Any]]:
 
 
 def matches(url: str, list_folder: Callable[[str], list[dict[str, Any]]]) -> list[str]:
-    """Return the files that a URL with stars stands for.
+    """Return the files that match a URL with wildcards.
 
     Args:
         url: stars match within a name; a name that is two stars matches any number of folders.

@@ -1,4 +1,4 @@
-"""HTTP requests by the standard library: redirects, proxies, TLS, and a time limit for each part of an answer."""
+"""HTTP requests with the standard library: redirects, proxies, TLS, and a time-out for each step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class HttpStatusError(Exception):
 
 
 class Deadline:
-    """A time limit that several reads of a socket share.
+    """A deadline that several reads of a socket share.
 
     http.client limits each read of the socket by itself, so a server that sends a byte now and then, or one header
     after the other, would hold its client forever.
@@ -66,7 +66,7 @@ class Deadline:
         self.restart()
 
     def restart(self) -> None:
-        """Start counting the time."""
+        """Restart the time."""
         self._end = time.monotonic() + self._seconds
 
     def left(self) -> float:
@@ -86,18 +86,18 @@ class Deadline:
 
 
 class TimedReader(io.RawIOBase):
-    """Read a socket within a deadline."""
+    """Reads a socket within a deadline."""
 
     def __init__(self, wire: socket.socket, deadline: Deadline) -> None:
         self._wire, self._deadline = wire, deadline
         self._source = wire.makefile("rb", buffering=0)  # it keeps the socket open until it is closed
 
     def readable(self) -> bool:
-        """It always is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Buffer, /) -> int | None:
-        """Fill a part of the buffer; none of it at the end."""
+        """Read up to ``len(buffer)`` bytes; 0 at the end."""
         self._wire.settimeout(self._deadline.left())
         try:
             return self._source.readinto(buffer)
@@ -105,14 +105,14 @@ class TimedReader(io.RawIOBase):
             raise self._deadline.error() from None
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         if not self.closed:
             self._source.close()
             super().close()
 
 
 class TimedSocket:
-    """A socket as http.client reads its answers from, within a deadline."""
+    """A socket for http.client, with a deadline."""
 
     def __init__(self, wire: socket.socket, deadline: Deadline) -> None:
         self._wire, self._deadline = wire, deadline
@@ -123,7 +123,7 @@ class TimedSocket:
 
 
 class Response:
-    """The body of an answer, as it comes.
+    """The body of a response, streamed.
 
     Attributes:
         status: the HTTP status.
@@ -142,7 +142,7 @@ class Response:
         return self._response.reason
 
     def read(self, size: int, /) -> bytes:
-        """Return what has come, at most ``size`` bytes, and none at the end.
+        """Return the bytes that are available, at most ``size``, and none at the end.
 
         Raises:
             TimeoutError: nothing comes.
@@ -151,7 +151,7 @@ class Response:
         return self._response.read1(size)
 
     def close(self) -> None:
-        """Break off what another thread may be waiting for, and close the connection."""
+        """Close the connection, also if another thread waits for it."""
         with suppress(OSError):  # it may be gone
             self._wire.shutdown(socket.SHUT_RDWR)
         self._response.close()
@@ -161,7 +161,7 @@ class Response:
 def ask(
     url: str, headers: Mapping[str, str], timeout_s: float, trusting: ssl.SSLContext, *, method: str = "GET"
 ) -> Response:
-    """Ask for a file, also where the server says that it is elsewhere, and through the proxy of the environment.
+    """Send a request; follow redirects, and use the proxy of the environment.
 
     Args:
         url: ``http:`` or ``https:``; user and password in it are sent as HTTP Basic authentication.

@@ -1,4 +1,4 @@
-"""Parts of remote files, wherever they are, and what a file system knows of a file."""
+"""Seekable reader of remote files by range requests, and the facts a file system knows of a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JUMP_FROM = 256 << 10
 
 
 class FileFacts(NamedTuple):
-    """What a file system knows of a file; ``None`` is what it does not know."""
+    """The facts that a file system reports of a file; ``None`` if unknown."""
 
     bytes: int | None = None
     mtime_ns: int | None = None
@@ -46,7 +46,7 @@ def file_facts(
     timeout_s: float | None = None,
     retries: int | None = None,
 ) -> FileFacts:
-    """Ask for the size of a file, and for what tells one version of it from another.
+    """Return the size of a file, and what identifies its version.
 
     Args:
         url: the file.
@@ -91,7 +91,7 @@ def file_facts(
 
 
 def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:
-    """Open a file of which parts are read: a stream that seeks, or ``None`` where a file can only be read whole.
+    """Open a file for random access, or return ``None`` if it can only be read whole.
 
     Of a remote file, only what is asked for is fetched, and what is near behind it.
 
@@ -109,7 +109,7 @@ def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -
 
 
 class RangeReader(io.RawIOBase):
-    """A remote file that is read by ranges: few bytes after a jump, and more where reading goes on."""
+    """A seekable remote file: small range requests after a seek, larger ones in sequential reads."""
 
     def __init__(self, parts: RangeSource, url: str, size: int) -> None:
         self._parts, self._url, self._size = parts, url, size
@@ -119,11 +119,11 @@ class RangeReader(io.RawIOBase):
         self._next_bytes = FIRST_BYTES
 
     def readable(self) -> bool:
-        """It always is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It always is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -131,12 +131,12 @@ class RangeReader(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to another place, which costs nothing yet."""
+        """Set the position; the request follows with the next read."""
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
         return self._at
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill the buffer, or a part of it; none of it at the end."""
+        """Read up to ``len(buffer)`` bytes; 0 at the end."""
         view = memoryview(buffer).cast("B")
         if not len(view) or self._at >= self._size:
             return 0
@@ -149,7 +149,7 @@ class RangeReader(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if not self.closed:
             self._parts.close()
             super().close()

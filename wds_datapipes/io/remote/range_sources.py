@@ -1,4 +1,4 @@
-"""Remote shards of which parts are read: by range requests, or by seeking in what fsspec opens."""
+"""Range access to remote shards: by HTTP range requests, or by seeking in a file of fsspec."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEAD_BYTES = 512
 
 
 class RangeSource(Protocol):
-    """A remote file of which parts are read.
+    """A remote file with random access.
 
     Attributes:
         head: its first bytes.
@@ -43,7 +43,7 @@ class RangeSource(Protocol):
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
 
 
 def open_remote_parts(
@@ -55,7 +55,7 @@ def open_remote_parts(
     retries: int | None = None,
     **_options: object,
 ) -> RangeSource | None:
-    """Open a file of a file system that fsspec knows for reading parts; return None where only all can be read.
+    """Open a file of a file system of fsspec for range reads; None if it can only be read whole.
 
     Raises:
         ShardOpenError: there is nothing to read, or it may not be read.
@@ -87,7 +87,7 @@ def open_remote_parts(
 
 
 class Store:
-    """What a remote file is called, how errors of its library are told, and how long is waited for it."""
+    """A remote file's name, time-outs, retries and error messages."""
 
     def __init__(self, url: str, hide: Callable[[str], str], patience: RetryPolicy, timeout_s: float) -> None:
         self.url, self.hide, self.patience = url, hide, patience
@@ -96,7 +96,7 @@ class Store:
         self._scheme, _ = split_scheme(url)
 
     def tell(self, error: Exception) -> str:
-        """Say what an error means, without secrets."""
+        """Return the message of an error, without secrets."""
         return reason(error, self._scheme, self.hide)
 
     def attempt(self, what: Callable[[], T]) -> T:
@@ -117,7 +117,7 @@ class HttpRangeSource:
 
     @classmethod
     def found(cls, store: Store, request: Request) -> HttpRangeSource | None:
-        """Ask for the first bytes; return None if the server sends all instead."""
+        """Request the first bytes; return None if the server sends the whole file."""
         parts = cls(store, request)
         try:
             first = request(f"0-{HEAD_BYTES - 1}")
@@ -157,7 +157,7 @@ class HttpRangeSource:
 
 
 class HttpRange:
-    """A part of a file on a web server, from any of its bytes on: where a `ResumingStream` opens it."""
+    """A range of a file on a web server, as the source of a `ResumingStream`."""
 
     def __init__(self, store: Store, request: Request, version: tuple[str, ...], start: int, end: int) -> None:
         self._store, self._request, self._version, self._start, self._end = store, request, version, start, end
@@ -199,7 +199,7 @@ class HttpRange:
 
 
 class FsspecRangeSource:
-    """A file of fsspec in which one can seek."""
+    """A seekable file of fsspec."""
 
     def __init__(self, store: Store, file: Any, head: bytes) -> None:
         self.head = head
@@ -208,7 +208,7 @@ class FsspecRangeSource:
 
     @classmethod
     def found(cls, store: Store, file: Any) -> FsspecRangeSource | None:
-        """Read the first bytes, and go back; return None if that cannot be done."""
+        """Read the first bytes and seek back; return None if the file cannot seek."""
         head = file.read(HEAD_BYTES)
         try:
             file.seek(0)
@@ -230,7 +230,7 @@ class FsspecRangeSource:
 
 
 class Window:
-    """The bytes of a file from one place to another; each read is a request, and may be tried again."""
+    """A range of a file; each read is a request, and is retried if it fails."""
 
     def __init__(self, store: Store, file: Any, start: int, end: int) -> None:
         self._store = store
@@ -251,7 +251,7 @@ class Window:
         return data
 
     def close(self) -> None:
-        """Leave the file open: there may be other parts."""
+        """Leave the file open for other ranges."""
 
     def _read(self, size: int) -> bytes:
         try:

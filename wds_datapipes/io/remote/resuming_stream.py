@@ -1,4 +1,4 @@
-"""A remote shard that is read from its beginning to its end, and on from where it was when the connection breaks."""
+"""Resuming stream: reads a remote shard forward, and reconnects at the next byte when the connection breaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ForwardStream", "OpenedSource", "Readable", "ResumingStream", "Strea
 
 
 class OpenedSource(NamedTuple):
-    """A remote file that was opened at a place."""
+    """A remote file that was opened at an offset."""
 
     file: Readable
     #: Where it begins, in bytes; less than what was asked for if the store sends all again.
@@ -31,10 +31,10 @@ class OpenedSource(NamedTuple):
 
 
 class StreamSource(Protocol):
-    """Where a remote file can be opened, again and again."""
+    """A source that opens a remote file as often as needed."""
 
     def open_at(self, start: int) -> OpenedSource:
-        """Open the file at a byte, or at its beginning.
+        """Open the file at an offset, or at its beginning.
 
         Raises:
             Exception: whatever the store's library raises.
@@ -42,7 +42,7 @@ class StreamSource(Protocol):
 
 
 class ResumingStream(io.RawIOBase):
-    """Reads a remote file forward. What passes is tried again, from the byte that is next; all else is an error.
+    """Reads a remote file forward. Retries after transient errors, from the next byte; raises all others.
 
     Args:
         origin: opens the file.
@@ -65,22 +65,22 @@ class ResumingStream(io.RawIOBase):
 
     @property
     def size(self) -> int | None:
-        """How many bytes the whole file has, if the store tells it."""
+        """The size of the file in bytes, if the store reports it."""
         return self._size
 
     def readable(self) -> bool:
-        """It always is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill the buffer, or a part of it; none of it at the end."""
+        """Read up to ``len(buffer)`` bytes; 0 at the end."""
         view = memoryview(buffer).cast("B")
         data = self.read_once(len(view))
         view[: len(data)] = data
         return len(data)
 
     def read_once(self, size: int) -> bytes:
-        """Return at most so many bytes, as the store gives them, and none at the end."""
+        """Return the bytes of one read, at most ``size``, and none at the end."""
         since = self._patience.clock()
         while True:
             try:
@@ -116,7 +116,7 @@ class ResumingStream(io.RawIOBase):
                 super().close()
 
     def _opened(self) -> Readable:
-        """Return the file, at the byte that is next."""
+        """Return the file, opened at the next byte."""
         if self._file is None:
             opened = self._origin.open_at(self._at)
             self._file = opened.file
@@ -135,7 +135,7 @@ class ResumingStream(io.RawIOBase):
         return self._file
 
     def _wait_or_raise(self, error: Exception, since: float) -> None:
-        """Wait until the file may be opened again at the byte that is next."""
+        """Wait before the file is opened again, or raise."""
         if was_replaced(error):
             raise_alone(self._changed())
         what = f"Reading {self._name} was interrupted after {self._at} bytes"
@@ -170,7 +170,7 @@ class ResumingStream(io.RawIOBase):
 
 
 def _pass_over(file: Readable, count: int) -> None:
-    """Read and drop so many bytes, where a store sends all again."""
+    """Skip bytes, if a store sends the file from its beginning."""
     while count > 0:
         data = file.read(min(count, 1 << 20))
         if not data:
@@ -179,22 +179,22 @@ def _pass_over(file: Readable, count: int) -> None:
 
 
 def version_of(*facts: Any) -> tuple[str, ...]:
-    """Return what tells one version from another: the facts that a store tells."""
+    """Return the facts that identify a version of a file."""
     return tuple(str(fact) for fact in facts if fact is not None)
 
 
 class Readable(Protocol):
-    """All that is asked of an open remote file."""
+    """The interface of an open remote file."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes, and none at the end."""
 
     def close(self) -> object:
-        """Give the file back."""
+        """Close the file."""
 
 
 class ForwardStream(io.RawIOBase):
-    """Reads a remote file forward, and names the shard when that fails.
+    """Reads a remote file forward; its errors name the shard.
 
     The errors of network libraries hold the URL with all its secrets, and show as the cause of an error that is raised
     from them. So they are told in words, which ``hide`` clears of secrets, and are not chained.
@@ -207,11 +207,11 @@ class ForwardStream(io.RawIOBase):
         self._received = 0
 
     def readable(self) -> bool:
-        """It always is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill the buffer, or a part of it; none of it at the end."""
+        """Read up to ``len(buffer)`` bytes; 0 at the end."""
         view = memoryview(buffer).cast("B")
         try:
             data = self._file.read(len(view))

@@ -1,4 +1,4 @@
-"""Which failures of a store pass by themselves, and how long to wait for that."""
+"""Retry policy: which failures of a store are transient, and how long to wait before the next attempt."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ QUIET = 4
 
 
 class RetryPolicy:
-    """How often, and for how long, one shard is asked for again.
+    """Retries of one shard: how often, and how long to wait.
 
     Pauses are drawn, so that a thousand readers that were refused at a time do not come back at a time.
 
@@ -93,7 +93,7 @@ class RetryPolicy:
         self.clock = clock
 
     def wait(self, error: Exception, what: str, since: float) -> bool:
-        """Wait until it may be tried again; return whether it may.
+        """Wait before the next attempt; return False if there is none.
 
         Args:
             error: what has failed.
@@ -123,7 +123,7 @@ class RetryPolicy:
         self._pause(seconds)
 
     def patiently(self, attempt: Callable[[], T], what: str) -> T:
-        """Return what ``attempt`` does, which is tried again while that may help.
+        """Return the result of ``attempt``, which is retried after transient errors.
 
         Raises:
             Exception: what it raised last.
@@ -137,7 +137,7 @@ class RetryPolicy:
                     raise
 
     def told(self) -> str:
-        """Say what was tried."""
+        """Return a text about the attempts so far."""
         return f". It was tried {self._tried + 1} times" if self._tried else ""
 
 
@@ -146,7 +146,7 @@ NO_PATIENCE = RetryPolicy(0, 0.0)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether what has failed may work later.
+    """Whether an error is transient.
 
     >>> passes(ConnectionResetError()), passes(FileNotFoundError()), passes(ValueError())
     (True, False, False)
@@ -177,7 +177,7 @@ def concerns_all(error: BaseException) -> bool:
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Whether nobody whom this host trusts vouches for a server; libraries put their own errors around that.
+    """Whether the certificate of a server is not trusted; libraries wrap that error.
 
     >>> is_untrusted(SSLCertVerificationError()), is_untrusted(ConnectionResetError())
     (True, False)
@@ -192,7 +192,7 @@ def is_untrusted(error: BaseException | None) -> bool:
 
 
 def is_named(error: BaseException, words: Iterable[str]) -> bool:
-    """Whether one of these words is a part of the name of an error's class."""
+    """Whether the name of an error's class contains one of some words."""
     return any(word in type(error).__name__ for word in words)
 
 
@@ -202,7 +202,7 @@ def was_replaced(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that an error carries, or None: each library has its own place for it."""
+    """Return the HTTP status of an error, or None; each library keeps it elsewhere."""
     response = getattr(error, "response", None)
     for found in (
         *((error, name) for name in ("status", "status_code", "code")),
@@ -219,7 +219,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def asked_for(error: BaseException) -> float | None:
-    """Return how long the server asks to wait, in seconds; None if it does not."""
+    """Return the seconds of a ``Retry-After``, or None."""
     headers = getattr(error, "headers", None) or {}
     text = headers.get("Retry-After") if hasattr(headers, "get") else None
     if not text:
@@ -241,7 +241,7 @@ DEPTH = 8
 
 
 def is_systemic(error: BaseException | None) -> bool:
-    """Whether an error, or the one that it was raised from, is one of the host.
+    """Whether an error, or its cause, is one of the host, such as a full disk.
 
     >>> is_systemic(OSError(errno.EMFILE, "Too many open files")), is_systemic(FileNotFoundError())
     (True, False)

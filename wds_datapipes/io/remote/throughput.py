@@ -1,4 +1,4 @@
-"""How fast a store gives its bytes: who is slow is noticed, and who gives next to nothing is left."""
+"""Throughput monitoring: warn about slow stores, drop stalled connections."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _told_at = -QUIET_S
 
 
 class TooSlowError(TimeoutError):
-    """A connection gives next to nothing. A new one may be better."""
+    """A connection has stalled; a new one may be faster."""
 
 
 class ThroughputMonitor:
-    """How many bytes came in how many seconds that were waited for, of one shard.
+    """Measures the throughput of one shard.
 
     Only time in which a store is waited for counts, and not that in which nobody asks it for anything.
 
@@ -49,12 +49,12 @@ class ThroughputMonitor:
         self.begin()
 
     def begin(self) -> None:
-        """Begin anew, as another connection was opened."""
+        """Restart, after a reconnection."""
         self._bytes, self._waited_s = 0, 0.0
         self._noticed_bytes, self._noticed_s = 0, 0.0
 
     def note(self, count: int, waited_s: float) -> None:
-        """Take note of bytes that came.
+        """Count received bytes.
 
         Raises:
             TooSlow: too few have come.
@@ -77,7 +77,7 @@ class ThroughputMonitor:
                 raise TooSlowError(found)
 
     def tell(self, count: int, waited_s: float) -> None:
-        """Tell the log that the store is slow: once for a shard, and seldom enough to be read."""
+        """Log that the store is slow, once per shard and not too often."""
         global _told_at
         now = self.clock()
         if not self._is_told and now - _told_at >= QUIET_S:
@@ -87,7 +87,7 @@ class ThroughputMonitor:
 
 
 class MonitoredSource:
-    """An origin whose files are read at a pace that is watched, where each read returns what has come.
+    """A source whose files have their throughput monitored.
 
     Args:
         origin: opens the file.
@@ -98,14 +98,14 @@ class MonitoredSource:
         self._origin, self._pace = origin, pace
 
     def open_at(self, start: int) -> OpenedSource:
-        """Open the file at a byte, or at its beginning."""
+        """Open the file at an offset, or at its beginning."""
         opened = self._origin.open_at(start)
         self._pace.begin()
         return opened._replace(file=MonitoredFile(opened.file, self._pace))
 
 
 class MonitoredFile:
-    """A file whose reads are watched."""
+    """A file whose throughput is monitored."""
 
     def __init__(self, file: Readable, pace: ThroughputMonitor) -> None:
         self._file, self._pace = file, pace
@@ -123,7 +123,7 @@ class MonitoredFile:
 
 
 class Attempt(Generic[T]):
-    """Something that a thread of its own does, which is left behind if it takes too long.
+    """A call in a thread, abandoned if it takes too long.
 
     Libraries wait for each byte of an answer for as long as they like, and cannot be told to stop.
 
@@ -139,7 +139,7 @@ class Attempt(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="wds-store", daemon=True)
 
     def result(self, most_s: float, told_s: float = 0.0, tell: Callable[[], object] | None = None) -> T:
-        """Do it, and return what it returns.
+        """Run the call, and return its result.
 
         Args:
             most_s: how many seconds it may take.
@@ -165,7 +165,7 @@ class Attempt(Generic[T]):
             del error  # this frame would hold the error, and the error this frame
 
     def abandon(self) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for the thread."""
         self._has_ended.set()
 
     def _run(self) -> None:

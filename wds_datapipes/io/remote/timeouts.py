@@ -1,4 +1,4 @@
-"""How long to wait for a store, and how often to ask it; each library takes its time-outs in its own way."""
+"""Time-outs and retries of stores, translated into the options of each library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOOGLE_REQUEST_S = 300.0
 
 
 class StoreTimeouts(NamedTuple):
-    """How long to wait for a store, and how often to ask it.
+    """Time-out and number of retries of a store.
 
     Attributes:
         timeout_s: the seconds without a byte after which it has failed; None is `TIMEOUT_S`, or what its library has.
@@ -61,12 +61,12 @@ class StoreTimeouts(NamedTuple):
         return TIMEOUT_S if self.timeout_s is None else self.timeout_s
 
     def patience(self, pause: Callable[[float], object] | None = None) -> RetryPolicy:
-        """Return what asks again for one shard."""
+        """Return the retry policy of one shard."""
         return RetryPolicy(self.retries, RETRY_S, pause, silent_s=silent_after(self.seconds))
 
 
 def silent_after(timeout_s: float) -> float:
-    """Return after how many seconds without a sign of life a store is given up."""
+    """Return the seconds without a response after which a store has failed."""
     return max(SILENT_S, 2 * timeout_s)
 
 

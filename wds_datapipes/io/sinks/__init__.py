@@ -1,4 +1,4 @@
-"""Targets: what a shard is written to. It gets the shard's name when the shard is whole, or nothing is left of it."""
+"""Sinks: targets that shards are written to. A shard gets its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Sink", "StreamSink", "open_target", "remove_file", "size_of", "stand
 
 
 class Sink(Protocol):
-    """A shard that is being written. Of its methods, either `finish` or `discard` is called last."""
+    """A shard that is being written; the last call is either `finish` or `discard`."""
 
     #: What was asked for, or nothing for a stream.
     url: str
@@ -29,7 +29,7 @@ class Sink(Protocol):
         """
 
     def finish(self) -> None:
-        """Give the shard its name, and wait until it has it.
+        """Finish the shard, and wait until it has its name.
 
         Raises:
             ShardWriteError: that failed.
@@ -37,13 +37,13 @@ class Sink(Protocol):
         """
 
     def discard(self) -> None:
-        """Leave nothing of the shard, as far as that is possible. It raises nothing."""
+        """Remove the shard as far as possible; never raises."""
 
 
 def open_target(
     target: str | os.PathLike[str] | BinaryIO | Sink, storage_options: Mapping[str, Any] | None = None
 ) -> Sink:
-    """Begin to write a shard: to a path, a URL, ``pipe:COMMAND``, ``-`` (standard output) or an open binary stream.
+    """Open a sink for a path, a URL, ``pipe:COMMAND``, ``-`` (standard output) or an open binary stream.
 
     Args:
         target: where to.
@@ -76,7 +76,7 @@ def open_target(
 
 
 def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Remove a shard, or what goes with one, if it is there.
+    """Remove a shard or one of its sidecar files, if it exists.
 
     Raises:
         ShardWriteError: it cannot be removed.
@@ -101,7 +101,7 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
 
 
 def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
-    """Return the size of a shard in bytes, or ``None`` if there is none, or nothing that has a size.
+    """Return the size of a shard in bytes, or ``None`` if it does not exist or has no size.
 
     Raises:
         ShardOpenError: its store does not tell.
@@ -131,7 +131,7 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
 
 
 class StreamSink:
-    """Writes to a stream. What was written stays there, but an archive that was broken off has no end marker.
+    """Writes to an open stream. An archive that is discarded stays there, without an end marker.
 
     Args:
         stream: what has a method ``write`` that takes bytes.
@@ -154,21 +154,21 @@ class StreamSink:
             taken = self._stream.write(data)
 
     def finish(self) -> None:
-        """Hand on what the stream has buffered."""
+        """Flush the stream."""
         if callable(flush := getattr(self._stream, "flush", None)):
             flush()
         if self._close:
             self._stream.close()
 
     def discard(self) -> None:
-        """Leave in the stream what is there."""
+        """Close the stream if it is owned; its content stays."""
         if self._close:
             with contextlib.suppress(Exception):
                 self._stream.close()
 
 
 def standard_output(url: str) -> StreamSink:
-    """Return the target of the URL ``-``."""
+    """Return the sink of the URL ``-``."""
     stream = getattr(sys.stdout, "buffer", None)
     if stream is None:
         raise ShardWriteError(f"The shard {url!r} is standard output, and this process has none that takes bytes")

@@ -1,4 +1,4 @@
-"""Shards that are written to the standard input of shell commands: ``pipe:COMMAND``."""
+"""Sink that writes to the standard input of a shell command: ``pipe:COMMAND``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CommandSink"]
 
 
 class CommandSink:
-    """Runs a command, in which a pipeline fails when any part of it does, and writes to it.
+    """Runs a shell command, with ``pipefail``, and writes to it.
 
     The shard is whole if the command ends with the status 0 after the end of its input. If the shard is discarded, the
     command and all that it has started are killed before they see that end, so that none of them takes what it has for
@@ -52,14 +52,14 @@ class CommandSink:
             raise CommandError(self._verdict("stopped reading and")) from None
 
     def finish(self) -> None:
-        """Let the command see the end of its input, and wait for its own."""
+        """Close the input of the command, and wait for its end."""
         self._end()
         if self._process.returncode != 0:
             raise CommandError(self._verdict(""))
         self._told.close()
 
     def discard(self) -> None:
-        """Kill the command, and all that it has started."""
+        """Kill the command and its child processes."""
         if self._process.returncode is None:
             self._process.kill()
         self._told.close()
@@ -69,7 +69,7 @@ class CommandSink:
         self._process.wait()
 
     def _verdict(self, what: str) -> str:
-        """What is wrong with how the command ended."""
+        """The error of a command that has failed."""
         size = self._told.seek(0, os.SEEK_END)
         self._told.seek(max(0, size - TOLD_BYTES))
         told = self._told.read().decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""Shards that are written to local files."""
+"""Sink that writes to a local file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LocalSink"]
 
 
 class LocalSink:
-    """Writes to a file of another name in the same folder, which gets its own at the end.
+    """Writes to a temporary file in the same folder, and renames it.
 
     What is there and is no file, such as a named pipe, is written to as it is.
     """
@@ -50,7 +50,7 @@ class LocalSink:
             raise self._failure(error) from error
 
     def finish(self) -> None:
-        """Write the file to the disk, and give it its name."""
+        """Sync the file and rename it."""
         try:
             if self._file is None:
                 self._stream.close()

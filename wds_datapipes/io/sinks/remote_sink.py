@@ -1,4 +1,4 @@
-"""Shards that are written to the file systems of fsspec: object stores and others."""
+"""Sink that writes to a file system of fsspec, such as an object store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PART_BYTES = 16 << 20
 
 
 class RemoteSink:
-    """Uploads to an object store, where a file appears when its upload ends; or to a temporary name, and renames.
+    """Uploads to an object store, where a file appears at the end; or to a temporary name, and renames.
 
     Stores such as S3 and Google's show nothing of an upload before it is finished, and can abort it. Other file systems
     get a temporary name in the same folder.
@@ -62,7 +62,7 @@ class RemoteSink:
         self._written += len(data)
 
     def finish(self) -> None:
-        """Finish the upload, or give the file its name."""
+        """Finish the upload, or rename the file."""
         try:
             self._file.close()
             if self._part:
