@@ -206,7 +206,7 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
                 on_repeated_key="raise",
             )
         ),
-        r"x\.tar holds the sample 'a' in parts: a file of it stands at byte 2048",
+        r"x\.tar holds the sample 'a' in parts: a file of it is at byte 2048",
     ),
     "MissingFieldError": (
         lambda folder: list(samples(shard(folder)).to_tuple("jpg;png")),
@@ -259,7 +259,7 @@ TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
                 on_error=ErrorBudget(max_errors=0, warn=False)
             )
         ),
-        r"wds_decode had to pass over 1 of 1 items \(1 x DecodeError\)",
+        r"wds_decode skipped 1 of 1 items \(1 x DecodeError\)",
     ),
     "MissingSidecarError": (
         lambda folder: read_index(f"{folder}/x.tar.wdsidx"),

@@ -3,44 +3,44 @@
     WdsError
     ├── PatternError (ValueError)                a shard pattern that cannot be expanded, or matches nothing
     ├── SpecError (ValueError)                   a dataset specification that is wrong
-    ├── UnknownSchemeError (ValueError)          a URL scheme that no opener and no file system answers for
-    ├── RefusedURLError (ValueError)             a URL that names a file of this host or a command, where none is wanted
+    ├── UnknownSchemeError (ValueError)          a URL scheme that no opener and no file system handles
+    ├── RefusedURLError (ValueError)             an untrusted URL that names a local file or a command
     ├── MissingDependencyError (ImportError)     an optional package is not installed
     ├── ShardError                               one shard cannot be read to its end
     │   ├── ShardOpenError (OSError)             it could not be opened
     │   ├── CommandError (OSError)               a ``pipe:`` command ended with an error
     │   ├── ShardReadError (OSError)             its disk, store or network failed in the middle
     │   ├── TruncatedShardError (EOFError)       it ends too early
-    │   ├── CorruptShardError (ValueError)       it holds bytes that are not a tar archive
+    │   ├── CorruptShardError (ValueError)       it is no tar archive, or damaged
     │   ├── UnsupportedMemberError (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
-    │   ├── ReadLimitError (ValueError)          it asks for more than `ReadLimits` allow
-    │   └── ChangedShardError (ValueError)       it is not what it was when a state was saved
+    │   ├── ReadLimitError (ValueError)          it exceeds `ReadLimits`
+    │   └── ChangedShardError (ValueError)       it has changed since it was opened or a state saved
     ├── SampleError                              one sample cannot be used
     │   ├── DuplicateFieldError (ValueError)     a field occurs twice in one sample
-    │   ├── RepeatedKeyError (ValueError)        a key comes back after other samples of its shard
-    │   ├── MissingFieldError (ValueError)       a field that was asked for is not there
-    │   ├── MissingEntryError (LookupError)      a table has nothing for its key
-    │   ├── DecodeError (ValueError)             a field's bytes are not what its name says
+    │   ├── RepeatedKeyError (ValueError)        a key is repeated after other samples of its shard
+    │   ├── MissingFieldError (ValueError)       a field that was requested is missing
+    │   ├── MissingEntryError (LookupError)      a table has no entry for its key
+    │   ├── DecodeError (ValueError)             a field cannot be decoded as its name says
     │   │   └── UnsafeCodecError                 the field's codec can run code, and that was not allowed
-    │   ├── EncodeError (ValueError)             a field's value is not what its name says
-    │   ├── SampleSourceError (ValueError)       what it is to be made of cannot be read, or makes no sample
-    │   ├── UnwritableSampleError (ValueError)   its names would be read back as others, or its key is there already
-    │   └── SampleCommandError (OSError)         a shell command that maps samples has failed with it
-    ├── ShardWriteError (OSError)                a shard could not be written, and nothing stands under its name
-    ├── ConversionError (RuntimeError)           some of many shards could not be converted, and the others are
+    │   ├── EncodeError (ValueError)             a field cannot be encoded as its name says
+    │   ├── SampleSourceError (ValueError)       its source cannot be read, or yields no sample
+    │   ├── UnwritableSampleError (ValueError)   it would not be read back as it is
+    │   └── SampleCommandError (OSError)         a shell command that maps samples has failed on it
+    ├── ShardWriteError (OSError)                a shard could not be written; no file has its name
+    ├── ConversionError (RuntimeError)           some shards could not be converted; the others were
     ├── MisalignedShardsError (ValueError)       parallel shards do not hold the same keys in the same order
-    ├── EmptySourceError (ValueError)            a stage needs an item of its source, which yields none
+    ├── EmptySourceError (ValueError)            the source of a stage yields no item
     ├── StateError (ValueError)                  a state cannot be saved or loaded
     ├── SidecarError                             a file that describes a shard or a dataset cannot be used
     │   ├── MissingSidecarError (OSError)        it cannot be opened, or cannot be written
     │   ├── CorruptSidecarError (ValueError)     it is damaged, or is something else
-    │   ├── StaleSidecarError (ValueError)       what it describes has changed since it was written
+    │   ├── StaleSidecarError (ValueError)       the shards have changed since it was written
     │   ├── WrongSidecarError (ValueError)       it does not match its shard
-    │   └── UnsupportedSidecarError (ValueError) its format cannot hold or serve what is asked
-    ├── ErrorBudgetError (RuntimeError)          a stage had to pass over more than it was allowed to
+    │   └── UnsupportedSidecarError (ValueError) its format does not support the request
+    ├── ErrorBudgetError (RuntimeError)          a stage has skipped more items than allowed
     ├── CacheError (RuntimeError)                a cache cannot be written, is damaged, or belongs to another pipeline
-    ├── WorkerDiedError (RuntimeError)           a worker process ended without a word
-    ├── WorkerTimeoutError (TimeoutError)        a worker process has sent nothing for too long
+    ├── WorkerDiedError (RuntimeError)           a worker process ended without a result
+    ├── WorkerTimeoutError (TimeoutError)        a worker process has sent nothing within its time-out
     └── RankLostError (RuntimeError)             another rank of a distributed run has failed, left, or is silent
 
 An error is built from one message, and the facts are in the message: torch rebuilds an exception that crosses a process

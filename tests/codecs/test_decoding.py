@@ -145,7 +145,7 @@ def test_a_sample_that_fails_is_passed_over_whole() -> None:
     with pytest.warns(UserWarning, match="wds_decode passed over") as warned:
         assert list(wds_decode(good_and_bad(), on_error="warn")) == good
     assert len(warned) == 2
-    assert "wds_decode passed over an item: DecodeError: field 'cls' of sample '1'" in str(warned[0].message)
+    assert "wds_decode skipped an item: DecodeError: field 'cls' of sample '1'" in str(warned[0].message)
     assert "wds_decode passed over 3 items: 3 x DecodeError" in str(warned[1].message)
 
 

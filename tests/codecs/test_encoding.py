@@ -199,7 +199,7 @@ def test_a_refused_sample_is_passed_over_on_request() -> None:
         {"__key__": "c", "cls": 3},
     ]
     assert [sample["cls"] for sample in wds_encode(samples, on_error="skip")] == [b"1", b"3"]
-    with pytest.warns(UserWarning, match="wds_encode passed over an item: EncodeError: field 'cls' of sample 'b'"):
+    with pytest.warns(UserWarning, match="wds_encode skipped an item: EncodeError: field 'cls' of sample 'b'"):
         list(wds_encode(samples, on_error="warn"))
 
 

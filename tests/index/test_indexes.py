@@ -113,7 +113,7 @@ def dash(name: str) -> tuple[str, str]:
 
 def test_a_returning_key_is_told_or_an_error(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": key, "txt": "1"} for key in "aba"])
-    with pytest.warns(UserWarning, match=r"x\.tar holds the sample 'a' in parts: a file of it stands at byte 2048"):
+    with pytest.warns(UserWarning, match=r"x\.tar holds the sample 'a' in parts: a file of it is at byte 2048"):
         index = build_index(url)
     assert (index.keys, index.find("a")) == (["a", "b", "a"], 0)
     with pytest.raises(RepeatedKeyError, match="in parts"):
@@ -359,7 +359,7 @@ def test_a_broken_shard_is_told_and_the_others_are_indexed(shards: list[str]) ->
             build_indexes(shards, max_workers=workers)
         results = build_indexes(shards, on_error="skip", max_workers=workers)
         assert [result.url for result in results] == [shards[0], shards[2]]
-        with pytest.warns(UserWarning, match=r"build_indexes passed over an item: TruncatedShardError: .*b\.tar"):
+        with pytest.warns(UserWarning, match=r"build_indexes skipped an item: TruncatedShardError: .*b\.tar"):
             build_indexes(shards, on_error="warn", max_workers=workers)
     assert not Path(index_url(shards[1])).exists()
     with pytest.raises(ValueError, match="on_error is"):

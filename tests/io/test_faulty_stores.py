@@ -219,7 +219,7 @@ def test_a_server_without_ranges_sends_all_again(site: FaultProxy, root: Path) -
 
 def test_a_server_that_tells_no_version_is_not_read_on(site: FaultProxy) -> None:
     site.faults[:] = [Fault(at=40_000, how="stall", headers={"ETag": None})]
-    with pytest.raises(ShardReadError, match=r"failed after 40000 bytes: .*Its store tells neither ETag nor date"):
+    with pytest.raises(ShardReadError, match=r"failed after 40000 bytes: .*Its store reports neither ETag nor date"):
         keys(url_of(site), timeout_s=0.3)
 
 

@@ -46,8 +46,8 @@ def test_warn_tells_the_first_of_each_kind_and_the_counts_at_the_end() -> None:
     with pytest.warns(UserWarning, match="passed over") as caught:
         assert handled("warn", *errors, TruncatedShardError("3.tar ends")) == [True] * 5
     assert [str(warning.message) for warning in caught] == [
-        "a_stage passed over an item: TruncatedShardError: 1.tar ends",
-        "a_stage passed over an item: ValueError: bad",
+        "a_stage skipped an item: TruncatedShardError: 1.tar ends",
+        "a_stage skipped an item: ValueError: bad",
         "a_stage passed over 5 items: 3 x TruncatedShardError, 2 x ValueError",
     ]
 
@@ -125,7 +125,7 @@ def test_a_budget_of_errors() -> None:
     budget = ErrorBudget(max_errors=2, warn=False)
     assert passed(budget, "xox") == (2, "")
     text = (
-        "a_stage had to pass over 3 of 6 items (3 x ValueError), 1 of them in a row, which is more than max_errors=2 "
+        "a_stage skipped 3 of 6 items (3 x ValueError), 1 of them in a row, which is more than max_errors=2 "
         "allows. The last: ValueError: item 6 (from ValueError('item 6'))"
     )
     assert passed(budget, "xooxoxo") == (2, text)

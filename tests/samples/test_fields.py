@@ -145,7 +145,7 @@ def test_what_each_stage_does_with_an_error(stage: str) -> None:
     assert len(list(run("skip"))) == 2
     assert len(list(run(lambda error: isinstance(error, kind)))) == 2
     assert len(list(run(lambda error: False))) == 1
-    with pytest.warns(UserWarning, match=f"{stage} passed over an item: {kind.__name__}"):
+    with pytest.warns(UserWarning, match=f"{stage} skipped an item: {kind.__name__}"):
         assert len(list(run("warn"))) == 2
 
 

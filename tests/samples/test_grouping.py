@@ -121,7 +121,7 @@ def test_one_of_two_can_be_chosen(choice: str, kept: bytes) -> None:
 def test_a_duplicate_costs_its_sample_and_no_other() -> None:
     names = ["a.jpg", "b.jpg", "b.cls", "b.jpg", "b.txt", "c.jpg"]
     assert [sample["__key__"] for sample in group(*names, on_error="skip")] == ["a", "c"]
-    with pytest.warns(UserWarning, match=r"group_samples passed over an item: DuplicateFieldError: s\.tar holds"):
+    with pytest.warns(UserWarning, match=r"group_samples skipped an item: DuplicateFieldError: s\.tar holds"):
         assert len(group(*names, on_error="warn")) == 2
     assert [sample["__key__"] for sample in group(*names, on_error=lambda error: False)] == ["a"]
 
@@ -271,7 +271,7 @@ GOOD = [("a", b"0"), ("b", b"0"), ("a", b"1"), ("a", b"2"), ("b", b"2")]
 
 def test_a_broken_shard_between_good_ones(shards: list[str]) -> None:
     assert known(group_samples(read_shards(shards, ReadOptions(on_error="skip")))) == GOOD
-    with pytest.warns(UserWarning, match=r"passed over an item: TruncatedShardError: .*1\.tar ends inside a header"):
+    with pytest.warns(UserWarning, match=r"skipped an item: TruncatedShardError: .*1\.tar ends inside a header"):
         assert known(group_samples(read_shards(shards, ReadOptions(on_error="warn")))) == GOOD
     assert known(group_samples(read_shards(shards, ReadOptions(on_error=lambda error: False)))) == GOOD[:3]
     samples = group_samples(read_shards(shards))

@@ -263,7 +263,7 @@ def test_a_sample_that_is_bad_in_the_parallel_shard_is_passed_over_with_its_reas
     assert whole(added(read("x.tar"), on_error=keep)) == "ac"
     (error,) = errors
     assert type(error) is MisalignedShardsError
-    assert "has the sample 'c' where x.tar has the sample 'b'. What was passed over in it last: y.tar holds" in str(
+    assert "has the sample 'c' where x.tar has the sample 'b'. The last item skipped in it: y.tar holds" in str(
         error
     )
 
@@ -288,7 +288,7 @@ def test_a_parallel_shard_that_cannot_be_read(damage: str, folder: Path) -> None
     assert whole(added(read("x.tar", "x2.tar"), make, on_error="skip")) == f"{kept}z"
     assert COUNTERS.entries == entries + 3 - len(kept), "each sample that is lost is counted"
     assert whole(added(read("x.tar"), make, on_error=lambda error: not isinstance(error, kind))) == kept
-    with pytest.raises(ErrorBudgetError, match="add_columns had to pass over 2 of"):
+    with pytest.raises(ErrorBudgetError, match="add_columns skipped 2 of"):
         list(added(read("x.tar", "x2.tar"), make, on_error=ErrorBudget(max_errors=1, warn=False)))
 
 

@@ -169,7 +169,7 @@ def test_a_shard_that_fails(shard: str, url: str, error: type[Exception], messag
     samples = group_samples(read_shards([shard, url, shard], ReadOptions(on_error="skip")))
     keys = [sample["__key__"] for sample in samples if sample["__url__"] == shard]
     assert keys == ["a", "b", "c"] * 2
-    with pytest.warns(UserWarning, match=f"load_wds_shards passed over an item: {error.__name__}"):
+    with pytest.warns(UserWarning, match=f"load_wds_shards skipped an item: {error.__name__}"):
         assert names(url, shard, on_error="warn")[-6:] == ALL
 
 

@@ -9,7 +9,7 @@ __all__ = ["Codec", "describe_value"]
 
 
 class Codec(NamedTuple):
-    """Both directions of one kind of field: what ``encode`` takes, ``decode`` gives back."""
+    """A codec for one kind of field: ``decode`` returns what ``encode`` was given."""
 
     decode: Callable[[bytes], Any]
     #: Raises for what it cannot write faithfully, and never guesses.
@@ -19,7 +19,7 @@ class Codec(NamedTuple):
 
 
 def describe_value(value: object) -> str:
-    """What a value is, for a message: its type, and of an array also dtype and shape.
+    """Describe a value for a message: its type, and the dtype and shape of an array.
 
     >>> described(None), described({"a": 1}), described("seven")
     ('None', 'a dict', "the str 'seven'")

@@ -51,7 +51,7 @@ def wds_decode(
     limits: ReadLimits = DEFAULT_LIMITS,
     **by_extension: Callable[[bytes], Any],
 ) -> Iterator[Sample]:
-    """Decode the fields of samples; the stage `SampleDecoder` tells how.
+    """Decode the fields of samples, as described in `SampleDecoder`.
 
     >>> samples = [{"__key__": "a", "cls": b"7", "txt": b"a cat", "bin": b"x"}]
     >>> list(wds_decode(samples, bin=len, only="cls bin"))
@@ -74,7 +74,7 @@ _STAYS = _Step("nothing", bytes)
 
 
 class _Plan(NamedTuple):
-    """What happens to the fields of one name."""
+    """The decoding of the fields of one name."""
 
     filters: tuple[_Step, ...]
     #: At least one: the first value that is not ``None`` stands, and the last one's always.
@@ -82,7 +82,7 @@ class _Plan(NamedTuple):
 
 
 class DecoderChain:
-    """Decides by the name of a field who decodes it.
+    """Chooses decoders by the names of fields.
 
     Args:
         decoders: asked in order, before the decoders of the basic table; the first value that is not ``None`` stands.
@@ -128,20 +128,20 @@ class DecoderChain:
         self.limits = limits
 
     def after(self, *decoders: ByExtension) -> DecoderChain:
-        """Return this chain with other decoders before its own."""
+        """Return a chain with other decoders before those of this one."""
         chain = copy(self)
         chain.decoders = (*decoders, *self.decoders)
         chain.functions = tuple(position + len(decoders) for position in self.functions)
         return chain
 
     def plan(self, field: str) -> _Plan | None:
-        """Choose what happens to the fields of one name; ``None`` leaves them as they are."""
+        """Return the plan for the fields of one name; ``None`` leaves them as they are."""
         if field.startswith("__") or (self.only is not None and field not in self.only):
             return None
         return self.plan_from(0, field)
 
     def plan_from(self, start: int, field: str) -> _Plan | None:
-        """Choose what the decoders from one position on do with fields of one name."""
+        """Return the plan of the decoders from one position on for fields of one name."""
         filters: list[_Step] = []
         name = field
         while f".{name}".lower().endswith(".gz"):
@@ -172,7 +172,7 @@ class DecoderChain:
 
 
 class _Unused:
-    """The decoder functions of a chain that have decoded nothing yet, and the warning about them.
+    """Warns of decoder functions that have decoded nothing.
 
     A function that compares names in a way that never holds is otherwise silent: its fields stay bytes, or go to the
     next decoder. Functions for extensions count as one, since a table of them may cover more than the data has; words
@@ -197,17 +197,17 @@ class _Unused:
         return bool(self._groups)
 
     def discard(self, position: int) -> None:
-        """Take note that the decoder at a position has decoded something."""
+        """Record that the decoder at a position has decoded something."""
         self._groups = [group for group in self._groups if position not in group]
 
     def count(self, plans: Mapping[str, _Plan | None]) -> None:
-        """Count a sample, and warn after the last one that is waited for."""
+        """Count a sample, and warn when enough were counted."""
         self._left -= 1
         if not self._left:
             self.warn(plans)
 
     def warn(self, plans: Mapping[str, _Plan | None]) -> None:
-        """Warn of what has decoded nothing so far, once."""
+        """Warn once of the decoders that have decoded nothing so far."""
         fields = sorted(field for field, plan in plans.items() if plan is not None)
         groups, self._groups = self._groups, []
         if not fields:
@@ -298,7 +298,7 @@ def _decode_field(sample: Sample, field: str, plan: _Plan, chain: DecoderChain, 
         raise
     except UnsafeCodecError as error:
         raise UnsafeCodecError(
-            f"{place_in(sample, field)} was not decoded: {error}. If you trust whoever made the shard, allow it with "
+            f"{place_in(sample, field)} was not decoded: {error}. If you trust the source of the shard, allow it with "
             f"wds_decode(unsafe=True). Otherwise name the fields to decode with only=, or give the extension a decoder "
             f"of your own; pkl=bytes leaves every pkl field as it is"
         ) from error
@@ -306,7 +306,7 @@ def _decode_field(sample: Sample, field: str, plan: _Plan, chain: DecoderChain, 
         cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
         raise DecodeError(
             f"{place_in(sample, field)} cannot be decoded by {step.name}: {cause}. The data is {_glimpse(data)}. "
-            f'on_error="warn" or "skip" passes over such samples'
+            f'on_error="warn" or "skip" skips such samples'
         ) from error
 
 

@@ -33,7 +33,7 @@ def wds_encode(
     on_error: OnError = "raise",
     **by_extension: FieldEncoder,
 ) -> Iterator[Sample]:
-    r"""Encode the fields of samples; the stage `SampleEncoder` tells how.
+    r"""Encode the fields of samples, as described in `SampleEncoder`.
 
     >>> list(wds_encode([{"__key__": "a", "cls": 7, "txt": "a cat", "bin": b"x", "pts": [1, 2]}], pts=bytes))
     [{'__key__': 'a', 'cls': b'7', 'txt': b'a cat', 'bin': b'x', 'pts': b'\x01\x02'}]
@@ -51,7 +51,7 @@ class _Step(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What happens to the fields of one name, unless they are bytes."""
+    """The encoding of the fields of one name, unless they are bytes."""
 
     step: _Step
     #: How often the name ends in ``.gz``.
@@ -59,7 +59,7 @@ class _Plan(NamedTuple):
 
 
 class EncoderChain:
-    """Decides by the name of a field who encodes it.
+    """Chooses encoders by the names of fields.
 
     Args:
         by_extension: extension -> function or options; they come before the basic table.
@@ -114,7 +114,7 @@ class EncoderChain:
         return sample[field] if plan is None else _encode_field(sample, field, plan)
 
     def _plan(self, field: str) -> _Plan | None:
-        """Choose what happens to the fields of one name; ``None`` leaves them as they are."""
+        """Return the plan for the fields of one name; ``None`` leaves them as they are."""
         if not isinstance(field, str):
             raise EncodeError(f"the names of fields are str, and {field!r} is {describe_value(field)}")
         if field.startswith("__") or (self.only is not None and field not in self.only):
@@ -137,7 +137,7 @@ class EncoderChain:
 
 
 def encode_samples(source: Iterable[Sample], chain: EncoderChain, on_error: OnError = "raise") -> Iterator[Sample]:
-    """Encode samples by a chain, and pass over those with a field that fails, if the policy says so."""
+    """Encode samples by a chain, and skip those with a field that fails, if the policy says so."""
     policy = ErrorPolicy(on_error, "wds_encode")
     for sample in policy.counted(source):
         if not isinstance(sample, dict):

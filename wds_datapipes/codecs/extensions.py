@@ -55,7 +55,7 @@ class FieldName(str):
 
 @dataclass(frozen=True)
 class Continue:
-    """A decoder's result that is not decoded yet: the decoders after it resume with this name and these bytes.
+    """A decoder's intermediate result: the next decoders continue with this name and these bytes.
 
     A decoder that only removes a layer, such as a compression, returns it. The field keeps its name in the sample.
 
@@ -113,7 +113,7 @@ def split_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class ByExtension(ABC):
-    """A decoder that knows by a field's name alone whether it decodes it.
+    """A decoder that is chosen by the name of a field.
 
     That is asked once for each name of a field, not for each sample. Called as ``decoder(field, data)``, it returns
     ``None`` for the fields that it does not take, as any decoder does.
@@ -169,6 +169,6 @@ def handle_extension(extensions: str | Iterable[str], function: Callable[[bytes]
 
 
 def name_of(function: object) -> str:
-    """What to call a function in a message: its name and module, or how it prints itself."""
+    """Return the name of a function for a message: its name and module, or its repr."""
     name = getattr(function, "__qualname__", None)
     return repr(function) if name is None else f"{getattr(function, '__module__', None) or 'builtins'}.{name}"

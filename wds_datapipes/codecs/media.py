@@ -98,7 +98,7 @@ def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:
 
 @contextmanager
 def open_media(data: bytes) -> Iterator[Any]:
-    """The container in the data; what PyAV says of a bad one names the data, not a made-up file."""
+    """Open the container in the data; errors of PyAV name the data, not a made-up file."""
     av = _av()
     try:
         with av.open(BytesIO(data), **_open_options()) as container:
@@ -109,7 +109,7 @@ def open_media(data: bytes) -> Iterator[Any]:
 
 @cache
 def _open_options() -> dict[str, Any]:
-    """Let the data be all that is read: a playlist in it could name files of this host, or addresses.
+    """Allow nothing but the data to be read: a playlist could name local files or URLs.
 
     Titles and the like may be in any encoding, and nobody asked for them; PyAV 19 no longer has the choice.
     """

@@ -1,9 +1,10 @@
 """Tenbin codec, webdataset's format for lists of arrays: ``ten tenbin tb``.
 
 The data is a sequence of chunks. A chunk is eight magic bytes, the length of its content as a 64-bit integer, the
-content, and zeros up to a multiple of 64 bytes. An array is two chunks: a header of 64-bit integers (a short dtype name and a
-free text, each as eight characters, the number of dimensions, the dimensions), then its elements in C order. Everything
-is little-endian on every machine; webdataset uses the byte order of the machine, which is nearly always the same.
+content, and zeros up to a multiple of 64 bytes. An array is two chunks: a header of 64-bit integers (a short dtype
+name and a free text, each as eight characters, the number of dimensions, the dimensions), then its elements in C
+order. Everything is little-endian on every machine; webdataset uses the byte order of the machine, which is nearly
+always the same.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def build_index(
     storage_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> ShardIndex:
-    """Find out where the samples of a shard are, and their fields.
+    """Build the index of a shard.
 
     Only the headers are read of a local shard, and of a remote one where its store gives parts of it. A compressed
     shard is read as a whole; its index tells the keys, sizes and counts, and that samples cannot be read by it in any
@@ -200,7 +200,7 @@ def _check_facts(then: ShardFacts, now: FileFacts, archive: str) -> None:
 
 
 def _difference(then: ShardIndex, now: ShardIndex) -> str:
-    """Say where two indexes of a shard differ first."""
+    """Describe the first difference of two indexes."""
     for number, (old, new) in enumerate(zip(then, now, strict=False)):
         if old != new:
             return f"sample {number} ({new.key!r}) is {new[1:]}, and was {old.key!r}, {old[1:]}"

@@ -26,7 +26,7 @@ __all__ = ["IndexResult", "build_indexes"]
 
 
 class IndexResult(NamedTuple):
-    """A shard that has an index.
+    """The index of a shard, and whether it was built or was there.
 
     Attributes:
         url: the shard.
@@ -48,7 +48,7 @@ class IndexResult(NamedTuple):
 
 
 class _Rules(NamedTuple):
-    """How an index is built."""
+    """The options of building an index."""
 
     key_rule: KeyRule
     lowercase: bool
@@ -77,7 +77,7 @@ def build_indexes(
     storage_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> list[IndexResult]:
-    """Give each shard an index that holds: one that is missing, damaged or stale is built, and the others stay.
+    """Build the indexes of shards that are missing, damaged or stale; valid ones are kept.
 
     An index holds if the size of the shard is what it says, and so is the version that the store tells, or the time
     when the local file was changed; where the index knows no time, it has to be newer than the shard.
@@ -148,7 +148,7 @@ def build_indexes(
 def _one(
     url: str, folder: str | None, rules: _Rules, rebuild: bool, storage_options: Mapping[str, Any] | None
 ) -> IndexResult:
-    """Make sure that one shard has an index that holds."""
+    """Make sure that one shard has a valid index."""
     place = index_url(url, folder)
     index = None if rebuild else _usable_index(url, place, rules, storage_options)
     is_new = index is None
@@ -162,7 +162,7 @@ def _one(
 
 
 def _usable_index(url: str, place: str, rules: _Rules, storage_options: Mapping[str, Any] | None) -> ShardIndex | None:
-    """Return the index of a shard, if there is one, made by these rules, that holds."""
+    """Return the index of a shard, if there is a valid one with these options."""
     try:
         index = read_index(place, storage_options=storage_options)
     except (MissingSidecarError, CorruptSidecarError):

@@ -19,7 +19,7 @@ NO_FIELDS = frozenset(("__key__", "__url__", "__local_path__"))
 
 
 class IndexBuilder:
-    """Gathers the members of a shard into an index, by the rules of `group_samples`.
+    """Builds the index of a shard from its members, by the rules of `group_samples`.
 
     Who writes a shard knows where each member is, and needs no second look at it.
 
@@ -134,8 +134,8 @@ class IndexBuilder:
         if self._on_repeated_key == "ignore":
             return
         text = (
-            f"{self._archive} holds the sample {key!r} in parts: a file of it stands at byte {start}, after files of "
-            f"other samples. They have to be neighbours: write the shard again in the order of names (tar --sort=name)"
+            f"{self._archive} holds the sample {key!r} in parts: a file of it is at byte {start}, after files of "
+            f"other samples. They have to be adjacent: write the shard again, ordered by name (tar --sort=name)"
         )
         if self._on_repeated_key == "raise":
             raise RepeatedKeyError(text)
@@ -143,7 +143,7 @@ class IndexBuilder:
         warn_user(text)
 
     def _flush(self) -> None:
-        """End the sample that is being gathered."""
+        """Finish the current sample."""
         if not self._members:
             return
         self._samples.append(self._start)

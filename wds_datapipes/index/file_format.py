@@ -38,7 +38,7 @@ FORMAT, VERSION = "wds-datapipes shard index", 1
 
 
 def index_url(url: str, folder: str | os.PathLike[str] | None = None) -> str:
-    """Return the name of the index of a shard: that of the shard with ``.wdsidx`` behind it.
+    """Return the name of a shard's index: that of the shard with the suffix ``.wdsidx``.
 
     >>> index_url("data/train-000000.tar")
     'data/train-000000.tar.wdsidx'
@@ -47,7 +47,7 @@ def index_url(url: str, folder: str | os.PathLike[str] | None = None) -> str:
 
 
 def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Write an index to a file, which appears under its name when it is whole, and replaces an older one.
+    """Write an index to a file atomically, and replace an older one.
 
     Args:
         index: what to write.
@@ -68,7 +68,7 @@ def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, An
 
 
 def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) -> ShardIndex:
-    """Read an index from a file. That of a local file is mapped, so that processes share one copy of it.
+    """Read an index from a file. A local file is memory-mapped, so that processes share it.
 
     Whether the shard is still what it was, `check_index` tells.
 
@@ -93,7 +93,7 @@ def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) ->
 
 
 def index_bytes(index: ShardIndex) -> bytes:
-    """Return what the file of an index holds: the same index gives the same bytes."""
+    """Serialize an index: the same index gives the same bytes."""
     body = bytearray()
     columns = {}
     for name, kind in COLUMNS.items():
@@ -115,7 +115,7 @@ def index_bytes(index: ShardIndex) -> bytes:
 
 
 def parse_index(content: Any, *, where: str) -> ShardIndex:
-    """Make an index from what a file holds: bytes, or a map of it, whose columns are not copied.
+    """Parse an index from bytes or a memory map, without a copy of its columns.
 
     Raises:
         CorruptSidecarError: it is damaged, or is no index.
@@ -137,7 +137,7 @@ def parse_index(content: Any, *, where: str) -> ShardIndex:
 
 
 def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
-    """Return what the JSON text says, and what is behind it."""
+    """Return the parsed JSON header, and the bytes after it."""
     if len(view) < HEAD.size:
         raise ValueError(f"it has only {len(view)} bytes")
     _, length, checksum = HEAD.unpack_from(view)

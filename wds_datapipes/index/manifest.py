@@ -35,7 +35,7 @@ NAMED = 3
 
 
 class DescribedShard(Protocol):
-    """What is known of a shard that was written or indexed: an `IndexResult` is such a description."""
+    """The description of a shard that was written or indexed, such as an `IndexResult`."""
 
     @property
     def url(self) -> str:
@@ -72,7 +72,7 @@ class ManifestEntry:
 
 
 class Manifest:
-    """Which shards a dataset has, in their order, with their counts, sizes and digests.
+    """The shards of a dataset in order, with their counts, sizes and digests.
 
     Args:
         shards: what is known of each shard: what `build_indexes` returned, or each `ShardInfo` of a writer.
@@ -124,17 +124,17 @@ class Manifest:
 
     @property
     def samples(self) -> int:
-        """How many samples all shards have together."""
+        """The number of samples in all shards."""
         return sum(entry.samples for entry in self.entries)
 
     @property
     def bytes(self) -> int:
-        """The size of all shards together."""
+        """The total size of the shards in bytes."""
         return sum(entry.bytes for entry in self.entries)
 
     @property
     def fingerprint(self) -> str:
-        """What changes with any shard: a SHA-256 of their base names, counts, sizes and digests, in their order."""
+        """The SHA-256 of the shards' base names, counts, sizes and digests, in order."""
         facts = [[_base(entry.url), entry.samples, entry.bytes, entry.sha256] for entry in self.entries]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()
 
@@ -142,7 +142,7 @@ class Manifest:
 def write_manifest(
     manifest: Manifest, url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a manifest as JSON. Shards below the folder that it is in are named from there, so that both may move.
+    """Write a manifest as JSON. Shards in or below its folder are relative to it, so that both may move.
 
     Args:
         manifest: what to write.
@@ -222,7 +222,7 @@ def check_manifest(
     max_workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise unless all shards are there and are as a manifest says.
+    """Raise unless all shards exist and match a manifest.
 
     Args:
         manifest: what `read_manifest` returned.
@@ -262,7 +262,7 @@ def check_manifest(
 def _wrong(
     url: str, expected: Mapping[str, ManifestEntry], depth: Depth, storage_options: Mapping[str, Any] | None
 ) -> str:
-    """Say what is wrong with a shard, if anything is."""
+    """Return what is wrong with a shard, or nothing."""
     entry = expected[url]
     try:
         size = file_facts(url, storage_options=storage_options).bytes

@@ -23,7 +23,7 @@ __all__ = ["COLUMNS", "Columns", "IndexEntry", "IndexedSample", "ShardFacts", "S
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """What an index knows of the shard that it was made from; ``None`` is what it does not know.
+    """The facts that an index records about its shard; ``None`` if unknown.
 
     Attributes:
         bytes: the size of the file.
@@ -47,7 +47,7 @@ class ShardFacts:
 
     @classmethod
     def from_json(cls, found: object) -> Self:
-        """Check what a file says.
+        """Make facts from JSON, and check them.
 
         Raises:
             ValueError: it makes no sense.
@@ -94,7 +94,7 @@ RULES: dict[str, KeyRule] = {"first_dot": first_dot, "last_dot": last_dot}
 
 
 class IndexEntry(NamedTuple):
-    """One field of a sample: where its bytes are.
+    """The position of a field's bytes.
 
     Attributes:
         field: its name, as in a sample.
@@ -108,7 +108,7 @@ class IndexEntry(NamedTuple):
 
 
 class IndexedSample(NamedTuple):
-    """Where a sample is.
+    """The position of a sample in its shard.
 
     Attributes:
         key: of the sample.
@@ -124,7 +124,7 @@ class IndexedSample(NamedTuple):
 
 
 class ShardIndex:
-    """Where each sample of a shard is, and each of its fields: made by `build_index`, or read by `read_index`.
+    """The offsets of the samples of a shard and their fields: built by `build_index`, or read by `read_index`.
 
     ``len(index)`` is the number of samples, ``index[n]`` tells where sample n is, and iterating tells it of all.
 
@@ -172,7 +172,7 @@ class ShardIndex:
         return len(self.columns["sample_offsets"]) - 1
 
     def __getitem__(self, number: int) -> IndexedSample:
-        """Where a sample is."""
+        """The position of a sample in its shard."""
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"{self._where} has {count} samples, and none of number {number}")
@@ -183,7 +183,7 @@ class ShardIndex:
         return map(self._sample, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        """Whether two indexes say the same of shards of which they know the same."""
+        """Whether two indexes have the same content."""
         if not isinstance(other, ShardIndex):
             return NotImplemented
         return self.facts == other.facts and self.places_equal(other)
@@ -198,7 +198,7 @@ class ShardIndex:
 
     @property
     def members(self) -> int:
-        """How many members all samples have together."""
+        """The number of members of all samples."""
         return len(self.columns["member_offsets"])
 
     @property
@@ -208,16 +208,16 @@ class ShardIndex:
 
     @property
     def end(self) -> int:
-        """Where the archive ends, without its end marker, in uncompressed bytes."""
+        """The offset of the archive's end marker, in uncompressed bytes."""
         return int(self.columns["sample_offsets"][-1])
 
     @property
     def key_rule(self) -> KeyRule | None:
-        """The rule that has split the names, if it is one of this package."""
+        """The key rule, if it is one of this package."""
         return RULES.get(self.facts.key_rule)
 
     def find(self, key: str) -> int:
-        """Return the number of the sample with a key; of several, that of the first.
+        """Return the number of the first sample with a key.
 
         Raises:
             KeyError: there is none.

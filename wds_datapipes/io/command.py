@@ -32,7 +32,7 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
     """Run a shell command, with ``pipefail``, and read its output."""
     _, command = split_scheme(url)
     if not command.strip():
-        raise ShardOpenError(f"{url!r} holds no command. Write it behind the colon, as in pipe:zcat 000.tar.gz")
+        raise ShardOpenError(f"{url!r} holds no command. Write it after the colon, as in pipe:zcat 000.tar.gz")
     try:
         process = ShellProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except (OSError, ValueError) as error:

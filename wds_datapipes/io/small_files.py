@@ -40,7 +40,7 @@ def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = 
         return f"{os.fspath(folder).rstrip('/')}/{path.rstrip('/').rpartition('/')[2]}{suffix}"
     if scheme in ("-", "pipe"):
         raise ValueError(
-            f"{redact(url)} has no place for files beside it. Say in which folder they are, or write it to a file first"
+            f"{redact(url)} has no folder for files next to it. Name their folder, or write it to a file first"
         )
     return f"{path}{suffix}{mark}{query}"
 

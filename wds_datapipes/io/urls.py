@@ -75,7 +75,7 @@ def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> No
     taken = name in BUILT_IN or _registered.get(name, opener) is not opener
     if taken and not replace:
         raise ValueError(
-            f"URLs of the scheme {name!r} have an opener already. Pass replace=True to put yours in its place"
+            f"URLs of the scheme {name!r} have an opener already. Pass replace=True to replace it"
         )
     _registered[name] = opener
 

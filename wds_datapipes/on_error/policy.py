@@ -193,7 +193,7 @@ class ErrorPolicy:
         if self._budget is not None and self._budget.quarantine is not None:
             write_quarantine(os.fspath(self._budget.quarantine), item)
         if self._on_error == "warn" and kind not in self.skipped:
-            warn_user(f"{self._stage} passed over an item: {kind}: {told}")
+            warn_user(f"{self._stage} skipped an item: {kind}: {told}")
         self.skipped[kind] += 1
         self._tally.count += 1
         if self._budget is not None:
@@ -220,7 +220,7 @@ class ErrorPolicy:
         else:
             return
         raise ErrorBudgetError(
-            f"{self._stage} had to pass over {total} of {self.tried} items ({self._counts()}), {self._run} of them in "
+            f"{self._stage} skipped {total} of {self.tried} items ({self._counts()}), {self._run} of them in "
             f"a row, which is more than {limit} allows. The last: {type(error).__name__}: {redact(str(error))}"
         ) from error
 

@@ -29,7 +29,7 @@ def write_quarantine(path: str, item: SkippedItem) -> None:
             raise OSError("the disk is full")
     except OSError as error:
         raise MissingSidecarError(
-            f"What is passed over cannot be written to {path}: {error.strerror or error}. The item is {item}"
+            f"Skipped items cannot be written to {path}: {error.strerror or error}. The item is {item}"
         ) from error
 
 
@@ -56,10 +56,10 @@ def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise MissingSidecarError(
-            f"The list of what was passed over, {path}, cannot be read: {error.strerror}"
+            f"The quarantine file {path}, cannot be read: {error.strerror}"
         ) from error
     except UnicodeDecodeError as error:
-        raise CorruptSidecarError(f"{path} is no list of what was passed over: {error}") from error
+        raise CorruptSidecarError(f"{path} is no quarantine file: {error}") from error
     return [_item(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
 
 
@@ -70,4 +70,4 @@ def _item(line: str, where: str) -> SkippedItem:
             raise ValueError("its values are texts, and here one is not")
         return item
     except (TypeError, ValueError, RecursionError) as error:
-        raise CorruptSidecarError(f"{where} is no list of what was passed over: {error}") from error
+        raise CorruptSidecarError(f"{where} is no quarantine file: {error}") from error

@@ -25,19 +25,19 @@ Wanted = Callable[[int], bool]
 
 
 def always(number: int) -> bool:  # noqa: ARG001 - of Wanted
-    """Want every sample."""
+    """Return True."""
     return True
 
 
 class CachedPart(NamedTuple):
-    """Which part of the data passes through an instance of a pipeline."""
+    """The part of the data that passes through a pipeline instance."""
 
     instances: int = 1
     instance: int = 0
 
 
 class CachePosition:
-    """Where a pass is, which may go on where another process has been.
+    """The position of a pass over cached samples.
 
     Args:
         passed: how many samples were yielded.
@@ -74,7 +74,7 @@ class CachePosition:
             number, check = self._seen, _check_of(sample)
             if number == self.passed - 1 and check != self.check:
                 raise ChangedShardError(
-                    f"cache_samples goes on behind its sample {number}, and that is another one than when the state "
+                    f"cache_samples resumes after its sample {number}, and that is another one than when the state "
                     f"was saved. A state can be loaded only with the very shards that it was saved with"
                 )
             if number >= self.passed and not self._ends:
@@ -88,16 +88,16 @@ class CachePosition:
                     return
         if self._seen + 1 < self.passed:
             raise ChangedShardError(
-                f"cache_samples goes on behind {self.passed} samples, and there are {self._seen + 1} now. A state can "
+                f"cache_samples resumes after {self.passed} samples, and there are {self._seen + 1} now. A state can "
                 f"be loaded only with the very shards that it was saved with"
             )
 
 
 class SampleCache(Protocol):
-    """Keeps the samples of a part."""
+    """A cache for the samples of a part."""
 
     def cached(self, begin: Begin, part: CachedPart, stages: Describe, wanted: Wanted = always) -> Iterator[Any]:
-        """Yield the samples of a pass: those that are kept, or the source's, which are then kept.
+        """Yield the samples of a pass: the cached ones, or those of the source, which are then cached.
 
         Args:
             begin: begins a pass over the source.
@@ -108,7 +108,7 @@ class SampleCache(Protocol):
 
 
 class MemoryCache:
-    """Keeps samples in memory, as pickled bytes, which no stage can change. A copy, as in another process, is empty.
+    """Caches samples in memory, as pickled bytes, which no stage can change. Its copies are empty.
 
     Args:
         max_bytes: keep nothing if it would be more.
@@ -130,7 +130,7 @@ class MemoryCache:
         stages: Describe,  # noqa: ARG002 - of SampleCache
         wanted: Wanted = always,
     ) -> Iterator[Any]:
-        """Yield the samples of a pass: those that are kept, or the source's, which are then kept."""
+        """Yield the samples of a pass: the cached ones, or those of the source, which are then cached."""
         if self._kept is not None and self._part == part:  # a forked process has what another part was
             yield from _choose_samples(self._kept, wanted)
             return
@@ -150,7 +150,7 @@ class MemoryCache:
 
 
 class DiskCache:
-    """Keeps samples in a directory, each part in a file of its own.
+    """Caches samples in a directory, each part in a file of its own.
 
     Args:
         folder: the directory.
@@ -163,7 +163,7 @@ class DiskCache:
         self._is_too_large = False
 
     def cached(self, begin: Begin, part: CachedPart, stages: Describe, wanted: Wanted = always) -> Iterator[Any]:
-        """Yield the samples of a pass: those that are kept, or the source's, which are then kept."""
+        """Yield the samples of a pass: the cached ones, or those of the source, which are then cached."""
         path = f"{self._folder}/part-{part.instance:05d}-of-{part.instances:05d}.samples"
         facts = {"stages": stages()}
         try:
@@ -197,7 +197,7 @@ class DiskCache:
 
 
 def _choose_samples(payloads: Iterable[bytes], wanted: Wanted) -> Iterator[Any]:
-    """Yield some of the samples that are kept."""
+    """Yield some of the cached samples."""
     return (_unpickle_sample(payload) for number, payload in enumerate(payloads) if wanted(number))
 
 

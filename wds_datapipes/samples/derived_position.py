@@ -16,7 +16,7 @@ _END = object()
 
 
 class Expansion:
-    """What a stage that makes several items of one has to know to go on where it was.
+    """Resume state of a stage that makes several items of one.
 
     Args:
         present: what the item was made of of which it has made the last ones; None if there was none.
@@ -54,7 +54,7 @@ class Expansion:
         return (self.origin, self.given) if self.is_new else self._loaded
 
     def address(self) -> SamplePosition:
-        """Return where the item is that was made last."""
+        """Return the position of the item made last."""
         if self.origin is None or not self.origin.addresses:
             return SamplePosition(-1, 0, 0, (self.given - 1,))
         shard, start, end, _ = self.origin.addresses[-1]
@@ -102,7 +102,7 @@ class Expansion:
         self.given = 0
 
     def is_wanted(self) -> bool:
-        """Tell whether to hand on the item that was made: it is waited for, or new."""
+        """Return whether to yield the item: a later stage waits for it, or it is new."""
         number, self.given = self.given, self.given + 1
         if self.is_new:
             return True

@@ -25,7 +25,7 @@ _INHERITED: list[Iterator[Any]] = []
 
 
 class Stream(Generic[T]):
-    """A source that is read pass after pass, and kept open between the epochs.
+    """A source that is read repeatedly, and kept open between epochs.
 
     A copy of it, as in another process, begins at the beginning.
 
@@ -54,7 +54,7 @@ class Stream(Generic[T]):
         return self.is_begun and self._items is not None
 
     def go_on(self, items: Iterator[T] | None, passes: int, given: int) -> None:
-        """Go on with a pass, or behind it, and in the middle of an epoch."""
+        """Resume in or after a pass, and within an epoch."""
         self._items, self._owner_pid, self.passes, self.given = items, os.getpid(), passes, given
 
     def take(
@@ -65,7 +65,7 @@ class Stream(Generic[T]):
         has_no_share: Callable[[], bool],
         turns: Callable[[], int],
     ) -> Iterator[T]:
-        """Yield items until it were ``count`` in this epoch.
+        """Yield items until there were ``count`` in this epoch.
 
         Args:
             count: how many, over as many passes as it takes.

@@ -101,7 +101,7 @@ def rename(
 def map_samples(
     source: Iterable[T], function: Callable[[T], Any], *, on_error: OnError = "raise", stage: str = "map_samples"
 ) -> Iterator[Any]:
-    """Yield what a function makes of each item; None leaves the item out."""
+    """Yield the result of a function for each item; None drops the item."""
     policy = ErrorPolicy(on_error, stage)
     for item in policy.counted(source):
         origin = {name: item[name] for name in ORIGIN if name in item} if isinstance(item, dict) else {}
@@ -171,7 +171,7 @@ def map_tuple(
 
 
 def no_sample(stage: str, item: object) -> TypeError:
-    """Make the error of a stage that takes samples and gets something else."""
+    """Return the error for an item that is no sample."""
     return TypeError(
         f"{stage} takes samples, each a dict of fields, and got a {type(item).__name__}: "
         f"put it after group_samples, and before stages such as to_tuple"
@@ -190,12 +190,12 @@ def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") 
 
 
 def remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:
-    """Keep what was found for samples that have these fields, but not for ever more of them."""
+    """Cache a result for samples with these fields, up to a limit."""
     if len(chosen) > 1000:  # samples whose fields are never the same again
         chosen.clear()
     chosen[fields] = names
 
 
 def describe_sample(sample: Sample) -> str:
-    """Say which sample it is, for a message."""
+    """Describe a sample for a message."""
     return f"the sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__', 'an unknown shard')))}"

@@ -285,6 +285,6 @@ def _duplicate_message(url: str, name: str, key: str | None, field: str, first: 
 
 def _repeated_key_message(url: str, key: str, offset: int) -> str:
     return (
-        f"{redact(url)} holds the sample {key!r} in parts: a file of it stands at byte {offset}, after files of other "
-        f"samples. They have to be neighbours: write the shard again in the order of names (tar --sort=name)"
+        f"{redact(url)} holds the sample {key!r} in parts: a file of it is at byte {offset}, after files of other "
+        f"samples. They have to be adjacent: write the shard again, ordered by name (tar --sort=name)"
     )

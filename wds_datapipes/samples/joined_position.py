@@ -20,7 +20,7 @@ Reading = tuple[int, ...]
 
 
 class JoinedPosition:
-    """What a reading of shards in step has to know to go on where it was: the last sample, and its places.
+    """Resume state of joined shards: the last sample, and its positions in all of them.
 
     To go on, that sample is read again in all shards, which are then behind it. So are those that later stages wait
     for, each at its own places.
@@ -48,19 +48,19 @@ class JoinedPosition:
         self._left = self._wanted | ({self._last.place} if self._last is not None else set())
 
     def address(self) -> SamplePosition:
-        """Return where the sample is that was noted last, as later stages know it."""
+        """Return the position of the latest sample, for later stages."""
         shard, start, end, way = self._at or SamplePosition(-1, 0, 0)
         return SamplePosition(shard, start, end, (tuple(chain.from_iterable(self._at_places)), *way))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the last sample is, in its own shard and in those beside."""
+        """Return the position of the last sample, in its own shard and in the parallel ones."""
         return {
             "waiting": pack_positions([] if self._last is None else [self._last]),
             "columns": [[start, end] for start, end in self._places],
         }
 
     def is_again(self, at: SamplePosition) -> bool:
-        """Tell whether a sample has been read before.
+        """Return whether a sample has been read before.
 
         Raises:
             ChangedShardError: it has not, and others that have are still to come.
@@ -73,16 +73,16 @@ class JoinedPosition:
         return True
 
     def is_wanted(self, at: SamplePosition) -> bool:
-        """Tell whether a later stage waits for a sample that has been read before."""
+        """Return whether a later stage waits for a sample that has been read before."""
         return at.place in self._wanted
 
     def turn_to(self, at: SamplePosition) -> bool:
-        """Tell whether a sample is from another reading of a shard than the one before it."""
+        """Return whether a sample is from another reading of a shard than the previous one."""
         before, self._reading = self._reading, _reading_of(at)
         return before != self._reading
 
     def resumes(self, at: SamplePosition) -> list[Resume]:
-        """Return what is to be read of the shards beside that of a sample that has been read before."""
+        """Return the rest to read of the parallel shards, for a sample that has been read before."""
         found = []
         goes_on = self._last is not None and _reading_of(at) == _reading_of(self._last)
         for column, spans in enumerate(zip(*self._spans[_reading_of(at)], strict=True)):
@@ -91,7 +91,7 @@ class JoinedPosition:
         return found
 
     def note(self, at: SamplePosition, places: Sequence[Span], *, is_new: bool) -> None:
-        """Take note of a sample before it is yielded.
+        """Record a sample before it is yielded.
 
         Args:
             at: where it is.
@@ -104,7 +104,7 @@ class JoinedPosition:
 
 
 def source_of(address: SamplePosition) -> SamplePosition:
-    """Return where a sample is in its own shard."""
+    """Return the position of a sample in its own shard."""
     return address._replace(way=address.way[1:])
 
 

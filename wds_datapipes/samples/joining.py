@@ -69,20 +69,20 @@ def associate(
 
 @dataclass(frozen=True)
 class Replacement:
-    """Makes the URL of a parallel shard by replacing a part."""
+    """Derives the URL of a parallel shard by replacing text."""
 
     old: str
     new: str
 
     def __call__(self, url: str) -> str:
-        """Return the URL of the shard that stands beside ``url``."""
+        """Return the URL of the shard parallel to ``url``."""
         if self.old not in url:
             raise ValueError(f"add_columns replaces {self.old!r} by {self.new!r}, and {redact(url)} does not hold it")
         return url.replace(self.old, self.new)
 
 
 def parse_url_of(url_of: Any) -> list[URLRule]:
-    """Return the functions that are meant by a function, a pair of strings, or a list of such."""
+    """Return the URL rules given by a function, a pair of strings, or a list of these."""
     if callable(url_of):
         return [url_of]
     if isinstance(url_of, list | tuple) and url_of:

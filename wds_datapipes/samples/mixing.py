@@ -20,7 +20,7 @@ _END = object()
 
 
 class MixState:
-    """What a mixture has to know to go on where it was.
+    """Resume state of a mixture.
 
     Args:
         left: the sources that have not ended.

@@ -21,7 +21,7 @@ Read: TypeAlias = Callable[[str, Callable[[Exception], bool], Resume | None, Pro
 
 
 class ParallelShard:
-    """Reads the shards that stand beside others, one at a time.
+    """Reads the shards parallel to others, one at a time.
 
     Attributes:
         url: the shard that is being read.
@@ -45,7 +45,7 @@ class ParallelShard:
         self._refused: Exception | None = None
 
     def begin(self, beside: str, resume: Resume | None = None) -> None:
-        """Turn to the shard that stands beside another one, or to what is left to read of it."""
+        """Open the shard parallel to another one, or what is left to read of it."""
         self.close()
         self._beside = self.url = beside
         self._told = False
@@ -62,7 +62,7 @@ class ParallelShard:
         self._samples = self._read(url, self._refuse, resume, self._progress)
 
     def expects(self, key: str) -> bool:
-        """Tell whether the next sample has this key."""
+        """Return whether the next sample has this key."""
         return self._reach(1) and self._key(0) == key
 
     def add(self, sample: Sample, names: list[str] | None, added: Sample) -> Exception | None:
@@ -89,7 +89,7 @@ class ParallelShard:
         return None
 
     def end(self) -> Exception | None:
-        """Return what is wrong at the end of the samples, unless that was told before."""
+        """Return what is wrong at the end of the samples, unless it was reported before."""
         if self._reach(1):
             return self._misaligned(f"has the sample {self._key(0)!r} where {redact(self._beside)} has ended")
         return None if self._told else self._broken
@@ -120,7 +120,7 @@ class ParallelShard:
         return self._misaligned(f"has {other} where {redact(self._beside)} has the sample {key!r}")
 
     def _reach(self, count: int) -> bool:
-        """Read until so many samples are ahead; return False if the shard has fewer."""
+        """Read until ``count`` samples are buffered; return False if the shard has fewer."""
         while len(self._ahead) < count and self._samples is not None:
             try:
                 sample = next(self._samples)
@@ -132,22 +132,22 @@ class ParallelShard:
         return len(self._ahead) >= count
 
     def _key(self, place: int) -> str:
-        """Return the key of one of the samples that are ahead."""
+        """Return the key of a buffered sample."""
         key: str = self._ahead[place][0]["__key__"]
         return key
 
     def _next(self) -> Sample:
-        """Take the next of the samples that are ahead."""
+        """Take the next buffered sample."""
         sample, self.at = self._ahead.popleft()
         return sample
 
     def _refuse(self, error: Exception) -> bool:
-        """Pass over a sample of this shard; the one that it belongs to will miss it."""
+        """Skip a sample of this shard; the sample it belongs to will be reported."""
         self._refused = error
         return True
 
     def _misaligned(self, what: str) -> MisalignedShardsError:
-        refused = f". What was passed over in it last: {self._refused}" if self._refused is not None else ""
+        refused = f". The last item skipped in it: {self._refused}" if self._refused is not None else ""
         return MisalignedShardsError(
             f"{redact(self.url)} {what}{refused}. Parallel shards hold the same keys in the same order, and "
             f"add_columns stands directly after group_samples, before what leaves out, shuffles or mixes samples"

@@ -25,11 +25,11 @@ END = b"complete"
 
 
 class DamagedFile(Exception):
-    """A file is cut off, or is not what was written."""
+    """A cache file is truncated or damaged."""
 
 
 class SampleFileWriter:
-    """Writes a file that has its name when all is on the disk.
+    """Writes a cache file, which gets its name when it is synced.
 
     Args:
         path: what the file will be called.
@@ -56,7 +56,7 @@ class SampleFileWriter:
 
     @property
     def size(self) -> int:
-        """How many bytes all frames have."""
+        """The size of all frames in bytes."""
         return self._bytes
 
     def write(self, payload: bytes) -> None:
@@ -91,12 +91,12 @@ class SampleFileWriter:
     def _failure(self, error: OSError) -> CacheError:
         return CacheError(
             f"The cache {self._path} cannot be written: {error.strerror}, after {self._count} samples of together "
-            f"{self._bytes} bytes. Nothing of it was left. Make room, or choose another place"
+            f"{self._bytes} bytes. Nothing of it was left. Free space, or choose another folder"
         )
 
 
 def open_samples(path: str, facts: Mapping[str, Any]) -> BinaryIO | None:
-    """Open a file, to be read by `payloads` and then closed.
+    """Open a cache file for `payloads`; the caller closes it.
 
     Returns:
         The file, behind its facts, or ``None`` if there is none.
@@ -118,7 +118,7 @@ def open_samples(path: str, facts: Mapping[str, Any]) -> BinaryIO | None:
 
 
 def payloads(stream: BinaryIO, path: str) -> Iterator[bytes]:
-    """Yield what was written, from an open file.
+    """Yield the samples of an open cache file.
 
     Raises:
         CacheError: the file is damaged.
@@ -179,7 +179,7 @@ def _trailer(count: int, frames_bytes: int, heads_sum: int) -> bytes:
 
 
 def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Say where two pipelines differ first."""
+    """Describe the first difference of two pipelines."""
     before, now = found.get("stages", []), facts.get("stages", [])
     for old, new in zip(before, now, strict=False):
         if old != new:

@@ -39,7 +39,7 @@ def log_samples(
     passed: SkippedCount,
     address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield all items; tell of the first ones and of each ``every``-th, and write a line for each.
+    """Yield all items; log the first ones and each ``every``-th, and write a line for each.
 
     What passes once more was told before.
     """
@@ -149,7 +149,7 @@ def _log_item(target: LogTarget, title: str, item: object, width: int) -> None:
 
 
 def _append(file: int, line: str) -> None:
-    """Write a line at the end of a file at once, so that those of other processes stay whole."""
+    """Append a line to a file in one write, so that lines of several processes do not mix."""
     data = line.encode("utf-8", "surrogateescape")
     written = os.write(file, data)
     if written != len(data):

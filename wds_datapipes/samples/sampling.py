@@ -30,7 +30,7 @@ def rsample(
     passed: SkippedCount,
     address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield each item with a probability; what passes once more was drawn before.
+    """Yield each item with a probability; items that come again were drawn before.
 
     Args:
         source: the items.
@@ -79,7 +79,7 @@ def slice_samples(
     passed: SkippedCount,
     address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield the items at some positions; the source is closed before the last leaves, and not read beyond it.
+    """Yield the items at some positions; the source is closed before the last one is yielded.
 
     Args:
         source: the items.
@@ -125,7 +125,7 @@ def non_empty(
     passed: SkippedCount,
     address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield all items; that there is none is an error.
+    """Yield all items; raise if there is none.
 
     Args:
         source: the items.
@@ -138,7 +138,7 @@ def non_empty(
         yield item
     if not passed.count:
         raise EmptySourceError(
-            f"non_empty got nothing from {upstream()}. The shards may be empty, a stage may have left out or passed "
+            f"non_empty got nothing from {upstream()}. The shards may be empty, a stage may have dropped or skipped "
             f"over all, or there are more workers or ranks than shards: put non_empty before the split in that case"
         )
 
@@ -153,7 +153,7 @@ def map_samples_with_rng(
     address: Callable[[], SamplePosition] | None = None,
     on_error: OnError = "raise",
 ) -> Iterator[Any]:
-    """Yield what a function makes of each item and of a generator that is seeded for it; None leaves the item out.
+    """Yield the result of a function for each item, with a generator seeded for it; None drops the item.
 
     Args:
         source: the items.

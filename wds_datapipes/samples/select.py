@@ -62,7 +62,7 @@ def parse_patterns(stage: str, patterns: Sequence[Alternatives]) -> list[Pattern
 
 
 def parse_rules(pairs: Sequence[tuple[str, str]], new: Mapping[str, str]) -> list[tuple[str, Pattern]]:
-    """Return the new names, each with what it takes, as ``rename_keys`` gets them."""
+    """Parse rules of ``rename_keys`` into new names and patterns."""
     rules = []
     pair: Any
     for pair in [*pairs, *new.items()]:
@@ -89,7 +89,7 @@ def rename_keys(
     duplicate_is_error: bool = True,
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
-    """Yield each sample with the fields that patterns match under new names; the last rule that matches counts."""
+    """Yield each sample with the fields that match patterns under new names; the last match wins."""
 
     def find(sample: Sample) -> list[tuple[str, str]]:
         found: dict[str, str] = {}
@@ -126,7 +126,7 @@ def extract_keys(
     missing: Missing = "raise",
     on_error: OnError = "raise",
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the fields that patterns match as a tuple, one for each pattern."""
+    """Yield a tuple of the fields that match patterns, one for each pattern."""
     parsed = parse_patterns("extract_keys", patterns)
 
     def find(sample: Sample) -> list[str]:
@@ -154,7 +154,7 @@ def select_fields(
     missing: Lacking = "raise",
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
-    """Yield each sample with only its meta data and the fields that patterns match."""
+    """Yield each sample with only its metadata and the fields that match patterns."""
     parsed = parse_patterns("select_fields", patterns)
 
     def find(sample: Sample) -> list[str] | None:
@@ -173,7 +173,7 @@ def select_fields(
 def _select_fields(
     stage: str, source: Iterable[Sample], find: Callable[[Sample], T], on_error: OnError
 ) -> Iterator[tuple[Sample, T]]:
-    """Yield each sample with what is found for it; samples with the same fields are looked at once."""
+    """Yield the selection of each sample; it is computed once for samples with the same fields."""
     policy = ErrorPolicy(on_error, stage)
     chosen: dict[tuple[str, ...], T] = {}
     for sample in policy.counted(source):

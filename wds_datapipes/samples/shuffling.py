@@ -21,7 +21,7 @@ CAME = -1
 
 
 class ShuffleMoves:
-    """What has changed in a shuffle buffer that was empty at first. There are many, so they are plain numbers.
+    """The changes of a shuffle buffer that was empty at first, as plain numbers to save memory.
 
     Args:
         waiting: where the items are that have come at first.
@@ -42,7 +42,7 @@ class ShuffleMoves:
             self.come(address)
 
     def come(self, address: SamplePosition) -> None:
-        """Take note that an item has come."""
+        """Record that an item was added."""
         if address[3]:
             self.ways.append((len(self.came) // 3, address[3]))
         self.came.extend(address[:3])
@@ -50,7 +50,7 @@ class ShuffleMoves:
 
 
 class ShuffleState:
-    """What a shuffle has to know to go on where it was.
+    """Resume state of a shuffle.
 
     Attributes:
         at: where the item is that it has yielded last.
@@ -141,7 +141,7 @@ def shuffle_samples(
 
 
 def waiting_behind(moves: Iterable[int]) -> list[int]:
-    """Return which items wait, by their numbers in the order in which they came, behind some moves of an empty buffer.
+    """Return the numbers of the items that are buffered after some moves of an empty buffer.
 
     Args:
         moves: the slot of each item that has left, and `CAME` for each that has come.
@@ -166,7 +166,7 @@ def waiting_behind(moves: Iterable[int]) -> list[int]:
 def _refill_buffer(
     items: Iterator[Any], state: ShuffleState, address: Callable[[], SamplePosition] | None
 ) -> Generator[T, None, list[T]]:
-    """Return the items that wait, once they were read again; yield those that a later stage waits for."""
+    """Return the buffered items once they were read again; yield those that a later stage waits for."""
     missing = {address.place: slot for slot, address in enumerate(state.waiting)}
     passing = {address.place for address in state.passing}
     buffer: list[Any] = [None] * len(missing)
@@ -188,7 +188,7 @@ def _refill_buffer(
 
 
 def _take(items: list[T], index: int) -> T:
-    """Remove the item at ``index``; the last one gets its place, which is cheaper than moving all."""
+    """Remove the item at ``index`` in constant time: the last one takes its position."""
     items[index], last = items[-1], items[index]
     items.pop()
     return last

@@ -32,7 +32,7 @@ Known = Mapping[str, tuple[int, str | None]]
 
 
 class CachedShard(OpeningURL):
-    """The URL of a shard that is opened as its copy, which is fetched when it is opened first.
+    """The URL of a shard that opens its local copy, and downloads it first if needed.
 
     Nothing is fetched for a shard that is passed over, as when a state is loaded that is behind it.
     """
@@ -55,12 +55,12 @@ class CachedShard(OpeningURL):
         return CachedShard, (str(self), self._folder, self._size, self._sha256)
 
     def precede(self, following: Sequence[CachedShard], ahead: CopyPrefetch) -> Self:
-        """Have others fetched once this one is open."""
+        """Set the shards to prefetch once this one is open."""
         self._following, self._ahead = following, ahead
         return self
 
     def opened(self, **options: Any) -> BinaryIO:
-        """Open the copy, or the source where there is no room for a copy."""
+        """Open the copy, or the source if the cache is full."""
         try:
             copy = self._folder.open(self.wanted(options))
         except CacheFullError:
@@ -75,13 +75,13 @@ class CachedShard(OpeningURL):
         self._folder.discard(str(self), error)
 
     def fetch(self, options: Mapping[str, Any], stop: threading.Event) -> None:
-        """Fetch the copy, unless another process does, or there is no room for it."""
+        """Download the copy, unless another process does or the cache is full."""
         copy = self._folder.open(self.wanted(options), wait=False, is_wanted=lambda: not stop.is_set())
         if copy is not None:
             copy.close()
 
     def wanted(self, options: Mapping[str, Any]) -> WantedShard:
-        """Return what there is to fetch.
+        """Return the shard to download.
 
         Raises:
             RefusedURLError: the options say that nothing is opened but files on a network, and it is something else.
@@ -92,7 +92,7 @@ class CachedShard(OpeningURL):
 
 
 class CopyPrefetch:
-    """Fetches copies in a thread, which begins when there is something to fetch."""
+    """Downloads copies in a thread, which is started when needed."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[CachedShard, Mapping[str, Any]]] = deque()
@@ -102,7 +102,7 @@ class CopyPrefetch:
         self._end = weakref.finalize(self, _end, self._stirred, self._stop)
 
     def fetch(self, shards: Iterable[CachedShard], options: Mapping[str, Any]) -> None:
-        """Fetch these, one after the other, and no longer those that were asked for before."""
+        """Download these shards in order, in place of those requested before."""
         self._waiting.clear()
         self._waiting.extend((shard, options) for shard in shards)
         if not self._waiting or self._stop.is_set():
@@ -115,7 +115,7 @@ class CopyPrefetch:
         self._stirred.set()
 
     def close(self) -> None:
-        """Fetch nothing more, and leave nothing of what is not whole."""
+        """Stop downloading, and remove incomplete files."""
         self._end()
         if self._thread is not None:
             self._thread.join(GRACE_S)
@@ -145,7 +145,7 @@ def _fetch(
 def cache_wds_shards(
     source: Iterable[str | os.PathLike[str]], folder: CacheFolder, *, prefetch: int, known: Known
 ) -> Generator[str, None, None]:
-    """Yield each shard of ``source`` as one that opens its copy; while it is read, the next ones are fetched."""
+    """Yield each shard of ``source`` as a `CachedShard`, and prefetch the next ones while it is read."""
     ahead = CopyPrefetch()
     waiting: deque[CachedShard] = deque()
     try:

@@ -39,15 +39,15 @@ STEP_BYTES = 64 << 20
 
 
 class CacheFullError(Exception):
-    """The other copies are in use, or the shard alone is larger than all copies may be."""
+    """The cache is full: all copies are in use, or the shard is larger than the limit."""
 
 
 class DownloadStopped(Exception):
-    """The copy is no longer wanted."""
+    """The download was cancelled."""
 
 
 class WantedShard:
-    """A shard that is to be copied.
+    """A shard to download.
 
     Args:
         url: the shard.
@@ -70,7 +70,7 @@ def fetch_copy(
     *,
     is_last: bool = False,
 ) -> BinaryIO:
-    """Fetch a copy, whose lock is held, and return it, open and with its pin.
+    """Download a copy whose lock is held, and return it open and pinned.
 
     Where nothing tells the size of a shard, it has to be a whole archive, unless this is the last attempt: those that
     were written without an end marker are left to the reader, who was told what to expect.
@@ -106,7 +106,7 @@ def fetch_copy(
 
 
 class _Room:
-    """The room of one part, which grows where its size is not known."""
+    """The disk space reserved for one download; it grows if the size is unknown."""
 
     def __init__(self, folder: Path, part: Path, max_bytes: int | None) -> None:
         self._folder, self._part, self._max_bytes = folder, part, max_bytes
@@ -121,7 +121,7 @@ class _Room:
         self._reserved = need
 
     def write(self, copy: io.FileIO, data: memoryview) -> None:
-        """Write data, and let copies leave where the disk is full."""
+        """Write data, and evict copies if the disk is full."""
         if self.written + len(data) > self._reserved:
             self.ensure(self.written + max(len(data), STEP_BYTES) if self._reserved or self.written else len(data))
         while data:
@@ -167,7 +167,7 @@ def _copy_source(
 
 
 def _check_whole(wanted: WantedShard, copy: io.FileIO, size: int) -> None:
-    """Raise if a part holds an archive that ends too early, as it does if the connection has broken."""
+    """Raise if a download is a truncated archive, as after a broken connection."""
     copy.truncate(size)
     with suppress(
         CorruptShardError, UnsupportedMemberError, ReadLimitError, MissingDependencyError
@@ -176,8 +176,8 @@ def _check_whole(wanted: WantedShard, copy: io.FileIO, size: int) -> None:
             scan_shard(f"/proc/self/fd/{copy.fileno()}", lambda *_: None, ignore_zeros=True)
         except TruncatedShardError:
             raise TruncatedShardError(
-                f"{wanted.name} came with {size} bytes, which are no whole archive, and its store does not tell how "
-                "many it has. It may have been cut off on its way"
+                f"{wanted.name} came with {size} bytes, which are no complete archive, and its store does not report how "
+                "many it has. It may have been truncated in transfer"
             ) from None
 
 
@@ -197,5 +197,5 @@ def _settle(folder: Path, entry: Entry, copy: io.FileIO, wanted: WantedShard, di
 def _unwritable(path: Path, error: OSError) -> CacheError:
     advice = "Check the folder and its permissions"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = "All copies that nobody reads have left already. Free space, use another folder, or pass max_bytes"
+        advice = "All copies that are not in use were evicted already. Free space, use another folder, or pass max_bytes"
     return CacheError(f"The copy {path} cannot be written: {error.strerror or error}. {advice}")

@@ -37,7 +37,7 @@ READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 @dataclass(frozen=True)
 class CopyFacts:
-    """What is known of a copy.
+    """Facts about a copy.
 
     Attributes:
         url: the shard, without credentials.
@@ -53,7 +53,7 @@ class CopyFacts:
 
 
 class Entry:
-    """The files of one copy: the copy, what is known of it, the part that is being fetched, and the lock for that.
+    """The files of one copy: the copy, its facts, the download in progress, and its lock.
 
     Args:
         folder: the folder of the cache.
@@ -70,7 +70,7 @@ class Entry:
 
     @classmethod
     def of(cls, folder: Path, url: str) -> Entry:
-        """Return the entry of a shard: the whole URL counts, and no part of it that may be a secret shows.
+        """Return the entry of a shard, named by a digest of its URL, which shows no secret.
 
         >>> Entry.of(Path("kept"), "https://me:pass@host/train/000.tar?sig=1").path.name.partition("-")[2]
         '000.tar'
@@ -81,7 +81,7 @@ class Entry:
         return cls(folder, digest, UNSAFE.sub("_", redact(name))[-NAMED:] or "shard")
 
     def facts(self) -> CopyFacts | None:
-        """Return what is known of the copy; None if nothing is, or it is unreadable."""
+        """Return the facts about the copy, or None if there are none or they are unreadable."""
         try:
             found = json.loads(self.facts_path.read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -94,7 +94,7 @@ class Entry:
             return None
 
     def write_facts(self, facts: CopyFacts) -> None:
-        """Keep what is known of the copy.
+        """Write the facts about the copy.
 
         Raises:
             OSError: that cannot be written.
@@ -108,7 +108,7 @@ class Entry:
             part.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the copy, and what is known of it."""
+        """Remove the copy and its facts."""
         self.path.unlink(missing_ok=True)
         self.facts_path.unlink(missing_ok=True)
 
@@ -121,7 +121,7 @@ def entries(folder: Path) -> list[Entry]:
 
 @contextmanager
 def lock_file(path: Path, *, wait: bool = True, keep: bool = False) -> Iterator[int | None]:
-    """Hold a file's lock, which the system releases when its owner dies; yield its descriptor, or None without it.
+    """Lock a file while in the context; yield its descriptor, or None if another process holds the lock.
 
     Args:
         path: the file, which is made if need be.
@@ -154,7 +154,7 @@ def lock_file(path: Path, *, wait: bool = True, keep: bool = False) -> Iterator[
 
 
 def stamp(folder: Path, path: Path) -> None:
-    """Note in the time of a file that its copy is used now: later than all before, whatever the clock says.
+    """Record in a file's time that its copy is used now, monotonically even if the clock is not.
 
     On a disk that this process may only read, no copy leaves, and nothing needs a note.
     """
@@ -171,7 +171,7 @@ def stamp(folder: Path, path: Path) -> None:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether a name is that of an open file."""
+    """Whether a name still belongs to an open file."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -20,7 +20,7 @@ STRAY_S = 3600.0
 
 
 def make_room(folder: Path, own: Path | None, need: int, max_bytes: int) -> bool:
-    """Let copies leave until a new one of ``need`` bytes may come; return whether that could be done.
+    """Evict copies until there is room for ``need`` bytes; return whether that succeeded.
 
     What other processes fetch right now counts with the size that it will have.
 
@@ -46,13 +46,13 @@ def make_room(folder: Path, own: Path | None, need: int, max_bytes: int) -> bool
 
 
 def evict_oldest(folder: Path) -> bool:
-    """Let the one copy leave that was used longest ago; return whether there was one that nobody reads."""
+    """Evict the least recently used copy; return whether there was one not in use."""
     with lock_file(folder / FOLDER_LOCK, keep=True):
         return any(evict(entry) for entry in by_last_use(folder))
 
 
 def evict(entry: Entry) -> int:
-    """Remove a copy, if nobody reads it; return how many bytes that has freed."""
+    """Remove a copy, unless it is in use; return the number of freed bytes."""
     with lock_file(entry.lock, wait=False) as mine:
         if mine is None:  # somebody fetches or checks it
             return 0
@@ -73,7 +73,7 @@ def evict(entry: Entry) -> int:
 
 
 def used_bytes(folder: Path, own: Path | None = None) -> int:
-    """Return how many bytes the copies of a folder have, those that are being fetched included."""
+    """Return the size of all copies of a folder, including downloads in progress."""
     used = 0
     with os.scandir(folder) as found:
         for each in found:
@@ -84,7 +84,7 @@ def used_bytes(folder: Path, own: Path | None = None) -> int:
 
 
 def by_last_use(folder: Path) -> list[Entry]:
-    """Return all copies that may leave, the one that was used longest ago first.
+    """Return all copies that may be evicted, the least recently used first.
 
     A link to a file that was put into the folder does not, since the file would stay.
     """
@@ -99,7 +99,7 @@ def _last_use(entry: Entry) -> int:
 
 
 def _remove_abandoned(folder: Path, own: Path | None) -> None:
-    """Remove what processes have left that were killed."""
+    """Remove the files of processes that were killed."""
     for path in folder.iterdir():
         if path == own or path.name == FOLDER_LOCK:
             continue
@@ -113,7 +113,7 @@ def _remove_abandoned(folder: Path, own: Path | None) -> None:
 
 
 def _is_stray(path: Path) -> bool:
-    """Whether a file describes a copy that is no longer there, for so long that none is about to come."""
+    """Whether a file describes a copy that has been missing for long."""
     digest = path.name.partition(".")[0]
     if path.suffix == FACTS and any(path.parent.glob(f"{digest}-*")):
         return False

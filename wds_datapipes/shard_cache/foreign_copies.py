@@ -29,7 +29,7 @@ UNQUOTED, LONGEST = "_+{}*,-", 128
 
 
 def webdataset_name(url: str) -> str | None:
-    """Return what webdataset's cache calls the copy of a shard; None if it makes none.
+    """Return the name of a shard's copy in webdataset's cache; None if it makes none.
 
     >>> webdataset_name("https://host/train/000.tar?sig=1"), webdataset_name("pipe:cat a.tar")
     ('000.tar', 'pipe%3Acat%20a.tar')
@@ -45,7 +45,7 @@ def webdataset_name(url: str) -> str | None:
 
 
 def adopt(folder: Path, entry: Entry, wanted: WantedShard) -> io.FileIO | None:
-    """Return the file that has webdataset's name for a shard, open and pinned, if it is that shard.
+    """Return the copy under webdataset's name, open and pinned, if it is the copy of the shard.
 
     The name holds neither host nor folder, so the size has to be that of the shard, the SHA-256 that of the manifest if
     there is one, and the archive has to be whole. The copy then is a link to the file, which stays where it is, and no
@@ -97,7 +97,7 @@ def _has_owner(folder: Path, name: str, entry: Entry) -> bool:
 
 
 def _compare_with_shard(copy: io.FileIO, wanted: WantedShard) -> str | CopyFacts:
-    """Compare a file with a shard; return what is to be known of it, or say why it cannot be its copy."""
+    """Compare a file with a shard; return its facts, or the reason why it is not a copy."""
     status = os.fstat(copy.fileno())
     if not S_ISREG(status.st_mode):
         return "it is no file"

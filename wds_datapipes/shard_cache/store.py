@@ -30,7 +30,7 @@ change, which costs nothing, or by its digest, which reads all of it."""
 
 
 class CacheFolder:
-    """A folder with whole copies of shards, which any number of processes, on one host or several, share.
+    """A folder with complete copies of shards, shared by any number of processes, also on several hosts.
 
     A copy is locked while it is fetched and pinned while it is read, by locks of the file system, which end with their
     owner however it ends. So one shard is fetched once, however many ask for it.
@@ -60,7 +60,7 @@ class CacheFolder:
         self._warned = False
 
     def warn_of_no_room(self, name: str) -> None:
-        """Warn once that a shard is read from its source, as others may be."""
+        """Warn once that shards are read from their source, as the cache is full."""
         if not self._warned:
             self._warned = True
             warn_user(
@@ -72,7 +72,7 @@ class CacheFolder:
     def open(
         self, wanted: WantedShard, *, wait: bool = True, is_wanted: Callable[[], bool] = lambda: True
     ) -> BinaryIO | None:
-        """Return the copy of a shard, open and pinned until it is closed; fetch it if need be.
+        """Return the copy of a shard, open and pinned until it is closed; download it if needed.
 
         Args:
             wanted: the shard.
@@ -107,7 +107,7 @@ class CacheFolder:
             ) from error
 
     def fault(self, entry: Entry, *, remove: bool) -> str | None:
-        """Say what is wrong with a copy, or return None; with ``remove``, such a copy leaves."""
+        """Return what is wrong with a copy, or None; with ``remove``, remove a bad copy."""
         with lock_file(entry.lock):
             try:
                 copy = io.FileIO(entry.path, "r")
@@ -120,11 +120,11 @@ class CacheFolder:
             return wrong
 
     def entry(self, url: str) -> Entry:
-        """Return where the copy of a shard is, or will be."""
+        """Return the entry of a shard."""
         return Entry.of(self.path, url)
 
     def discard(self, url: str, error: ShardError) -> None:
-        """Remove the copy of a shard that cannot be read to its end, so that it is fetched when it is read next."""
+        """Remove a damaged copy, so that the shard is downloaded again."""
         entry = self.entry(url)
         with suppress(OSError):  # the folder may be gone, or only be read
             if evict(entry):
@@ -150,7 +150,7 @@ class CacheFolder:
         return copy
 
     def _pinned(self, entry: Entry, *, mine: bool = False) -> BinaryIO | None:
-        """Return the copy, if it is there and is what it should be.
+        """Return the copy, pinned, if it exists and is valid.
 
         Args:
             entry: which copy.
@@ -183,7 +183,7 @@ class CacheFolder:
 
 
 def damage(copy: io.FileIO, facts: CopyFacts | None, check: Check) -> str | None:
-    """Say what is wrong with a copy, or return None."""
+    """Return what is wrong with a copy, or None."""
     if facts is None:
         return "nothing is known of it"
     status = os.fstat(copy.fileno())

@@ -17,7 +17,7 @@ __all__ = ["WarmedShard", "warm_cache"]
 
 
 class WarmedShard(NamedTuple):
-    """What came of one shard."""
+    """The result of one download."""
 
     url: str
     #: The size of its copy.
@@ -31,7 +31,7 @@ class WarmedShard(NamedTuple):
 def warm_cache(
     copies: CacheFolder, urls: Sequence[str], *, known: Known, options: Mapping[str, Any], at_once: int
 ) -> Iterator[WarmedShard]:
-    """Fetch shards, several at a time, and yield what came of each.
+    """Download shards in parallel, and yield the result of each.
 
     Args:
         copies: the folder.

@@ -112,7 +112,7 @@ def ask_store(
 
 
 def address(name: str, url: str, path: str, filesystem: Any) -> str:
-    """The URL of a file that a file system has found: with all that stands in front of the path in the URL asked for.
+    """Return the URL of a file that a file system has listed, with the prefix of the URL that was asked for.
 
     The host of an sftp: URL is there, and not in the names.
     """
@@ -128,7 +128,7 @@ def is_shard(name: str) -> bool:
 
 
 def nothing_ends_so() -> str:
-    """What a directory without shards lacks."""
+    """Return the message for a directory without shards."""
     return f"no file ends in {', '.join(SHARD_SUFFIXES[:-1])} or {SHARD_SUFFIXES[-1]}"
 
 
@@ -140,7 +140,7 @@ def seen_from(path: str) -> str:
 def resample_wds_shards(
     source: Iterable[str], *, rng: Random, count: int | None, on_round: Callable[[], None]
 ) -> Iterator[str]:
-    """Yield ``count`` URLs of ``source``, or URLs for ever, each drawn by ``rng`` from all of them.
+    """Yield ``count`` URLs, or URLs forever, each drawn by ``rng`` from all URLs of ``source``.
 
     Args:
         source: yields URLs.

@@ -29,7 +29,7 @@ YAML_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionErro
 
 
 class Collection(NamedTuple):
-    """Some shards, and how many of them an epoch has."""
+    """A collection of shards, and how many of them an epoch has."""
 
     name: str
     urls: list[str]
@@ -41,7 +41,7 @@ class Collection(NamedTuple):
 
 
 class Mixture:
-    """All collections of a specification. It is no list, since torch looks into each of those for every epoch."""
+    """The collections of a specification. Not a list, since torch traverses each of those in every epoch."""
 
     def __init__(self, collections: list[Collection]) -> None:
         self.collections = collections
@@ -51,7 +51,7 @@ class Mixture:
 
     @property
     def is_random(self) -> bool:
-        """Whether anything is drawn."""
+        """Whether shards are drawn at random."""
         return any(some.again or some.taken < len(some.urls) for some in self.collections)
 
     @property
@@ -60,7 +60,7 @@ class Mixture:
         return {url: some.settings for some in self.collections if some.settings for url in some.urls}
 
     def fingerprint(self) -> str:
-        """Return how many shards an epoch has of which datasets, and a digest of their URLs."""
+        """Return the number of shards of each dataset in an epoch, and a digest of their URLs."""
         facts = [(some.name, some.urls, some.taken, some.again) for some in self.collections]
         return f"{len(self)} shards of {len(self.collections)} datasets #{fingerprint(facts)[:12]}"
 
@@ -134,7 +134,7 @@ def read_mixture(
 
 
 def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -> object:
-    """Return what a file holds; ``path`` is what messages call it."""
+    """Parse a file; ``path`` is its name in messages."""
     name = url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
     if not name.endswith(SUFFIXES):
         raise SpecError(f"A specification is a file that ends in {', '.join(SUFFIXES)}, and {path!r} does not")
@@ -214,10 +214,10 @@ def _collection(
 
 
 def _settings(found: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return what a dataset says about its samples."""
+    """Return the settings of a dataset for its samples."""
     settings = dict(_string_keys(found.get("settings", {}), where))
     if twice := settings.keys() & {"scale", "extensions"} & found.keys():
-        raise SpecError(f"{where} has {' and '.join(sorted(twice))} twice: in its settings, and beside them")
+        raise SpecError(f"{where} has {' and '.join(sorted(twice))} twice: in its settings, and next to them")
     if "scale" in found:
         scale = found["scale"]
         limits = scale if isinstance(scale, list) and len(scale) == 2 else [scale, scale]
@@ -243,7 +243,7 @@ def _string_keys(settings: object, where: str) -> Mapping[str, Any]:
 
 
 def _check_settings(collections: list[Collection], where: str) -> None:
-    """Refuse collections that say different things about one shard: a sample does not tell which it came from."""
+    """Raise if collections have different settings for one shard: a sample does not know its collection."""
     said: dict[str, Collection] = {}
     if not any(some.settings for some in collections):
         return
@@ -269,7 +269,7 @@ def _epoch_shards(key: str, value: object, shards: int, where: str) -> int:
         value = float(value)
     if key != "resample" and value > (shards if isinstance(value, int) else 1):
         raise SpecError(
-            f"{where}: {key} is {value!r}, and there are {shards} shards, each of which it takes once at most. "
+            f"{where}: {key} is {value!r}, and there are {shards} shards, each of which it takes at most once. "
             f"Use resample to take some of them more than once"
         )
     taken = value if isinstance(value, int) else max(1, math.floor(value * shards + 0.5))
@@ -287,7 +287,7 @@ def _bucket(buckets: object, where: str) -> str:
 
 
 def _check_mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return a mapping that has none but these keys."""
+    """Return a mapping, and raise if it has other keys."""
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} has to be a mapping with some of the keys {', '.join(keys)}, not {value!r}")
     unknown = [key for key in value if key not in keys]

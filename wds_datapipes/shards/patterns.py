@@ -41,7 +41,7 @@ def expand_urls(
     rewrite: Rewrite | None = None,
     safe: bool = False,
 ) -> list[str]:
-    r"""List the shards of a pattern, or of several, in order.
+    r"""List the shards of one or more patterns, in order.
 
     A pattern is read in these steps:
 
@@ -91,7 +91,7 @@ def expand_urls(
 
 
 def pattern_texts(urls: Patterns, safe: bool = False) -> Iterator[str]:
-    """Every pattern as a string; with ``safe``, no directory is looked for."""
+    """Return the patterns as strings; with ``safe``, without a look at directories."""
     if isinstance(urls, (str, os.PathLike)):
         yield pattern_text(urls, safe=safe)
         return
@@ -104,7 +104,7 @@ def pattern_texts(urls: Patterns, safe: bool = False) -> Iterator[str]:
 
 
 def pattern_text(item: object, where: str = "", *, safe: bool = False) -> str:
-    """A pattern as a string; a path that is a directory gets the slash that a path object cannot hold."""
+    """Return a pattern as a string; a directory gets the slash that a path object cannot hold."""
     text = os.fspath(item) if isinstance(item, os.PathLike) else item
     if not isinstance(text, str):
         raise PatternError(f"A shard pattern is a string or a path, and {item!r}{where} is {type(item).__name__}")
@@ -126,7 +126,7 @@ def split_patterns(text: str) -> Iterator[str]:
 
 
 def substitute(pattern: str, variables: Mapping[str, str]) -> str:
-    """Put the values of variables in, and of those that they refer to."""
+    """Substitute variables, recursively."""
 
     def value(match: re.Match[str]) -> str:
         name = f"WDS_{match[1]}"
@@ -151,7 +151,7 @@ def substitute(pattern: str, variables: Mapping[str, str]) -> str:
 
 
 def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rules, safe: bool = False) -> list[str]:
-    """The shards of a pattern without variables; with ``safe``, each is looked at before it is listed, and after."""
+    """Expand a pattern without variables; with ``safe``, check URLs before and after listing."""
     urls = expand_braces(pattern)
     if safe:
         return [shard for url in urls for shard in _safely_listed(rewrite_url(url, rules), storage_options)]
@@ -172,7 +172,7 @@ def _safely_listed(url: str, storage_options: Mapping[str, Any]) -> list[str]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """All that the braces of a pattern stand for."""
+    """Expand the braces of a pattern."""
     if "{" not in pattern and "}" not in pattern:
         return [pattern]
     try:
@@ -194,7 +194,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _braces(pattern: str) -> tuple[int, int]:
-    """Return how many names the braces of a pattern stand for at the most, and about how long; make none of them.
+    """Return at most how many names the braces of a pattern expand to, and about how long they are.
 
     >>> _braces("a-{00..99}-{b,c{1..3}}.tar")
     (400, 15)

@@ -29,7 +29,7 @@ NOTHING_LEFT = (sys.maxsize, 0)
 
 
 class SamplePosition(NamedTuple):
-    """Where a sample is.
+    """The position of a sample in its shard.
 
     Attributes:
         shard: the number of its shard among those that were opened, from 0.
@@ -48,18 +48,18 @@ class SamplePosition(NamedTuple):
 
     @property
     def place(self) -> tuple[int, ...]:
-        """What no other sample has."""
+        """A tuple that identifies the sample."""
         return (self.shard, self.start, *_numbers(self.way)) if self.way else (self.shard, self.start)
 
     @classmethod
     def from_values(cls, values: Sequence[int]) -> SamplePosition:
-        """Return the address that a state holds as one list of numbers."""
+        """Make a position from the list of numbers in a state."""
         shard, start, end, *way = values
         return cls(shard, start, end, tuple(way))
 
 
 class Origin(NamedTuple):
-    """What an item was made of of which a stage makes several.
+    """The source of an item, of a stage that makes several items of one.
 
     Attributes:
         is_last: whether what is behind these was asked for as well, and there is nothing.
@@ -71,7 +71,7 @@ class Origin(NamedTuple):
 
 
 class Progress:
-    """Where the samples are that a reading has yielded.
+    """The position of a reader: its last sample, and the next one.
 
     Args:
         floor: the place before which there is only what is read again: a shard, and where in it.
@@ -94,11 +94,11 @@ class Progress:
 
     @property
     def at(self) -> SamplePosition:
-        """Where the sample is that was yielded last."""
+        """The position of the sample yielded last."""
         return SamplePosition(*self.last)
 
     def place(self) -> tuple[int, int, int | str]:
-        """Return where to go on, and the key there or `check_of` it: a shard, and where in it."""
+        """Return the position at which to resume, and the key there or `check_of` it."""
         if self.floor < self.next:
             return self.next
         shard, offset = self.floor
@@ -106,7 +106,7 @@ class Progress:
 
 
 class SkippedCount:
-    """How many items have passed a stage, each once.
+    """Counts the items that have passed a stage, each once.
 
     Those that later stages wait for are read again when a state is loaded, and pass the stages before once more.
 
@@ -123,11 +123,11 @@ class SkippedCount:
 
     @property
     def awaits(self) -> bool:
-        """Whether items are still to pass once more."""
+        """Whether some items are still to come again."""
         return bool(self._again)
 
     def once_more(self, address: Callable[[], SamplePosition] | None) -> bool:
-        """Tell whether an item passes once more, and count it if not.
+        """Return whether an item comes again; otherwise count it.
 
         Args:
             address: tells where it is, if that is known.
@@ -146,7 +146,7 @@ class SkippedCount:
 
 @dataclass(frozen=True)
 class ShardShare:
-    """What one instance of a pipeline has to read of the shards that all of them share.
+    """The share of one pipeline instance in shards that all instances read.
 
     The shards have the numbers that they have before the list of the epoch is split. When an epoch begins, all of them
     are dealt in turn. When the rest of it is dealt anew, so are those that nobody can have begun; of the others, each
@@ -165,18 +165,18 @@ class ShardShare:
     pieces: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def spans(self, shard: int) -> Sequence[tuple[int, int]]:
-        """Return the parts of a shard to read, in order, each from one place to another; -1 is its end."""
+        """Return the spans of a shard to read, in order, as pairs of offsets; -1 is its end."""
         if shard < self.since:
             return self.pieces.get(shard, ())
         return [(0, -1)] if shard % self.every == self.turn else ()
 
     def shards(self, end: int) -> Iterator[int]:
-        """Yield the numbers of the shards before ``end`` of which there is something to read, in no order."""
+        """Yield the numbers of the shards before ``end`` that have something to read, in no order."""
         yield from self.pieces
         yield from range(self.since + (self.turn - self.since) % self.every, end, self.every)
 
     def state_dict(self, after: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-        """Return it as plain values, without most of what is before a place."""
+        """Return the share as plain values, without most of what is before a position."""
         shard, reached = after
         pieces = [
             [number, start, end]
@@ -188,7 +188,7 @@ class ShardShare:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ShardShare:
-        """Return what `state_dict` was called on."""
+        """Make a share from the result of `state_dict`."""
         pieces = defaultdict[int, list[tuple[int, int]]](list)
         for shard, start, end in state["pieces"]:
             pieces[shard].append((start, end))
@@ -206,7 +206,7 @@ ALL = ShardShare()
 
 @dataclass(frozen=True)
 class Resume:
-    """What of a list of shards is left to read.
+    """The part of a list of shards that is left to read.
 
     Attributes:
         next: the shard, and the place in it, where that begins which was never read.
@@ -222,11 +222,11 @@ class Resume:
 
     @property
     def last(self) -> int:
-        """The last shard of which there may be something to read."""
+        """The number of the last shard that may have something to read."""
         return max(self.again, default=-1) if self.next == NOTHING_LEFT else NOTHING_LEFT[0]
 
     def spans(self, shard: int) -> list[tuple[int, int]]:
-        """Return the parts of a shard to read, in order, each from one place to another; -1 is its end."""
+        """Return the spans of a shard to read, in order, as pairs of offsets; -1 is its end."""
         spans = runs_of(self.again.get(shard, ()))
         first, place = self.next
         if shard >= first:
@@ -246,7 +246,7 @@ def _numbers(way: Iterable[Any]) -> Iterator[int]:
 
 
 def samples_gone_error(count: int) -> ChangedShardError:
-    """Return the error for samples that do not come again, after all others that were to, and before new ones."""
+    """Return the error for buffered samples that are not found again."""
     return ChangedShardError(
         f"{count} samples that waited in a shuffle buffer are no longer where they were. A state can be loaded only "
         "with the very shards that it was saved with"
@@ -254,7 +254,7 @@ def samples_gone_error(count: int) -> ChangedShardError:
 
 
 def check_of(key: str) -> int:
-    """Return a number by which another key is noticed; 0 stands for a key that is not known.
+    """Return a checksum of a key; 0 stands for an unknown key.
 
     >>> check_of("000123"), check_of("")
     (2478529769, 0)
@@ -263,7 +263,7 @@ def check_of(key: str) -> int:
 
 
 def runs_of(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join places that touch.
+    """Merge adjacent spans.
 
     >>> runs_of([(512, 1024), (4096, -1), (1024, 2048)])
     [(512, 2048), (4096, -1)]

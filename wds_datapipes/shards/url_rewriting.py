@@ -20,7 +20,7 @@ PROVIDERS = {"ais": "ais", "s3": "aws", "aws": "aws", "gs": "gcp", "gcp": "gcp",
 
 
 def rules_of(rewrite: Rewrite | None, variables: Mapping[str, str]) -> Rules:
-    r"""Return the rules that are given, or else those of the environment; and behind them that of AIStore.
+    r"""Return the given rules, or those of the environment, followed by that of AIStore.
 
     >>> rules = rules_of(None, {"WDS_REWRITE": "gs://data/=/mnt/data/;s3://=http://cache/"})
     >>> rewrite_url("gs://data/0.tar", rules), rewrite_url("s3://bucket/0.tar", rules), rewrite_url("0.tar", rules)
@@ -56,7 +56,7 @@ def rules_of(rewrite: Rewrite | None, variables: Mapping[str, str]) -> Rules:
 
 
 def rewrite_url(url: str, rules: Rules) -> str:
-    """Return where a shard is read: by the first rule that changes its URL, if one does."""
+    """Rewrite a URL by the first rule that changes it."""
     for pattern, replacement in rules:
         match = pattern.match(url)
         if match and (found := match.expand(replacement) + url[match.end() :]) != url:

@@ -14,7 +14,7 @@ PIECE = 128 * 1024
 
 
 class ReadBuffer:
-    """A window on a stream that reads forward; the tar reader slices small members out of it without a call."""
+    """A window on a forward stream; the tar reader slices small members out of it without a call."""
 
     __slots__ = ("archive", "at", "position", "stream", "window")
 
@@ -31,12 +31,12 @@ class ReadBuffer:
 
     @property
     def offset(self) -> int:
-        """Where the next byte is in the archive."""
+        """The offset of the next byte in the archive."""
         return self.position - len(self.window) + self.at
 
     @property
     def left(self) -> int:
-        """How much of the window is not used yet."""
+        """The number of bytes in the window that are not used yet."""
         return len(self.window) - self.at
 
     def take(self, count: int) -> bytes:
@@ -50,13 +50,13 @@ class ReadBuffer:
         return window[at:] + self._read(end - len(window))
 
     def fill(self, count: int) -> None:
-        """Make the window begin with what is not used yet, and hold ``count`` bytes, or fewer at the stream's end."""
+        """Move the unused bytes to the begin of the window, and fill it up to ``count`` bytes."""
         rest = self.window[self.at :]
         self.window, self.at = b"", 0
         self.window = rest + self._read(max(count - len(rest), 0))
 
     def skip(self, count: int) -> bool:
-        """Move past ``count`` bytes without keeping them, and without reading them where the stream can seek."""
+        """Skip ``count`` bytes, by a seek if the stream can."""
         left = count - (len(self.window) - self.at)
         if left <= 0:
             self.at += count

@@ -22,7 +22,7 @@ NAME_BYTES, PREFIX_BYTES = 100, 155
 
 
 class _Checksums(dict[int, bytes]):
-    """Sums to what stands in a header for them; there are some thousand."""
+    """Caches the text of checksums, of which there are a few thousand."""
 
     def __missing__(self, total: int) -> bytes:
         field = self[total] = b"%06o\0 " % total
@@ -33,7 +33,7 @@ CHECKSUMS = _Checksums()
 
 
 class HeaderWriter:
-    """Makes headers of plain files that differ in name and size alone.
+    """Makes headers of plain files that differ only in name and size.
 
     Args:
         user: the name of the owner, whose number is 0.
@@ -68,7 +68,7 @@ class HeaderWriter:
         self._middles: dict[int, tuple[bytes, int]] = {}
 
     def header(self, name: str, size: int) -> bytes:
-        """Return all that stands before the data of a file.
+        """Return all header blocks of a file.
 
         Raises:
             UnicodeEncodeError: half of a surrogate pair is in the name.
@@ -124,7 +124,7 @@ def _split(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def _record(keyword: bytes, value: bytes) -> bytes:
-    """Return a PAX record, whose length counts its own digits too."""
+    """Return a PAX record; its length includes its own digits."""
     rest = b" " + keyword + b"=" + value + b"\n"
     length = len(rest) + 1
     while len(b"%d" % length) + len(rest) != length:

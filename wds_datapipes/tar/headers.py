@@ -52,7 +52,7 @@ DAMAGED = "The archive is damaged; write or fetch it again"
 
 
 class Entry(NamedTuple):
-    """A member, as its headers tell it."""
+    """A member, as its headers describe it."""
 
     #: Its whole name.
     name: str
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 
 
 class HeaderReader:
-    """Tells what a header means when it is not simply the header of a plain file, and where the archive ends."""
+    """Interprets headers that are not those of plain files, and finds the end of the archive."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class HeaderReader:
                 return entry
             count += 1
             if count > self._most_headers:
-                found = f"{self._archive} has {count} headers for one member, of which the last is at byte {position}"
+                found = f"{self._archive} has {count} headers for one member, the last one at byte {position}"
                 raise limit_error(self._limits, "headers", found)
             self._extend(pending, kind, size, position)
             if kind == PAX_GLOBAL and start == position:
@@ -140,14 +140,14 @@ class HeaderReader:
             block = self._ahead.take(BLOCK)
 
     def may_be_ignored(self, records: bytes) -> bool:
-        """Whether PAX records are in order, and say nothing of how to read a member."""
+        """Whether PAX records are valid, and do not affect how a member is read."""
         try:
             return not self._records(records, 0)
         except CorruptShardError:
             return False
 
     def _extend(self, pending: dict[str, bytes], kind: bytes, size: int, position: int) -> None:
-        """Read the long name or the PAX records that stand before a member, from the header at ``position``."""
+        """Read the long name or the PAX records of a member, from the header at ``position``."""
         if size > MAX_EXTENSION:
             raise self._corrupt(
                 f"has a long name or PAX header of {size} bytes at byte {position}, where {MAX_EXTENSION} are the limit"
@@ -165,7 +165,7 @@ class HeaderReader:
                 pending.setdefault(keyword, value)
 
     def _entry(self, block: bytes, records: dict[str, bytes], start: int) -> Entry:
-        """Tell the member that the header ``block`` and the records before it describe."""
+        """Return the member that the header ``block`` and the records before it describe."""
         raw_name, raw_size, _, kind, magic, raw_prefix = FIELDS.unpack_from(block)
         path = records.get("path")
         if not path:
@@ -289,7 +289,7 @@ class HeaderReader:
         return not self._globals and self._most_of_name >= NAME_BYTES
 
     def _go_on_to(self, position: int) -> None:
-        """Note that there is no file up to a place, and raise if that is too far."""
+        """Record that there is no file up to an offset, and raise if the gap is too large."""
         self._gap_to = position
         if position - self._gap_from > self._most_of_gap:
             found = f"{self._archive} has no file from byte {self._gap_from} to byte {position}"
@@ -303,7 +303,7 @@ class HeaderReader:
 
 
 def round_to_blocks(size: int) -> int:
-    """Round a size up to whole blocks."""
+    """Round a size up to a multiple of the block size."""
     return (size + BLOCK - 1) & -BLOCK
 
 
@@ -330,7 +330,7 @@ def _adler(raw_checksum: bytes) -> int:
 
 
 class _Remembered(dict[bytes, int]):
-    """The values of a function, for the arguments met last: sizes and checksums repeat."""
+    """Caches the values of a function, as sizes and checksums repeat."""
 
     def __init__(self, function: Callable[[bytes], int]) -> None:
         self._function = function

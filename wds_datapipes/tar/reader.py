@@ -142,7 +142,7 @@ def read_members(
 def _plain_members(
     ahead: ReadBuffer, headers: HeaderReader, shard: Shard | str, choose: Callable[[str], str | None] | None
 ) -> tuple[list[MemberTuple], Entry | None]:
-    """Slice out of the window the plain files that lie in it whole; a shard is made of plain files.
+    """Slice plain files out of the window, as far as they are complete in it.
 
     Return them, and the one after them if it is a plain file too, of which the window has the header and not all data.
     """
@@ -183,7 +183,7 @@ def _plain_members(
 def _chooser(
     select_files: Callable[[str], bool] | None, rename_files: Callable[[str], str] | None
 ) -> Callable[[str], str | None] | None:
-    """Return what gives a member its name, or None for one that is passed over."""
+    """Return a function that maps a member's name to its new one, or to None to skip it."""
     if select_files is None:
         return rename_files
 
@@ -200,9 +200,9 @@ def _warn_of_link(name: str, archive: str, start: int) -> None:
         return
     _warned_of_links.append(archive)
     warn_user(
-        f"{archive} has the member {name!r} (header at byte {start}) as a link, and links are passed over, so its "
+        f"{archive} has the member {name!r} (header at byte {start}) as a link, and links are skipped, so its "
         "sample lacks a field. Write the archive again with tar's --hard-dereference and --dereference. Other links "
-        "are passed over without a warning"
+        "are skipped without a warning"
     )
 
 

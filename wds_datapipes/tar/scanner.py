@@ -34,7 +34,7 @@ Found = Callable[[str, int, int, int], None]
 
 
 class Scan(NamedTuple):
-    """What a scan has found out about a shard.
+    """The result of a scan.
 
     Attributes:
         end: where the archive ends, without its end marker, in uncompressed bytes.
@@ -63,7 +63,7 @@ def scan_shard(
     storage_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> Scan:
-    """Read the headers of a shard, and tell of each file in it.
+    """Read the headers of a shard, and report each file in it.
 
     Data are passed over where the shard is a plain archive that can be read by ranges, and no digest is asked for.
 
@@ -104,7 +104,7 @@ def _changed_error(archive: str) -> StaleSidecarError:
 
 
 def _plain_ranges(url: str, storage_options: Mapping[str, Any] | None, opened: ExitStack) -> BinaryIO | None:
-    """Open a shard so that it seeks, if it is a plain archive and can be read by ranges."""
+    """Open a shard for seeking, if it is not compressed and can be read by ranges."""
     stream = open_ranges(url, storage_options=storage_options)
     if stream is None:
         return None
@@ -123,7 +123,7 @@ def _scan(
     total: int | None,
     limits: ReadLimits,
 ) -> int:
-    """Tell of each file; return where the archive ends, without its end marker.
+    """Report each file; return the offset at which the archive ends, without its end marker.
 
     The stream seeks if the ``total`` of its bytes is known.
     """
@@ -171,13 +171,13 @@ def _scan(
 
 
 def _jump(ahead: ReadBuffer, position: int) -> None:
-    """Go on at another place of a stream that seeks."""
+    """Continue at another offset of a seekable stream."""
     ahead.stream.seek(position)
     ahead.window, ahead.at, ahead.position = b"", 0, position
 
 
 def _plain_members(ahead: ReadBuffer, headers: HeaderReader, found: Found, most: int, most_before: int) -> Entry | None:
-    """Tell of the plain files that lie in the window whole, as `read_members` slices them out of it.
+    """Report the plain files that are complete in the window, as `read_members` slices them out of it.
 
     Return the one after them if it is a plain file too, of which the window has the header and not all data.
     """
@@ -214,7 +214,7 @@ def _plain_members(ahead: ReadBuffer, headers: HeaderReader, found: Found, most:
 
 
 class Counted(io.RawIOBase):
-    """A stream of which the bytes are counted, and their digest is formed."""
+    """A stream that counts its bytes and computes their digest."""
 
     def __init__(self, stream: BinaryIO, digest: bool) -> None:
         self._stream = stream
@@ -235,7 +235,7 @@ class Counted(io.RawIOBase):
         return size
 
     def finish(self) -> int:
-        """Read what nobody has read, and return how many bytes there are."""
+        """Read the rest of the stream, and return the number of bytes."""
         while self.readinto(bytearray(1 << 20)):
             pass
         return self.count

@@ -23,14 +23,14 @@ KIND = "journal of shards"
 
 
 class KeyLog:
-    """The keys that a writer was given one after the other: how many, and a digest of them."""
+    """The number of keys that a writer was given, and a digest of them in order."""
 
     def __init__(self) -> None:
         self.count = 0
         self._hash = hashlib.sha256()
 
     def add(self, sample: Any) -> None:
-        """Take note of a sample; one without a key is noted too."""
+        """Add a sample, with or without a key."""
         key = sample.get("__key__") if isinstance(sample, Mapping) else None
         self._hash.update(repr(key).encode("utf-8", "surrogatepass") + b"\0")
         self.count += 1
@@ -54,7 +54,7 @@ class FinishedShard(NamedTuple):
 
 
 def compare_journals(paths: Iterable[str], wanted: Mapping[str, Any]) -> None:
-    """Compare settings with those in the journals of other writers, as far as these have finished a shard.
+    """Compare settings with those in the journals of other writers that have finished a shard.
 
     Raises:
         StateError: a journal has others.
@@ -67,7 +67,7 @@ def compare_journals(paths: Iterable[str], wanted: Mapping[str, Any]) -> None:
 
 
 class ShardJournal:
-    """A file with a line for each finished shard, in JSON; the first line has the settings of the conversion.
+    """A file of JSON lines, one for each finished shard; the first has the settings of the conversion.
 
     A line is on the disk before the next shard is begun. It is locked, as two conversions cannot share it.
 
@@ -96,7 +96,7 @@ class ShardJournal:
             raise
 
     def add(self, shard: FinishedShard) -> None:
-        """Write a line, and wait until it is on the disk."""
+        """Write a line, and sync the file."""
         row = {"number": shard.number, **shard.info._asdict(), "given": shard.given, "keys": shard.keys}
         if shard.skipped:
             row["skipped"] = shard.skipped
@@ -104,7 +104,7 @@ class ShardJournal:
         self.finished.append(shard)
 
     def keep(self, count: int) -> None:
-        """Keep the lines of the first shards, and drop the others: what they tell of is no longer there."""
+        """Keep the lines of the first shards, and drop those of shards that no longer exist."""
         if count < len(self.finished):
             kept = self.finished[:count]
             os.ftruncate(self._file, self._ends[count])
@@ -160,7 +160,7 @@ class ShardJournal:
 
 
 class WriterClaim:
-    """A locked file next to local shards while one writer makes them, so that a second one does not mix its own in.
+    """A lock file next to local shards while a writer makes them, which keeps a second writer out.
 
     Args:
         path: of the journal that the shards may have; the claim is called after it.
@@ -193,7 +193,7 @@ class WriterClaim:
                 self._release()
 
     def close(self) -> None:
-        """Remove the file. A forked process, which has a copy of the claim, leaves it alone."""
+        """Remove the lock file, unless this is a forked copy."""
         if self._file >= 0 and os.getpid() == self._owner:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)  # noqa: PTH108  it is a text
@@ -216,7 +216,7 @@ class WriterClaim:
 
 
 def _parse_line(line: bytes, where: str) -> FinishedShard:
-    """Return what a line tells.
+    """Parse a line.
 
     Raises:
         StateError: it is damaged.
@@ -236,7 +236,7 @@ def _parse_line(line: bytes, where: str) -> FinishedShard:
 
 
 def _compare(path: str, line: bytes, wanted: Mapping[str, Any]) -> None:
-    """Refuse a journal with another first line than one with these settings has."""
+    """Raise if the first line of a journal has other settings."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -24,7 +24,7 @@ MAX_FIELDS = 4096
 
 
 class PackedSample(NamedTuple):
-    """A sample as it will stand in the archive, checked, and not written yet."""
+    """A sample as blocks of the archive: checked, and not written yet."""
 
     key: str
     #: Headers, data and what fills up the last block, in turn.
@@ -38,7 +38,7 @@ class PackedSample(NamedTuple):
 
 
 class SamplePacker:
-    """Makes blocks of samples, which do not depend on where in an archive they stand.
+    """Makes tar blocks of samples; they do not depend on their offset in an archive.
 
     Args:
         headers: what makes the headers.
@@ -130,7 +130,7 @@ class SamplePacker:
         return PackedSample(key, parts, at, payload, fields)
 
     def _suffix(self, key: str, field: str) -> bytes:
-        """Check a field, and return how its names end; nothing if its bytes may not be written as they are."""
+        """Check a field, and return the suffix of its names; nothing if its bytes cannot be written as they are."""
         if not isinstance(field, str):
             raise UnwritableSampleError(f"The names of fields are str, and {field!r} is {describe_value(field)}")
         if self._rule is not None and (field[:2] != "__" or self._keep_meta):
@@ -142,7 +142,7 @@ class SamplePacker:
         return suffix
 
     def _data(self, sample: Sample, field: str) -> bytes:
-        """Return what is to be written of a value that is not bytes, or whose field is compressed."""
+        """Encode a value that is not bytes, or whose field is compressed."""
         value = sample[field]
         if field[:2] == "__" and isinstance(value, str):
             return value.encode("utf-8")
@@ -156,7 +156,7 @@ class SamplePacker:
         )
 
     def _check_key(self, key: str, rule: KeyRule) -> None:
-        """Refuse a key that could not be read back."""
+        """Raise for a key that could not be read back."""
         if rule is first_dot and key.isalnum():  # as most are
             return
         name = f"{key}.x"
@@ -164,14 +164,14 @@ class SamplePacker:
         if found == (key, "x") and "\0" not in key:
             return
         read = "belong to no sample" if found is None else f"be read back as of {found[0]!r}"
-        why = "a key ends at the first dot behind its last slash" if rule is first_dot else "as key_rule says"
+        why = "a key ends at the first dot after its last slash" if rule is first_dot else "as key_rule says"
         raise UnwritableSampleError(
             f"The key {key!r} cannot be written: its files would {read} ({why}). Choose another key; or pass "
             f"key_rule=last_dot, and read the shard with it; or key_rule=None, which checks nothing"
         )
 
     def _check_marks(self, key: str, fields: Iterable[object]) -> None:
-        """Refuse fields that would make the name that of a file which describes the shard."""
+        """Raise for fields whose names would be those of meta members."""
         for field in map(str, fields):
             if (field[:2] != "__" or (self._keep_meta and field != "__key__")) and is_meta(f"{key}.{field}"):
                 raise UnwritableSampleError(
@@ -180,7 +180,7 @@ class SamplePacker:
                 )
 
     def _check_field(self, key: str, field: str, rule: KeyRule) -> None:
-        """Refuse a field that could not be read back."""
+        """Raise for a field that could not be read back."""
         found = rule(f"k.{field}")
         if not field or found != ("k", field) or "\0" in field or field != field.lower():
             read = "nothing" if not field or found is None else f"{found[1].lower()!r} of {found[0]!r}"

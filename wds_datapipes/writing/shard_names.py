@@ -31,7 +31,7 @@ FIELDS = re.compile(r"\\\{(rank|worker)\\\}")
 
 
 def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: float) -> str:
-    """Return a pattern as a string, if it and the limits of shards make sense.
+    """Check a pattern and the limits of shards, and return the pattern as a string.
 
     Raises:
         ValueError: they do not.
@@ -43,7 +43,7 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
         different = False
     if not different:
         raise ValueError(
-            f"A pattern for shards has one place for their numbers, as in 'train-%06d.tar', and {text!r} has not. "
+            f"A pattern of shards has one field for their number, as in 'train-%06d.tar', and {text!r} has not. "
             f"Another percent sign is written twice"
         )
     if maxcount < 1:
@@ -54,7 +54,7 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
 
 
 def deal_numbers(pattern: str, start: int, *, rank: int, ranks: int, worker: int, workers: int) -> tuple[str, int, int]:
-    """Return what one of several writers has to use: its pattern, its first number, and its step.
+    """Return the pattern, the first number and the step of one of several writers.
 
     ``{rank}`` and ``{worker}`` in the pattern become numbers. The writers that this does not tell apart take turns.
 
@@ -74,7 +74,7 @@ def deal_numbers(pattern: str, start: int, *, rank: int, ranks: int, worker: int
 def find_old_shards(
     pattern: str, number: int, step: int = 1, storage_options: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return the shards that stand where the next ones of a writer would: ``number``, and on without a gap.
+    """Return existing shards under the names of a writer's next ones, from ``number`` on without a gap.
 
     After the last shard of a writer, they are from an earlier run with more shards, and a pattern such as
     ``{000..099}`` or ``*`` takes them for shards of this one.
@@ -87,7 +87,7 @@ def find_old_shards(
 
 
 def remove_old_shards(urls: list[str], storage_options: Mapping[str, Any] | None = None) -> None:
-    """Remove shards and their indexes, the last one first: a break leaves no gap that would hide the others."""
+    """Remove shards and their indexes, the last one first, so that an interruption leaves no gap."""
     for url in reversed(urls):
         remove_file(index_url(url), storage_options)
         remove_file(url, storage_options)
@@ -104,7 +104,7 @@ def describe_old_shards(urls: list[str]) -> str:
 
 
 def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: int, step: int) -> str:
-    """Return the path of a journal: the one that was asked for, or one beside the shards; each writer has its own.
+    """Return the path of a writer's journal: the given one, or one next to the shards.
 
     Raises:
         ValueError: the shards are not local, and no path was asked for.
@@ -114,7 +114,7 @@ def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: in
 
 
 def journals_of_all(pattern: str, journal: str | os.PathLike[str] | None) -> list[str]:
-    """Return the journals that there are of all writers with a pattern, however many have taken turns.
+    """Return the journals of all writers with a pattern.
 
     Fields for the rank and the worker stand for any number.
     """
@@ -126,7 +126,7 @@ def journals_of_all(pattern: str, journal: str | os.PathLike[str] | None) -> lis
 
 
 def _journal_name(pattern: str, journal: str | os.PathLike[str] | None) -> tuple[str, str]:
-    """Return what stands before and behind what tells the journals of several writers apart."""
+    """Return the parts of a journal's name before and after the number of its writer."""
     if journal is not None:
         return os.fspath(journal), ""
     path = local_path(pattern)
@@ -139,7 +139,7 @@ def _journal_name(pattern: str, journal: str | os.PathLike[str] | None) -> tuple
 
 
 def written_over(pattern: str, urls: Iterable[str]) -> str | None:
-    """Return the first of some shards that has a name which a pattern gives, whatever the number is.
+    """Return the first of some shards whose name matches a pattern with any number.
 
     >>> written_over("./train-%06d.tar", ["val-000000.tar", "train-000012.tar"])
     'train-000012.tar'
@@ -158,7 +158,7 @@ def written_over(pattern: str, urls: Iterable[str]) -> str | None:
 
 
 def _absolute_name(path: str) -> str:
-    """Return the name of a local file in its real folder, and a URL as it is."""
+    """Return the absolute path of a local file, with symbolic links resolved, or a URL as it is."""
     if local_path(path) is None:
         return path
     folder, name = os.path.split(path)

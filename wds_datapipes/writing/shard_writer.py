@@ -41,7 +41,7 @@ OldShards: TypeAlias = Literal["warn", "remove", "keep"]
 
 
 class ShardWriter:
-    """Writes samples to shards with numbers in their names, each of which appears when it is whole.
+    """Writes samples to numbered shards, each of which appears when it is complete.
 
     It is a context manager. When an error or Ctrl-C ends it, the finished shards stay, and nothing is left of the one
     that was being written. Without samples, no shard is written. `TarWriter` tells what a shard is made of.
@@ -135,7 +135,7 @@ class ShardWriter:
             raise ValueError(f"start_shard is a number from 0, and step one from 1, not {start_shard} and {step}")
         self._maxcount, self._maxsize = maxcount, maxsize
         if index and (opener is not None or key_rule is None):
-            raise ValueError("index=True needs names of files, which indexes go beside, and a key_rule; not an opener")
+            raise ValueError("index=True needs names of files, to write indexes next to them, and a key_rule; not an opener")
         self._number, self._step = start_shard, step
         self._place = start_shard, step
         self._claim: WriterClaim | None = None
@@ -170,7 +170,7 @@ class ShardWriter:
             self._go_on(self._journal)
 
     def write(self, sample: Sample) -> None:
-        """Write a sample, to the next shard if the present one is full.
+        """Write a sample, to the next shard if the current one is full.
 
         A sample that is refused leaves nothing, and the writer can go on. After any other error, it is closed, and
         nothing is left of the shard that was being written.
@@ -207,12 +207,12 @@ class ShardWriter:
             raise
 
     def skip_finished(self) -> int:
-        """Return how many samples are in shards that an earlier run has finished; `write` then takes the one after.
+        """Return the number of samples that an earlier run has finished; `write` then takes the next one.
 
         Samples that were refused count too. Call it before the first `write`.
         """
         if self._begun:
-            raise ValueError("skip_finished tells where to begin, so it is called before the first sample is written")
+            raise ValueError("skip_finished returns where to begin, so call it before the first sample is written")
         count = sum(shard.given for shard in self._ahead)
         self._ahead.clear()
         return count
@@ -240,7 +240,7 @@ class ShardWriter:
             self.discard()
 
     def discard(self) -> None:
-        """Close the writer, and leave nothing of the shard that is being written; the finished ones stay."""
+        """Close the writer, and remove the unfinished shard; the finished ones stay."""
         self._closed = True
         if self._shard is not None:
             self._shard.discard()
@@ -260,7 +260,7 @@ class ShardWriter:
             self.discard()
 
     def _look_for_old_shards(self) -> None:
-        """Treat shards of an earlier run that follow the last one as was asked for."""
+        """Handle shards of an earlier run, as ``old_shards`` says."""
         storage_options = self._options["storage_options"]
         found = find_old_shards(self.pattern, self._number, self._step, storage_options)
         if self._on_old_shards == "remove":
@@ -295,7 +295,7 @@ class ShardWriter:
         self._number += self._step
 
     def _go_on(self, journal: ShardJournal) -> None:
-        """Begin after the shards of the journal that are there, from the first on."""
+        """Resume after the shards of the journal that exist, from the first on."""
         for count, shard in enumerate(journal.finished):
             # What post has done with a shard, such as moving it away, is not known here.
             found = (
@@ -323,7 +323,7 @@ class ShardWriter:
             self.discard()
             raise StateError(
                 f"The conversion to {self.pattern!r} was resumed with other samples: those of {shard.info.url!r} had "
-                f"other keys, or another order. Give it the same samples in the same order, or begin anew"
+                f"other keys, or another order. Give it the same samples in the same order, or start again"
             )
         self._given = KeyLog()
         self._ahead.popleft()
@@ -332,7 +332,7 @@ class ShardWriter:
 def write_wds_shards(
     source: Iterable[Sample], pattern: str | os.PathLike[str], *, on_error: OnError = "raise", **options: Any
 ) -> Iterator[ShardInfo]:
-    """Write all samples, and yield each shard when it is finished; the options are those of `ShardWriter`."""
+    """Write samples, and yield each shard when it is finished; the options are those of `ShardWriter`."""
     check_on_error(on_error)
     policy = ErrorPolicy(on_error, "write_wds_shards")
     told = 0

@@ -33,7 +33,7 @@ COMPRESSIONS = {"bz2": "bz2", "gz": "gzip", "xz": "xz", "zst": "zstd"}
 
 
 class TarWriter:
-    """Writes samples to one shard, which appears under its name when it is whole.
+    """Writes samples to one shard, which appears under its name when it is complete.
 
     It is a context manager: at its end the shard is finished, and when an error or Ctrl-C ends it, nothing is left,
     neither under the name nor under a temporary one. A local file gets its name when all of it is on the disk; where
@@ -110,7 +110,7 @@ class TarWriter:
         name = os.fspath(target) if isinstance(target, str | os.PathLike) else str(getattr(target, "url", ""))
         self._compressor = find_compressor(compress, name)
         if index and (not name or key_rule is None):
-            raise ValueError("index=True needs the name of a file, which the index goes beside, and a key_rule")
+            raise ValueError("index=True needs the name of a file, to write the index next to it, and a key_rule")
         self._index_place = index_url(name) if index else ""
         self._compression = COMPRESSIONS.get(compression_kind(compress, name) or "")
         self._storage_options = storage_options
@@ -177,7 +177,7 @@ class TarWriter:
         return payload
 
     def close(self) -> None:
-        """Finish the shard: it stands under its name then, and `info` tells what it is.
+        """Finish the shard, and give it its name; `info` then describes it.
 
         Raises:
             ShardWriteError: that failed, and nothing is left.
@@ -208,7 +208,7 @@ class TarWriter:
             write_index(index, self._index_place, storage_options=self._storage_options)
 
     def discard(self) -> None:
-        """Leave nothing of the shard, unless it is finished."""
+        """Remove the shard, unless it is finished."""
         if not self._closed:
             self._closed = True
             self._waiting.clear()
@@ -234,7 +234,7 @@ class TarWriter:
 
     @property
     def layout(self) -> list[PlacedSample]:
-        """Where each sample is that was written: its key, its first header, and the data of its fields."""
+        """The position of each written sample: its key, its first header, and the data of its fields."""
         return [
             PlacedSample(key, begin, tuple(PlacedField(field, begin + at, size) for field, at, size in fields))
             for key, begin, fields in self._layout
@@ -274,7 +274,7 @@ BATCH_BYTES = 1 << 20
 
 
 class HashingWriter:
-    """The SHA-256 of all data that were taken. Both hashing and writing let other threads of Python run.
+    """Computes the SHA-256 of written data in a thread.
 
     A thread hashes what was collected while the next is collected and written. So it holds as much as was collected
     last, or one value if that is larger.
@@ -288,7 +288,7 @@ class HashingWriter:
         self._batch_bytes = 0
 
     def take(self, data: bytes) -> None:
-        """Take data, which are hashed some time before `hexdigest`."""
+        """Add data, to be hashed before `hexdigest` returns."""
         self._batch.append(data)
         self._batch_bytes += len(data)
         if self._batch_bytes >= BATCH_BYTES:

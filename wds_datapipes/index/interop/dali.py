@@ -39,7 +39,7 @@ MAX_DIGITS = 19
 
 
 def dali_index_url(url: str) -> str:
-    """Return the name that DALI expects: that of the shard, cut at the first dot of its base name, and ``.idx``.
+    """Return the name that DALI expects: the shard's, up to the first dot of its base name, with ``.idx``.
 
     >>> dali_index_url("data/train-000.tar"), dali_index_url("a/b.c.tar"), dali_index_url(".x.tar")
     ('data/train-000.idx', 'a/b.idx', '.x.idx')
@@ -94,7 +94,7 @@ def write_dali_index(
 
 
 def dali_text(index: ShardIndex, version: DaliVersion = "v1.2", *, archive: str = "The shard") -> bytes:
-    """Return the file of DALI that says what an index says.
+    """Return an index in DALI's format.
 
     Raises:
         UnsupportedSidecarError: the format cannot say it.
@@ -132,7 +132,7 @@ def read_dali_index(
     end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardIndex:
-    """Read an index that DALI's ``wds2idx`` or `write_dali_index` has made, and hold it against the shard's headers.
+    """Read an index of DALI's ``wds2idx`` or `write_dali_index`, and verify it against the shard's headers.
 
     ``wds2idx`` writes wrong offsets for some archives: in DALI 2.4 for those with GNU long names, in earlier ones for
     those with PAX headers.
@@ -182,7 +182,7 @@ def read_dali_index(
 
 
 def _parse_components(content: bytes, where: str) -> Iterator[list[tuple[str, int, int, str | None]]]:
-    """Yield the components of each sample: extension, offset, size, and name, if it is told."""
+    """Yield the components of each sample: extension, offset, size, and name, if given."""
     lines = content.decode("utf-8", "surrogateescape").split("\n")
     version, count = [*WORD.findall(lines[0]), "", ""][:2]
     if version not in WORDS or not _is_number(count):
@@ -213,13 +213,13 @@ def _parse_components(content: bytes, where: str) -> Iterator[list[tuple[str, in
 
 
 def _matching_member(members: ShardMembers, component: tuple[str, int, int, str | None], line: str) -> ShardMember:
-    """Return the member that a component tells of, if it is as it tells."""
+    """Return the member of a component, if it matches."""
     extension, offset, size, name = component
     member = members.at(offset, size, line)
     parts = first_dot(member.name)
     if parts is None:
         raise WrongSidecarError(
-            f"{line} has the member {member.name!r}, which is in no sample, as its name tells no field"
+            f"{line} has the member {member.name!r}, which is in no sample, as its name has no field"
         )
     if parts[1] != extension or name not in (None, member.name):
         told = f".{extension}" if name is None else name

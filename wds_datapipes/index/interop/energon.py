@@ -50,7 +50,7 @@ SPLITS = ("train", "val", "test")
 
 
 class EnergonDataset(NamedTuple):
-    """What the folder ``.nv-meta`` says of a dataset.
+    """The metadata of a dataset in its folder ``.nv-meta``.
 
     Attributes:
         counts: the shards in their order, and how many samples each of them has.
@@ -62,7 +62,7 @@ class EnergonDataset(NamedTuple):
 
 
 def energon_rule(name: str) -> tuple[str, str] | None:
-    """Split a name as Energon does.
+    """Split a member's name as Energon does.
 
     >>> energon_rule("v1.2/a.seg.png"), energon_rule("README"), energon_rule("d/.hidden.png")
     (('v1.2/a', 'seg.png'), None, ('d/', 'hidden.png'))
@@ -124,7 +124,7 @@ def read_energon_index(
     end_marker: EndMarker = "required",
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardIndex:
-    """Read an index of Energon, and hold it against the shard's headers.
+    """Read an index of Energon, and verify it against the shard's headers.
 
     Args:
         path: the index.
@@ -173,7 +173,7 @@ def write_energon_dataset(
     max_workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> EnergonDataset:
-    """Make a folder of shards a dataset that Energon loads: the indexes of the shards, and ``.nv-meta``.
+    """Write the indexes and the ``.nv-meta`` that make a folder of shards a dataset of Energon.
 
     ``dataset.yaml``, which says how samples are made of files, is written for a dataset that yields the fields as they
     are (``CrudeWebdataset``); one that is there stays.
@@ -241,7 +241,7 @@ def write_energon_dataset(
 def read_energon_dataset(
     folder: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> EnergonDataset:
-    """Read ``.nv-meta`` of a dataset of Energon, with the shards' names as they are from here.
+    """Read ``.nv-meta`` of a dataset of Energon, with the paths of its shards.
 
     Args:
         folder: the folder that ``.nv-meta`` is in.
@@ -288,7 +288,7 @@ def _write(url: str, path: str, end_marker: EndMarker, storage_options: Mapping[
 
 
 def _index_shard(members: ShardMembers, archive: str) -> ShardIndex:
-    """Gather the files of a shard as Energon does."""
+    """Index the files of a shard as Energon does."""
     builder = IndexBuilder(key_rule=energon_rule, lowercase=False, on_repeated_key="ignore", archive=archive)
     for member in members.found:
         builder.add(*member)

@@ -35,14 +35,14 @@ CREATE INDEX idx_sample_parts_full
 
 
 class EnergonKeys:
-    """Takes the indexes of shards, and has a row for each sample and each of its files."""
+    """Collects the indexes of shards, with a row for each sample and each of its files."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
         database.executescript(TABLES)
 
     def add(self, number: int, url: str, index: ShardIndex) -> None:
-        """Add the shard of a number, which is its place in ``.info.json``.
+        """Add the shard of a number, which is its position in ``.info.json``.
 
         Raises:
             UnsupportedSidecarError: a key was there before.

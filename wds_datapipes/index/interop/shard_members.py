@@ -25,7 +25,7 @@ class ShardMember(NamedTuple):
 
 
 class ShardMembers:
-    """All files of a shard, by its headers.
+    """The files of a shard, as its headers list them.
 
     Args:
         url: the shard.
@@ -56,12 +56,12 @@ class ShardMembers:
 
     @property
     def facts(self) -> ShardFacts:
-        """What an index says of the shard."""
+        """The facts that an index records about the shard."""
         scan = self.scan
         return ShardFacts(scan.bytes, scan.sha256, scan.mtime_ns, scan.etag, scan.compression)
 
     def at(self, offset: int, size: int, where: str) -> ShardMember:
-        """Return the file whose data are at a place.
+        """Return the file whose data begins at an offset.
 
         Raises:
             WrongSidecarError: there is none, or it has another size.

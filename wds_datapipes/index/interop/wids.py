@@ -24,7 +24,7 @@ KIND, VERSION = "wids-shard-index-v1", 1
 
 
 class _Told(NamedTuple):
-    """What a file says of a shard."""
+    """A shard as a file of wids describes it."""
 
     url: str
     samples: int
@@ -95,7 +95,7 @@ def read_wids_index(
     max_workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Read the JSON file of wids, and hold it against the shards.
+    """Read the JSON file of wids, and verify it against the shards.
 
     Args:
         path: the file, a path or a URL. The shards' names count from its ``base``, or else from its folder.
@@ -125,7 +125,7 @@ def read_wids_index(
 
 
 def _listed_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[_Told]:
-    """Yield what a file says of shards, and then what those say that it refers to."""
+    """Yield the shards that a file lists, and then those of the files that it refers to."""
     where = redact(path)
     try:
         facts = json.loads(read_sidecar(path, storage_options))
@@ -156,7 +156,7 @@ def _listed_shards(path: str, storage_options: Mapping[str, Any] | None, depth: 
 
 
 def _base_folder(base: str | None, path: str) -> str:
-    """Return the folder that names count from."""
+    """Return the folder that names are relative to."""
     return folder_of(path) if base is None else join_name(folder_of(path), base.rstrip("/") + "/")
 
 
@@ -177,7 +177,7 @@ def _describe_shard(url: str, digest: bool, storage_options: Mapping[str, Any] |
 def _matching_shard(
     url: str, expected: Mapping[str, _Told], depth: Depth, where: str, storage_options: Mapping[str, Any] | None
 ) -> ManifestEntry:
-    """Return what is known of a shard, if it is as the file says."""
+    """Return the facts about a shard, if it matches the file."""
     told = expected[url]
     size = file_facts(url, storage_options=storage_options).bytes
     if None not in (size, told.bytes) and size != told.bytes:

@@ -185,7 +185,7 @@ class Decompressor(io.RawIOBase):
         self._taken += len(data)
         in_vain = self._taken - self._taken_before
         if in_vain > self._most_in_vain:
-            found = f"The {self._compression.name} data of {self._where()} have {in_vain} bytes of which nothing comes"
+            found = f"The {self._compression.name} data of {self._where()} have {in_vain} bytes that decompress to nothing"
             raise limit_error(self._limits, "gap_bytes", found)
         return data
 

@@ -293,7 +293,7 @@ class HttpSource:
         if part.total is None:
             file.close()
             raise UnexpectedResponseError(
-                f"the server sends bytes {part.first} to {part.last} of a file whose size it does not tell "
-                "(Content-Range with a star), so that one cannot know whether they are the last ones"
+                f"the server sends bytes {part.first} to {part.last} of a file whose size it does not report "
+                "(Content-Range with a star), so it is unknown whether they are the last ones"
             )
         return OpenedSource(file, part.first, part.total, file.version)

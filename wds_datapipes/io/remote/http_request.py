@@ -190,14 +190,14 @@ def ask(
         if (there.scheme, there.hostname, _port(there)) != (here.scheme, here.hostname, _port(here)):
             sent = {name: value for name, value in sent.items() if name.lower() not in SECRET}
         here = there
-    raise HttpStatusError(answer.status, f"it leads to another place {MOST_REDIRECTS} times", answer.headers)
+    raise HttpStatusError(answer.status, f"it redirects {MOST_REDIRECTS} times", answer.headers)
 
 
 def _ask(
     method: str, url: SplitResult, headers: Mapping[str, str], timeout_s: float, trusting: ssl.SSLContext
 ) -> Response:
     if url.scheme not in CONNECTIONS or not url.hostname:
-        raise InvalidURL(f"a server leads to a URL of the scheme {url.scheme!r}, which is no place on the web")
+        raise InvalidURL(f"a server leads to a URL of the scheme {url.scheme!r}, which is not on the web")
     target = quote(url.path or "/", safe=PLAIN) + (f"?{quote(url.query, safe=PLAIN)}" if url.query else "")
     proxy = _proxy_of(url)
     host, port = (url.hostname, _port(url)) if proxy is None else (str(proxy.hostname), proxy.port or 80)

@@ -90,7 +90,7 @@ class ResumingStream(io.RawIOBase):
                 if self._size is not None and self._at + len(data) > self._size:
                     raise ShardReadError(
                         f"Reading {self._name} failed after {self._at} bytes: the store sends more than the "
-                        f"{self._size} bytes that it has told for its size"
+                        f"{self._size} bytes that it has reported as its size"
                     )
                 break
             except ShardError:
@@ -144,8 +144,8 @@ class ResumingStream(io.RawIOBase):
         advice = ""
         if self._at and not self._version and passes(error):
             advice = (
-                ". Its store tells neither ETag nor date, by which one could know that it is still the same file, and "
-                "so it is not read on from there"
+                ". Its store reports neither ETag nor date, which would show that the file is still the same, "
+                "so reading cannot resume there"
             )
         failed = ShardReadError(
             f"Reading {self._name} failed after {self._at} bytes: {self._tell(error)}{self._patience.told()}{advice}"

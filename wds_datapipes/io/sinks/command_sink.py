@@ -28,7 +28,7 @@ class CommandSink:
         self.url = url
         _, self._command = split_scheme(url)
         if not self._command.strip():
-            raise ShardWriteError(f"{url!r} holds no command. Write it behind the colon, as in pipe:cat > 000.tar")
+            raise ShardWriteError(f"{url!r} holds no command. Write it after the colon, as in pipe:cat > 000.tar")
         self._written = 0
         # A file takes what the command says without a reader; its end is told if the command fails.
         self._told = tempfile.TemporaryFile()  # noqa: SIM115  closed with the command
