@@ -43,7 +43,7 @@ def test_on_error_warn_points_at_the_loop(run: str) -> None:
         assert sum(len(batch) for batch in loader) == 3
     assert [str(warning.message).partition(":")[0] for warning in caught] == [
         "wds_decode passed over an item",
-        "wds_decode passed over 2 items",
+        "wds_decode skipped 2 items",
     ]
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)] * 2
 

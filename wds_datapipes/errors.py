@@ -122,7 +122,7 @@ class ShardError(WdsError):
 
     Attributes:
         concerns_all: whether others are sure to fail as well, as where credentials are not accepted. No ``on_error``
-            passes over such an error. A copy of the error in another process does not know.
+            skips such an error. A copy of the error in another process does not know.
     """
 
     concerns_all = False

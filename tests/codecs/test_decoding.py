@@ -146,7 +146,7 @@ def test_a_sample_that_fails_is_passed_over_whole() -> None:
         assert list(wds_decode(good_and_bad(), on_error="warn")) == good
     assert len(warned) == 2
     assert "wds_decode skipped an item: DecodeError: field 'cls' of sample '1'" in str(warned[0].message)
-    assert "wds_decode passed over 3 items: 3 x DecodeError" in str(warned[1].message)
+    assert "wds_decode skipped 3 items: 3 x DecodeError" in str(warned[1].message)
 
 
 def test_a_handler_decides_as_webdatasets_do() -> None:

@@ -87,18 +87,14 @@ def test_a_place_that_a_server_names_is_gone_to(site: Site, status: int) -> None
 
 def test_a_circle_ends(site: Site) -> None:
     site.answers = {"/a.tar": (302, "/b.tar"), "/b.tar": (302, "/a.tar")}
-    with pytest.raises(
-        ShardOpenError, match=r"/a\.tar cannot be opened: HTTP status 302, it redirects 10"
-    ):
+    with pytest.raises(ShardOpenError, match=r"/a\.tar cannot be opened: HTTP status 302, it redirects 10"):
         read(site.url("/a.tar"))
 
 
 @pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://host/a.tar", "pipe:echo a"])
 def test_no_server_leads_to_a_file_or_a_command(site: Site, place: str) -> None:
     site.answers = {"/a.tar": (302, place)}
-    with pytest.raises(
-        ShardOpenError, match=f"of the scheme '{place.partition(':')[0]}', which is not on the web"
-    ):
+    with pytest.raises(ShardOpenError, match=f"of the scheme '{place.partition(':')[0]}', which is not on the web"):
         read(site.url("/a.tar"))
 
 

@@ -262,9 +262,7 @@ def test_what_never_comes_to_a_file_ends(pieces: list[bytes], ignore_zeros: bool
 
 @pytest.mark.parametrize("piece", [PAX, GLOBAL_PAX, with_data(b"L", b"n" * 90), with_data(b"K", b"n" * 90)])
 def test_headers_that_never_come_to_a_member_end(piece: bytes) -> None:
-    with pytest.raises(
-        ReadLimitError, match="has 257 headers for one member, the last one at byte 262144, and"
-    ):
+    with pytest.raises(ReadLimitError, match="has 257 headers for one member, the last one at byte 262144, and"):
         list(read_members(endless(piece, most=3 * MIB), shard="x.tar"))
 
 
@@ -344,7 +342,8 @@ def test_compressed_data_that_come_to_nothing_end(nothing: bytes) -> None:
         members = read_members(stream, shard="x.tar", limits=given)
         assert next(members)[1] == "0.bin"
         with pytest.raises(
-            ReadLimitError, match=r"The zstd data of x\.tar \(after 2048 .* have 5\d{6} bytes of which nothing"
+            ReadLimitError,
+            match=r"The zstd data of x\.tar \(after 2048 .* have 5\d{6} bytes that decompress",
         ):
             next(members)
 

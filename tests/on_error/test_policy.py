@@ -48,7 +48,7 @@ def test_warn_tells_the_first_of_each_kind_and_the_counts_at_the_end() -> None:
     assert [str(warning.message) for warning in caught] == [
         "a_stage skipped an item: TruncatedShardError: 1.tar ends",
         "a_stage skipped an item: ValueError: bad",
-        "a_stage passed over 5 items: 3 x TruncatedShardError, 2 x ValueError",
+        "a_stage skipped 5 items: 3 x TruncatedShardError, 2 x ValueError",
     ]
 
 

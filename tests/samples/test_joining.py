@@ -263,9 +263,7 @@ def test_a_sample_that_is_bad_in_the_parallel_shard_is_passed_over_with_its_reas
     assert whole(added(read("x.tar"), on_error=keep)) == "ac"
     (error,) = errors
     assert type(error) is MisalignedShardsError
-    assert "has the sample 'c' where x.tar has the sample 'b'. The last item skipped in it: y.tar holds" in str(
-        error
-    )
+    assert "has the sample 'c' where x.tar has the sample 'b'. The last item skipped in it: y.tar holds" in str(error)
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "unmade"])

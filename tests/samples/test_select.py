@@ -162,7 +162,7 @@ def test_what_each_stage_does_with_an_error(stage: str) -> None:
     assert count(lambda error: False) == 1
     with pytest.warns(UserWarning, match=f"{stage} passed over") as caught:
         assert count("warn") == 2
-    assert str(caught[-1].message) == f"{stage} passed over 2 items: 2 x MissingFieldError"
+    assert str(caught[-1].message) == f"{stage} skipped 2 items: 2 x MissingFieldError"
     with pytest.raises(TypeError, match=f"{stage} takes samples, each a dict of fields, and got a tuple"):
         list(STAGES[stage]([(1, 2)], "skip"))
 

@@ -246,7 +246,7 @@ def test_warnings_are_counted_at_the_end(shard: str) -> None:
     assert [str(warning.message).split(":")[0] for warning in caught] == [
         "load_wds_shards passed over an item",
         "load_wds_shards passed over an item",
-        "load_wds_shards passed over 3 items",
+        "load_wds_shards skipped 3 items",
     ]
     assert str(caught[-1].message).endswith("2 x ShardOpenError, 1 x CommandError")
 

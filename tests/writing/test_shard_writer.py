@@ -180,7 +180,7 @@ def test_an_index_is_written_beside_each_shard() -> None:
     convert(samples(5), index=True, resume=True)
     for name in ("s-000.tar", "s-001.tar"):
         check_index(read_index(index_url(name)), name)
-    with pytest.raises(ValueError, match="index=True needs names of files"):
+    with pytest.raises(ValueError, match="index=True needs file names"):
         ShardWriter("s-%d.tar", index=True, opener=open)  # type: ignore[arg-type]  # it is refused
     with pytest.raises(StateError, match="index=True"):
         convert(samples(5), resume=True)

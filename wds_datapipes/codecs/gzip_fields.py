@@ -10,7 +10,7 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 __all__ = ["gunzip", "is_gzip", "to_gzip"]
 
 
-#: How many times as large as its data what they expand to can be: 258 bytes for two bits, at the most.
+#: How many times as large as its data what they expand to can be: 258 bytes for two bits, at most.
 MOST_OF_DEFLATE = 1032
 
 

@@ -51,7 +51,7 @@ def build_index(
             ``"last"``.
         on_repeated_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that comes back after other samples.
         digest: form the SHA-256 of the shard too, for which all of it is read.
-        ignore_zeros: go on after an end marker, to read archives that were concatenated.
+        ignore_zeros: continue after an end marker, to read archives that were concatenated.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to a remote file system.
         limits: what the shard may ask for, see `ReadLimits`.

@@ -103,7 +103,7 @@ def build_indexes(
         limits: what shards may ask for, see `ReadLimits`.
 
     Returns:
-        A result for each shard, in their order, without those that ``on_error`` passed over.
+        A result for each shard, in their order, without those that ``on_error`` skipped.
 
     Raises:
         ShardError: a shard cannot be read.

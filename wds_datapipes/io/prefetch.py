@@ -31,7 +31,7 @@ LEAST_BYTES = 128 << 10
 MOST_SHARDS = 8
 #: So many addresses at most are taken from the source to find the next shard that is wanted.
 MOST_ADDRESSES = 1000
-#: How long the end of a pass waits for an answer that nobody wants any more, in seconds.
+#: How long the end of a pass waits for a response that is no longer needed, in seconds.
 GRACE_S = 2.0
 
 
@@ -44,7 +44,7 @@ class ShardPrefetcher(Iterable[T]):
 
     Args:
         source: yields the addresses.
-        most_bytes: how much may be held in memory that nobody has asked for, of all shards together: 128 KiB or more; 0
+        most_bytes: the most bytes to prefetch into memory, of all shards together: 128 KiB or more; 0
             is nothing.
         options: what the shards are opened with, as for `open_url`.
         is_wanted: whether all of a shard will be read, by its number in the source.
@@ -74,7 +74,7 @@ class ShardPrefetcher(Iterable[T]):
                 yield address
             if self._failure is not None:
                 raise self._failure
-        finally:  # also when nobody asks for the next one
+        finally:  # also if iteration is abandoned
             while self._fetches:
                 _, fetch = self._fetches.popitem()
                 fetch.close()

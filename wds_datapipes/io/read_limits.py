@@ -29,17 +29,17 @@ class ReadLimits:
         name_bytes: the length of a member's name with its folders. By default 4096, the most that Linux allows for a
             path, so that no archive of files has more.
         headers: how many headers may come in a row for one member: its long name, its long link, its PAX records and
-            those for all that follows. By default 256; programs write three at the most.
+            those for all that follows. By default 256; programs write three at most.
         gap_bytes: how many bytes may lie between one file and the next without being any of the two: folders, links,
-            devices, members of unknown kinds, and zeros behind an end marker. By default 512 MiB, a million links.
-            Without a limit, a server could keep a reader busy for ever that never gets a file.
+            devices, members of unknown kinds, and zeros after an end marker. By default 512 MiB, a million links.
+            Without a limit, a server could keep a reader busy forever without a file.
         tail_bytes: how many zeros may follow the end of an archive: its end marker, or its compressed data. By default
             10,240, one record as most programs write them. More are the sign of a file whose space was reserved before
             its content came, and never did; they are a `TruncatedShardError`. ``tar -b N`` fills up to ``N * 512``.
         expansion: how many times as large as the compressed data the uncompressed may be, as soon as those are more
             than 1 GiB. By default 1000. Text has 3 to 30, label masks of images 100 to 500, and gzip ends at 1032,
             which nothing but zeros reaches; zstd, xz and bzip2 go to many thousands with those. Up to 1 GiB nothing is
-            counted: some masks without any label may well reach that, and harm nobody.
+            counted: some masks without any label may well reach that, and do no harm.
 
     Raises:
         ValueError: a limit makes no sense.

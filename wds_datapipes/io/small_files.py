@@ -31,7 +31,7 @@ def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = 
 
     Args:
         url: the shard.
-        suffix: what its name gets behind it.
+        suffix: appended to the name.
         folder: where the file is, if not where the shard is.
     """
     scheme, _ = split_scheme(url)

@@ -61,7 +61,7 @@ def refuse_commands(url: str, origin: str) -> None:
         found = "a command" if scheme == "pipe" else "standard input"
         raise RefusedURLError(
             f"{_redacted(url)} was refused: it is {found}, and stands in {redact(origin)}, which is no file of this "
-            f"host. If you let whoever wrote that run commands here, pass allow_commands=True"
+            f"host. If you trust the author of that file to run commands here, pass allow_commands=True"
         )
 
 

@@ -27,7 +27,7 @@ BUILT_IN: dict[str, str] = {
     "pipe": "wds_datapipes.io.command:open_command",
 }
 
-#: What opens a ``scheme://...`` that nobody registered.
+#: The opener of a ``scheme://...`` without a registered one.
 FALLBACK = "wds_datapipes.io.remote.filesystem:open_remote"
 
 #: Two characters at least, so that the drive letter of a Windows path is no scheme.
@@ -74,9 +74,7 @@ def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> No
     name = scheme.lower()
     taken = name in BUILT_IN or _registered.get(name, opener) is not opener
     if taken and not replace:
-        raise ValueError(
-            f"URLs of the scheme {name!r} have an opener already. Pass replace=True to replace it"
-        )
+        raise ValueError(f"URLs of the scheme {name!r} have an opener already. Pass replace=True to replace it")
     _registered[name] = opener
 
 

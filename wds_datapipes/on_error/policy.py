@@ -25,7 +25,7 @@ __all__ = ["ErrorBudget", "ErrorCounts", "ErrorPolicy", "OnError", "check_on_err
 
 T = TypeVar("T")
 
-#: Errors in how the pipeline was set up: they would come with every item, so no policy passes over them.
+#: Errors in how the pipeline was set up: they would come with every item, so no policy skips them.
 ALWAYS_RAISED = (ErrorBudgetError, MissingDependencyError, RefusedURLError, UnknownSchemeError, UnsafeCodecError)
 
 #: The handlers of webdataset whose names say all. Its own ones that warn sleep for half a second with each error.
@@ -36,17 +36,17 @@ HANDLERS = {"reraise_exception": "raise", "warn_and_continue": "warn", "ignore_a
 class ErrorBudget:
     """An error policy that skips some items, and raises when there are too many.
 
-    Each stage counts for itself, in each process and each epoch anew. What it counts are samples, or shards in
-    ``load_wds_shards``. Several limits may be given; the first that is passed counts.
+    Each stage counts for itself, and starts at zero in each process and each epoch. It counts samples; in
+    ``load_wds_shards``, shards. Several limits may be given; the first one exceeded raises.
 
     Args:
-        max_errors: how many may be passed over.
-        max_rate: what share of all that the stage has tried may be passed over, from 0 to 1. The first ``after`` are
+        max_errors: how many may be skipped.
+        max_rate: what share of the items tried may be skipped, from 0 to 1. The first ``after`` are
             only counted.
-        max_consecutive: how many may be passed over in a row.
+        max_consecutive: how many may be skipped in a row.
         after: how many have to be tried before ``max_rate`` applies.
         warn: warn of the first error of each kind, and at the end of their numbers, as ``"warn"`` does.
-        quarantine: a file to which a line is appended for each item that is passed over, by all processes; see
+        quarantine: a file to which all processes append a line for each skipped item; see
             `read_quarantine`. It may be given without any limit.
 
     Raises:
@@ -80,9 +80,9 @@ class ErrorBudget:
 
 
 OnError: TypeAlias = Literal["raise", "warn", "skip"] | ErrorBudget | Callable[[Exception], bool]
-"""``"raise"``; ``"warn"``: pass over the item and warn; ``"skip"``: pass over it; an `ErrorBudget`: pass over so many;
-or a handler as webdataset's, which gets the exception and returns True (go on with the next item), False (end the stage
-quietly) or raises."""
+"""``"raise"``; ``"warn"``: skip the item and warn; ``"skip"``: skip it; an `ErrorBudget`: skip up to a number;
+or a handler as webdataset's, which gets the exception and returns True (continue with the next item), False (end the
+stage quietly) or raises."""
 
 
 class ErrorCounts:
@@ -93,7 +93,7 @@ class ErrorCounts:
 
     Attributes:
         on_error: the same.
-        count: how many items were passed over.
+        count: how many items were skipped.
     """
 
     def __init__(self, on_error: OnError) -> None:
@@ -132,7 +132,7 @@ class ErrorPolicy:
 
     Attributes:
         tried: how many items were tried, the present one included, where a budget needs to know.
-        skipped: how many items were passed over, by the kind of error.
+        skipped: how many items were skipped, by the kind of error.
         has_ended: whether a handler has ended the stage.
     """
 
@@ -204,7 +204,7 @@ class ErrorPolicy:
         """Warn of the skipped items, if there were more than already reported."""
         total = self.skipped.total()
         if self._on_error == "warn" and total > len(self.skipped):
-            warn_user(f"{self._stage} passed over {total} items: {self._counts()}")
+            warn_user(f"{self._stage} skipped {total} items: {self._counts()}")
 
     def _spend(self, budget: ErrorBudget, error: Exception) -> None:
         """Raise if the budget is exceeded."""

@@ -55,9 +55,7 @@ def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise MissingSidecarError(
-            f"The quarantine file {path}, cannot be read: {error.strerror}"
-        ) from error
+        raise MissingSidecarError(f"The quarantine file {path}, cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise CorruptSidecarError(f"{path} is no quarantine file: {error}") from error
     return [_item(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]

@@ -43,7 +43,7 @@ class CachePosition:
         passed: how many samples were yielded.
         check: `check_of` the key of the last of them.
         again: the numbers of those that are yielded once more.
-        ends: whether nothing comes behind these.
+        ends: whether nothing follows these.
 
     Attributes:
         at: the number of the sample that was yielded last, from 0.
@@ -103,7 +103,7 @@ class SampleCache(Protocol):
             begin: begins a pass over the source.
             part: what the source yields of all data.
             stages: describes the stages of the source.
-            wanted: tells which samples to yield, where a pass goes on that another process has begun.
+            wanted: tells which samples to yield, for a pass that another process has begun.
         """
 
 

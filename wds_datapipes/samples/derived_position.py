@@ -125,7 +125,7 @@ def take_apart(units: Iterable[T], function: Callable[[Iterator[T]], Iterable[An
     Args:
         units: the stream.
         function: what it yields between taking one item and the next follows from the first of them.
-        state: where it goes on.
+        state: the state to resume from.
     """
 
     def taken() -> Iterator[T]:
@@ -146,7 +146,7 @@ def origins_of(again: Iterable[SamplePosition]) -> list[SamplePosition]:
 
 
 def pack_positions(addresses: Sequence[SamplePosition]) -> list[list[Any]]:
-    """Return addresses as plain lists. An origin is told once, and behind that it is a list of its number.
+    """Return positions as plain lists. An origin is written once, and afterwards as a list of its number.
 
     >>> origin = Origin(False, (SamplePosition(0, 0, 512), SamplePosition(0, 512, 1024)))
     >>> pack_positions([SamplePosition(0, 512, 1024, (index, origin)) for index in range(2)])

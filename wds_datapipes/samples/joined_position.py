@@ -22,11 +22,11 @@ Reading = tuple[int, ...]
 class JoinedPosition:
     """Resume state of joined shards: the last sample, and its positions in all of them.
 
-    To go on, that sample is read again in all shards, which are then behind it. So are those that later stages wait
-    for, each at its own places.
+    To resume, that sample is read again in all shards, which are then positioned after it. So are those that later
+    stages wait for, each at its own positions.
 
     Args:
-        state: where it goes on.
+        state: the state to resume from.
         again: samples that wait in later stages. In front of the way of each are its places in the shards beside.
     """
 

@@ -24,7 +24,7 @@ __all__ = ["Entry", "Replacement", "add_columns", "associate", "parse_url_of"]
 
 Entry: TypeAlias = Mapping[str, Any] | None
 
-#: How many samples of a parallel shard are looked at to find a key, if errors are passed over.
+#: How many samples of a parallel shard are looked at to find a key, if errors are skipped.
 LOOK_AHEAD = 64
 
 
@@ -115,7 +115,7 @@ def add_columns(
     over in one shard never shifts those of another: if the key is not the next one, it is looked for among the next
     `LOOK_AHEAD` of the parallel shard, and those before it are given up; if it is not among them, the sample is.
 
-    With ``state``, it goes on where that says, and it is kept up to date if ``address`` tells where the sample is that
+    With ``state``, it resumes there, and keeps it up to date if ``address`` tells where the sample is that
     ``source`` has yielded last.
     """
     policy = ErrorPolicy(on_error, "add_columns")

@@ -99,7 +99,7 @@ def open_samples(path: str, facts: Mapping[str, Any]) -> BinaryIO | None:
     """Open a cache file for `payloads`; the caller closes it.
 
     Returns:
-        The file, behind its facts, or ``None`` if there is none.
+        The file, positioned after its facts, or ``None`` if there is none.
 
     Raises:
         DamagedFile: it is cut off, or is none of ours.

@@ -84,7 +84,7 @@ def slice_samples(
     Args:
         source: the items.
         start: the first position.
-        stop: the first one behind the last, or None.
+        stop: the one after the last, or None.
         step: from one to the next.
         passed: how many items there were before; it is kept up to date.
         address: tells where the item is that ``source`` has yielded last, if that is known.
@@ -95,7 +95,7 @@ def slice_samples(
     last = wanted[-1]
     items = iter(source)
     if passed.count > last and not passed.awaits:
-        # The stages before use up the state that was loaded for them. What they would read now is nobody's error.
+        # The stages before use up the state that was loaded for them. Errors in what they would read now do not matter.
         with suppress(Exception):
             next(items, None)
         _close(items)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _END = object()
 
-#: Stands among the slots that items have left for an item that has come, which gets the slot behind all others.
+#: Stands among the slots that items have left for an item that was added, which gets the last slot.
 CAME = -1
 
 
@@ -28,7 +28,7 @@ class ShuffleMoves:
 
     Attributes:
         slots: those that items have left, with `CAME` for each item that has come.
-        came: the shard, start and end of each item that has come, one behind another.
+        came: the shard, start and end of each item that was added, flattened.
         ways: of the items that have come which way: their numbers in this order, and the ways.
     """
 
@@ -182,7 +182,7 @@ def _refill_buffer(
             passing.discard(at.place)
             state.at = at
             yield item
-        else:  # it is new, and more new ones may come for ever
+        else:  # it is new, and more new ones may come forever
             raise samples_gone_error(len(missing) + len(passing))
     return buffer
 

@@ -34,7 +34,7 @@ Known = Mapping[str, tuple[int, str | None]]
 class CachedShard(OpeningURL):
     """The URL of a shard that opens its local copy, and downloads it first if needed.
 
-    Nothing is fetched for a shard that is passed over, as when a state is loaded that is behind it.
+    Nothing is downloaded for a shard that is skipped, as when a state after it is loaded.
     """
 
     _folder: CacheFolder
@@ -138,7 +138,7 @@ def _fetch(
                 break
             try:
                 shard.fetch(options, stop)
-            except (CacheFullError, DownloadStopped, WdsError):  # whoever opens the shard meets it, too
+            except (CacheFullError, DownloadStopped, WdsError):  # opening the shard raises it, too
                 continue
 
 

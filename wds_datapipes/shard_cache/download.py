@@ -34,7 +34,7 @@ __all__ = ["CacheFullError", "DownloadStopped", "WantedShard", "fetch_copy"]
 FACTS_OPTIONS = ("storage_options", "timeout_s", "retries")
 #: So much is taken from the source at once, in bytes.
 BLOCK_BYTES = 1 << 20
-#: Where nobody knows how large a shard is, room is made for so much at a time, in bytes.
+#: If the size of a shard is unknown, space is reserved in steps of this size, in bytes.
 STEP_BYTES = 64 << 20
 
 
@@ -176,8 +176,8 @@ def _check_whole(wanted: WantedShard, copy: io.FileIO, size: int) -> None:
             scan_shard(f"/proc/self/fd/{copy.fileno()}", lambda *_: None, ignore_zeros=True)
         except TruncatedShardError:
             raise TruncatedShardError(
-                f"{wanted.name} came with {size} bytes, which are no complete archive, and its store does not report how "
-                "many it has. It may have been truncated in transfer"
+                f"{wanted.name} came with {size} bytes, which are no complete archive, and its store does not report "
+                "how many it has. It may have been truncated in transfer"
             ) from None
 
 
@@ -197,5 +197,5 @@ def _settle(folder: Path, entry: Entry, copy: io.FileIO, wanted: WantedShard, di
 def _unwritable(path: Path, error: OSError) -> CacheError:
     advice = "Check the folder and its permissions"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = "All copies that are not in use were evicted already. Free space, use another folder, or pass max_bytes"
+        advice = "All copies not in use were evicted already. Free space, use another folder, or pass max_bytes"
     return CacheError(f"The copy {path} cannot be written: {error.strerror or error}. {advice}")

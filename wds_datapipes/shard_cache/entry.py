@@ -25,7 +25,7 @@ FORMAT = "wds-datapipes copy"
 VERSION = 1
 #: Digits of the digest in a name: 128 bits.
 DIGITS = 32
-#: How much of a shard's own name is in that of its copy, for whoever lists the folder.
+#: How many characters of a shard's name are in that of its copy, for people who list the folder.
 NAMED = 80
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 FACTS, PART, LOCK = ".json", ".part", ".lock"
@@ -43,7 +43,7 @@ class CopyFacts:
         url: the shard, without credentials.
         bytes: its size.
         sha256: its digest in hexadecimal digits.
-        mtime_ns: the time of the copy's last change, in nanoseconds, which is another once somebody has written to it.
+        mtime_ns: the time of the copy's last change, in nanoseconds, which changes when the copy is written to.
     """
 
     url: str

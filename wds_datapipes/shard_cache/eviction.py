@@ -54,7 +54,7 @@ def evict_oldest(folder: Path) -> bool:
 def evict(entry: Entry) -> int:
     """Remove a copy, unless it is in use; return the number of freed bytes."""
     with lock_file(entry.lock, wait=False) as mine:
-        if mine is None:  # somebody fetches or checks it
+        if mine is None:  # another process downloads or checks it
             return 0
         try:
             descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)

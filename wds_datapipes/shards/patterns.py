@@ -48,7 +48,7 @@ def expand_urls(
     1. ``::`` separates patterns.
     2. ``${NAME}`` becomes the value of the variable ``WDS_NAME``, which may hold all of what follows.
     3. Braces: ``{000..146}`` counts with leading zeros, ``{0..8..2}`` in steps, ``{9..0}`` down, ``{train,val}`` lists.
-       They nest. In a pattern with braces, a backslash takes the meaning from the character behind it.
+       They nest. In a pattern with braces, a backslash escapes the next character.
     4. The first rule of `rules_of` that changes the URL does so.
     5. A local path with ``*``, ``?``, ``[...]`` or ``**``, unless there is a file of that very name, becomes the files
        that match it, sorted. In a URL of a remote file system only ``*`` does so.

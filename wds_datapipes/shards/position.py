@@ -24,7 +24,7 @@ __all__ = [
     "samples_gone_error",
 ]
 
-#: The place behind all shards.
+#: The position after all shards.
 NOTHING_LEFT = (sys.maxsize, 0)
 
 
@@ -62,7 +62,7 @@ class Origin(NamedTuple):
     """The source of an item, of a stage that makes several items of one.
 
     Attributes:
-        is_last: whether what is behind these was asked for as well, and there is nothing.
+        is_last: whether the source has ended after these.
         addresses: where the items are that it was made of, such as the samples of a batch, in their order.
     """
 
@@ -80,7 +80,7 @@ class Progress:
     Attributes:
         last: the shard of the one that it yielded last, where that begins there, and where the next one does, or -1.
         next: the shard, and the place in it, where the next one begins, and its key, or "" if that is not known.
-        floor: no place behind the ``floor`` that was given, and every one behind that, comes before this.
+        floor: a bound just after the given ``floor``; later positions are greater.
     """
 
     __slots__ = ("_check", "floor", "last", "next")
@@ -148,9 +148,9 @@ class SkippedCount:
 class ShardShare:
     """The share of one pipeline instance in shards that all instances read.
 
-    The shards have the numbers that they have before the list of the epoch is split. When an epoch begins, all of them
-    are dealt in turn. When the rest of it is dealt anew, so are those that nobody can have begun; of the others, each
-    instance gets pieces.
+    Shards are numbered before the list of the epoch is split. When an epoch begins, all of them are assigned in turn.
+    When the rest of it is resharded, so are the shards that no instance can have begun; of the others, each instance
+    gets pieces.
 
     Attributes:
         every: among how many instances the shards are dealt.

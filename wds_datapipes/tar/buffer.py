@@ -9,7 +9,7 @@ from wds_datapipes.errors import ShardError, ShardReadError
 
 __all__ = ["ReadBuffer"]
 
-#: Bytes that are not wanted are passed over in pieces of this size, or by a seek if there are more.
+#: Bytes that are not wanted are skipped in pieces of this size, or by a seek if there are more.
 PIECE = 128 * 1024
 
 

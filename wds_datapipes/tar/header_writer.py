@@ -14,7 +14,7 @@ __all__ = ["END", "NAME_BYTES", "PADDING", "TOO_LARGE", "HeaderWriter"]
 
 #: What ends an archive.
 END = bytes(2 * BLOCK)
-#: The zeros behind data whose size has that rest by a block.
+#: The padding of data, by its size modulo a block.
 PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
 #: From here on, a size has more digits than the header has room for.
 TOO_LARGE = 8**11
@@ -60,7 +60,7 @@ class HeaderWriter:
         owner = b"%07o\0" % 0
         self._before_size = b"%07o\0" % mode + owner + owner
         self._time = b"%011o\0" % seconds
-        #: All behind the kind of the member, up to the prefix.
+        #: The bytes after the type flag, up to the prefix.
         self._before_prefix = bytes(100) + b"ustar\x0000" + names[0] + names[1] + owner + owner
         self._tail = b"0" + self._before_prefix + bytes(PREFIX_BYTES + 12)
         self._tail_sum = sum(self._tail) + 8 * ord(" ")

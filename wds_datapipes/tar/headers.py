@@ -80,7 +80,7 @@ class HeaderReader:
         self._limits = limits
         self._most_headers, self._most_of_gap = limits.most("headers"), limits.most("gap_bytes")
         self._most_of_name, self._most_of_tail = limits.most("name_bytes"), limits.most("tail_bytes")
-        #: Where the last gap began, and where it ended, or goes on.
+        #: The begin of the last gap, and its end so far.
         self._gap_from = self._gap_to = -1
         self._stop = stop
         self._archive = archive

@@ -2,7 +2,7 @@
 
 The reader needs a stream that reads forward and nothing more. It knows ustar with its name prefix, the v7 format before
 it, GNU long names and base-256 numbers, and PAX headers (IEEE Std 1003.1, "pax Interchange Format"). Directories, links
-and devices are passed over; sparse files and the parts of multi-volume archives, which cannot be read faithfully, are
+and devices are skipped; sparse files and the parts of multi-volume archives, which cannot be read faithfully, are
 refused. Every header's checksum is verified, and the end marker has to be there: an archive that breaks off between two
 members looks like a shorter one, and would lose data in silence.
 """
@@ -66,9 +66,9 @@ def read_members(
         stream: an uncompressed archive, or a part of one; it is not closed.
         shard: the first item of each member.
         archive: the name of the archive in messages; the shard's URL by default.
-        select_files: gets a member's name before its data is read; what it refuses is passed over without being kept.
+        select_files: gets a member's name before its data is read; what it refuses is skipped without being kept.
         rename_files: gets a member's name and returns the one to use, before ``select_files`` sees it.
-        ignore_zeros: go on after an end marker, to read archives that were concatenated.
+        ignore_zeros: continue after an end marker, to read archives that were concatenated.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         start: where the stream begins in the archive, in bytes: 0, or the ``offset`` of a member.
         stop: where it ends, if that is before the end of the archive: the ``offset`` of another member.

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Scan", "scan_shard"]
 
-#: How much is read at once, in bytes: first and behind a large member, and twice as much each time, up to the most.
+#: Bytes per read: first and after a large member, doubled each time, up to the maximum.
 FIRST_AHEAD, MOST_AHEAD = 4 << 10, 256 << 10
-#: What is passed over is read as well where it is less than this, in bytes.
+#: What is skipped is read as well where it is less than this, in bytes.
 SEEK_FROM = 16 << 10
 
 Found = Callable[[str, int, int, int], None]
@@ -65,7 +65,7 @@ def scan_shard(
 ) -> Scan:
     """Read the headers of a shard, and report each file in it.
 
-    Data are passed over where the shard is a plain archive that can be read by ranges, and no digest is asked for.
+    Data are skipped where the shard is a plain archive that can be read by ranges, and no digest is asked for.
 
     Raises:
         ShardError: the shard cannot be read to its end; the same errors as in reading.

@@ -49,7 +49,7 @@ class FinishedShard(NamedTuple):
     given: int
     #: The digest of their keys.
     keys: str
-    #: How many faults were passed over; only of conversions, and only where there were some.
+    #: How many faults were skipped; only of conversions, and only where there were some.
     skipped: int = 0
 
 

@@ -33,7 +33,7 @@ class PackedSample(NamedTuple):
     size: int
     #: The bytes of all data.
     payload: int
-    #: Field, where its data begin behind the begin of the sample, and their size.
+    #: The field, the offset of its data from the begin of the sample, and their size.
     fields: list[tuple[str, int, int]]
 
 

@@ -47,14 +47,14 @@ class ShardWriter:
     that was being written. Without samples, no shard is written. `TarWriter` tells what a shard is made of.
 
     With ``resume=True``, a journal beside the shards has a line for each finished one. After a break, whatever it was,
-    the same call goes on: give it the same samples in the same order, and it passes over those of the finished shards,
+    the same call resumes it: give it the same samples in the same order, and it skips those of the finished shards,
     without encoding them, and compares their keys; or call `skip_finished`, and begin with the sample after them. The
     shards are then the same, byte for byte, as without the break.
 
     Args:
         pattern: path or URL with ``%06d`` or the like, for the number.
-        maxcount: how many samples a shard has at the most.
-        maxsize: how many bytes a shard has at the most before it is compressed, with all headers; a single sample may
+        maxcount: how many samples a shard has at most.
+        maxsize: how many bytes a shard has at most before it is compressed, with all headers; a single sample may
             be larger.
         start_shard: the first number.
         step: what is added to the number from one shard to the next; writers that share a pattern use it.
@@ -63,7 +63,7 @@ class ShardWriter:
             archive all fields are.
         opener: returns the stream to write to for a name; the writer closes it.
         verbose: log a line for each shard, of the level INFO, to the logger ``wds_datapipes``.
-        resume: keep a journal, and go on from it if there is one.
+        resume: keep a journal, and resume from it if there is one.
         journal: the path of the journal, a local file; for local shards, it is beside them by default.
         version_tag: identifies what makes the samples, such as the version of a program. It is kept in the journal, and
             a conversion is resumed only with the same one.
@@ -135,7 +135,9 @@ class ShardWriter:
             raise ValueError(f"start_shard is a number from 0, and step one from 1, not {start_shard} and {step}")
         self._maxcount, self._maxsize = maxcount, maxsize
         if index and (opener is not None or key_rule is None):
-            raise ValueError("index=True needs names of files, to write indexes next to them, and a key_rule; not an opener")
+            raise ValueError(
+                "index=True needs file names, for indexes next to the files, and a key_rule; not an opener"
+            )
         self._number, self._step = start_shard, step
         self._place = start_shard, step
         self._claim: WriterClaim | None = None
@@ -172,7 +174,7 @@ class ShardWriter:
     def write(self, sample: Sample) -> None:
         """Write a sample, to the next shard if the current one is full.
 
-        A sample that is refused leaves nothing, and the writer can go on. After any other error, it is closed, and
+        A sample that is refused leaves nothing, and the writer can continue. After any other error, it is closed, and
         nothing is left of the shard that was being written.
 
         Raises:
@@ -311,7 +313,7 @@ class ShardWriter:
             self._number += self._step
 
     def _note(self, sample: Sample) -> None:
-        if self._journal is not None:  # which nobody else asks for
+        if self._journal is not None:  # which is not used otherwise
             self._given.add(sample)
 
     def _pass_over(self, sample: Sample) -> None:

@@ -43,7 +43,7 @@ __all__ = [
 
 #: What ``.info.json`` says has made it: the version whose format this is.
 ENERGON_VERSION = "7.4.1"
-#: How Energon splits names: the directory may have dots, and the key behind it has none.
+#: How Energon splits names: the directory may have dots, and the key after it has none.
 NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
 #: The uses that it knows.
 SPLITS = ("train", "val", "test")

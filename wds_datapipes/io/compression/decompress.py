@@ -27,7 +27,7 @@ def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAUL
     """Decompress a stream, if its first bytes say that it is compressed; its name does not matter.
 
     gzip, bz2 and xz, and zstd with the extra ``zst``, each of one part or of many in a row, with zeros between them
-    and behind them.
+    and after them.
 
     Args:
         stream: what `open_url` returned. It is closed with the result, and when this raises.
@@ -185,7 +185,9 @@ class Decompressor(io.RawIOBase):
         self._taken += len(data)
         in_vain = self._taken - self._taken_before
         if in_vain > self._most_in_vain:
-            found = f"The {self._compression.name} data of {self._where()} have {in_vain} bytes that decompress to nothing"
+            found = (
+                f"The {self._compression.name} data of {self._where()} have {in_vain} bytes that decompress to nothing"
+            )
             raise limit_error(self._limits, "gap_bytes", found)
         return data
 

@@ -37,7 +37,7 @@ class DecompressorUnit(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """What went in behind the end."""
+        """The bytes after the end."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """Put compressed bytes in, and take at most ``max_length`` uncompressed ones out where that is possible."""

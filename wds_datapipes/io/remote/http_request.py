@@ -31,7 +31,7 @@ PLAIN = "%/:=&?~#+!$,;'@()*[]"
 #: Some servers answer no client that does not name itself.
 WHO = {"User-Agent": "wds-datapipes"}
 CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
-#: A host that does not take a connection within so many seconds is down, or behind a firewall.
+#: Seconds to connect; a host that does not accept a connection within them is down, or behind a firewall.
 CONNECT_S = 10.0
 #: How http.client words the refusal of a proxy.
 TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)", re.DOTALL)

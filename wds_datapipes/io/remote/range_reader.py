@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FileFacts", "file_facts", "open_ranges"]
 
-#: After a jump, so much is read at first, in bytes, and twice as much each time that reading goes on from there.
+#: Bytes of the first read after a seek; doubled with each sequential read.
 FIRST_BYTES, MOST_BYTES = 16 << 10, 8 << 20
-#: What is passed over is read where it is less than this, in bytes, since a request takes its time too.
+#: What is skipped is read where it is less than this, in bytes, since a request takes its time too.
 JUMP_FROM = 256 << 10
 
 
@@ -93,7 +93,7 @@ def file_facts(
 def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:
     """Open a file for random access, or return ``None`` if it can only be read whole.
 
-    Of a remote file, only what is asked for is fetched, and what is near behind it.
+    Of a remote file, only the requested bytes are fetched, and some that follow them.
 
     Raises:
         ShardOpenError: there is no such file, or it may not be read.

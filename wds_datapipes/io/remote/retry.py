@@ -48,7 +48,7 @@ OF_THE_REQUEST = (
 OF_THE_USER = ("Credentials", "Authentication", "PasswordRequired")
 #: What these say where the connection broke before there was an answer.
 MEANWHILE = ("Authentication timeout", "transport shut down or saw EOF")
-#: What errors say of a server that nobody whom this host trusts vouches for.
+#: Texts in the errors of a server whose certificate is not trusted.
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts")
 
 #: So many errors around another one are looked into.
@@ -58,7 +58,7 @@ DEPTH = 8
 FIRST_S = 0.25
 #: and never longer than this, unless the server asks for it.
 MOST_S = 30.0
-#: So many times nobody has to know of.
+#: The first retries, which are not logged.
 QUIET = 4
 
 

@@ -35,7 +35,7 @@ class TooSlowError(TimeoutError):
 class ThroughputMonitor:
     """Measures the throughput of one shard.
 
-    Only time in which a store is waited for counts, and not that in which nobody asks it for anything.
+    Only the time spent waiting for a store counts, not the time between requests.
 
     Args:
         name: what the log calls the shard, without secrets.
