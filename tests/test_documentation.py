@@ -19,8 +19,7 @@ import pytest
 from page_blocks import FILE, ROOT, Block, blocks_of
 from PIL import Image
 
-from wds_datapipes.cli.demo import demo
-from wds_datapipes.cli.demo_digits import write_digits
+from wds_datapipes.cli.demo import demo, write_digits
 from wds_datapipes.testing import build_shard
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

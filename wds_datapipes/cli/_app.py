@@ -7,11 +7,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, metadata
 from typing import Annotated, ParamSpec, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 from typer.models import OptionInfo
 
 from wds_datapipes.errors import (
@@ -85,10 +86,19 @@ class WrongUse(Exception):
 USER_ERRORS = (MissingDependencyError, PatternError, ShardOpenError, UnknownSchemeError, UnsafeCodecError, WrongUse)
 
 
-def build_program(commands: Iterable[str]) -> typer.Typer:
+def build_program(commands: Sequence[str]) -> typer.Typer:
     """Make the program of the named commands."""
+
+    class InOrder(TyperGroup):
+        def list_commands(self, _context: object) -> list[str]:
+            return list(commands)  # typer has those with commands below them last
+
     program = typer.Typer(
-        no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False
+        cls=InOrder,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
     )
     program.callback()(describe)
     for name in commands:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ProgressMeter", "human_bytes", "plural"]
+__all__ = ["ProgressMeter", "human_bytes", "new_console", "plural"]
 
 #: How long the bar stays as it is, in seconds.
 PERIOD_S = 0.1
@@ -69,6 +69,11 @@ class ProgressMeter:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+
+def new_console() -> Console:
+    """Return a console that leaves lines as they are, so that what it prints can be copied and searched."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def human_bytes(count: float) -> str:

@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
+import json
+import operator
+import random
+import reprlib
+import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
-from rich.console import Console
 
 from wds_datapipes.cli._app import WrongUse
-from wds_datapipes.cli._screen import new_console, with_progress
-from wds_datapipes.cli.demo_digits import TEST_SHARDS, TRAIN_SHARDS, write_digits
-from wds_datapipes.cli.demo_pictures import COLUMNS, Section, Shown, draw_curves, draw_sheet
-from wds_datapipes.cli.demo_recipe import digits_recipe, images_recipe
-from wds_datapipes.cli.demo_survey import Dataset, survey
+from wds_datapipes.cli._meter import ProgressMeter, plural
 from wds_datapipes.codecs.images import IMAGE_EXTENSIONS
 from wds_datapipes.extras import require
+from wds_datapipes.samples.keys import first_dot
+from wds_datapipes.writing.tar_writer import TarWriter
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from wds_datapipes import LoadingReport
-    from wds_datapipes.cli.demo_training import Epoch, ImageFormat, Network
-
-__all__ = ["demo"]
+__all__ = ["Dataset", "demo", "write_digits"]
 
 #: The heading of the options for shards of the user's own.
 OWN = {"rich_help_panel": "Your own images"}
+TRAIN_SHARDS, TEST_SHARDS = 12, 3
+#: Every fifth sample of a single shard is held out.
+HELD_OUT_EVERY = 5
+#: The code to copy. wds_datapipes is imported before torchdata, which would print a banner otherwise.
+CODE = """\
+from wds_datapipes import ShardList, ShardReadingService
+from torchdata.dataloader2 import DataLoader2
 
-#: How many rows of held-out and of training samples the sheet shows.
-HELD_OUT_ROWS, TRAINING_ROWS = 4, 2
+shards = ShardList({shards}).shuffle()
+samples = shards.sharding_filter().load_wds_shards().group_samples()
+decoded = samples.shuffle_samples(1000).wds_decode("torchrgb", only={only})
+batches = decoded.to_tuple({image}, {label}).batch(64)
+with DataLoader2(batches, reading_service=ShardReadingService(2)) as loader:
+    for batch in loader:
+        images, labels = zip(*batch)
+        print(len(batch), images[0].shape, labels[0])
+"""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images with integer labels, in shards.
+
+    Attributes:
+        training: the shards to train on.
+        held_out: the shards to measure the accuracy on.
+        held_out_keys: the keys of the samples that are held out, if both are the same single shard.
+        counts: how many samples there are to train on, and how many are held out.
+        image_field: the field of the image; ``"jpg;png"`` is the first of them that a sample has.
+        label_field: the field of the label.
+        labels: all labels, sorted. The network numbers the classes in this order.
+    """
+
+    training: list[str]
+    held_out: list[str]
+    held_out_keys: frozenset[str]
+    counts: tuple[int, int]
+    image_field: str
+    label_field: str
+    labels: list[int]
 
 
 def demo(
@@ -73,35 +105,59 @@ def demo(
     require("torchdata.dataloader2", extra="demo", purpose="train with DataLoader2")
     if test_shards and not shards:
         raise WrongUse("--test-shards are held out from training on --shards. Name these too")
-    console, started = new_console(), perf_counter()
+    started = perf_counter()
     if shards:
-        image_field, label_field = image_field.lower(), label_field.lower()
-        check_image_field(image_field)
-        data = survey(shards, test_shards or (), image_field=image_field, label_field=label_field)
+        data = survey(shards, test_shards or (), image_field.lower(), label_field.lower())
         make_folder(output)
-        side, channels = 32, 3
-        code = images_recipe(shards, image_field=image_field, label_field=label_field, size=side)
     else:
         make_folder(output)
-        data = digits_dataset(console, output, seed)
-        side, channels = 8, 1
-        code = digits_recipe(f"{output}/train-{{000..{TRAIN_SHARDS - 1:03d}}}.tar")
-
-    # Only now, since torch takes its time.
-    from wds_datapipes.cli.demo_training import ImageFormat
-
-    images = ImageFormat(side, channels)
-    describe_dataset(console, data)
-    network, history, loading = run(console, data, images, epochs=epochs, workers=workers, seed=seed)
-    console.print("\nLoading, " + str(loading).replace("; ", "\n  "))
-    draw_curves(output / "curves.png", history)
-    draw_sheet(output / "samples.png", [held_out_section(network, data, images), training_section(data, images)])
-    console.print(
-        f"\nHeld-out accuracy: {history[-1].held_out_accuracy:.1%}, after {perf_counter() - started:.0f} s in all"
+        data = write_and_survey(output, seed)
+    say(
+        f"{data.counts[0]:,} samples in {plural(len(data.training), 'shard')} to train on, "
+        f"{data.counts[1]:,} in {plural(len(data.held_out), 'shard')} held out, {len(data.labels)} classes\n"
     )
-    console.print(f"Pictures: {output / 'samples.png'}, {output / 'curves.png'}")
-    console.print(f"Shards: {', '.join(shards) if shards else output / '*.tar'}")
-    console.print(f"\nThe code to copy:\n\n{code}", end="")
+    accuracy = train_and_draw(data, output, epochs=epochs, workers=workers, seed=seed, is_gray=not shards)
+    say(f"\nHeld-out accuracy: {accuracy:.1%}, after {perf_counter() - started:.0f} s in all")
+    say(f"Pictures: {output / 'samples.png'}, {output / 'curves.png'}")
+    say(f"Shards: {', '.join(shards) if shards else output / '*.tar'}")
+    patterns = shards or [f"{output}/train-{{000..{TRAIN_SHARDS - 1:03d}}}.tar"]
+    literals = {
+        "shards": patterns[0] if len(patterns) == 1 else patterns,
+        "only": f"{data.image_field.replace(';', ' ')} {data.label_field}",
+        "image": data.image_field,
+        "label": data.label_field,
+    }
+    code = CODE.format(**{name: json.dumps(value) for name, value in literals.items()})
+    sys.stdout.write(f"\nThe code to copy:\n\n{code}")
+
+
+def say(line: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{line}\n")
+
+
+def train_and_draw(data: Dataset, output: Path, *, epochs: int, workers: int, seed: int, is_gray: bool) -> float:
+    """Train, print a line for each epoch, draw the pictures, and return the accuracy on what is held out."""
+    # Only now, since torch takes its time.
+    from wds_datapipes.cli._demo_pictures import draw_curves, draw_sheet
+    from wds_datapipes.cli._demo_training import Training
+
+    history = []
+    with Training(data, size=8 if is_gray else 32, is_gray=is_gray, epochs=epochs, workers=workers, seed=seed) as run:
+        for number in range(1, epochs + 1):
+            label = f"Epoch {number:{len(str(epochs))}}/{epochs}"
+            with ProgressMeter(label, data.counts[0], unit="samples") as meter:
+                epoch = run.run_epoch(meter)
+            history.append(epoch)
+            say(
+                f"{label}   loss {epoch.loss:.3f}   accuracy {epoch.training_accuracy:6.1%}, held out "
+                f"{epoch.held_out_accuracy:6.1%}   {epoch.samples_per_s:,.0f} samples/s"
+            )
+        report = run.report()
+    say("\nLoading, " + str(report).replace("; ", "\n  "))
+    draw_curves(output / "curves.png", history)
+    draw_sheet(output / "samples.png", run.predictions(), run.training_samples(), data.labels)
+    return history[-1].held_out_accuracy
 
 
 def make_folder(path: Path) -> None:
@@ -112,103 +168,113 @@ def make_folder(path: Path) -> None:
         raise WrongUse(f"The folder {path} cannot be made: {error.strerror}. Name another with --output") from error
 
 
-def check_image_field(image_field: str) -> None:
-    """Refuse fields whose extension is not that of an image."""
+# Digits ------------------------------------------------------------------------------------------------------------
+
+
+def write_and_survey(folder: Path, seed: int) -> Dataset:
+    """Write the digits, and show what a shard is."""
+    training, held_out = write_digits(folder, seed=seed)
+    say(f"Wrote {TRAIN_SHARDS} + {TEST_SHARDS} shards of handwritten digits to {folder}")
+    say(f"A shard is a plain tar file. tar tf {training[0]}:")
+    with tarfile.open(training[0]) as archive:
+        for name in archive.getnames()[:4]:
+            say(f"  {name}")
+    say("  ...\n")
+    return survey(training, held_out, "png", "cls")
+
+
+def write_digits(folder: Path, *, seed: int) -> tuple[list[str], list[str]]:
+    """Write 1,797 scans of handwritten digits to shards; return those to train on, and a fifth that is held out.
+
+    Raises:
+        MissingDependencyError: scikit-learn is not installed.
+    """
+    digits = require("sklearn.datasets", extra="demo", purpose="write the digits").load_digits()
+    order = list(range(len(digits.target)))
+    random.Random(seed).shuffle(order)
+    split = len(order) * 4 // 5
+    written: list[list[str]] = []
+    for name, numbers, count in (("train", order[:split], TRAIN_SHARDS), ("test", order[split:], TEST_SHARDS)):
+        written.append([str(folder / f"{name}-{shard:03d}.tar") for shard in range(count)])
+        for shard, path in enumerate(written[-1]):
+            with TarWriter(path) as writer:
+                for number in numbers[shard::count]:
+                    sample = {"__key__": f"{number:04d}", "png": digits.images[number] / 16}
+                    writer.write({**sample, "cls": digits.target[number]})
+    return written[0], written[1]
+
+
+# Shards of the user ------------------------------------------------------------------------------------------------
+
+
+def survey(shards: Sequence[str], held_out_shards: Sequence[str], image_field: str, label_field: str) -> Dataset:
+    """Read the labels of all samples, and nothing else of them, and settle what is held out.
+
+    That is ``held_out_shards`` if there are any; else the last shard; and of a single shard every fifth sample.
+
+    Raises:
+        PatternError: a pattern matches nothing.
+        WrongUse: the samples are no images with labels of two or more classes, or there are too few of them.
+    """
+    from wds_datapipes import ShardList
+
     for field in image_field.split(";"):
         if field.rpartition(".")[2] not in IMAGE_EXTENSIONS:
             raise WrongUse(
                 f"{field!r} is not the field of an image: its extension is not one of an image file, such as jpg, png "
                 f"or webp. Name another with --image-field"
             )
-
-
-def digits_dataset(console: Console, folder: Path, seed: int) -> Dataset:
-    """Write the digits and show what a shard is."""
-    training, held_out = write_digits(folder, seed=seed)
-    console.print(f"Wrote {TRAIN_SHARDS} + {TEST_SHARDS} shards of handwritten digits to {folder}")
-    console.print(f"A shard is a plain tar file. tar tf {training[0]}:")
-    with tarfile.open(training[0]) as archive:
-        for name in archive.getnames()[:4]:
-            console.print(f"  {name}")
-    console.print("  ...\n")
-    return survey(list(map(str, training)), list(map(str, held_out)), image_field="png", label_field="cls")
-
-
-def describe_dataset(console: Console, data: Dataset) -> None:
-    """Say how much there is to train on."""
-    training, held_out = data.training, data.held_out
-    console.print(
-        f"{training.count:,} samples in {plural(len(training.shards), 'shard')} to train on, "
-        f"{held_out.count:,} in {plural(len(held_out.shards), 'shard')} held out, {len(data.labels)} classes\n"
+    training, held_out = list(ShardList(shards)), list(ShardList(held_out_shards)) if held_out_shards else []
+    if not held_out and len(training) > 1:
+        held_out = [training.pop()]
+    seen = read_labels(training, image_field, label_field)
+    checked = (
+        read_labels(held_out, image_field, label_field) if held_out else seen[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     )
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count and its noun."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def run(
-    console: Console, data: Dataset, images: ImageFormat, *, epochs: int, workers: int, seed: int
-) -> tuple[Network, list[Epoch], LoadingReport]:
-    """Train, with a bar for each epoch and a line after it."""
-    import torch
-
-    from wds_datapipes.cli.demo_training import Batch, train
-
-    # Threads that have no core of their own beside the workers wait for each other, and that costs more than they give.
-    torch.set_num_threads(max(1, torch.get_num_threads() - workers))
-    history: list[Epoch] = []
-
-    def watch(batches: Iterable[Batch], number: int) -> Iterable[Batch]:
-        label = f"Epoch {number:{len(str(epochs))}}/{epochs}"
-        return with_progress(console, batches, label, total=data.training.count, count=lambda batch: len(batch[1]))
-
-    def report(epoch: Epoch) -> None:
-        history.append(epoch)
-        console.print(
-            f"Epoch {epoch.number:{len(str(epochs))}}/{epochs}   loss {epoch.loss:.3f}   "
-            f"accuracy {epoch.training_accuracy:6.1%}, held out {epoch.held_out_accuracy:6.1%}   "
-            f"{epoch.samples_per_s:,.0f} samples/s"
+    if not checked:
+        raise WrongUse(
+            f"{training[0]} has {len(seen)} samples, and one of {HELD_OUT_EVERY} would be held out. "
+            f"Name more shards, or others to hold out"
         )
-
-    network, loading = train(data, images, epochs=epochs, workers=workers, seed=seed, watch=watch, report=report)
-    return network, history, loading
-
-
-def held_out_section(network: Network, data: Dataset, images: ImageFormat) -> Section:
-    """Choose held-out samples to show: first some that the network takes for something else, then others."""
-    from wds_datapipes.cli.demo_training import predict
-
-    wrong: list[Shown] = []
-    right: list[Shown] = []
-    mistakes = 0
-    room = HELD_OUT_ROWS * COLUMNS
-    for pictures, classes, found in predict(network, data, images):
-        for picture, label, guess in zip(pictures, classes.tolist(), found.tolist(), strict=True):
-            chosen = right if label == guess else wrong
-            mistakes += label != guess
-            if len(chosen) < room:
-                chosen.append(Shown(pixels(picture), data.labels[label], data.labels[guess]))
-    told = f"{data.held_out.count - mistakes:,} of {data.held_out.count:,} are recognised."
-    if mistakes:
-        told += " In red, the label and what the network takes the image for instead."
-    return Section("Held-out samples", told, (wrong[: room // 2] + right)[:room])
+    labels = sorted({label for _, label in seen + checked})
+    if len(labels) < 2:
+        raise WrongUse(f"All samples of {training} have the label {labels[0]}: training needs two classes or more")
+    keys = frozenset[str]() if held_out else frozenset(key for key, _ in checked)
+    counts = len(seen) - len(keys), len(checked)
+    return Dataset(training, held_out or training, keys, counts, image_field, label_field, labels)
 
 
-def training_section(data: Dataset, images: ImageFormat) -> Section:
-    """Take training samples as the network sees them."""
-    from wds_datapipes.cli.demo_training import training_pipe
+def read_labels(shards: list[str], image_field: str, label_field: str) -> list[tuple[str, int]]:
+    """Return the key and the label of every sample; no image is read, only its name."""
+    from wds_datapipes import ShardList
 
-    pictures, classes = next(iter(training_pipe(data, images, batch_size=TRAINING_ROWS * COLUMNS)))
-    return Section(
-        "Training samples",
-        "Decoded, then turned and shifted a little and given some noise, anew in each epoch.",
-        [Shown(pixels(picture), data.labels[label]) for picture, label in zip(pictures, classes.tolist(), strict=True)],
-    )
+    found: set[str] = set()
+
+    def select(name: str) -> bool:
+        key_and_field = first_dot(name)
+        field = key_and_field[1].lower() if key_and_field else ""
+        found.add(field)
+        return field == label_field
+
+    samples = ShardList(shards).load_wds_shards(select_files=select).group_samples().wds_decode(only=[label_field])
+    labels = [(sample["__key__"], label_of(sample, label_field)) for sample in samples]
+    for option, fields in ("--image-field", image_field.split(";")), ("--label-field", [label_field]):
+        if found.isdisjoint(fields):
+            raise WrongUse(
+                f"No sample of {', '.join(shards[:3])}{', ...' if len(shards) > 3 else ''} has the field "
+                f"{' or '.join(map(repr, fields))}. The fields found are: {', '.join(sorted(found - {''})[:20])}. "
+                f"Name another with {option}"
+            )
+    return labels
 
 
-def pixels(picture: Tensor) -> NDArray[np.float32]:
-    """Return what (C, H, W) shows, as (H, W) or (H, W, 3)."""
-    array: NDArray[np.float32] = picture.permute(1, 2, 0).numpy()
-    return array[..., 0] if array.shape[2] == 1 else array
+def label_of(sample: dict[str, Any], field: str) -> int:
+    """Return the label of a sample."""
+    value = sample[field]
+    try:
+        return int(value) if isinstance(value, str | bytes) else operator.index(value)
+    except (TypeError, ValueError):
+        raise WrongUse(
+            f"Labels are integers, and the field {field!r} of the sample {sample['__key__']!r} of {sample['__url__']} "
+            f"holds {reprlib.repr(value)}. Name another field with --label-field"
+        ) from None

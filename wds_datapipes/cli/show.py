@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
-from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
+from wds_datapipes.cli._meter import ProgressMeter, human_bytes, new_console, plural
 from wds_datapipes.cli._options import (
     AsJson,
     EndMarkerOption,
@@ -28,7 +28,6 @@ from wds_datapipes.cli._options import (
     list_shards,
     options_of,
 )
-from wds_datapipes.cli._screen import new_console
 from wds_datapipes.cli.show_sheet import LABELS, make_sheet
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
 from wds_datapipes.cli.show_terminal import half_blocks
