@@ -18,7 +18,7 @@ from wds_datapipes import DatasetSpec, ShardList, TarWriter
 from wds_datapipes.codecs import media, msgpack_cbor
 from wds_datapipes.errors import MissingDependencyError
 from wds_datapipes.io.remote.filesystem import EXTRAS
-from wds_datapipes.parallel.dask_cluster import connect_dask
+from wds_datapipes.parallel.executors import connect_dask
 from wds_datapipes.prepare.sources.imagenet import find_imagenet
 from wds_datapipes.prepare.sources.table import Table
 from wds_datapipes.testing import check_resume

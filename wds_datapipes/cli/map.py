@@ -33,8 +33,8 @@ from wds_datapipes.cli._options import (
     options_of,
 )
 from wds_datapipes.errors import ConversionError, StateError
-from wds_datapipes.parallel.dask_cluster import connect_dask, send_module
 from wds_datapipes.parallel.error_log import DaskErrorLog, ErrorLog
+from wds_datapipes.parallel.executors import connect_dask, send_module
 from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
 from wds_datapipes.prepare.shell_command import SampleCommand
 

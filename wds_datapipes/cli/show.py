@@ -7,8 +7,12 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+import numpy as np
 import typer
+from PIL import Image
+from rich.color import Color
 from rich.console import Console
+from rich.style import Style
 from rich.text import Text
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
@@ -30,7 +34,6 @@ from wds_datapipes.cli._options import (
 )
 from wds_datapipes.cli.show_sheet import LABELS, make_sheet
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
-from wds_datapipes.cli.show_terminal import half_blocks
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
 from wds_datapipes.prepare.preview import Preview, glance
@@ -49,6 +52,10 @@ ONE, SHEET = {"rich_help_panel": "One sample"}, {"rich_help_panel": "A contact s
 INDENT = "    "
 #: How large a picture is in a terminal, in characters and lines.
 WIDTH, HEIGHT = 64, 24
+#: The upper half of a character, in the colour of the text; the rest has that of the background.
+UPPER = "\N{UPPER HALF BLOCK}"
+#: What shows behind transparent pixels.
+BEHIND = (128, 128, 128)
 
 
 def show(
@@ -198,3 +205,28 @@ def report(page: str, size: int, shown: int, samples: int, faults: list[ShardFau
     if faults:
         is_there = all(fault.kind != "ShardOpenError" for fault in faults)
         raise typer.Exit(FAULT_FOUND if is_there else WRONG_USE)
+
+
+def half_blocks(picture: Image.Image, width: int, height: int) -> list[Text]:
+    """Return a picture as lines of coloured characters.
+
+    Args:
+        picture: ``"RGB"`` or ``"RGBA"``.
+        width: how many characters it may be wide.
+        height: how many lines it may be high.
+    """
+    if picture.mode == "RGBA":
+        ground = Image.new("RGB", picture.size, BEHIND)
+        ground.paste(picture, mask=picture)
+        picture = ground
+    scale = min(width / picture.width, 2 * height / picture.height)
+    size = max(1, round(picture.width * scale)), 2 * max(1, round(picture.height * scale / 2))
+    method = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX
+    pixels = np.asarray(picture.convert("RGB").resize(size, method)).tolist()
+    lines = []
+    for row in range(0, size[1], 2):
+        line = Text()
+        for upper, lower in zip(pixels[row], pixels[row + 1], strict=True):
+            line.append(UPPER, Style(color=Color.from_rgb(*upper), bgcolor=Color.from_rgb(*lower)))
+        lines.append(line)
+    return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import multiprocessing
 import os
 import signal
@@ -12,12 +13,23 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing.connection import wait as wait_for
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import WorkerDiedError
+from wds_datapipes.extras import require
 
-__all__ = ["BorrowedExecutor", "ForkedPool", "InProcessExecutor", "ShardExecutor", "ending_later", "failure_of"]
+__all__ = [
+    "BorrowedExecutor",
+    "ForkedPool",
+    "InProcessExecutor",
+    "ShardExecutor",
+    "connect_dask",
+    "ending_later",
+    "failure_of",
+    "send_module",
+]
 
 #: How long processes have to put away what they are writing when they are told to end, in seconds.
 END_S = 5.0
@@ -27,6 +39,8 @@ AGAIN_S = 0.1
 PARENT_CHECK_S = 0.2
 #: How many tasks an executor is given at once, if nothing else is said: more than most clusters have processors.
 LENT_AT_ONCE = 1000
+#: How long to wait for the scheduler of a Dask cluster, in seconds.
+CONNECT_S = 10
 
 
 class ShardExecutor(Protocol):
@@ -82,6 +96,36 @@ class BorrowedExecutor:
         """Cancel what has not begun; what has begun goes on to its end."""
         for task in list(self._tasks):
             task.cancel()
+
+
+@contextlib.contextmanager
+def connect_dask(address: str) -> Iterator[Any]:
+    """Connect to a scheduler, and lend the client.
+
+    Args:
+        address: such as ``"tcp://host:8786"``, or ``"host:8786"``.
+
+    Raises:
+        MissingDependencyError: Dask is not installed.
+        ConnectionError: there is no scheduler.
+    """
+    distributed = require("distributed", extra="dask", purpose="reach a Dask cluster")
+    try:
+        client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConnectionError(f"There is no Dask scheduler at {address!r}: {type(error).__name__}: {error}") from None
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def send_module(client: Any, function: Callable[..., Any], folder: Path) -> None:
+    """Send the module of a function to all workers, if it is a file of a folder, where they need not be."""
+    module = inspect.getmodule(function)
+    file = getattr(module, "__file__", None)
+    if file is not None and Path(file).parent == folder:
+        client.upload_file(file)
 
 
 class _Worker(NamedTuple):
