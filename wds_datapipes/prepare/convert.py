@@ -6,43 +6,29 @@ import inspect
 import io
 import logging
 import os
-import secrets
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import (
     ConversionError,
-    EncodeError,
-    MissingDependencyError,
     StateError,
-    UnsafeCodecError,
-    UnwritableSampleError,
 )
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.file_format import index_url
-from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.openers import redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor, failure_of
-from wds_datapipes.parallel.map_shards import Shards, listed_shards, run_all
-from wds_datapipes.prepare.shard_converter import ShardConverter, WrittenShard, output_names, version_of
+from wds_datapipes.parallel.map_shards import Shards, listed_shards
+from wds_datapipes.prepare.shard_converter import ShardConverter, output_names, version_of
+from wds_datapipes.prepare.shard_run import DETERMINISTIC_ERRORS, REQUESTS_AT_ONCE, ShardRun
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.types import Sample, ShardInfo
-from wds_datapipes.writing.journal import FinishedShard, ShardJournal
-from wds_datapipes.writing.shard_names import (
-    NUMBER,
-    describe_old_shards,
-    find_old_shards,
-    journal_path,
-    remove_old_shards,
-)
+from wds_datapipes.writing.shard_names import journal_path
 from wds_datapipes.writing.tar_writer import TarWriter
 
 __all__ = ["ConvertedShard", "convert_shards"]
@@ -53,25 +39,6 @@ Function: TypeAlias = Callable[[Sample], "Sample | Iterable[Sample] | None"]
 WholeShards: TypeAlias = "Callable[[Iterator[Sample]], Iterable[Sample]]"
 IfChanged: TypeAlias = Literal["raise", "redo", "keep"]
 
-#: Errors of the function, or of what it returns: another attempt gives them again.
-NOT_TRIED_AGAIN = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EncodeError,
-    ImportError,
-    IndexError,
-    KeyError,
-    MissingDependencyError,
-    NameError,
-    NotImplementedError,
-    SyntaxError,
-    TypeError,
-    UnsafeCodecError,
-    UnwritableSampleError,
-)
-#: How many stores are asked at once whether shards are there.
-ASKED_AT_ONCE = 16
 #: How many failures a message tells.
 TOLD = 10
 
@@ -192,9 +159,6 @@ def convert_shards(
     made_by = fingerprint(function, whole_shards, decode, key_rule)
     written_by = fingerprint({name: value for name, value in sorted(options.items()) if name != "index"})
     output_options = storage_options if output_options is None else output_options
-    old = find_old_shards(pattern, len(places), storage_options=output_options) if NUMBER.search(pattern) else []
-    if old and not remove_old:
-        raise ValueError(f"{describe_old_shards(old)}. Nothing was written. Remove them, or pass remove_old=True")
     converter = ShardConverter(
         function,
         whole_shards=whole_shards,
@@ -206,10 +170,6 @@ def convert_shards(
         writing=_checked_options({"digest": True, **options, "key_rule": key_rule, "storage_options": output_options}),
     )
     path = journal_path(pattern.replace("{name}", "shards"), journal, 0, 1)
-    for folder in {Path(local).parent for place in (*places, path) if (local := local_path(place)) is not None}:
-        folder.mkdir(parents=True, exist_ok=True)
-
-    finished = ShardJournal(path, {"of": "convert_shards"})
     results: dict[int, ConvertedShard] = {}
     failures: dict[str, BaseException] = {}
 
@@ -218,28 +178,33 @@ def convert_shards(
         if on_result is not None:
             on_result(results[number])
 
-    try:
-        made_of = f"{made_by} {written_by}"
-        kept = _converted_before(finished, path, urls, places, made_of, if_changed, storage_options, output_options)
+    made_of = f"{made_by} {written_by}"
+    with ShardRun(
+        places, pattern, journal=path, of="convert_shards", remove_old=remove_old, storage_options=output_options
+    ) as run:
+        kept, others = run.find_finished(
+            lambda number: None if if_changed == "keep" else f"{made_of} {version_of(urls[number], storage_options)}"
+        )
+        if others and if_changed == "raise":
+            raise _changed_error(path, {urls[number]: identities for number, identities in others.items()})
         for number, shard in kept.items():
-            take(number, shard.info._replace(url=places[number]), shard.given, shard.skipped, False)
+            take(number, shard.info, shard.given, shard.skipped, False)
         if options.get("index"):
             _index([places[number] for number in kept], key_rule, executor, max_workers, output_options)
-        missing = [number for number in range(len(urls)) if number not in kept]
-        workforce = _workforce(converter, executor, max_workers, len(missing), finished)
-        with closing(_attempts(workforce, urls, places, missing, retries)) as outcomes:
+        tasks = {number: (urls[number], places[number]) for number in range(len(urls)) if number not in kept}
+        names = [redact(url) for url in urls]
+        with closing(
+            run.write(converter, tasks, executor=executor, max_workers=max_workers, retries=retries, names=names)
+        ) as outcomes:
             for number, outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     failures[urls[number]] = outcome
                     continue
-                how = f"{made_of} {outcome.version}"
-                finished.add(FinishedShard(number, outcome.info, outcome.read, how, outcome.skipped))
+                run.record(number, outcome, f"{made_of} {outcome.version}")
                 take(number, outcome.info, outcome.read, outcome.skipped, True)
-    finally:
-        finished.close()
-    if failures:
-        raise _conversion_error(failures, len(urls), retries)
-    remove_old_shards(old, output_options)
+        if failures:
+            raise _conversion_error(failures, len(urls), retries)
+        run.remove_old()
     return [results[number] for number in sorted(results)]
 
 
@@ -252,46 +217,14 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _converted_before(
-    journal: ShardJournal,
-    path: str,
-    urls: Sequence[str],
-    places: Sequence[str],
-    made_of: str,
-    if_changed: IfChanged,
-    storage_options: Mapping[str, Any] | None,
-    output_options: Mapping[str, Any] | None,
-) -> dict[int, FinishedShard]:
-    """Return the shards that need not be converted, by their numbers."""
-    lines = {_name(shard.info.url): shard for shard in journal.finished}  # the last one of a name holds
-    known = [number for number, place in enumerate(places) if _name(place) in lines]
-
-    def held(number: int) -> tuple[FinishedShard, str] | None:
-        shard = lines[_name(places[number])]
-        if size_of(places[number], output_options) != shard.info.bytes:
-            return None
-        version = "" if if_changed == "keep" else version_of(urls[number], storage_options)
-        return shard, f"{made_of} {version}"
-
-    kept: dict[int, FinishedShard] = {}
-    others: list[str] = []
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        for number, found in zip(known, pool.map(held, known), strict=True):
-            if found is None:
-                continue
-            shard, now = found
-            if if_changed == "keep" or shard.keys == now:
-                kept[number] = shard
-            else:
-                others.append(f"{redact(urls[number])} ({_difference(shard.keys, now)})")
-    if others and if_changed == "raise":
-        more = f", and {len(others) - TOLD} more" if len(others) > TOLD else ""
-        raise StateError(
-            f"The journal {path!r} has shards that were made otherwise: {', '.join(others[:TOLD])}{more}. Pass "
-            f'if_changed="redo" to convert these again, if_changed="keep" to leave them as they are, or name another '
-            f"output"
-        )
-    return kept
+def _changed_error(path: str, others: Mapping[str, tuple[str, str]]) -> StateError:
+    told = [f"{redact(url)} ({_difference(then, now)})" for url, (then, now) in list(others.items())[:TOLD]]
+    more = f", and {len(others) - TOLD} more" if len(others) > TOLD else ""
+    return StateError(
+        f"The journal {path!r} has shards that were made otherwise: {', '.join(told)}{more}. Pass "
+        f'if_changed="redo" to convert these again, if_changed="keep" to leave them as they are, or name another '
+        f"output"
+    )
 
 
 def _index(
@@ -302,7 +235,7 @@ def _index(
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Write the indexes of finished shards that have none, as they were not asked for before."""
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
         sizes = pool.map(lambda place: size_of(index_url(place), storage_options), places)
         lacking = [place for place, size in zip(places, sizes, strict=True) if size is None]
     settings: dict[str, Any] = {"key_rule": key_rule, "storage_options": storage_options}
@@ -311,55 +244,16 @@ def _index(
     )
 
 
-def _name(place: str) -> str:
-    """A shard's name without its folder, which may be told in another way the next time."""
-    return place.rpartition("/")[2]
-
-
 def _difference(then: str, now: str) -> str:
     names = ("another function", "other options", "the input has changed")
     parts = zip(names, then.split(" ", 2), now.split(" ", 2), strict=False)
     return ", ".join(name for name, before, after in parts if before != after)
 
 
-def _workforce(
-    converter: ShardConverter, executor: Executor | None, max_workers: int | None, shards: int, journal: ShardJournal
-) -> ShardExecutor:
-    if executor is not None:
-        return BorrowedExecutor(converter, executor, max_workers)
-    if max_workers == 0:
-        return InProcessExecutor(converter)
-    count = max(1, min(max_workers or len(os.sched_getaffinity(0)), shards))
-    return ForkedPool(converter, count, [journal.fileno()])  # or it would be locked until all of them have ended
-
-
-def _attempts(
-    workforce: ShardExecutor, urls: Sequence[str], places: Sequence[str], numbers: Iterable[int], retries: int
-) -> Generator[tuple[int, WrittenShard | BaseException], None, None]:
-    """Convert shards, and yield of each what was written, or why that failed for good."""
-    call = secrets.token_hex(8)
-
-    def task_of(number: int, attempt: int) -> tuple[tuple[int, int], tuple[str, str, str]]:
-        return (number, attempt), (urls[number], places[number], f"{call}-{attempt}")
-
-    waiting = deque(task_of(number, 1) for number in numbers)
-    with closing(run_all(workforce, waiting)) as tasks:
-        for (number, attempt), task in tasks:
-            failure = failure_of(task)
-            if failure is None:
-                yield number, task.result()
-            elif attempt > retries or isinstance(failure, NOT_TRIED_AGAIN):
-                yield number, failure
-            else:
-                told = f"{type(failure).__name__}: {failure}"
-                LOG.warning("%s was not converted, and is tried again: %s", redact(urls[number]), told)
-                waiting.append(task_of(number, attempt + 1))
-
-
 def _conversion_error(failures: Mapping[str, BaseException], shards: int, retries: int) -> ConversionError:
     told = [f"{redact(url)}: {type(error).__name__}: {error}" for url, error in list(failures.items())[:TOLD]]
     more = [f"and {len(failures) - TOLD} more"] if len(failures) > TOLD else []
-    was_tried_again = not all(isinstance(failure, NOT_TRIED_AGAIN) for failure in failures.values())
+    was_tried_again = not all(isinstance(failure, DETERMINISTIC_ERRORS) for failure in failures.values())
     tries = f" in {retries + 1} attempts" if was_tried_again else ""
     error = ConversionError(
         f"{len(failures)} of {shards} shards were not converted{tries}. The others are "

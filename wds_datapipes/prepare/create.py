@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import io
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from wds_datapipes.codecs.decoding import Decoder
 from wds_datapipes.errors import EmptySourceError, WorkerDiedError
-from wds_datapipes.io.openers import local_path
-from wds_datapipes.io.sinks import size_of
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
-from wds_datapipes.parallel.executors import ForkedPool, InProcessExecutor, ShardExecutor, failure_of
-from wds_datapipes.parallel.map_shards import run_all
 from wds_datapipes.prepare.plan import check_new_key, make_plan
 from wds_datapipes.prepare.sample_function import SampleMaker
 from wds_datapipes.prepare.sample_spec import Source
 from wds_datapipes.prepare.shard_maker import ShardMaker
+from wds_datapipes.prepare.shard_run import ShardRun
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.types import Sample, ShardInfo
-from wds_datapipes.writing.journal import FinishedShard, ShardJournal
-from wds_datapipes.writing.shard_names import (
-    NUMBER,
-    check_pattern,
-    describe_old_shards,
-    find_old_shards,
-    journal_path,
-    remove_old_shards,
-)
+from wds_datapipes.writing.shard_names import NUMBER, check_pattern, journal_path
 from wds_datapipes.writing.tar_writer import TarWriter
 
 __all__ = ["CreateProgress", "CreatedShard", "create_shards"]
@@ -164,76 +152,41 @@ def create_shards(
             f"There is no sample to write to {text!r}, as there is none in its source that can be written"
         )
     places = [text if is_one else text % number for number in range(len(plan.ends))]
-    old = [] if is_one else find_old_shards(text, len(places), storage_options=options.get("storage_options"))
-    if old and not remove_old:
-        raise ValueError(f"{describe_old_shards(old)}. Nothing was written. Remove them, or pass remove_old=True")
-    for folder in {Path(local).parent for place in places if (local := local_path(place)) is not None}:
-        folder.mkdir(parents=True, exist_ok=True)
+    storage_options = options.get("storage_options")
+    path = journal_path(text, journal, 0, 1) if resume or journal else None
     work = ShardMaker(source, plan, places, rekey, make, writing, on_error)
-    book = ShardJournal(journal_path(text, journal, 0, 1), {"of": "create_shards"}) if resume or journal else None
-    try:
-        made_of = {number: work.made_of(number) for number in range(len(places)) if book}
-        results = {} if book is None else _written_before(book, places, made_of, options.get("storage_options"))
+    run_options: dict[str, Any] = {"of": "create_shards", "remove_old": remove_old, "storage_options": storage_options}
+    with closing(work), ShardRun(places, text, journal=path, **run_options) as run:
+        identities = {number: work.made_of(number) for number in range(len(places)) if path is not None}
+        finished, _ = run.find_finished(identities.__getitem__)
+        results = {number: CreatedShard(shard.info, False) for number, shard in finished.items()}
         if watcher is not None:
             watcher.planned(len(places), len(plan.order))
             for kept in results.values():
                 watcher.wrote(1, kept.info.samples, kept.info.bytes)
-        missing = [number for number in range(len(places)) if number not in results]
-        with closing(_write_shards(work, missing, workers, book, watcher)) as written:
-            for number, (info, refused) in written:
-                for error in refused:
+        tasks = {number: (number,) for number in range(len(places)) if number not in results}
+        look = None if watcher is None else partial(_report_progress, work, watcher, [0, 0])
+        if not workers:
+            work.on_sample = look
+        with closing(run.write(work, tasks, max_workers=workers, look=look)) as outcomes:
+            for number, outcome in outcomes:
+                if isinstance(outcome, WorkerDiedError):
+                    raise WorkerDiedError(f"{outcome}, while it wrote {work.place(number)}. Finished shards are there")
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                if look is not None:
+                    look(1)
+                for error in outcome.errors:
                     policy.goes_on(error)
-                if book is not None:
-                    book.add(FinishedShard(number, info, info.samples + len(refused), made_of[number]))
-                results[number] = CreatedShard(info, True)
-    finally:
-        work.close()
-        if book is not None:
-            book.close()
-    remove_old_shards(old, options.get("storage_options"))
+                run.record(number, outcome, identities.get(number, ""))
+                results[number] = CreatedShard(outcome.info, True)
+        run.remove_old()
     policy.finish()
     return [results[number] for number in sorted(results)]
 
 
-def _write_shards(
-    work: ShardMaker, numbers: list[int], workers: int, book: ShardJournal | None, watcher: CreateProgress | None
-) -> Generator[tuple[int, tuple[ShardInfo, list[Exception]]], None, None]:
-    """Let shards be written, and yield each as it is done; with the first error all others are given up."""
-    told = work.counts()
-
-    def look(shards: int = 0) -> None:
-        nonlocal told
-        now = work.counts()
-        if watcher is not None:
-            watcher.wrote(shards, now[0] - told[0], now[1] - told[1])
-        told = now
-
-    private = [] if book is None else [book.fileno()]
-    workforce: ShardExecutor = InProcessExecutor(work)
-    if workers:
-        workforce = ForkedPool(work, max(1, min(workers, len(numbers))), private)
-    elif watcher is not None:
-        work.on_sample = look
-    waiting = deque((number, (number,)) for number in numbers)
-    with closing(run_all(workforce, waiting, None if watcher is None else look)) as tasks:
-        for number, task in tasks:
-            failure = failure_of(task)
-            if isinstance(failure, WorkerDiedError):
-                raise WorkerDiedError(f"{failure}, while it wrote {work.place(number)}. Finished shards are there")
-            if failure is not None:
-                raise failure
-            look(1)
-            yield number, task.result()
-
-
-def _written_before(
-    book: ShardJournal, places: list[str], made_of: Mapping[int, str], storage_options: Mapping[str, Any] | None
-) -> dict[int, CreatedShard]:
-    """Return the shards that are there, and would be the same now."""
-    kept: dict[int, CreatedShard] = {}
-    for shard in book.finished:  # the last line of a number holds
-        number = shard.number
-        kept.pop(number, None)
-        if made_of.get(number) == shard.keys and size_of(places[number], storage_options) == shard.info.bytes:
-            kept[number] = CreatedShard(shard.info._replace(url=places[number]), False)
-    return kept
+def _report_progress(work: ShardMaker, watcher: CreateProgress, reported: list[int], shards: int = 0) -> None:
+    """Report the samples and bytes that were written since the last call."""
+    samples, size = work.counts()
+    watcher.wrote(shards, samples - reported[0], size - reported[1])
+    reported[:] = samples, size

@@ -11,7 +11,7 @@ from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.parallel.error_log import NOT_OF_A_SAMPLE
 from wds_datapipes.types import Sample
 
-__all__ = ["SampleMaker"]
+__all__ = ["SampleMaker", "check_results"]
 
 
 class SampleMaker:
@@ -47,14 +47,7 @@ class SampleMaker:
         try:
             if self._chain is not None:
                 [sample] = decode_samples([sample], self._chain)
-            made: Any = self._function(sample)
-            if made is None:
-                return []
-            is_one = isinstance(made, Mapping | str | bytes) or not isinstance(made, Iterable)
-            found: list[Any] = [made] if is_one else list(made)
-            for each in found:
-                if not isinstance(each, Mapping):
-                    raise TypeError(f"it returns a sample, samples or None, and not {type(each).__name__}")
+            return check_results(self._function(sample), "it returns a sample, samples or None, and not")
         except (MemoryError, MissingDependencyError, UnsafeCodecError):
             raise
         except Exception as error:
@@ -63,4 +56,17 @@ class SampleMaker:
             name = getattr(self._function, "__name__", type(self._function).__name__)
             cause = f"{type(error).__name__}: {error}"
             raise SampleSourceError(f"{origin} cannot be made anew by {name}: {cause}") from error
-        return found
+
+
+def check_results(made: Any, rule: str) -> list[Sample]:
+    """Return the samples that a function has returned: one, ``None`` or several.
+
+    Raises:
+        TypeError: it is no sample; the message begins with the rule, and ends with the type.
+    """
+    is_one = isinstance(made, Mapping | str | bytes) or not isinstance(made, Iterable)
+    found: list[Any] = [] if made is None else [made] if is_one else list(made)
+    for each in found:
+        if not isinstance(each, Mapping):
+            raise TypeError(f"{rule} {type(each).__name__}")
+    return found

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from wds_datapipes.codecs.decoding import Decoder, wds_decode
 from wds_datapipes.errors import EncodeError, ShardOpenError, UnwritableSampleError
@@ -18,30 +18,20 @@ from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.on_error.policy import ErrorCounts, ErrorPolicy, OnError, note
 from wds_datapipes.parallel.executors import ending_later
+from wds_datapipes.prepare.sample_function import check_results
+from wds_datapipes.prepare.shard_run import WrittenShard
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.shards.loading import ReadOptions, read_shards
-from wds_datapipes.types import Sample, ShardInfo
+from wds_datapipes.types import Sample
 from wds_datapipes.writing.shard_names import check_pattern
 from wds_datapipes.writing.tar_writer import TarWriter
 
-__all__ = ["ShardConverter", "WrittenShard", "output_names", "version_of"]
+__all__ = ["ShardConverter", "output_names", "version_of"]
 
 #: The place of an input's name in a pattern.
 NAME = "{name}"
 ENDING = re.compile(r"\.(tar|tgz|tbz2?|txz|tzst)(\.(gz|bz2|xz|zst))?$")
-
-
-class WrittenShard(NamedTuple):
-    """What came of a shard."""
-
-    info: ShardInfo
-    #: How many samples were read.
-    read: int
-    #: How many faults were passed over.
-    skipped: int
-    #: What tells the input from a later one of that name.
-    version: str
 
 
 class ShardConverter:
@@ -114,19 +104,11 @@ class ShardConverter:
     def _results(self, sample: Any) -> Sequence[Sample]:
         """Return what comes of a sample."""
         if self._whole_shards:
-            return _check_samples([sample], "a function of whole shards yields samples, and has yielded")
+            return check_results([sample], "a function of whole shards yields samples, and has yielded")
         origin = f"in the sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__')))}"
         try:
-            result = self._function(sample)
-            if result is None:
-                return ()
-            if isinstance(result, Mapping):
-                return (result,)  # type: ignore[return-value]  # it is written, and nothing else is done with it
-            if isinstance(result, str | bytes) or not isinstance(result, Iterable):
-                result = [result]
-            return _check_samples(
-                result, f"the function returns a sample, samples or None, and {origin} it has returned"
-            )
+            rule = f"the function returns a sample, samples or None, and {origin} it has returned"
+            return check_results(self._function(sample), rule)
         except Exception as error:
             note(error, origin)
             if self._on_error == "raise":
@@ -153,14 +135,6 @@ class _Counted:
         for sample in self._source:
             self.count += 1
             yield sample
-
-
-def _check_samples(samples: Iterable[Any], rule: str) -> list[Sample]:
-    found = list(samples)
-    for sample in found:
-        if not isinstance(sample, Mapping):
-            raise TypeError(f"{rule} {type(sample).__name__}")
-    return found
 
 
 def _portable(error: Exception) -> Exception:

@@ -15,7 +15,7 @@ from wds_datapipes.parallel.executors import ending_later
 from wds_datapipes.prepare.plan import Plan, draft_of
 from wds_datapipes.prepare.sample_function import SampleMaker
 from wds_datapipes.prepare.sample_spec import Source, read_draft
-from wds_datapipes.types import ShardInfo
+from wds_datapipes.prepare.shard_run import WrittenShard
 from wds_datapipes.writing.tar_writer import TarWriter
 
 __all__ = ["ShardMaker"]
@@ -43,7 +43,7 @@ class ShardMaker:
         self._counts = memoryview(self._memory).cast("Q")
         self.on_sample: Callable[[], object] | None = None
 
-    def __call__(self, number: int) -> tuple[ShardInfo, list[Exception]]:
+    def __call__(self, number: int, _attempt: str) -> WrittenShard:
         """Write a shard, and return what it is, and what it lacks."""
         refused: list[Exception] = []
         with ending_later():
@@ -62,7 +62,7 @@ class ShardMaker:
                 if self.on_sample is not None:
                     self.on_sample()
         assert shard.info is not None  # noqa: S101  it was closed without an error
-        return shard.info, refused
+        return WrittenShard(shard.info, shard.info.samples + len(refused), len(refused), errors=tuple(refused))
 
     def place(self, number: int) -> str:
         """Return how messages call a shard."""
