@@ -6,7 +6,7 @@ import itertools
 import json
 import multiprocessing
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from wds_datapipes import ShardList, ShardReadingService, StatefulShards
+from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.testing import build_shard
@@ -202,7 +202,7 @@ def test_a_pipeline_without_a_state_is_refused() -> None:
         StatefulShards(pipeline()).set_epoch(-1)
 
 
-class FirstFour(IterDataPipe[Any]):
+class FirstFour(Stage[Any]):
     """A stage of a user, which does not begin its source where it needs nothing of it."""
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
@@ -212,7 +212,7 @@ class FirstFour(IterDataPipe[Any]):
     def state_dict(self) -> dict[str, int]:
         return {"count": self.count}
 
-    def load_state_dict(self, state: dict[str, int], waiting: Any) -> None:
+    def load_state_dict(self, state: Mapping[str, int], again: object = ()) -> None:
         self.count = state["count"]
 
     def __iter__(self) -> Iterator[Any]:
