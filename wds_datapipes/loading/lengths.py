@@ -7,8 +7,8 @@ from typing import Any
 from wds_datapipes.loading.lightning import training_loop
 from wds_datapipes.loading.rank_and_worker import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
-from wds_datapipes.pipes.shard_assignment import Instance, share
-from wds_datapipes.pipes.state.graph import place_of, upstream
+from wds_datapipes.pipes.sharding import Instance, place_of, share
+from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = ["length_of_rank", "unknown_length"]

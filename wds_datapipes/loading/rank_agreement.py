@@ -17,7 +17,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from wds_datapipes.loading.rank_and_worker import RankIdentity
 from wds_datapipes.pipes.shard_list import ShardList
-from wds_datapipes.pipes.state.graph import splits, splitters, upstream
+from wds_datapipes.pipes.sharding import splits, splitters
+from wds_datapipes.pipes.state.graph import upstream
 
 __all__ = ["RankAgreement", "check_alike", "facts_of", "lists_of"]
 

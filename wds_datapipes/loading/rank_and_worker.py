@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import get_worker_info, graph_settings
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.pipes.state.graph import number_instances, splitters
+from wds_datapipes.pipes.sharding import number_instances, splitters
 
 __all__ = ["ONLY_RANK", "RankIdentity", "WorkerIdentity", "own_worker", "split_by_rank", "split_by_worker"]
 

@@ -18,7 +18,8 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
 from wds_datapipes.loading.philox import SeedGenerator
-from wds_datapipes.pipes.state.graph import as_stage, splits, takes_seed
+from wds_datapipes.pipes.sharding import splits
+from wds_datapipes.pipes.state.graph import as_stage, takes_seed
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings, seed_listings
 from wds_datapipes.seeds import derived_seed

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from wds_datapipes.errors import CacheError
+from wds_datapipes.pipes.sharding import groups_of, instance_of, splits
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.graph import groups_of, instance_of, splits, takes_seed, upstream
+from wds_datapipes.pipes.state.graph import takes_seed, upstream
 from wds_datapipes.samples.caching import CachedPart, CachePosition, DiskCache, MemoryCache, SampleCache
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.position import SamplePosition

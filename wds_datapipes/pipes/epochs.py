@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.shard_assignment import share
+from wds_datapipes.pipes.sharding import has_no_share, number_instances, place_of, refuse_remote, share, turns_of
 from wds_datapipes.pipes.stage import Stage, register_stage
-from wds_datapipes.pipes.state.graph import (
-    has_no_share,
-    number_instances,
-    place_of,
-    position_reader_of,
-    refuse_remote,
-    turns_of,
-)
+from wds_datapipes.pipes.state.graph import position_reader_of
 from wds_datapipes.pipes.state.nested_sources import NestedPasses, beginning_of
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.position import SamplePosition

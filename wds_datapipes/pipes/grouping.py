@@ -14,9 +14,10 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.errors import StateError
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.loading import ShardLoader
+from wds_datapipes.pipes.sharding import turns_of
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
-from wds_datapipes.pipes.state.graph import position_reader_of, turns_of
+from wds_datapipes.pipes.state.graph import position_reader_of
 from wds_datapipes.pipes.state.recording import CHECK, WAITING, Form
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.pipes.state.shard_order import Seen, ShardOrder, checked_seen, listings_before

@@ -10,9 +10,8 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.io.prefetch import READ_AHEAD_BYTES
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.pipes.sharding import unsplit, warn_if_hidden
 from wds_datapipes.pipes.stage import Stage, register_stage
-from wds_datapipes.pipes.state.graph import unsplit
-from wds_datapipes.pipes.state.hidden_pipelines import warn_if_hidden
 from wds_datapipes.shards.loading import ReadOptions, ShardMembers, read_shards
 from wds_datapipes.shards.position import Resume
 from wds_datapipes.shards.seeking import resume_shards

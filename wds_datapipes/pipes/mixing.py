@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.pipes.sharding import has_no_share, place_of, refuse_remote, turns_of
 from wds_datapipes.pipes.stage import Stage, register_stage
-from wds_datapipes.pipes.state.graph import has_no_share, place_of, position_reader_of, refuse_remote, turns_of
+from wds_datapipes.pipes.state.graph import position_reader_of
 from wds_datapipes.pipes.state.nested_sources import BEGINNING, NestedPasses, first_seeds
 from wds_datapipes.pipes.state.pipeline_state import next_epoch_state
 from wds_datapipes.pipes.state.seeding import SeededStage

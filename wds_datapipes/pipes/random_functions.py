@@ -9,8 +9,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.pipes.sharding import place_of
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
-from wds_datapipes.pipes.state.graph import as_stage, place_of, position_reader_of, upstream
+from wds_datapipes.pipes.state.graph import as_stage, position_reader_of, upstream
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import map_samples_with_rng
 

@@ -9,10 +9,9 @@ from random import Random
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.pipes.shard_assignment import share
+from wds_datapipes.pipes.sharding import Groups, place_in, share
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
-from wds_datapipes.pipes.state.graph import Groups, place_in
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
 from wds_datapipes.shards.listing import resample_wds_shards

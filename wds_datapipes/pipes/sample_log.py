@@ -11,8 +11,9 @@ from typing import Any, Literal, TextIO
 from torch import distributed
 from torch.utils.data import IterDataPipe, get_worker_info
 
+from wds_datapipes.pipes.sharding import place_of
 from wds_datapipes.pipes.stage import CountingStage, register_stage
-from wds_datapipes.pipes.state.graph import place_of, position_reader_of
+from wds_datapipes.pipes.state.graph import position_reader_of
 from wds_datapipes.samples.sample_log import LogTarget, log_samples
 
 __all__ = ["SampleLogger"]

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
+from wds_datapipes.pipes.sharding import place_of
 from wds_datapipes.pipes.stage import CountingStage, register_stage
-from wds_datapipes.pipes.state.graph import place_of, position_reader_of
+from wds_datapipes.pipes.state.graph import position_reader_of
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
 from wds_datapipes.seeds import derived_seed

@@ -12,7 +12,7 @@ from wds_datapipes.samples.derived_position import pack_positions, unpack_positi
 from wds_datapipes.shards.position import SamplePosition, SkippedCount
 
 if TYPE_CHECKING:
-    from wds_datapipes.pipes.state.graph import Groups
+    from wds_datapipes.pipes.sharding import Groups
     from wds_datapipes.pipes.state.recording import Form, Recorder
 
 __all__ = ["CountingStage", "OpaqueValue", "Stage", "pack_positions", "register_stage", "unpack_positions"]

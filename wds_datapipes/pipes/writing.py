@@ -12,8 +12,8 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
+from wds_datapipes.pipes.sharding import groups_of, place_in, splitters
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
-from wds_datapipes.pipes.state.graph import groups_of, place_in, splitters
 from wds_datapipes.types import Sample, ShardInfo
 from wds_datapipes.writing.journal import compare_journals
 from wds_datapipes.writing.shard_names import check_pattern, deal_numbers, journals_of_all

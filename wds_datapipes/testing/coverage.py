@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.loading.philox import SeedGenerator
 from wds_datapipes.loading.rank_and_worker import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.seeding import EpochSeeds, reset_pipeline
-from wds_datapipes.pipes.state.graph import splitters
+from wds_datapipes.pipes.sharding import splitters
 
 __all__ = ["MISSING", "describe_item", "rehearse_coverage"]
 

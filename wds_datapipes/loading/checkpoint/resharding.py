@@ -13,7 +13,7 @@ from wds_datapipes.loading.checkpoint.shard_assignment import dealt_states
 from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
 from wds_datapipes.pipes.mixing import SampleMixer
-from wds_datapipes.pipes.state.graph import unsplit
+from wds_datapipes.pipes.sharding import unsplit
 from wds_datapipes.pipes.state.pipeline_state import stateful
 
 __all__ = ["dealt_anew", "merge_states", "state_of_rank"]

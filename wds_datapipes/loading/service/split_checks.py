@@ -11,7 +11,8 @@ from torch import distributed as dist
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.loading.rank_and_worker import ONLY_RANK, RankIdentity
-from wds_datapipes.pipes.state.graph import as_stage, groups_of, sources_of, splits, splitters, upstream
+from wds_datapipes.pipes.sharding import groups_of, splits, splitters
+from wds_datapipes.pipes.state.graph import as_stage, sources_of, upstream
 from wds_datapipes.pipes.state.unsupported import name_of
 
 __all__ = [

@@ -22,7 +22,7 @@ from torchdata.dataloader2.utils.worker import process_init_fn as init_worker
 
 from wds_datapipes.loading.transport.serialization import describe, takes
 from wds_datapipes.loading.workers.parent_watch import ParentWatch
-from wds_datapipes.pipes.state.graph import number_instances
+from wds_datapipes.pipes.sharding import number_instances
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings
 

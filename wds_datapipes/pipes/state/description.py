@@ -12,8 +12,9 @@ from wds_datapipes.fingerprint.code import is_secret, is_users
 from wds_datapipes.fingerprint.value_text import describe_value
 from wds_datapipes.fingerprint.values import Fingerprint
 from wds_datapipes.io.read_limits import ReadLimits
+from wds_datapipes.pipes.sharding import splits
 from wds_datapipes.pipes.stage import OpaqueValue
-from wds_datapipes.pipes.state.graph import as_stage, splits, upstream
+from wds_datapipes.pipes.state.graph import as_stage, upstream
 from wds_datapipes.pipes.state.seeding import SEED
 
 __all__ = ["description", "descriptions", "difference"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.shard_assignment import Instance
-from wds_datapipes.pipes.state.graph import splitters, takes_seed, turn_shares, upstream
+from wds_datapipes.pipes.sharding import Instance, splitters, turn_shares
+from wds_datapipes.pipes.state.graph import takes_seed, upstream
 from wds_datapipes.pipes.state.pipeline_state import (
     load_state,
     next_epoch_state,

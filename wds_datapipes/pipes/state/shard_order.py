@@ -18,8 +18,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.io.redaction import may_hold_credentials, redact
 from wds_datapipes.pipes.loading import ShardLoader
+from wds_datapipes.pipes.sharding import splits
 from wds_datapipes.pipes.stage import Stage
-from wds_datapipes.pipes.state.graph import as_stage, splits, upstream
+from wds_datapipes.pipes.state.graph import as_stage, upstream
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
 
