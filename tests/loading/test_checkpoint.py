@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -432,17 +433,32 @@ def ungathered() -> Any:
         (shuffled_by_torch, r"Shuffler .*\.shuffle_samples\(n\)"),
         (prefetched, "Prefetcher .*Workers of ShardReadingService make items ahead"),
         (taken_apart, "UnBatcher may hold samples back.*Use .unbatch_samples"),
-        (dispatched, "sharding_round_robin_dispatch .*has no state"),
         (central, "Central runs in the main process"),
         (ungathered, r"it needs \.group_samples\(\)"),
     ],
 )
-def test_a_stage_without_a_state_is_named_when_a_state_is_asked_for(make: Make, message: str) -> None:
+def test_a_stage_without_a_state_is_named_when_a_state_is_loaded(
+    make: Make, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its items are made again."""
     with loader(make(), 1) as made:
         items = iter(made)
         next(items)
+        state = made.state_dict()
+        left = sum(1 for _ in items)
+    with loader(make(), 1) as made:
+        made.load_state_dict(state)
+        assert sum(1 for _ in made) == left > 0
+    (line,) = [record.getMessage() for record in caplog.records if "replay" in record.getMessage()]
+    assert re.search(message, line)
+
+
+def test_what_is_dispatched_has_no_state() -> None:
+    with loader(dispatched(), 1) as made:
+        items = iter(made)
+        next(items)
         for _ in range(2):
-            with pytest.raises(StateError, match=message):
+            with pytest.raises(StateError, match=r"sharding_round_robin_dispatch .*has no state"):
                 made.state_dict()
         assert sum(1 for _ in items) > 0  # the epoch goes on
 

@@ -73,7 +73,10 @@ def test_what_goes_on_exactly_passes(make: Callable[[], Pipe], workers: int) -> 
             lambda: stages.Ending(gathered(), "raise"),
             "After 0 of 14 items, another process cannot go on: LookupError: not here",
         ),
-        (lambda: gathered().shuffle(), r"After 0 of 14 items, there is no state: Shuffler .* Use \.shuffle_samples"),
+        (
+            lambda: gathered().shuffle().with_epoch(14),
+            r"After 0 of 14 items, there is no state: Shuffler .* Use \.shuffle_samples",
+        ),
         (
             lambda: gathered().map(stages.unrepeatable),
             "The pipeline does not repeat itself with the same seed: item 0 has to be",

@@ -35,7 +35,6 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 from wds_datapipes import ShardReadingService
-from wds_datapipes.errors import StateError
 from wds_datapipes.loading.transport.protocol import Command, Kind, new_channel
 from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.transport.sender import Sender
@@ -761,8 +760,9 @@ def test_a_stage_that_cannot_be_copied_stays_in_the_main_process() -> None:
     pipe = Pids(InMain(Pids(numbers(10).map(as_tuple).sharding_filter())))
     with load(pipe, 2) as loader:
         items = list(loader)
-        assert type(loader.reading_service._end_datapipe) is Pids
-        assert type(loader.reading_service._end_datapipe.source) is InMain
+        in_main = loader.reading_service._end_datapipe.source
+        assert type(in_main) is Pids
+        assert type(in_main.source) is InMain
         workers = [worker.pid for worker in report_of(loader)]
     assert items == [(number, workers[number % 2], os.getpid()) for number in range(10)]
 
@@ -1052,12 +1052,16 @@ def test_an_epoch_of_torchdatas_service_can_be_repeated_from_its_state() -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_pipeline_without_a_place_has_no_state(workers: int) -> None:
-    """What does have one is in test_checkpoint.py."""
+def test_a_pipeline_without_a_position_resumes_by_replay(workers: int) -> None:
+    """Other pipelines are in test_checkpoint.py and test_replay.py."""
     with load(state_pipe(), workers) as loader:
-        next(iter(loader))
-        with pytest.raises(StateError, match="Shuffler may hold samples back"):
-            loader.state_dict()
+        loader.seed(3)
+        items = iter(loader)
+        next(items)
+        state, rest = loader.state_dict(), list(items)
+    with load(state_pipe(), workers) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
 
 
 # behind another service

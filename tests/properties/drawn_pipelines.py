@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pipeline_model import Steps, others_of, population
 
-__all__ = ["Case", "Options", "Topology", "draw_case", "holds", "must_reshard", "must_resume", "names_of"]
+__all__ = ["Case", "Options", "Topology", "draw_case", "must_reshard", "must_resume", "names_of"]
 
 
 class Topology(NamedTuple):
@@ -61,7 +61,7 @@ def names_of(steps: Steps) -> list[str]:
 
 
 def holds(steps: Steps) -> bool:
-    """Whether a stage holds items back that no state knows of, so that a state has to be refused."""
+    """Whether a stage holds items back that no state knows of, so that a pipeline resumes by replay, if at all."""
     return bool({"hoarding", "torch_shuffle", "twice"} & {*names_of(steps)})
 
 

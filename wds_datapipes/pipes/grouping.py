@@ -121,9 +121,6 @@ class SampleGrouper(Stage[Sample]):
         The key of that sample is known by a checksum; 0 if there is none before the end of the shard.
         Where the rest of the epoch was dealt anew, shards have their numbers among all, and what was dealt is told.
         What was seen of the list of shards is told, if a loader has inserted a `ShardOrder`.
-
-        Raises:
-            StateError: the members do not come straight from ``load_wds_shards``.
         """
         (shard, offset, key), deal = self._place()
         listed = {"listed": self._seen()} if self._seen() else {}
@@ -156,16 +153,7 @@ class SampleGrouper(Stage[Sample]):
         return form
 
     def _place(self) -> tuple[tuple[int, int, int | str], ShardShare | None]:
-        """Return where the next sample begins, its key or `check_of` it, and what was dealt.
-
-        Raises:
-            StateError: the members do not come straight from ``load_wds_shards``.
-        """
-        if type(self.source) is not ShardLoader:
-            raise StateError(
-                f"group_samples can tell its place only directly behind load_wds_shards, and here it is behind "
-                f"{type(self.source).__name__}"
-            )
+        """Return where the next sample begins, its key or `check_of` it, and what was dealt."""
         if self._resume is not None:  # loaded, and not begun
             return (*self._resume.next, self._resume.check), self._resume.deal
         return self._progress.place(), self._deal

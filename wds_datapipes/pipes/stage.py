@@ -34,7 +34,7 @@ class Stage(IterDataPipe[T_co]):
     - It has a **state**: it defines `state_dict` and `load_state_dict`, and `reset_state` if it keeps a loaded state.
 
     Both promises hold for the loop of the class that makes them. A subclass that redefines ``__iter__`` makes its own.
-    A pipeline with a stage that promises nothing has no state, and asking for one raises a `StateError`.
+    A pipeline with a stage that promises nothing resumes by replay: it makes the items of the epoch again.
 
     **State.** Loaders call `state_dict` after an item, often after each, so it has to be cheap. It returns a dictionary
     of values that JSON has. `load_state_dict` gets this dictionary before iteration begins, or ``{}`` if the stage

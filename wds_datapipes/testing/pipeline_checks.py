@@ -39,9 +39,13 @@ def check_resume(
         ValueError: an argument makes no sense.
 
     Examples:
+        >>> from wds_datapipes.testing import build_shard
         >>> shard = build_shard("a.tar", [{"__key__": f"{n}", "cls": f"{n}"} for n in range(5)])
         >>> check_resume(lambda: ShardList("a.tar").load_wds_shards().group_samples().shuffle_samples(3))
-        >>> check_resume(lambda: ShardList("a.tar").load_wds_shards().group_samples().shuffle(buffer_size=3))
+        >>> def make_stream():
+        ...     pipe = ShardList("a.tar").load_wds_shards().group_samples()
+        ...     return pipe.shuffle(buffer_size=3).with_epoch(5)
+        >>> check_resume(make_stream)
         Traceback (most recent call last):
         AssertionError: After 0 of 5 items, there is no state: Shuffler may hold samples back, and cannot tell which...
     """
@@ -81,6 +85,7 @@ def check_coverage(
         ValueError: an argument makes no sense.
 
     Examples:
+        >>> from wds_datapipes.testing import build_shard
         >>> for name in "abc":
         ...     _ = build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "cls": f"{n}"} for n in range(2)])
         >>> def pipeline(shards):

@@ -48,6 +48,7 @@ class Checkpoint:
         wanted: the number that was chosen for the next epoch, or None.
         is_drained: whether it is over because the pipeline in the main process has ended, although the loader may hold
             its last items.
+        replay: if the epoch resumes by replay, how many items the loop has, and a digest of the last one.
     """
 
     stages: list[str]
@@ -66,6 +67,7 @@ class Checkpoint:
     worker: int | None = None
     wanted: int | None = None
     is_drained: bool = False
+    replay: Mapping[str, int] | None = None
 
     @property
     def place(self) -> tuple[int, int, bool, int]:
@@ -107,7 +109,8 @@ class Checkpoint:
         flags = {type(self.is_over), type(self.distributed), type(self.is_drained)} == {bool}
         pipes = [part.stages for part in self.parts if part.stages is not None]
         states = all(stage is None or isinstance(stage, Mapping) for stages in pipes for stage in stages)
-        if not (texts and engines and flags and states):
+        numbers = self.replay is None or {*map(type, self.replay.values())} <= {int}
+        if not (texts and engines and flags and states and numbers):
             raise TypeError("one of its values is of another kind")
         workers = 1 if self.worker is not None else max(self.workers, 1)
         if len(self.parts) != workers and (self.parts or not self.is_over):

@@ -14,7 +14,8 @@ from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.sharding import unsplit
-from wds_datapipes.pipes.state.pipeline_state import stateful
+from wds_datapipes.pipes.state.pipeline_state import replay_reason, stateful
+from wds_datapipes.pipes.state.replay import ReplayedItems
 
 __all__ = ["dealt_anew", "merge_states", "state_of_rank"]
 
@@ -102,6 +103,11 @@ def dealt_anew(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoi
     """
     rank, ranks, distributed, workers = place
     _check_whole(saved)
+    if any(checkpoint.replay is not None for checkpoint in saved):
+        raise StateError(
+            f"{replay_reason(pipe)}. So the pipeline resumes by making its items again, which is possible only with as "
+            "many ranks and workers as before"
+        )
     _check_dealable(pipe)
     by_rank = sorted(saved, key=lambda checkpoint: checkpoint.rank)
     # In the order in which instances are numbered: the first worker of every rank, then the second.
@@ -154,6 +160,11 @@ def _check_dealable(pipe: Any) -> None:
                 f'What is left of mix_samples(stop="{stage.stop}") follows from what each worker has mixed, which '
                 f"means nothing where there is another number of them. Go on with as many ranks and workers as before, "
                 f'or mix with stop="all"'
+            )
+        if isinstance(stage, ReplayedItems):
+            raise StateError(
+                f"{stage.reason}. So the pipeline resumes by making its items again, which is possible only with as "
+                "many ranks and workers as before"
             )
         if not stage.can_reshard:
             raise StateError(

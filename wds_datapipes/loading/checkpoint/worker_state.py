@@ -34,13 +34,13 @@ class WorkerState:
 
     @property
     def mark(self) -> int | None:
-        """A number that identifies this position in an epoch; None at the beginning of one.
+        """A number that identifies this position in an epoch; None at the beginning of one, and where it is replayed.
 
         Raises:
             StateError: the state is a text that is none.
         """
-        is_beginning = all(set(stage or ()) <= {"lasting"} for stage in self.state or ())
-        return None if is_beginning else crc32(str(self.as_dict()["stages"]).encode())
+        begins = all(set(stage or ()) <= {"lasting", "replayed", "digest"} for stage in self.state or ())
+        return None if begins else crc32(str(self.as_dict()["stages"]).encode())
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values; the state as text."""

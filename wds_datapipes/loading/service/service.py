@@ -31,6 +31,7 @@ from wds_datapipes.loading.transport.protocol import Command
 from wds_datapipes.loading.workers.in_process import LocalItems
 from wds_datapipes.loading.workers.launch import LaunchPlan
 from wds_datapipes.loading.workers.pool import WorkerPool
+from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.shard_order import remove_listings
 from wds_datapipes.user_warnings import warn_user
 
@@ -137,6 +138,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._crew: WorkerPool | None
         self._local: LocalItems | None
         self._end: Callable[[], object] | None
+        self._replayed: ReplayedItems | None
         self.begin_again()
 
     def initialize(self, datapipe: Pipe) -> Pipe:
@@ -188,6 +190,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             guard_lists(self._local.source, seed)
             if going_on is not None:
                 self._local.go_on_from(going_on.parts[0])
+        if self._replayed is not None:
+            self._replayed.begin(None if going_on is None else going_on.replay)
         self._keeper.seeds.end(seed_generator)
         return None
 
@@ -220,7 +224,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
     def begin_again(self) -> None:
         """Put the service, which has ended its workers, back to where it was before it started them."""
         self._keeper = StateManager(self.distributed, self.num_workers)
-        self._ranks, self._crew, self._local, self._end = None, None, None, None
+        self._ranks, self._crew, self._local, self._end, self._replayed = None, None, None, None, None
         self._epoch = 0
 
     def checkpoint(self) -> bytes:
@@ -230,9 +234,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         ahead is not in it, and is made again by whoever goes on from it.
 
         Raises:
-            StateError: a stage of the pipeline holds samples back, and has no state.
+            StateError: a stage of the pipeline has no position, and an epoch does not follow from its seeds.
         """
-        return self._keeper.dumps((self._crew or self._local) if self._epoch else None, self._ranks)
+        return self._keeper.dumps((self._crew or self._local) if self._epoch else None, self._ranks, self._replayed)
 
     def restore(self, datapipe: Pipe, serialized_state: bytes) -> Pipe:
         """Start the workers, to go on where a state was saved; ``DataLoader2`` calls this after ``load_state_dict()``.
@@ -255,7 +259,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         ``DataLoader2`` works with a copy of the service that it is given: ask ``loader.reading_service``.
 
         Raises:
-            StateError: a stage of the pipeline holds samples back, and has no state.
+            StateError: a stage of the pipeline has no position, and an epoch does not follow from its seeds.
         """
         return {STATE: self.checkpoint().decode()}
 
@@ -327,6 +331,9 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
             datapipe, self._local = hiring.nobody(datapipe, self._keeper)
             items = self._local
         datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
+        if self._keeper.replay_reason:
+            self._replayed = ReplayedItems(datapipe, self._keeper.replay_reason)
+            return self._replayed
         if datapipe is items or self._keeper.refusal:
             return datapipe
         supplier = self._crew or self._local

@@ -20,7 +20,8 @@ from wds_datapipes.loading.rank_agreement import facts_of
 from wds_datapipes.loading.seeding import EpochSeeds
 from wds_datapipes.loading.service.split_checks import ranks_of_run
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.pipeline_state import check_state
+from wds_datapipes.pipes.state.pipeline_state import replay_reason
+from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayed
 
 __all__ = ["ItemSource", "StateManager", "describe_loader_pipeline"]
 
@@ -46,6 +47,7 @@ class StateManager:
         seeds: of the epochs.
         going_on: where the next epoch goes on, if a state was loaded and no epoch has begun since.
         refusal: why there is no state, or "" if there is one.
+        replay_reason: why the pipeline resumes by replay, or "" if its position is known.
         is_resumed: whether the present epoch was begun in its middle.
     """
 
@@ -53,6 +55,7 @@ class StateManager:
         self.seeds = EpochSeeds()
         self.going_on: Checkpoint | None = None
         self.refusal = ""
+        self.replay_reason = ""
         self.is_resumed = False
         self._distributed = distributed
         self._workers = workers
@@ -139,20 +142,22 @@ class StateManager:
         for checkpoint in loaded:
             checkpoint.check(self._described, self._place(ranks)[1])
         self.going_on = state_of_rank(loaded, pipe, (*self._place(ranks), self._distributed, self._workers))
+        if any(part is not None and is_replayed(part.state) for part in self.parts):
+            raise StateError(
+                "This state is one of StatefulShards, whose pipeline resumes by replay in each worker. Load it there"
+            )
 
     def refuse(self, pipe: Any, behind: Sequence[Any]) -> None:
-        """Find out whether there is a state, and keep what speaks against it.
+        """Find out whether there is a state, and whether it is one to replay.
 
         Args:
             pipe: what workers run.
-            behind: the stages of the main process behind it.
+            behind: the stages of the main process after it.
         """
+        if self.refusal:
+            return
         try:
-            if not self.refusal:
-                check_state(pipe)
-            for stage in behind:
-                if not isinstance(stage, FullSync):
-                    raise StateError(f"{type(stage).__name__} runs in the main process, where no stage has a state")
+            self.replay_reason = replay_reason(pipe, [stage for stage in behind if not isinstance(stage, FullSync)])
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep all that its frames hold
 
@@ -198,12 +203,13 @@ class StateManager:
             seed_generator.spawn(ranks.rank, inplace=True)
         return going_on or beginning
 
-    def dumps(self, maker: ItemSource | None, ranks: Ranks | None) -> bytes:
+    def dumps(self, maker: ItemSource | None, ranks: Ranks | None, replayed: ReplayedItems | None = None) -> bytes:
         """Return the state of the loop, as JSON.
 
         Args:
             maker: makes its items; None if no epoch has begun.
             ranks: of the run.
+            replayed: counts the items, if the pipeline resumes by replay.
 
         Raises:
             StateError: there is none.
@@ -213,10 +219,17 @@ class StateManager:
         if maker is None and self._loaded:
             return text_of(self._loaded).encode()
         rank, size = self._place(ranks)
-        seeds, is_over = self.seeds, maker is None or maker.is_over
+        seeds, is_over = self.seeds, maker is None or (maker if replayed is None else replayed).is_over
         if is_over and self._seed is not None:  # the next epoch is the first of this seed
             seeds = EpochSeeds()
             seeds.follow(epoch=-1, first=self._first, next=self._seed, wanted=self.seeds.wanted)
+        replay = None if maker is None or replayed is None else replayed.state_dict()
+        if maker is None:
+            parts = []
+        elif self.replay_reason:
+            parts = [WorkerState(None)] * max(self._workers, 1)
+        else:
+            parts = maker.states()
         checkpoint = Checkpoint(
             stages=self._described,
             seed=seeds.seed,
@@ -229,9 +242,10 @@ class StateManager:
             ranks=size,
             distributed=self._distributed,
             workers=self._workers,
-            turn=0 if maker is None else maker.turn,
-            parts=[] if maker is None else maker.states(),
+            turn=0 if maker is None or self.replay_reason else maker.turn,
+            parts=parts,
             wanted=seeds.wanted,
+            replay=replay,
         )
         return text_of([checkpoint]).encode()
 

@@ -27,10 +27,17 @@ from wds_datapipes.loading.service.split_checks import (
 )
 from wds_datapipes.loading.stateful_dataset.epochs import Epochs
 from wds_datapipes.loading.stateful_dataset.shared_state import SharedEpochs, WorkerRow
-from wds_datapipes.loading.stateful_dataset.state_checks import check_place, check_ranks, check_seed, ends_together
+from wds_datapipes.loading.stateful_dataset.state_checks import (
+    check_place,
+    check_ranks,
+    check_replay,
+    check_seed,
+    ends_together,
+)
 from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch, TrackedEpoch, begin_recording
 from wds_datapipes.pipes.state.description import descriptions
-from wds_datapipes.pipes.state.pipeline_state import check_state
+from wds_datapipes.pipes.state.pipeline_state import replay_reason
+from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = ["StatefulShards"]
@@ -52,7 +59,7 @@ class StatefulShards(IterableDataset[Any]):
         seed: what the orders follow from.
 
     Raises:
-        StateError: a stage of the pipeline holds samples back, and has no state.
+        StateError: a stage of the pipeline has no position, and an epoch does not follow from its seeds.
 
     Examples:
         >>> from torch.utils.data import DataLoader
@@ -79,7 +86,8 @@ class StatefulShards(IterableDataset[Any]):
             raise TypeError(f"seed is a number, not {seed!r}")
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed is a number from 0 with at most 64 bits, not {seed}")
-        check_state(pipe)
+        if reason := replay_reason(pipe):
+            pipe = ReplayedItems(pipe, reason)
         self.pipe = pipe
         self.seed = seed
         self._stages = descriptions(pipe)
@@ -185,6 +193,7 @@ class StatefulShards(IterableDataset[Any]):
         for checkpoint in loaded:
             checkpoint.check(self._stages, self._epochs.ranks)
             check_seed(checkpoint, self._seeds)
+            check_replay(checkpoint)
             check_place(checkpoint, place)
         if place is None:
             self.check_ranks(loaded)

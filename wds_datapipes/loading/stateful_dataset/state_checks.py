@@ -10,7 +10,7 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
 from wds_datapipes.pipes.state.graph import sources_of
 
-__all__ = ["check_place", "check_ranks", "check_seed", "ends_together"]
+__all__ = ["check_place", "check_ranks", "check_replay", "check_seed", "ends_together"]
 
 #: What a program does that has several ranks.
 ADVICE = (
@@ -39,6 +39,19 @@ def check_seed(checkpoint: Checkpoint, seeds: Sequence[int]) -> None:
         raise StateError(
             "The state comes from behind another reading service, whose part of the data is not known here. Use "
             "ShardReadingService(distributed=True) instead of it"
+        )
+
+
+def check_replay(checkpoint: Checkpoint) -> None:
+    """Make sure that a state does not count the items of all workers together.
+
+    Raises:
+        StateError: it does.
+    """
+    if checkpoint.replay is not None and not checkpoint.is_over:
+        raise StateError(
+            "This is a state of ShardReadingService, whose pipeline resumes by replay of what all workers have made "
+            "together. Load it there"
         )
 
 

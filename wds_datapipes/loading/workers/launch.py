@@ -99,7 +99,7 @@ class LaunchPlan:
         keeper.refuse(branches[0], [stage for stage in list_dps(graph) if id(stage) not in own])
         share = attach_wrapper(branches[0])
         infos = [WorkerInfo(self.workers, number) for number in range(self.workers)]
-        tells_state = not keeper.refusal
+        tells_state = not (keeper.refusal or keeper.replay_reason)
         jobs = [
             WorkerJob(share, info, window, together, self.init_fn, self.reset_fn, part, tells_state, self.place)
             for info, part in zip(infos, keeper.parts, strict=True)

@@ -20,7 +20,10 @@ __all__ = ["EmptyPassGuard"]
 MOST_HELD = 100_000
 
 #: Stages that wait for several items before they yield one.
-HOLDING = ("Batcher", "SampleShuffler", "SampleUnbatcher", "SampleWriter", "Shuffler", "StreamComposer")
+HOLDING = {
+    *("Batcher", "ReplayedItems", "SampleShuffler", "SampleUnbatcher", "SampleWriter", "Shuffler"),
+    "StreamComposer",
+}
 
 
 #: Stages of other packages that wait for one item alone.

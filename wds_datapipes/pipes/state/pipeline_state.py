@@ -13,8 +13,9 @@ from wds_datapipes.pipes.grouping import SampleGrouper, SampleShuffler
 from wds_datapipes.pipes.loading import ShardLoader
 from wds_datapipes.pipes.state.graph import as_stage, sources_of, upstream
 from wds_datapipes.pipes.state.recording import Record, Recorder
+from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayable
 from wds_datapipes.pipes.state.stateless import check_promise, has_state, is_users
-from wds_datapipes.pipes.state.unsupported import check_replay
+from wds_datapipes.pipes.state.unsupported import check_replay, name_of
 from wds_datapipes.samples.derived_position import unpack_positions
 from wds_datapipes.shards.position import SamplePosition
 
@@ -26,6 +27,7 @@ __all__ = [
     "nothing_else",
     "record_beginning",
     "record_state",
+    "replay_reason",
     "save_state",
     "spans_epochs",
     "stateful",
@@ -91,6 +93,28 @@ def check_state(pipe: Any) -> None:
         StateError: a stage holds samples back, and has no state.
     """
     stateful(pipe)
+
+
+def replay_reason(pipe: Any, behind: Sequence[Any] = ()) -> str:
+    """Return why a pipeline has no position, and resumes by replay; "" if it has one.
+
+    Args:
+        pipe: the pipeline.
+        behind: stages after it that have no state.
+
+    Raises:
+        StateError: it has no position, and an epoch does not follow from its seeds.
+    """
+    try:
+        stateful(pipe)
+        if not behind:
+            return ""
+        reason = f"{name_of(behind[0])} runs in the main process, where no stage has a state"
+    except StateError as error:
+        reason = str(error)
+    if not all(map(is_replayable, (pipe, *behind))):
+        raise StateError(reason)
+    return reason
 
 
 def load_state(
@@ -211,6 +235,11 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
         if isinstance(stage, ShardLoader):
             check_replay(stage)
             break
+        if isinstance(stage, SampleGrouper) and type(stage.source) is not ShardLoader:
+            raise StateError(
+                "group_samples knows its position only directly after load_wds_shards, and here it is after "
+                f"{type(stage.source).__name__}"
+            )
         if isinstance(stage, Batcher):
             _check_batches(later)
         check_promise(stage, later)
@@ -219,7 +248,7 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
             found.append(stage)
         for branch in as_stage(stage).nested_sources():
             stateful(branch, later)
-        if as_stage(stage).rereads_source:
+        if as_stage(stage).rereads_source and not isinstance(stage, ReplayedItems):
             check_replay(stage)
     first = found[-1] if found else None
     if not (isinstance(first, SampleGrouper) or as_stage(first).nested_sources() or as_stage(first).rereads_source):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data import IterDataPipe
 
 from wds_datapipes.pipes.state.graph import takes_seed, upstream
 from wds_datapipes.seeds import derived_seed
@@ -78,12 +79,16 @@ def derive_later_seeds(pipe: Any) -> None:
         pipe: the last stage. Loaders call this before they seed a pipeline.
     """
     for stage in upstream(pipe):
-        kind = type(stage)
-        if takes_seed(stage) and kind.__module__.partition(".")[0] != "wds_datapipes":
-            for name, wrapped in {"set_seed": _recording_set_seed, "reset": _reseeding_reset}.items():
-                method = getattr(kind, name, None)
-                if method is not None and not getattr(method, _MARK, False):
-                    setattr(kind, name, wrapped(method))
+        if not takes_seed(stage) or isinstance(stage, SeededStage):
+            continue
+        for name, wrapped in {"set_seed": _recording_set_seed, "reset": _reseeding_reset}.items():
+            # In the class that defines it: a method that appears in another class would change its fingerprint.
+            kind = next((each for each in type(stage).__mro__ if name in vars(each)), None)
+            if kind is None or kind.__module__.partition(".")[0] == "wds_datapipes":
+                continue
+            method = vars(kind)[name]
+            if not getattr(method, _MARK, False):
+                setattr(type(stage) if kind is IterDataPipe else kind, name, wrapped(method))
 
 
 def _recording_set_seed(set_seed: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,305 @@
+"""Pipelines whose position is not known resume by replay: their items are made again up to the last one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchdata.datapipes.iter  # noqa: F401 - registers its stages
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
+from torchdata.dataloader2 import DataLoader2
+
+from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
+from wds_datapipes.errors import StateError
+from wds_datapipes.pipes.state.replay import digest_item
+from wds_datapipes.testing import build_shard
+
+Pipe = IterDataPipe[Any]
+
+
+@pytest.fixture(autouse=True)
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for shard in range(4):
+        build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(10)])
+
+
+class OwnShuffler(Shuffler):  # type: ignore[type-arg]  # torch's types are of its own
+    """torch's, by another name."""
+
+
+class InMain(IterDataPipe[Any]):
+    """Stays in the main process."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+    def is_replicable(self) -> bool:
+        return False
+
+
+class Drawn(IterDataPipe[Any]):
+    """Draws from the generators of the process, which loaders seed in workers."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield item, random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+class Unseeded(IterDataPipe[Any]):
+    """Draws from a generator that no loader seeds."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        items = [*self.source]
+        random.SystemRandom().shuffle(items)
+        yield from items
+
+
+def key_of(sample: Any) -> Any:
+    return sample["__key__"]
+
+
+def neighbours(items: Iterator[Any]) -> Iterator[Any]:
+    return itertools.pairwise(items)
+
+
+def samples() -> Any:
+    pipe = ShardList("{0..3}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
+    return pipe.map(key_of)
+
+
+def listed() -> Any:
+    return IterableWrapper(range(40)).shuffle().sharding_filter()
+
+
+PIPELINES: dict[str, Callable[[], Any]] = {
+    "torch's shuffle": lambda: samples().shuffle(buffer_size=7),
+    "a subclass of it": lambda: OwnShuffler(samples(), buffer_size=7),
+    "functions": lambda: samples().compose(neighbours),
+    "taken apart": lambda: samples().shuffle_samples(5).batch(3).unbatch(),
+    "no shards": listed,
+    "zipped": lambda: listed().zip(listed()),
+    "its own pages": lambda: listed().enumerate(),
+}
+IN_MAIN: dict[str, Callable[[], Any]] = {
+    "a stage in the main process": lambda: InMain(samples().shuffle_samples(5)),
+    "a shuffle there": lambda: InMain(listed()).shuffle(buffer_size=5),
+}
+
+
+def loader_of(pipe: Pipe, workers: int, state: Any = None) -> Any:
+    loader = DataLoader2(pipe, reading_service=ShardReadingService(workers))
+    loader.seed(3)
+    if state is not None:
+        loader.reading_service.load_state_dict(state)
+    return loader
+
+
+def told(text: dict[str, str]) -> Any:
+    return json.loads(json.dumps(text))
+
+
+@pytest.mark.parametrize("case", [*PIPELINES, *IN_MAIN])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_service_resumes_any_pipeline(case: str, workers: int) -> None:
+    build = {**PIPELINES, **IN_MAIN}[case]
+    with loader_of(build(), workers) as loader:
+        states, items = [], []
+        epoch = iter(loader)
+        for item in epoch:
+            items.append(item)
+            states.append(told(loader.reading_service.state_dict()))
+        between = told(loader.reading_service.state_dict())
+        after = list(loader)
+    with loader_of(build(), workers, between) as loader:
+        assert list(loader) == after
+    assert len(items) > 30
+    for cut in (1, 13, len(items) - 1, len(items)):
+        with loader_of(build(), workers, states[cut - 1]) as loader:
+            assert list(loader) == items[cut:]
+            assert list(loader) == after
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_is_saved_again(workers: int) -> None:
+    with loader_of(listed(), workers) as loader:
+        items = list(loader)
+    state, seen = None, list[Any]()
+    for cut in (5, 11, 26):
+        with loader_of(listed(), workers, state) as loader:
+            seen += itertools.islice(iter(loader), cut - len(seen))
+            state = told(loader.reading_service.state_dict())
+    assert seen == items[:26]
+
+
+@pytest.mark.parametrize("case", PIPELINES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_resumes_any_pipeline(case: str, workers: int) -> None:
+    def tracked(data: StatefulShards) -> Iterator[Any]:
+        return data.tracked(DataLoader(data, batch_size=None, num_workers=workers))
+
+    data = StatefulShards(PIPELINES[case](), seed=3)
+    items = tracked(data)
+    head = list(itertools.islice(items, 13))
+    state, rest = told(data.state_dict()), list(items)
+    after = list(tracked(data))
+    assert len(head + rest) > 30
+    data = StatefulShards(PIPELINES[case](), seed=3)
+    data.load_state_dict(state)
+    assert list(tracked(data)) == rest
+    assert list(tracked(data)) == after
+
+
+def test_one_line_names_the_stage_and_the_cost(caplog: pytest.LogCaptureFixture) -> None:
+    with loader_of(samples().shuffle(), 2) as loader:
+        epoch = iter(loader)
+        list(itertools.islice(epoch, 6))
+        state = loader.reading_service.state_dict()
+    with caplog.at_level(logging.INFO, "wds_datapipes"), loader_of(samples().shuffle(), 2, state) as loader:
+        list(loader)
+    (line,) = [record.getMessage() for record in caplog.records if "replay" in record.getMessage()]
+    assert line.startswith("Resumed by replay: 6 items in 0.")
+    assert "Shuffler may hold samples back" in line
+
+
+def test_workers_draw_the_same_numbers_again() -> None:
+    with loader_of(Drawn(samples()), 2) as loader:
+        items = iter(loader)
+        list(itertools.islice(items, 9))
+        state = told(loader.reading_service.state_dict())
+        rest = list(items)
+    with loader_of(Drawn(samples()), 2, state) as loader:
+        assert list(loader) == rest
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_other_items_are_an_error(workers: int) -> None:
+    with loader_of(Unseeded(samples()), workers) as loader:
+        epoch = iter(loader)
+        list(itertools.islice(epoch, 6))
+        state = loader.reading_service.state_dict()
+    with (
+        loader_of(Unseeded(samples()), workers, state) as loader,
+        pytest.raises(StateError, match=r"does not make the same ones.* Item 5 of the epoch is another one now"),
+    ):
+        list(loader)
+
+
+def test_fewer_items_are_an_error() -> None:
+    with loader_of(listed(), 0) as loader:
+        epoch = iter(loader)
+        list(itertools.islice(epoch, 6))
+        state = loader.reading_service.state_dict()
+    state = {key: text.replace('"replayed":6', '"replayed":60') for key, text in state.items()}
+    with loader_of(listed(), 0, state) as loader, pytest.raises(StateError, match="It has 40 items now, and had 60 or"):
+        list(loader)
+
+
+def test_another_number_of_workers_is_an_error_that_says_why() -> None:
+    with loader_of(samples().shuffle(), 2) as loader:
+        next(iter(loader))
+        state = merge_states([loader.reading_service.state_dict()])
+    with (
+        loader_of(samples().shuffle(), 1, state) as loader,
+        pytest.raises(StateError, match=r"Shuffler .*making its items again, which is possible only with as many"),
+    ):
+        list(loader)
+    data = StatefulShards(samples().shuffle())
+    items = data.tracked(DataLoader(data, batch_size=None, num_workers=2))
+    next(items)
+    state = data.state_dict()
+    del items
+    data = StatefulShards(samples().shuffle())
+    data.load_state_dict(state)
+    with pytest.raises(StateError, match=r"Shuffler .*making its items again, which is possible only with as many"):
+        next(data.tracked(DataLoader(data, batch_size=None, num_workers=1)))
+
+
+def test_the_state_of_another_loader_is_an_error() -> None:
+    with loader_of(listed(), 1) as loader:
+        next(iter(loader))
+        of_service = loader.reading_service.state_dict()
+    data = StatefulShards(listed(), seed=3)
+    with pytest.raises(StateError, match="state of ShardReadingService"):
+        data.load_state_dict(of_service)
+    items = data.tracked(DataLoader(data, batch_size=None, num_workers=1))
+    next(items)
+    state = data.state_dict()
+    del items
+    with loader_of(listed(), 1, state) as loader, pytest.raises(StateError, match="state is one of StatefulShards"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: samples().shuffle().with_epoch(50), lambda: listed().in_memory_cache()], ids=["stream", "memory"]
+)
+def test_what_does_not_follow_from_the_seeds_of_the_epoch_is_refused(build: Callable[[], Any]) -> None:
+    with loader_of(build(), 1) as loader:
+        next(iter(loader))
+        with pytest.raises(StateError):
+            loader.reading_service.state_dict()
+
+
+@pytest.mark.parametrize("begun", [-1, 0, 1])
+def test_a_pipeline_of_torchdata_is_checkpointed_as_its_own_test_does(begun: int) -> None:
+    """As ``test_initial_epoch_checkpointing``, with shuffles in the workers and in the main process."""
+
+    def new() -> Any:
+        pipe: Any = InMain(IterableWrapper(range(20)).shuffle().sharding_filter())
+        return DataLoader2(pipe.shuffle(), reading_service=ShardReadingService(num_workers=2))
+
+    loader, restored = new(), new()
+    loader.seed(1)
+    state = loader.state_dict() if begun < 0 else None
+    items = iter(loader)
+    head = [next(items) for _ in range(begun)]
+    restored.load_state_dict(state or loader.state_dict())
+    rest = list(items)
+    assert sorted([*head, *rest]) == [*range(20)]
+    assert list(restored) == rest
+    loader.shutdown()
+    restored.shutdown()
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        1,
+        2.5,
+        None,
+        "text",
+        b"bytes",
+        (1, 2),
+        [1, [2]],
+        {"a": torch.arange(3)},
+        {"a": torch.arange(3.0)},
+        torch.zeros(2, 3, dtype=torch.bfloat16),
+        torch.zeros(3).to_sparse(),
+        bytearray(3000),
+        "x" * 3000,
+        [*range(1000)],
+    ],
+)
+def test_a_digest_is_of_the_value(item: Any) -> None:
+    number = digest_item(item)
+    assert 0 <= number < 1 << 63
+    assert digest_item(item) == number
+    assert digest_item([item]) != number
