@@ -25,12 +25,11 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes import ShardList, ShardReadingService, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
 from wds_datapipes.loading.checkpoint.shard_assignment import deal_anew
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.rank_and_worker import split_by_worker
 from wds_datapipes.loading.seeding import reset_pipeline
 from wds_datapipes.pipes.state.pipeline_state import record_state

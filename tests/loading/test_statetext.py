@@ -16,7 +16,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint import worker_state
+from wds_datapipes.loading.checkpoint import format as state_format
 from wds_datapipes.loading.checkpoint.encoding import decode_state, encode_state
 from wds_datapipes.testing import build_shard
 
@@ -101,7 +101,7 @@ def test_a_state_of_workers_is_put_together_without_reading_another(monkeypatch:
             raise AssertionError(f"It was read here: {arguments}")
 
         with monkeypatch.context() as patch:
-            patch.setattr(worker_state, "decode_state", fail)
+            patch.setattr(state_format, "decode_state", fail)
             states = [source.state_dict()["wds_datapipes"] for source in (loader, data)]
         for state in states:
             assert [len(decode_state(part["stages"]) or ()) for part in json.loads(state)["ranks"][0]["parts"]] == [

@@ -10,8 +10,8 @@ import pytest
 
 from wds_datapipes import ShardList
 from wds_datapipes.loading.checkpoint.encoding import decode_state, encode_state
+from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.pipes.state.pipeline_state import record_state, save_state
 from wds_datapipes.pipes.state.recording import Record, Recorder, pack_records
 from wds_datapipes.testing import build_shard

@@ -14,7 +14,7 @@ import numpy as np
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.encoding import encode_state
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
+from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.pipes.state.recording import TEXT, VALUE, WAITING, Extra, Form, Part, unpack_records
 from wds_datapipes.samples.derived_position import pack_positions
 from wds_datapipes.samples.shuffling import waiting_behind

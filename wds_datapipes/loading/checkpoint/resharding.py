@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.shard_assignment import dealt_states
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.sharding import unsplit

@@ -10,10 +10,9 @@ from torch import distributed as dist
 from torchdata.datapipes.iter import FullSync
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, text_of
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.philox import SeedGenerator
 from wds_datapipes.loading.rank_agreement import facts_of

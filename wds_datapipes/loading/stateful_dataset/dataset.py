@@ -9,9 +9,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of, state_of_stream
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.lengths import unknown_length
 from wds_datapipes.loading.lightning import without_ended_epoch
 from wds_datapipes.loading.philox import SeedGenerator

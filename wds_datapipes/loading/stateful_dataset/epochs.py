@@ -9,9 +9,8 @@ from torch import distributed
 from torch.utils.data import get_worker_info
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.format import Checkpoint
+from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.philox import SeedGenerator
 from wds_datapipes.loading.rank_and_worker import (
     RankIdentity,

@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from torch.utils.data import DataLoader, get_worker_info
 
+from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.stateful_dataset.shared_state import WorkerRow
 
 __all__ = ["END", "BatchRecorder", "RecordedBatch", "TrackedEpoch", "begin_recording"]

@@ -14,8 +14,8 @@ from typing import Any
 
 from wds_datapipes.counters import Skipped
 from wds_datapipes.errors import WorkerDiedError, WorkerTimeoutError
+from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.report import WorkerReport
 from wds_datapipes.loading.torchdata_patches.worker_processes import SendableError
 from wds_datapipes.loading.transport.protocol import Command, Kind

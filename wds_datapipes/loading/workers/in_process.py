@@ -13,8 +13,8 @@ from torchdata.dataloader2.utils import WorkerInfo
 
 from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import StateError
+from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
 from wds_datapipes.loading.report import WorkerReport, log_skipped
 from wds_datapipes.loading.seeding import call_with_pipeline
 from wds_datapipes.pipes.stage import Stage

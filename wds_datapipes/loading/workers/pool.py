@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from socket import socket
 from typing import Any
 
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
+from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.report import LoadingReport, log_skipped
 from wds_datapipes.loading.torchdata_patches.worker_processes import bind
 from wds_datapipes.loading.transport.protocol import Command, new_channel

@@ -16,7 +16,7 @@ from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_di
 
 from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import WorkerDiedError
-from wds_datapipes.loading.checkpoint.worker_state import WorkerState
+from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.rank_and_worker import ONLY_RANK, RankIdentity, split_by_worker
 from wds_datapipes.loading.seeding import call_with_pipeline, reset_pipeline
 from wds_datapipes.loading.torchdata_patches.worker_processes import SENDABLE, SendableError
