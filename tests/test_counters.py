@@ -92,7 +92,7 @@ def test_a_cleared_book_tells_nobody() -> None:
 # who writes into it
 
 
-@pytest.mark.filterwarnings("ignore:a_stage passed over")
+@pytest.mark.filterwarnings("ignore:a_stage skipped")
 def test_every_policy_that_goes_on_is_in_the_book(book: Counters) -> None:
     answers = iter([True, False])
     for on_error in ("skip", "warn", lambda _: next(answers)):

@@ -39,10 +39,10 @@ RUNS: dict[str, Callable[[IterDataPipe[Any]], Iterable[Any]]] = {
 def test_on_error_warn_points_at_the_loop(run: str) -> None:
     loader = RUNS[run](damaged())
     line = sys._getframe().f_lineno + 2
-    with pytest.warns(UserWarning, match="wds_decode passed over") as caught:
+    with pytest.warns(UserWarning, match="wds_decode skipped") as caught:
         assert sum(len(batch) for batch in loader) == 3
     assert [str(warning.message).partition(":")[0] for warning in caught] == [
-        "wds_decode passed over an item",
+        "wds_decode skipped an item",
         "wds_decode skipped 2 items",
     ]
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)] * 2

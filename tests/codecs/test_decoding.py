@@ -142,7 +142,7 @@ def good_and_bad() -> Iterator[dict[str, Any]]:
 def test_a_sample_that_fails_is_passed_over_whole() -> None:
     good = [{"__key__": str(index), "txt": "t", "cls": 1, "json": 1} for index in (0, 2, 4)]
     assert list(wds_decode(good_and_bad(), on_error="skip")) == good
-    with pytest.warns(UserWarning, match="wds_decode passed over") as warned:
+    with pytest.warns(UserWarning, match="wds_decode skipped") as warned:
         assert list(wds_decode(good_and_bad(), on_error="warn")) == good
     assert len(warned) == 2
     assert "wds_decode skipped an item: DecodeError: field 'cls' of sample '1'" in str(warned[0].message)

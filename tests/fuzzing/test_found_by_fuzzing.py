@@ -22,7 +22,7 @@ from wds_datapipes.index.build import build_index
 from wds_datapipes.index.interop.dali import read_dali_index, write_dali_index
 from wds_datapipes.index.interop.energon import read_energon_dataset
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.remote.retry import asked_for
+from wds_datapipes.io.remote.retry import retry_after
 from wds_datapipes.loading.checkpoint.encoding import decode_state
 from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.on_error.quarantine import read_quarantine
@@ -209,7 +209,7 @@ def test_no_server_can_ask_for_a_wait_without_an_end(text: str) -> None:
     class Busy(Exception):
         headers = {"Retry-After": text}  # noqa: RUF012  as a library has it
 
-    waits = asked_for(Busy())
+    waits = retry_after(Busy())
     assert waits is None or 0 <= waits < 1e12
 
 

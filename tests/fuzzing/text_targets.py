@@ -13,7 +13,7 @@ from harness import Finding, Target, change_bytes
 from wds_datapipes.errors import PatternError
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.remote import http
-from wds_datapipes.io.remote.retry import asked_for, status_of
+from wds_datapipes.io.remote.retry import retry_after, status_of
 from wds_datapipes.shards import patterns
 from wds_datapipes.shards.patterns import expand_braces, split_patterns, substitute
 from wds_datapipes.shards.url_rewriting import rewrite_url, rules_of
@@ -75,7 +75,7 @@ def headers(data: bytes) -> None:
     """Read what a server says of a body, and how long it asks to wait."""
     text = data.decode("latin-1")
     first, _, second = text.partition("\n")
-    waits = asked_for(Refused(first))
+    waits = retry_after(Refused(first))
     if waits is not None and not (waits >= 0 and math.isfinite(waits)):
         raise Finding(f"a server asks to wait for {waits} s")
     status_of(Refused(text))

@@ -103,7 +103,7 @@ def leaky() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RetryPolicy, "rest", lambda *_: None)
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
 
 
 #: Where the secret of a URL is.
@@ -198,7 +198,7 @@ def told_by(use: Callable[[], Any]) -> str:
 @given(SECRETS, st.sampled_from(["leaky", "halfleaky"]), st.sampled_from([*PLACES]), st.sampled_from([*OPTIONS]))
 @example("Zq7a'\"b\\ c7qZ", "leaky", "user", "object")
 @example("Zq7a/b%+=c7qZ", "halfleaky", "Azure", "connection")
-def test_nothing_that_is_told_has_a_secret(
+def test_nothing_that_is_logged_has_a_secret(
     caplog: pytest.LogCaptureFixture, secret: str, scheme: str, place: str, kind: str
 ) -> None:
     url, options = f"{scheme}://{PLACES[place](secret)}", OPTIONS[kind](secret)

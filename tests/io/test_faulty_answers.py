@@ -46,7 +46,7 @@ PLACE = 2 * 3584
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for nothing."""
-    monkeypatch.setattr(RetryPolicy, "rest", lambda *_: None)
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ SAMPLES: list[dict[str, Any]] = [
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Keep a record of the pauses, and make none."""
     found: list[float] = []
-    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: found.append(pause_s))
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
     return found
 
 
@@ -161,7 +161,7 @@ def test_a_server_may_say_how_long_to_wait(site: FaultProxy, pauses: list[float]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
-def test_what_no_waiting_cures_is_told_at_once(site: FaultProxy, pauses: list[float], status: int) -> None:
+def test_what_no_waiting_cures_is_logged_at_once(site: FaultProxy, pauses: list[float], status: int) -> None:
     site.faults[:] = [Fault(status=status)]
     with pytest.raises(ShardOpenError, match=rf"a\.tar cannot be opened: HTTP status {status}"):
         keys(url_of(site))
@@ -276,8 +276,8 @@ def test_s3_is_read_on(s3_store: Any, root: Path, how: str) -> None:
 
 def test_pauses_grow_and_are_drawn(pauses: list[float]) -> None:
     for _ in range(200):
-        patience = RetryPolicy(8, 1e9)
-        while patience.wait(ConnectionResetError(), "x", patience.clock()):
+        retry = RetryPolicy(8, 1e9)
+        while retry.wait(ConnectionResetError(), "x", retry.clock()):
             pass
     by_try = [pauses[at::8] for at in range(8)]
     most = [0.25 * 2**at for at in range(8)]

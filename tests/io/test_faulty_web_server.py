@@ -134,7 +134,7 @@ CASES = {
     "no version": Case(
         lambda at: [Fault(at=at, how="held", headers={"ETag": None, "Last-Modified": None})],
         once_read(ShardReadError),
-        FAILED + ".*tells neither ETag nor date",
+        FAILED + ".*reports neither ETag nor date",
     ),
     "404": Case(held(Fault(status=404)), if_left, FAILED + "HTTP status 404"),
     "403": Case(held(Fault(status=403)), if_left, FAILED + "HTTP status 403"),
@@ -153,7 +153,7 @@ CASES = {
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Keep a record of the pauses, and make none."""
     found: list[float] = []
-    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: found.append(pause_s))
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
     return found
 
 

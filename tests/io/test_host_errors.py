@@ -25,7 +25,7 @@ from wds_datapipes.errors import (
     ShardOpenError,
     WdsError,
 )
-from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_systemic, passes
+from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_systemic, is_transient
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.testing import build_shard
 
@@ -136,7 +136,7 @@ def test_what_is_an_error_of_the_host() -> None:
         for each in (error, raised(ShardOpenError("x"), error), outer):
             assert is_systemic(each)
             assert concerns_all(each)
-            assert not passes(each)
+            assert not is_transient(each)
     for number in (errno.ENOENT, errno.EIO, errno.ECONNRESET, errno.EPIPE):
         assert not is_systemic(raised(WdsError("x"), OSError(number, "")))
     assert is_systemic(MemoryError())

@@ -36,7 +36,7 @@ LOCATIONS = {"": True, "whole/": False, "gzip/": True, "gzip-for-all/": False, "
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Keep a record of the pauses, and make none."""
     found: list[float] = []
-    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: found.append(pause_s))
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
     return found
 
 
@@ -188,7 +188,7 @@ def test_a_server_is_waited_for_until_it_is_up(server: Nginx, monkeypatch: pytes
         if len(waited) == 4:
             server.start()
 
-    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: wait(pause_s))
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: wait(pause_s))
     with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar") as stream:
         data = stream.read(10_000)
         server.stop()
@@ -281,7 +281,7 @@ def test_a_copy_waits_for_a_server_until_it_is_up(
         if not server.is_running:
             server.start()
 
-    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: wait(pause_s))
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: wait(pause_s))
     server.stop()
     url = f"http://127.0.0.1:{server.http}/a.tar"
     assert len(list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards().group_samples())) == len(WANT)

@@ -212,7 +212,7 @@ def test_tls_goes_through_a_tunnel(nginx: Nginx, tunnel: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("status", [403, 407])
-def test_a_proxy_that_refuses_is_told(tunnel: str, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+def test_a_proxy_that_refuses_is_logged(tunnel: str, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     monkeypatch.setattr(Tunnel, "answer", f"HTTP/1.1 {status} Not you\r\n\r\n".encode())
     monkeypatch.setenv("https_proxy", tunnel)
     with pytest.raises(

@@ -240,7 +240,7 @@ def test_a_fork_leaves_the_threads_to_the_parent(shards: dict[str, str]) -> None
     assert len(list(members)) == SIZES["c"] + SIZES["e"] - 1
 
 
-def test_the_stage_reads_ahead_unless_it_is_told_not_to(shards: dict[str, str]) -> None:
+def test_the_stage_reads_ahead_unless_it_is_logged_not_to(shards: dict[str, str]) -> None:
     urls = [shards["a"], shards["c"]]
     for read_ahead, is_read in ((32 << 20, True), (0, False)):
         Watched.read.clear()

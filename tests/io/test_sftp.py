@@ -58,7 +58,7 @@ def forget() -> None:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Keep a record of the pauses, and make none."""
     found: list[float] = []
-    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: found.append(pause_s))
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: found.append(pause_s))
     return found
 
 
@@ -181,7 +181,7 @@ def test_a_server_that_is_ended_in_the_middle_is_waited_for(
         if len(waited) == 3:
             server.start()
 
-    monkeypatch.setattr(RetryPolicy, "rest", lambda _, pause_s: wait(pause_s))
+    monkeypatch.setattr(RetryPolicy, "sleep", lambda _, pause_s: wait(pause_s))
     large = server.files / "large.bin"  # more than is asked for at a time
     large.write_bytes(random.Random(1).randbytes(4_000_000))
     with open_url("sftp://127.0.0.1/large.bin", storage_options=server.options()) as stream:

@@ -43,7 +43,7 @@ def test_warn_tells_the_first_of_each_kind_and_the_counts_at_the_end() -> None:
         TruncatedShardError("2.tar ends"),
         ValueError("worse"),
     ]
-    with pytest.warns(UserWarning, match="passed over") as caught:
+    with pytest.warns(UserWarning, match="skipped") as caught:
         assert handled("warn", *errors, TruncatedShardError("3.tar ends")) == [True] * 5
     assert [str(warning.message) for warning in caught] == [
         "a_stage skipped an item: TruncatedShardError: 1.tar ends",
@@ -162,7 +162,7 @@ def test_each_pass_has_the_whole_budget() -> None:
 
 
 def test_a_budget_warns_as_the_word_does() -> None:
-    with pytest.warns(UserWarning, match="passed over") as caught:
+    with pytest.warns(UserWarning, match="skipped") as caught:
         passed(ErrorBudget(max_errors=9), "xoxox")
     assert len(caught) == 1  # the rest is told at the end of the pass
 

@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_written_is_told_with_the_item() -> None:
 )
 def test_another_file_is_refused(text: str) -> None:
     Path("bad.jsonl").write_bytes(text.encode(errors="surrogatepass"))
-    with pytest.raises(CorruptSidecarError, match=r"bad\.jsonl.* is no list of what was passed over"):
+    with pytest.raises(CorruptSidecarError, match=r"bad\.jsonl.* is no quarantine file"):
         read_quarantine("bad.jsonl")
 
 

@@ -160,7 +160,7 @@ def test_what_each_stage_does_with_an_error(stage: str) -> None:
     assert count("skip") == 2
     assert count(lambda error: isinstance(error, MissingFieldError)) == 2
     assert count(lambda error: False) == 1
-    with pytest.warns(UserWarning, match=f"{stage} passed over") as caught:
+    with pytest.warns(UserWarning, match=f"{stage} skipped") as caught:
         assert count("warn") == 2
     assert str(caught[-1].message) == f"{stage} skipped 2 items: 2 x MissingFieldError"
     with pytest.raises(TypeError, match=f"{stage} takes samples, each a dict of fields, and got a tuple"):

@@ -241,11 +241,11 @@ def test_a_handler_sees_each_error_and_decides(shard: str) -> None:
 
 
 def test_warnings_are_counted_at_the_end(shard: str) -> None:
-    with pytest.warns(UserWarning, match="passed over") as caught:
+    with pytest.warns(UserWarning, match="skipped") as caught:
         assert names("1.tar", shard, "2.tar", "pipe:exit 1", on_error="warn") == ALL
     assert [str(warning.message).split(":")[0] for warning in caught] == [
-        "load_wds_shards passed over an item",
-        "load_wds_shards passed over an item",
+        "load_wds_shards skipped an item",
+        "load_wds_shards skipped an item",
         "load_wds_shards skipped 3 items",
     ]
     assert str(caught[-1].message).endswith("2 x ShardOpenError, 1 x CommandError")

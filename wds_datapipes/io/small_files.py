@@ -13,7 +13,7 @@ from wds_datapipes.io.atomic_file import AtomicFile
 from wds_datapipes.io.openers import known_schemes, local_path, open_url, redact, split_scheme
 from wds_datapipes.io.redaction import raise_alone
 from wds_datapipes.io.remote.filesystem import redactor_of, remote_filesystem
-from wds_datapipes.io.remote.fsspec_file import PATIENCE
+from wds_datapipes.io.remote.fsspec_file import BLOCK_TIMEOUTS
 from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.remote.timeouts import StoreTimeouts
 from wds_datapipes.io.sinks.remote_sink import RemoteSink
@@ -83,13 +83,13 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
             with open_url(url) as stream:
                 return b"".join(iter(lambda: stream.read(1 << 20), b""))
         _, waiting = StoreTimeouts.split(storage_options)
-        patience = waiting.patience()
-        filesystem, place = remote_filesystem(url, storage_options, patience=patience)
+        retry = waiting.retry_policy()
+        filesystem, place = remote_filesystem(url, storage_options, retry=retry)
 
         def read() -> bytes:
-            return bytes(Attempt(partial(filesystem.cat_file, place)).result(PATIENCE * waiting.seconds))
+            return bytes(Attempt(partial(filesystem.cat_file, place)).result(BLOCK_TIMEOUTS * waiting.seconds))
 
-        return patience.patiently(read, f"{redact(url)} cannot be read")
+        return retry.call(read, f"{redact(url)} cannot be read")
     except ShardError as error:
         raise MissingSidecarError(str(error)) from None
     except WdsError:

@@ -101,12 +101,12 @@ def ask_store(
     from wds_datapipes.io.remote.timeouts import StoreTimeouts
 
     options, waiting = StoreTimeouts.split(storage_options)
-    hide, patience = redactor_of(options), waiting.patience()
-    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
+    hide, retry = redactor_of(options), waiting.retry_policy()
+    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, retry)
     try:
-        found = patience.patiently(lambda: ask(filesystem, path), f"{hide(url)} cannot be listed")
+        found = retry.call(lambda: ask(filesystem, path), f"{hide(url)} cannot be listed")
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        told = f"{reason(error, split_scheme(url)[0], hide)}{patience.told()}"
+        told = f"{reason(error, split_scheme(url)[0], hide)}{retry.attempts_text()}"
         raise_alone(PatternError(f"{hide(url)} cannot be listed: {told}"))
     return filesystem, path, found
 

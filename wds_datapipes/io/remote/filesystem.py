@@ -15,7 +15,7 @@ from wds_datapipes.io.redaction import raise_alone, redact, redactor_of
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, FsspecSource
 from wds_datapipes.io.remote.http import HttpClient, HttpSource, is_web
 from wds_datapipes.io.remote.resuming_stream import ResumingStream, StreamSource
-from wds_datapipes.io.remote.retry import NO_PATIENCE, RetryPolicy, concerns_all, is_untrusted
+from wds_datapipes.io.remote.retry import NO_RETRIES, RetryPolicy, concerns_all, is_untrusted
 from wds_datapipes.io.remote.sftp import connect, is_sftp
 from wds_datapipes.io.remote.throughput import MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts, with_timeouts
@@ -76,17 +76,17 @@ def open_remote(
         pause: waits for so many seconds; None is ``time.sleep``.
     """
     options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, patience = redactor_of(options), waiting.patience(pause)
-    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
+    hide, retry = redactor_of(options), waiting.retry_policy(pause)
+    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, retry)
     scheme, _ = split_scheme(url)
-    pace = ThroughputMonitor(hide(url), waiting.seconds)
-    origin: StreamSource = FsspecSource(filesystem, path, scheme, pace)
+    monitor = ThroughputMonitor(hide(url), waiting.seconds)
+    origin: StreamSource = FsspecSource(filesystem, path, scheme, monitor)
     if is_web(scheme):
-        origin = MonitoredSource(HttpSource(filesystem, path), pace)
+        origin = MonitoredSource(HttpSource(filesystem, path), monitor)
     try:
-        stream = ResumingStream(origin, hide(url), lambda error: reason(error, scheme, hide), patience)
+        stream = ResumingStream(origin, hide(url), lambda error: reason(error, scheme, hide), retry)
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        told = f"{reason(error, scheme, hide)}{patience.told()}"
+        told = f"{reason(error, scheme, hide)}{retry.attempts_text()}"
         refused = ShardOpenError(f"{hide(url)} cannot be opened: {told}")
         refused.concerns_all = concerns_all(error)
         raise_alone(refused)
@@ -97,7 +97,7 @@ def remote_filesystem(
     url: str,
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
-    patience: RetryPolicy | None = None,
+    retry: RetryPolicy | None = None,
 ) -> tuple[Any, str]:
     """The file system of a URL and the path in it.
 
@@ -105,7 +105,7 @@ def remote_filesystem(
         url: ``scheme://...``.
         storage_options: what the file system is made with.
         timeout_s: the seconds without a byte after which it has failed, where ``storage_options`` say nothing of that.
-        patience: how often it is tried again to connect to it, for those which do that at once.
+        retry: how often it is tried again to connect to it, for those which do that at once.
 
     Raises:
         UnknownSchemeError: fsspec does not know the scheme.
@@ -126,7 +126,7 @@ def remote_filesystem(
             f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
         )
     hide = redactor_of(options)
-    patience = NO_PATIENCE if patience is None else patience
+    retry = NO_RETRIES if retry is None else retry
 
     def make() -> tuple[Any, str]:
         if is_web(scheme):
@@ -137,13 +137,13 @@ def remote_filesystem(
         return cast("tuple[Any, str]", url_to_fs(f"{scheme}:{rest}", **asked))
 
     try:
-        filesystem, path = patience.patiently(make, f"{hide(url)} cannot be opened")
+        filesystem, path = retry.call(make, f"{hide(url)} cannot be opened")
     except ImportError as error:
         raise MissingDependencyError(
             f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
         ) from error
     except Exception as error:  # noqa: BLE001  the same
-        refused = ShardOpenError(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}{patience.told()}")
+        refused = ShardOpenError(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}{retry.attempts_text()}")
         refused.concerns_all = concerns_all(error)
         raise_alone(refused)
     return filesystem, path

@@ -10,12 +10,12 @@ from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
 from wds_datapipes.io.remote.throughput import Attempt, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import silent_after
 
-__all__ = ["BLOCK_BYTES", "PATIENCE", "FsspecSource"]
+__all__ = ["BLOCK_BYTES", "BLOCK_TIMEOUTS", "FsspecSource"]
 
-#: How much of a remote file is asked for in one request, in bytes, where the store is read by ranges.
+#: Bytes per request, if a store is read by ranges.
 BLOCK_BYTES = 8 << 20
-#: A block has to be there within so many times the seconds in which a byte has to come.
-PATIENCE = 10
+#: A block has to arrive within this many time-outs of a byte.
+BLOCK_TIMEOUTS = 10
 
 #: What fsspec's file systems tell of the version of a file, each in its words.
 VERSION_FACTS = (
@@ -37,18 +37,18 @@ class FsspecSource:
         filesystem: its file system.
         path: where it is there.
         scheme: of its URL.
-        pace: at which it is read.
+        monitor: at which it is read.
     """
 
-    def __init__(self, filesystem: Any, path: str, scheme: str, pace: ThroughputMonitor) -> None:
-        self._filesystem, self._path, self._pace = filesystem, path, pace
+    def __init__(self, filesystem: Any, path: str, scheme: str, monitor: ThroughputMonitor) -> None:
+        self._filesystem, self._path, self._monitor = filesystem, path, monitor
         self._is_guarded = scheme not in UNGUARDED
 
     def open_at(self, start: int) -> OpenedSource:
         """Open the file at an offset, or at its beginning if it cannot seek."""
         if start:
             self._forget()
-        file = Attempt(self._opened).result(silent_after(self._pace.timeout_s))
+        file = Attempt(self._opened).result(silent_after(self._monitor.timeout_s))
         details = getattr(file, "details", None)
         details = details if isinstance(details, Mapping) else {}
         version = version_of(*(details.get(name) for name in VERSION_FACTS))
@@ -57,9 +57,9 @@ class FsspecSource:
                 file.seek(start)
             except (AttributeError, OSError, ValueError):  # that of io.UnsupportedOperation, too
                 start = 0
-        self._pace.begin()
+        self._monitor.begin()
         is_looked_after = self._is_guarded or not version
-        blocks = BlockFile(file, self._pace, None if is_looked_after else lambda: self._version() == version)
+        blocks = BlockFile(file, self._monitor, None if is_looked_after else lambda: self._version() == version)
         return OpenedSource(blocks, start, details.get("size"), version)
 
     def _opened(self) -> Any:
@@ -85,12 +85,12 @@ class BlockFile:
 
     Args:
         file: the file, at its next byte.
-        pace: of the shard.
+        monitor: of the shard.
         is_same: whether the file is still the one that was opened, where the store would not notice by itself.
     """
 
-    def __init__(self, file: Any, pace: ThroughputMonitor, is_same: Callable[[], bool] | None) -> None:
-        self._file, self._pace, self._is_same = file, pace, is_same
+    def __init__(self, file: Any, monitor: ThroughputMonitor, is_same: Callable[[], bool] | None) -> None:
+        self._file, self._monitor, self._is_same = file, monitor, is_same
         self._block, self._count = memoryview(b""), 0
         self._attempt: Attempt[bytes] | None = None
         self._is_closed = False
@@ -121,13 +121,15 @@ class BlockFile:
             attempt.abandon()
 
     def _fetch(self) -> bytes:
-        pace, begin = self._pace, self._pace.clock()
+        monitor, begin = self._monitor, self._monitor.clock()
         with self._lock:
             if self._is_closed:
                 raise ValueError("the file is closed")
             self._attempt = Attempt(self._next)
-        data = self._attempt.result(PATIENCE * pace.timeout_s, pace.timeout_s, lambda: pace.tell(0, pace.timeout_s))
-        pace.note(len(data), pace.clock() - begin)
+        data = self._attempt.result(
+            BLOCK_TIMEOUTS * monitor.timeout_s, monitor.timeout_s, lambda: monitor.log_slow(0, monitor.timeout_s)
+        )
+        monitor.record(len(data), monitor.clock() - begin)
         return data
 
     def _next(self) -> bytes:

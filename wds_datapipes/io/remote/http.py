@@ -18,7 +18,7 @@ from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.remote import http_listing
 from wds_datapipes.io.remote.http_request import HttpStatusError, Response, ask
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
-from wds_datapipes.io.remote.retry import passes
+from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.throughput import MonitoredFile, ThroughputMonitor
 
 __all__ = ["HttpClient", "HttpFile", "HttpSource", "SentPart", "UnexpectedResponseError", "is_web"]
@@ -170,7 +170,7 @@ class HttpClient:
             if answer.status == 200 and SIZE.fullmatch(length) and _content_encoding(answer) == "identity":
                 return _facts(url, int(length), answer.headers.get("ETag"))
         except HttpStatusError as error:  # some servers, and signed URLs, know GET alone
-            if passes(error):
+            if is_transient(error):
                 raise
         try:
             found = self.open(url, "0-0")

@@ -69,8 +69,8 @@ def file_facts(
     if scheme in known_schemes():
         return FileFacts()
     options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, patience = redactor_of(options), waiting.patience()
-    filesystem, place = remote_filesystem(url, options, waiting.timeout_s, patience)
+    hide, retry = redactor_of(options), waiting.retry_policy()
+    filesystem, place = remote_filesystem(url, options, waiting.timeout_s, retry)
 
     def ask() -> Any:
         with contextlib.suppress(AttributeError, NotImplementedError):
@@ -79,9 +79,9 @@ def file_facts(
         return Attempt(partial(filesystem.info, place)).result(silent_after(waiting.seconds))
 
     try:
-        found = patience.patiently(ask, f"{hide(url)} cannot be opened")
+        found = retry.call(ask, f"{hide(url)} cannot be opened")
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        told = f"{reason(error, scheme, hide)}{patience.told()}"
+        told = f"{reason(error, scheme, hide)}{retry.attempts_text()}"
         refused = ShardOpenError(f"{hide(url)} cannot be opened: {told}")
         refused.concerns_all = concerns_all(error)
         raise_alone(refused)

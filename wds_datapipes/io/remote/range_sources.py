@@ -12,7 +12,7 @@ from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError
 from wds_datapipes.io.redaction import raise_alone, redactor_of
 from wds_datapipes.io.remote.filesystem import reason, remote_filesystem
-from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, PATIENCE
+from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS
 from wds_datapipes.io.remote.http import HttpFile, UnexpectedResponseError, is_web
 from wds_datapipes.io.remote.resuming_stream import ForwardStream, OpenedSource, ResumingStream
 from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, status_of, was_replaced
@@ -61,27 +61,25 @@ def open_remote_parts(
         ShardOpenError: there is nothing to read, or it may not be read.
     """
     options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
-    patience = waiting.patience()
-    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, patience)
+    retry = waiting.retry_policy()
+    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, retry)
     scheme, _ = split_scheme(url)
-    store = Store(url, redactor_of(options), patience, waiting.seconds)
+    store = Store(url, redactor_of(options), retry, waiting.seconds)
     try:
         if is_web(scheme):
             request: Request = partial(filesystem.open, path)
-            return store.patience.patiently(
-                lambda: HttpRangeSource.found(store, request), f"{store.name} cannot be opened"
-            )
+            return store.retry.call(lambda: HttpRangeSource.found(store, request), f"{store.name} cannot be opened")
 
         def find() -> FsspecRangeSource | None:
             return FsspecRangeSource.found(
                 store, filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="none")
             )
 
-        return store.patience.patiently(lambda: store.attempt(find), f"{store.name} cannot be opened")
+        return store.retry.call(lambda: store.attempt(find), f"{store.name} cannot be opened")
     except ShardError:
         raise
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        refused = ShardOpenError(f"{store.name} cannot be opened: {store.tell(error)}{store.patience.told()}")
+        refused = ShardOpenError(f"{store.name} cannot be opened: {store.describe(error)}{store.retry.attempts_text()}")
         refused.concerns_all = concerns_all(error)
         raise_alone(refused)
 
@@ -89,20 +87,22 @@ def open_remote_parts(
 class Store:
     """A remote file's name, time-outs, retries and error messages."""
 
-    def __init__(self, url: str, hide: Callable[[str], str], patience: RetryPolicy, timeout_s: float) -> None:
-        self.url, self.hide, self.patience = url, hide, patience
+    def __init__(self, url: str, hide: Callable[[str], str], retry: RetryPolicy, timeout_s: float) -> None:
+        self.url, self.hide, self.retry = url, hide, retry
         self.name = hide(url)
-        self.pace = ThroughputMonitor(self.name, timeout_s)
+        self.monitor = ThroughputMonitor(self.name, timeout_s)
         self._scheme, _ = split_scheme(url)
 
-    def tell(self, error: Exception) -> str:
+    def describe(self, error: Exception) -> str:
         """Return the message of an error, without secrets."""
         return reason(error, self._scheme, self.hide)
 
     def attempt(self, what: Callable[[], T]) -> T:
         """Return what is asked of the store's library, which has so long for it."""
-        pace = self.pace
-        return Attempt(what).result(PATIENCE * pace.timeout_s, pace.timeout_s, lambda: pace.tell(0, pace.timeout_s))
+        monitor = self.monitor
+        return Attempt(what).result(
+            BLOCK_TIMEOUTS * monitor.timeout_s, monitor.timeout_s, lambda: monitor.log_slow(0, monitor.timeout_s)
+        )
 
 
 class HttpRangeSource:
@@ -141,13 +141,13 @@ class HttpRangeSource:
         store = self._store
         try:
             last = self._total if end < 0 else end
-            origin = MonitoredSource(HttpRange(store, self._request, self._version, start, last), store.pace)
-            return cast(BinaryIO, ResumingStream(origin, store.name, store.tell, store.patience))
+            origin = MonitoredSource(HttpRange(store, self._request, self._version, start, last), store.monitor)
+            return cast(BinaryIO, ResumingStream(origin, store.name, store.describe, store.retry))
         except ShardError:
             raise
         except Exception as error:  # noqa: BLE001  the network has many
             refused = ShardOpenError(
-                f"{store.name} cannot be opened at byte {start}: {store.tell(error)}{store.patience.told()}"
+                f"{store.name} cannot be opened at byte {start}: {store.describe(error)}{store.retry.attempts_text()}"
             )
             refused.concerns_all = concerns_all(error)
             raise_alone(refused)
@@ -244,9 +244,9 @@ class Window:
         if size <= 0:
             return b""
         what = f"Reading {self._store.name} was interrupted after {self._at} bytes"
-        begin = self._store.pace.clock()
-        data = self._store.patience.patiently(lambda: self._store.attempt(lambda: self._read(size)), what)
-        COUNTERS.fetched(len(data), self._store.pace.clock() - begin)
+        begin = self._store.monitor.clock()
+        data = self._store.retry.call(lambda: self._store.attempt(lambda: self._read(size)), what)
+        COUNTERS.fetched(len(data), self._store.monitor.clock() - begin)
         self._at += len(data)
         return data
 

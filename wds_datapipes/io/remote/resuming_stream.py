@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError
 from wds_datapipes.io.redaction import raise_alone, redact
-from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, passes, was_replaced
+from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, is_transient, was_replaced
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -47,19 +47,19 @@ class ResumingStream(io.RawIOBase):
     Args:
         origin: opens the file.
         name: what messages call it, without secrets.
-        tell: says in words, without secrets, what a library's error means.
-        patience: how often, and for how long, it is tried again.
+        describe: returns the message of a library's error, without secrets.
+        retry: how often, and for how long, it is tried again.
 
     Raises:
         Exception: the file cannot be opened, as its library puts it.
     """
 
     def __init__(
-        self, origin: StreamSource, name: str, tell: Callable[[Exception], str], patience: RetryPolicy
+        self, origin: StreamSource, name: str, describe: Callable[[Exception], str], retry: RetryPolicy
     ) -> None:
-        self._origin, self._name, self._tell, self._patience = origin, name, tell, patience
+        self._origin, self._name, self._describe, self._retry = origin, name, describe, retry
         self._at = 0
-        opened = patience.patiently(lambda: origin.open_at(0), f"{name} cannot be opened")
+        opened = retry.call(lambda: origin.open_at(0), f"{name} cannot be opened")
         self._file: Readable | None = opened.file
         self._size, self._version = opened.size, opened.version
 
@@ -81,7 +81,7 @@ class ResumingStream(io.RawIOBase):
 
     def read_once(self, size: int) -> bytes:
         """Return the bytes of one read, at most ``size``, and none at the end."""
-        since = self._patience.clock()
+        since = self._retry.clock()
         while True:
             try:
                 data = self._opened().read(size)
@@ -139,16 +139,17 @@ class ResumingStream(io.RawIOBase):
         if was_replaced(error):
             raise_alone(self._changed())
         what = f"Reading {self._name} was interrupted after {self._at} bytes"
-        if (self._version or not self._at) and self._patience.wait(error, what, since):
+        if (self._version or not self._at) and self._retry.wait(error, what, since):
             return
         advice = ""
-        if self._at and not self._version and passes(error):
+        if self._at and not self._version and is_transient(error):
             advice = (
                 ". Its store reports neither ETag nor date, which would show that the file is still the same, "
                 "so reading cannot resume there"
             )
         failed = ShardReadError(
-            f"Reading {self._name} failed after {self._at} bytes: {self._tell(error)}{self._patience.told()}{advice}"
+            f"Reading {self._name} failed after {self._at} bytes: {self._describe(error)}"
+            f"{self._retry.attempts_text()}{advice}"
         )
         failed.concerns_all = concerns_all(error)
         raise_alone(failed)

@@ -15,12 +15,12 @@ from typing import TypeVar
 from wds_datapipes.errors import CorruptShardError, ReadLimitError
 
 __all__ = [
-    "NO_PATIENCE",
+    "NO_RETRIES",
     "RetryPolicy",
     "concerns_all",
     "is_systemic",
+    "is_transient",
     "is_untrusted",
-    "passes",
     "status_of",
     "was_replaced",
 ]
@@ -65,14 +65,14 @@ QUIET = 4
 class RetryPolicy:
     """Retries of one shard: how often, and how long to wait.
 
-    Pauses are drawn, so that a thousand readers that were refused at a time do not come back at a time.
+    Pauses are random, so that a thousand readers that were refused at once do not come back at once.
 
     Args:
-        retries: how often a shard is asked for again, in all.
-        most_s: how long the pauses may be together, in seconds.
-        pause: waits for so many seconds; None is ``time.sleep``.
-        silent_s: after how many seconds without a sign of life the store is given up, however often it was asked.
-        clock: tells the time, in seconds.
+        retries: the number of retries, in all.
+        most_s: the most seconds to pause, in all.
+        pause: waits for a number of seconds; ``time.sleep`` by default.
+        silent_s: give up after this many seconds without a response, however many retries are left.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RetryPolicy:
         self._pause = time.sleep if pause is None else pause
         self._silent_s = silent_s
         self._tried = 0
-        #: Tells the time, in seconds.
+        #: Returns the time in seconds.
         self.clock = clock
 
     def wait(self, error: Exception, what: str, since: float) -> bool:
@@ -101,9 +101,9 @@ class RetryPolicy:
             since: when the `clock` has begun to wait for what has failed, at the first attempt. A store that answers,
                 be it with an error, is alive, and is not given up for that time.
         """
-        if self._tried >= self._retries or not passes(error):
+        if self._tried >= self._retries or not is_transient(error):
             return False
-        asked_s = asked_for(error)
+        asked_s = retry_after(error)
         pause_s = random.uniform(0, min(FIRST_S * 2**self._tried, MOST_S)) if asked_s is None else asked_s
         is_silent = status_of(error) is None and self.clock() + pause_s - since > self._silent_s
         if pause_s > self._left_s or is_silent:
@@ -112,21 +112,21 @@ class RetryPolicy:
         self._left_s -= pause_s
         LOGGER.log(
             logging.INFO if self._tried < QUIET else logging.WARNING,
-            "%s: %s. It is tried again in %.1f s (%d of %d)",
+            "%s: %s. Retrying in %.1f s (%d of %d)",
             *(what, type(error).__name__, pause_s, self._tried, self._retries),
         )
-        self.rest(pause_s)
+        self.sleep(pause_s)
         return True
 
-    def rest(self, seconds: float) -> None:
-        """Pause."""
+    def sleep(self, seconds: float) -> None:
+        """Pause before the next attempt."""
         self._pause(seconds)
 
-    def patiently(self, attempt: Callable[[], T], what: str) -> T:
+    def call(self, attempt: Callable[[], T], what: str) -> T:
         """Return the result of ``attempt``, which is retried after transient errors.
 
         Raises:
-            Exception: what it raised last.
+            Exception: that of the last attempt.
         """
         since = self.clock()
         while True:
@@ -136,19 +136,19 @@ class RetryPolicy:
                 if not self.wait(error, what, since):
                     raise
 
-    def told(self) -> str:
+    def attempts_text(self) -> str:
         """Return a text about the attempts so far."""
         return f". It was tried {self._tried + 1} times" if self._tried else ""
 
 
-#: Asks once.
-NO_PATIENCE = RetryPolicy(0, 0.0)
+#: No retries.
+NO_RETRIES = RetryPolicy(0, 0.0)
 
 
-def passes(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether an error is transient.
 
-    >>> passes(ConnectionResetError()), passes(FileNotFoundError()), passes(ValueError())
+    >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError()), is_transient(ValueError())
     (True, False, False)
     """
     if is_named(error, OF_THE_USER):
@@ -162,7 +162,7 @@ def passes(error: BaseException) -> bool:
         return True
     # The file systems of fsspec put the errors of libraries into the words of the system.
     if error.__cause__ is not None and status_of(error.__cause__) is not None:
-        return passes(error.__cause__)
+        return is_transient(error.__cause__)
     return isinstance(error, OSError | TimeoutError | EOFError)
 
 
@@ -172,7 +172,7 @@ def concerns_all(error: BaseException) -> bool:
     >>> concerns_all(PermissionError()), concerns_all(FileNotFoundError())
     (True, False)
     """
-    refused = isinstance(error, PermissionError) or (is_named(error, OF_THE_USER) and not passes(error))
+    refused = isinstance(error, PermissionError) or (is_named(error, OF_THE_USER) and not is_transient(error))
     return refused or status_of(error) in REFUSED or is_untrusted(error) or is_systemic(error)
 
 
@@ -218,7 +218,7 @@ def status_of(error: BaseException) -> int | None:
     return None
 
 
-def asked_for(error: BaseException) -> float | None:
+def retry_after(error: BaseException) -> float | None:
     """Return the seconds of a ``Retry-After``, or None."""
     headers = getattr(error, "headers", None) or {}
     text = headers.get("Retry-After") if hasattr(headers, "get") else None

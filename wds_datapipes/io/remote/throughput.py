@@ -24,8 +24,8 @@ SLOW_BYTES_PER_S, SLOW_PART = 64 << 10, 1 / 20
 #: once it was waited for so many seconds; and then no more for so many.
 NOTICED_AFTER_S, QUIET_S = 10.0, 60.0
 
-#: When the log has told of a slow store last.
-_told_at = -QUIET_S
+#: When a slow store was last logged.
+_logged_at = -QUIET_S
 
 
 class TooSlowError(TimeoutError):
@@ -38,14 +38,14 @@ class ThroughputMonitor:
     Only the time spent waiting for a store counts, not the time between requests.
 
     Args:
-        name: what the log calls the shard, without secrets.
-        timeout_s: in so many seconds of waiting, more than next to nothing has to come.
-        clock: tells the time, in seconds.
+        name: the shard's name in the log, without secrets.
+        timeout_s: the seconds of waiting after which a connection that delivers next to nothing has stalled.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, name: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self.timeout_s, self.clock = name, timeout_s, clock
-        self._is_told = False
+        self._is_logged = False
         self.begin()
 
     def begin(self) -> None:
@@ -53,11 +53,11 @@ class ThroughputMonitor:
         self._bytes, self._waited_s = 0, 0.0
         self._noticed_bytes, self._noticed_s = 0, 0.0
 
-    def note(self, count: int, waited_s: float) -> None:
+    def record(self, count: int, waited_s: float) -> None:
         """Count received bytes.
 
         Raises:
-            TooSlow: too few have come.
+            TooSlowError: too few have come.
         """
         usual = COUNTERS.fetched_bytes / COUNTERS.fetching_s if COUNTERS.fetching_s else 0.0
         COUNTERS.fetched(count, waited_s)
@@ -67,7 +67,7 @@ class ThroughputMonitor:
         self._noticed_s += waited_s
         if self._noticed_s >= NOTICED_AFTER_S:
             if self._noticed_bytes < max(SLOW_BYTES_PER_S, usual * SLOW_PART) * self._noticed_s:
-                self.tell(self._noticed_bytes, self._noticed_s)
+                self.log_slow(self._noticed_bytes, self._noticed_s)
             self._noticed_bytes, self._noticed_s = 0, 0.0
         if self._waited_s >= self.timeout_s:
             few = self._bytes < DRIP_BYTES_PER_S * self._waited_s
@@ -76,14 +76,14 @@ class ThroughputMonitor:
             if few and count:  # the end takes its time too, and is no drip
                 raise TooSlowError(found)
 
-    def tell(self, count: int, waited_s: float) -> None:
+    def log_slow(self, count: int, waited_s: float) -> None:
         """Log that the store is slow, once per shard and not too often."""
-        global _told_at
+        global _logged_at
         now = self.clock()
-        if not self._is_told and now - _told_at >= QUIET_S:
-            _told_at = now
+        if not self._is_logged and now - _logged_at >= QUIET_S:
+            _logged_at = now
             LOGGER.warning("Reading %s is slow: %d bytes came in %.0f s", self._name, count, waited_s)
-        self._is_told = True
+        self._is_logged = True
 
 
 class MonitoredSource:
@@ -91,30 +91,30 @@ class MonitoredSource:
 
     Args:
         origin: opens the file.
-        pace: of the shard.
+        monitor: measures the throughput of the shard.
     """
 
-    def __init__(self, origin: StreamSource, pace: ThroughputMonitor) -> None:
-        self._origin, self._pace = origin, pace
+    def __init__(self, origin: StreamSource, monitor: ThroughputMonitor) -> None:
+        self._origin, self._monitor = origin, monitor
 
     def open_at(self, start: int) -> OpenedSource:
         """Open the file at an offset, or at its beginning."""
         opened = self._origin.open_at(start)
-        self._pace.begin()
-        return opened._replace(file=MonitoredFile(opened.file, self._pace))
+        self._monitor.begin()
+        return opened._replace(file=MonitoredFile(opened.file, self._monitor))
 
 
 class MonitoredFile:
     """A file whose throughput is monitored."""
 
-    def __init__(self, file: Readable, pace: ThroughputMonitor) -> None:
-        self._file, self._pace = file, pace
+    def __init__(self, file: Readable, monitor: ThroughputMonitor) -> None:
+        self._file, self._monitor = file, monitor
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes, and none at the end."""
-        begin = self._pace.clock()
+        begin = self._monitor.clock()
         data = self._file.read(size)
-        self._pace.note(len(data), self._pace.clock() - begin)
+        self._monitor.record(len(data), self._monitor.clock() - begin)
         return data
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class MonitoredFile:
 class Attempt(Generic[T]):
     """A call in a thread, abandoned if it takes too long.
 
-    Libraries wait for each byte of an answer for as long as they like, and cannot be told to stop.
+    Libraries wait for each byte of a response as long as they like, and cannot be stopped.
 
     Args:
         what: it.
@@ -138,22 +138,22 @@ class Attempt(Generic[T]):
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wds-store", daemon=True)
 
-    def result(self, most_s: float, told_s: float = 0.0, tell: Callable[[], object] | None = None) -> T:
+    def result(self, most_s: float, slow_s: float = 0.0, on_slow: Callable[[], object] | None = None) -> T:
         """Run the call, and return its result.
 
         Args:
-            most_s: how many seconds it may take.
-            told_s: after so many seconds
-            tell: is called.
+            most_s: the seconds that the call may take.
+            slow_s: the seconds after which ``on_slow`` is called.
+            on_slow: called if the call is slow.
 
         Raises:
-            TooSlow: it takes longer, or was abandoned.
-            BaseException: what it raises.
+            TooSlowError: it takes longer, or was abandoned.
+            BaseException: whatever the call raises.
         """
         self._thread.start()
-        if tell is not None and not self._has_ended.wait(told_s):
-            tell()
-        self._has_ended.wait(most_s - told_s)
+        if on_slow is not None and not self._has_ended.wait(slow_s):
+            on_slow()
+        self._has_ended.wait(most_s - slow_s)
         error, self._error = self._error, None
         try:
             if error is not None:

@@ -60,7 +60,7 @@ class StoreTimeouts(NamedTuple):
         """The seconds without a byte after which a store has failed, where its library has no opinion."""
         return TIMEOUT_S if self.timeout_s is None else self.timeout_s
 
-    def patience(self, pause: Callable[[float], object] | None = None) -> RetryPolicy:
+    def retry_policy(self, pause: Callable[[float], object] | None = None) -> RetryPolicy:
         """Return the retry policy of one shard."""
         return RetryPolicy(self.retries, RETRY_S, pause, silent_s=silent_after(self.seconds))
 
