@@ -137,7 +137,7 @@ def test_a_budget_of_errors_in_a_row() -> None:
     assert passed(budget, "xxoxxoxx") == (6, "")
     count, text = passed(budget, "xxoxxxo")
     assert count == 4
-    assert "pass over 5 of 6 items" in text
+    assert "skipped 5 of 6 items" in text
     assert "3 of them in a row, which is more than max_consecutive=2 allows" in text
 
 
@@ -152,7 +152,7 @@ def test_a_budget_of_a_share(pattern: str, rate: float, after: int) -> None:
         assert (count, text) == (pattern.count("x"), "")
     else:
         assert count == pattern[:expected].count("x") - 1
-        assert f"pass over {count + 1} of {expected} items" in text
+        assert f"skipped {count + 1} of {expected} items" in text
 
 
 def test_each_pass_has_the_whole_budget() -> None:
