@@ -276,7 +276,7 @@ def test_each_shard_has_its_index(program: Any, shards: list[str]) -> None:
     for target in ("-", "pipe:cat > p.tar"):
         done = program("cat", *shards, "-o", target, "--index")
         assert (done.code, done.out) == (2, "")
-        assert "has no place for files beside it" in done.err
+        assert "has no folder for files next to it" in done.err
 
 
 @pytest.mark.parametrize("pattern", ["a-%d.tar", "./a-%01d.tar", "../{here}/a-%d.tar", "file:{whole}/a-%d.tar"])

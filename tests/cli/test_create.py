@@ -329,7 +329,7 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
         ("images pets -o a.tar --classes-from rows.csv", "'rows.csv' is none"),
         ("images pets -o a.tar --compress rar", "compress"),
         ("images pets -o a.tar --no-classes --class-list c.json", "these samples have none"),
-        ("images pets -o %d-%d.tar", "one place for their numbers"),
+        ("images pets -o %d-%d.tar", "one field for their number"),
         ("images pets -o a.tar --rekey {shard}", "would be the same"),
         ("images pets -o a.tar --maxsize much", "--maxsize is a number of bytes"),
         ("images pets -o pipe:cat>%d.tar --resume", "Name a local file for the journal"),

@@ -121,7 +121,7 @@ def test_what_was_shuffled_can_be_sorted_back(program: Any, many: list[str]) -> 
         ("--rekey {shard}", 2, "would be the same for all samples"),
         ("-o - --json", 2, "cannot both go to standard output"),
         ("-o pipe:false", 1, "The command 'false'"),
-        ("-o - --index", 2, "has no place for files beside it"),
+        ("-o - --index", 2, "has no folder for files next to it"),
         ("--compress rar", 2, "rar"),
         ("none.tar", 2, "There is no file 'none.tar'"),
         ("a-0.tar", 1, "The sample '00' comes twice, the second time from a-0.tar, and"),

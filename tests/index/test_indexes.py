@@ -139,7 +139,7 @@ def test_an_index_of_what_can_only_be_read_once(tmp_path: Path) -> None:
     assert piped.places_equal(plain)
     assert (piped.facts.bytes, piped.facts.sha256) == (plain.facts.bytes, plain.facts.sha256)
     assert (piped.facts.mtime_ns, piped.facts.etag) == (None, None)
-    with pytest.raises(ValueError, match=r"has no place for files beside it"):
+    with pytest.raises(ValueError, match=r"has no folder for files next to it"):
         index_url(f"pipe:cat {url}")
 
 
@@ -193,7 +193,7 @@ def test_no_index_without_a_whole_shard(tmp_path: Path) -> None:
         TarWriter(io.BytesIO(), index=True)
     with pytest.raises(ValueError, match=r"index=True needs the name of a file, .* and a key_rule"):
         TarWriter(tmp_path / "x.tar", index=True, key_rule=None)
-    with pytest.raises(ValueError, match=r"has no place for files beside it"):
+    with pytest.raises(ValueError, match=r"has no folder for files next to it"):
         TarWriter("pipe:cat > x.tar", index=True)
     with TarWriter("memory://indexed/x.tar", index=True) as writer:
         writer.write({"__key__": "a", "txt": "1"})

@@ -226,7 +226,7 @@ def test_a_command_ends_when_its_process_is_killed_and_a_fork_of_it_lives_on(tmp
 
 @pytest.mark.parametrize("url", ["pipe:", "pipe: \n"])
 def test_no_command(url: str) -> None:
-    with pytest.raises(ShardOpenError, match=r"holds no command. Write it behind the colon"):
+    with pytest.raises(ShardOpenError, match=r"holds no command. Write it after the colon"):
         open_url(url)
 
 

@@ -404,7 +404,7 @@ def test_two_calls_do_not_share_a_journal(files: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"output": "%d-%d.tar"}, "one place for their numbers"),
+        ({"output": "%d-%d.tar"}, "one field for their number"),
         ({"maxcount": 0}, "maxcount is a number"),
         ({"rekey": "{shard}-{number}"}, "come from no shard"),
         ({"rekey": "same"}, "would be the same for all samples"),

@@ -351,7 +351,7 @@ def test_where_to_begin_is_told_before_the_first_sample_alone() -> None:
         with ShardWriter("s-%03d.tar", maxcount=4, resume=True) as writer:
             for sample in samples()[:passed]:
                 writer.write(sample)
-            with pytest.raises(ValueError, match="called before the first sample"):
+            with pytest.raises(ValueError, match="call it before the first sample"):
                 writer.skip_finished()
             for sample in samples()[passed:10]:
                 writer.write(sample)
@@ -494,7 +494,7 @@ def test_a_journal_that_cannot_be_written_is_told() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"pattern": "s.tar"}, "one place for their numbers, as in 'train-%06d.tar', and 's.tar' has not"),
+        ({"pattern": "s.tar"}, "one field for their number, as in 'train-%06d.tar', and 's.tar' has not"),
         ({"pattern": "100%-%d.tar"}, "Another percent sign is written twice"),
         ({"maxcount": 0}, "maxcount is a number of samples, from 1, not 0"),
         ({"maxsize": -1}, "maxsize is a number of bytes, above 0, not -1"),

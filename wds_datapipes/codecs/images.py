@@ -26,7 +26,7 @@ IMAGE_EXTENSIONS = split_extensions(
 
 #: Drawings and arrays, by Pillow's names, whatever the field is called: it opens them by other programs.
 BY_OTHERS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "WMF"})
-#: From so many pixels on, a picture has to have a byte for each so many: one that says to have more is a trap.
+#: A picture of more pixels than the first number needs a byte for every so many of them, or it is a decompression bomb.
 LARGE, PIXELS_PER_BYTE = 1 << 24, 10_000
 
 Background: TypeAlias = "str | tuple[int, int, int]"
@@ -59,7 +59,7 @@ IMAGE_SPECS = {
     "torchrgba8": _Spec("torch", "RGBA", floats=False),
 }
 
-#: What Pillow is told where the user says nothing.
+#: Options of Pillow where the user gives none.
 DEFAULTS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}}
 
 #: Format, or an extension of it -> the modes of Pillow that it keeps as they are.

@@ -39,7 +39,7 @@ __all__ = ["Fingerprint", "fingerprint"]
 MAX_DEPTH = 40
 #: How many values are looked into one by one, and how many bytes are digested. What is beyond counts by its size.
 MAX_VALUES, MAX_BYTES = 200_000, 256 << 20
-#: Larger collections are digested in batches, of so many items.
+#: Larger collections are digested in batches of this many items.
 LARGE, BATCH = 1000, 100
 
 #: What tells generators and signatures apart in the flags of code; others depend on where a function is defined.

@@ -22,7 +22,7 @@ __all__ = ["open_command"]
 
 #: How much the command may write ahead, in bytes: the most that Linux allows everybody.
 PIPE_BYTES = 1 << 20
-#: How much of what the command says last is told when it fails, in bytes.
+#: Bytes of the command's last output that the error shows.
 TOLD_BYTES = 2000
 #: How often a command that has closed its output is asked whether it has ended, in milliseconds.
 ASK_MS = 50

@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 #: How much is read ahead by default, of all shards together.
 READ_AHEAD_BYTES = 32 << 20
-#: Shards are read in blocks of at most so many bytes.
+#: Shards are read in blocks of at most this many bytes.
 BLOCK_BYTES = 1 << 20
 #: With less room than this, threads would wait for each other more than for a store.
 LEAST_BYTES = 128 << 10
 #: No more shards than this are read at a time, however small they are.
 MOST_SHARDS = 8
-#: So many addresses at most are taken from the source to find the next shard that is wanted.
+#: At most this many URLs are taken from the source to find the next shard to prefetch.
 MOST_ADDRESSES = 1000
 #: How long the end of a pass waits for a response that is no longer needed, in seconds.
 GRACE_S = 2.0

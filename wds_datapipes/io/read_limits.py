@@ -82,7 +82,7 @@ class ReadLimits:
         return max(EXPANSION_FROM_BYTES, self.expansion * compressed)
 
     def most_of_field(self, compressed: int) -> float:
-        """How much a compressed field of so many bytes may expand to."""
+        """Return the most bytes that a compressed field may expand to."""
         return min(self.most("member_bytes"), self.most_expanded(compressed))
 
     def check_field(self, compressed: int, expanded: int, what: str, *, is_all: bool = True) -> None:

@@ -44,7 +44,7 @@ COMMAND = re.compile(
 
 #: So deep, values of options are looked into.
 DEPTH = 6
-#: Texts of so many characters are hidden even within a word; numbers of so many digits are hidden at all.
+#: Texts of at least this many characters are hidden also within words; numbers of at least this many digits are hidden.
 LONG, DIGITS = 8, 6
 
 

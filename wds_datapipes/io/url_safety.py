@@ -16,7 +16,7 @@ NETWORK_SCHEMES = frozenset(
 )
 #: What runs or reads what is at this host, and is no file: a command, and standard input.
 COMMANDS = ("pipe", "-")
-#: How much of a URL that was refused is told.
+#: Characters of a refused URL that the error shows.
 SHOWN = 200
 
 

@@ -111,7 +111,7 @@ def add_columns(
 ) -> Iterator[Sample]:
     """Yield each sample with the fields that parallel shards have for it.
 
-    A sample gets all of its columns or is not handed on. Samples are told by their keys alone, so what a policy passes
+    A sample gets all of its columns or is not yielded. Samples are matched by their keys alone, so what a policy passes
     over in one shard never shifts those of another: if the key is not the next one, it is looked for among the next
     `LOOK_AHEAD` of the parallel shard, and those before it are given up; if it is not among them, the sample is.
 

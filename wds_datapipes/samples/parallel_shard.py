@@ -127,7 +127,7 @@ class ParallelShard:
                 self._ahead.append((sample, self._progress.last[1:]))
             except StopIteration:  # noqa: PERF203 - an error ends the reading, and not the loop
                 self._samples = None
-            except Exception as error:  # noqa: BLE001 - it is told for each sample that is lost by it
+            except Exception as error:  # noqa: BLE001 - it is raised for each sample that is lost by it
                 self._broken, self._samples = error, None
         return len(self._ahead) >= count
 

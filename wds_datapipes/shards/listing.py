@@ -93,7 +93,7 @@ def ask_store(
     """Return the file system of a URL, the path in it, and what it lists there.
 
     Raises:
-        PatternError: it cannot be listed, which is told without credentials.
+        PatternError: it cannot be listed; the message has no credentials.
     """
     # Imported here, because fsspec takes time that a list of local shards need not spend.
     from wds_datapipes.io.redaction import raise_alone

@@ -78,7 +78,7 @@ def read_members(
         TruncatedShardError: the archive ends inside a member or without its end marker.
         CorruptShardError: a header is damaged, or data follows the end marker.
         UnsupportedMemberError: a member is sparse, or continues on another volume.
-        ReadLimitError: a member is larger than its limit, which is told before it is read, or something else is.
+        ReadLimitError: a member exceeds its limit, which is checked before it is read, or another limit is exceeded.
     """
     archive = archive or (shard if isinstance(shard, str) else shard.url)
     ahead = ReadBuffer(stream, archive, start)

@@ -46,8 +46,8 @@ class ShardWriter:
     It is a context manager. When an error or Ctrl-C ends it, the finished shards stay, and nothing is left of the one
     that was being written. Without samples, no shard is written. `TarWriter` tells what a shard is made of.
 
-    With ``resume=True``, a journal beside the shards has a line for each finished one. After a break, whatever it was,
-    the same call resumes it: give it the same samples in the same order, and it skips those of the finished shards,
+    With ``resume=True``, a journal next to the shards has a line for each finished one. After any interruption, the
+    same call resumes it: give it the same samples in the same order, and it skips those of the finished shards,
     without encoding them, and compares their keys; or call `skip_finished`, and begin with the sample after them. The
     shards are then the same, byte for byte, as without the break.
 
@@ -64,7 +64,7 @@ class ShardWriter:
         opener: returns the stream to write to for a name; the writer closes it.
         verbose: log a line for each shard, of the level INFO, to the logger ``wds_datapipes``.
         resume: keep a journal, and resume from it if there is one.
-        journal: the path of the journal, a local file; for local shards, it is beside them by default.
+        journal: the path of the journal, a local file; for local shards, it is next to them by default.
         version_tag: identifies what makes the samples, such as the version of a program. It is kept in the journal, and
             a conversion is resumed only with the same one.
         digest: compute the SHA-256 of each shard.

@@ -65,7 +65,7 @@ def write_dali_index(
 
     Args:
         url: the shard, a path or a URL.
-        path: the file to write, if not the one that DALI expects beside the shard.
+        path: the file to write, if not the one that DALI expects next to the shard.
         version: of the format; ``"v1.1"`` has no names.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to a remote file system.

@@ -94,7 +94,7 @@ def write_energon_index(
 
     Args:
         url: the shard, a path or a URL.
-        path: the file to write, if not the one that Energon expects beside the shard.
+        path: the file to write, if not the one that Energon expects next to the shard.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to a remote file system.
 

@@ -73,7 +73,7 @@ def open_remote(
         storage_options: passed to the file system: credentials, an endpoint and so on. None of it is ever printed.
         timeout_s: see `StoreTimeouts`.
         retries: see `StoreTimeouts`.
-        pause: waits for so many seconds; None is ``time.sleep``.
+        pause: waits for a number of seconds; ``time.sleep`` by default.
     """
     options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
     hide, retry = redactor_of(options), waiting.retry_policy(pause)

@@ -51,7 +51,9 @@ MEANWHILE = ("Authentication timeout", "transport shut down or saw EOF")
 #: Texts in the errors of a server whose certificate is not trusted.
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts")
 
-#: So many errors around another one are looked into.
+#: Errors of this host: no disk space or quota, too many open files, no memory.
+OF_THE_HOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+#: At most this many causes of an error are examined.
 DEPTH = 8
 
 #: The first pause is up to so long, in seconds, and each up to twice as long as the one before,
@@ -232,12 +234,6 @@ def retry_after(error: BaseException) -> float | None:
         except (ValueError, TypeError, LookupError, OverflowError):
             return None
     return max(waits, 0.0) if math.isfinite(waits) else None
-
-
-#: The disk is full, or one's share of it; there are too many open files, here or at the host; there is no memory.
-OF_THE_HOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-#: So many errors around another one are looked into.
-DEPTH = 8
 
 
 def is_systemic(error: BaseException | None) -> bool:

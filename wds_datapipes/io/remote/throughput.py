@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: A connection that gives fewer bytes a second than this is given up, and another one is tried.
+#: A connection with less than this many bytes per second is dropped, and another one is opened.
 DRIP_BYTES_PER_S = 1 << 10
-#: Of one that gives fewer than this, or a small part of what stores give this process otherwise, the log tells,
+#: One with less than this, or than a small part of this process's average, is logged as slow
 SLOW_BYTES_PER_S, SLOW_PART = 64 << 10, 1 / 20
-#: once it was waited for so many seconds; and then no more for so many.
+#: after this many seconds of waiting, and then not again for this many.
 NOTICED_AFTER_S, QUIET_S = 10.0, 60.0
 
 #: When a slow store was last logged.

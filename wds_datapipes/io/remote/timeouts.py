@@ -12,9 +12,9 @@ __all__ = ["OURS", "RETRIES", "TIMEOUT_S", "StoreTimeouts", "silent_after", "wit
 
 #: The seconds without a byte after which a store has failed, where its library has no opinion.
 TIMEOUT_S = 30.0
-#: How often a store is asked again for one shard, and how many seconds all pauses before that take at most.
+#: Retries for one shard, and the most seconds of all pauses together.
 RETRIES, RETRY_S = 10, 300.0
-#: A store that gives no sign of life for so many seconds, or for two time-outs, is given up however often it was asked.
+#: A store has failed after this many seconds without a response, or two time-outs if longer, whatever retries are left.
 SILENT_S = 60.0
 #: The storage options that hold for each store, as for all functions that read one.
 OURS = ("timeout_s", "retries")

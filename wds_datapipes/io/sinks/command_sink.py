@@ -30,7 +30,7 @@ class CommandSink:
         if not self._command.strip():
             raise ShardWriteError(f"{url!r} holds no command. Write it after the colon, as in pipe:cat > 000.tar")
         self._written = 0
-        # A file takes what the command says without a reader; its end is told if the command fails.
+        # A file takes the command's messages without a reader; the error of a failed command shows its end.
         self._told = tempfile.TemporaryFile()  # noqa: SIM115  closed with the command
         try:
             self._process = ShellProcess(self._command, feeds=True, stderr=self._told)
