@@ -442,7 +442,7 @@ def test_a_full_disk_lets_copies_leave_and_is_an_error_when_none_can(tmp_path: P
     left, error, rest = done.stdout.splitlines()
     assert left == "2 800000"
     assert re.fullmatch(
-        r"The copy \S+\.part cannot be written: No space left on device\. All copies that nobody reads have left "
+        r"The copy \S+\.part cannot be written: No space left on device\. All copies not in use were evicted "
         r"already\. Free space, use another folder, or pass max_bytes",
         error,
     )
