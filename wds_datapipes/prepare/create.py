@@ -109,6 +109,7 @@ def create_shards(
         ValueError: an argument makes no sense.
 
     Examples:
+        >>> from pathlib import Path
         >>> from wds_datapipes.prepare.sources.image_folder import find_images
         >>> for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"):
         ...     Path("pets", name).parent.mkdir(parents=True, exist_ok=True)
