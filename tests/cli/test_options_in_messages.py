@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tarfile
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,21 @@ def test_real_messages(command: str, program: Any) -> None:
     assert done.err.startswith("Error: ")
     assert "--limit" not in done.err
     assert "--rekey" not in done.err
+
+
+@pytest.mark.parametrize("words", _app.WORDS)
+def test_what_is_translated_is_in_a_message_of_the_package(words: str) -> None:
+    root = Path(str(_app.__file__)).parents[1]
+    assert any(words in texts_of(path) for path in root.rglob("*.py") if path.name != "_app.py")
+
+
+@cache
+def texts_of(path: Path) -> str:
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return "\n".join(
+        "".join(str(part.value) if isinstance(part, ast.Constant) else "" for part in node.values)
+        if isinstance(node, ast.JoinedStr)
+        else str(node.value)
+        for node in nodes
+        if isinstance(node, ast.JoinedStr | ast.Constant)
+    )

@@ -46,7 +46,7 @@ WORDS = {
     'pass end_marker="optional"': "use --end-marker optional",
     "pass limits=ReadLimits(": "use --limit ",
     "=...) with more, or with None for no limit": "=... with more, or with none for no limit",
-    ' on_error="warn" or "skip" passes over such samples': "",
+    ' on_error="warn" or "skip" skips such samples': "",
     ", or pass key_rule=None if that is meant": "",
     ', or pass on_duplicate="first" or "last"': "",
     ", or make new keys": ", or use --rekey '{number:08d}'",
