@@ -54,6 +54,7 @@ ELSEWHERE = {
     "how-to/move-from-webdataset.md",
     "how-to/skip-bad-data.md",
     "how-to/read-from-stores.md",
+    "how-to/write-a-stage.md",
     "how-to/write-shards.md",
     "index.md",
     "tutorials/getting-started.md",

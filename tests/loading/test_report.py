@@ -246,7 +246,7 @@ def go_on(error: Exception) -> bool:
     return True
 
 
-@pytest.mark.filterwarnings("ignore:.*passed over")  # that is what "warn" does in the main process
+@pytest.mark.filterwarnings("ignore:.*skipped")  # that is what "warn" does in the main process
 @pytest.mark.parametrize("on_error", ["skip", "warn", go_on])
 @pytest.mark.parametrize("workers", WORKERS)
 def test_what_was_passed_over_is_counted(workers: int, on_error: Any, shards: list[str]) -> None:

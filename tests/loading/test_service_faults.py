@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 #: In a pipeline with so many workers, the one that meets the fault, and how many items come before it.
 PLACES = {0: (0, 15), 1: (0, 15), 2: (1, 11), 3: (1, 16)}
 SHARD = r"\S+/b\.tar"
-ITER = r"\nThis exception is thrown by __iter__ of CrewItems\(\)"
+ITER = r"\nThis exception is thrown by __iter__ of PooledItems\(\)"
 ANY_ITER = rf"({ITER})?"
 
 ADVICE = {

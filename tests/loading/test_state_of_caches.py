@@ -230,8 +230,8 @@ def test_what_is_not_the_same_in_each_pass_before_a_cache_is_refused(build: Stag
 @pytest.mark.parametrize(
     ("samples", "refusal"),
     [
-        ([{"__key__": key, "cls": "1"} for key in "abxd"], "behind its sample 2, and that is another one"),
-        ([{"__key__": key, "cls": "1"} for key in "ab"], "behind 3 samples, and there are 2 now"),
+        ([{"__key__": key, "cls": "1"} for key in "abxd"], "after its sample 2, and that is another one"),
+        ([{"__key__": key, "cls": "1"} for key in "ab"], "after 3 samples, and there are 2 now"),
     ],
 )
 def test_other_samples_before_a_cache_are_told(tmp_path: Path, samples: Any, refusal: str) -> None:
