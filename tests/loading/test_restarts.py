@@ -94,7 +94,7 @@ def test_a_worker_that_waits_until_it_can_send_is_listened_to() -> None:
         try:
             while True:
                 for _ in range(300):
-                    outlet.say(Kind.LEDGER, b"\x80\x04N.")  # None
+                    outlet.say(Kind.COUNTERS, b"\x80\x04N.")  # None
                 outlet.wait()
                 while outlet.orders:
                     epochs.append(outlet.orders.popleft().epoch)

@@ -1,4 +1,4 @@
-"""What samples are sorted by: DrawnOrder and FieldOrder."""
+"""What samples are sorted by: RandomSortKey and FieldSortKey."""
 
 from __future__ import annotations
 

@@ -360,6 +360,8 @@ def test_a_disk_that_is_full_or_only_read_still_gives_what_it_has(tmp_path: Path
     assert done.returncode == 0, done.stderr
     whole, still, full, adopted, only_read, adopted_again, missing = done.stdout.splitlines()
     assert (whole, still, adopted, adopted_again) == ("True",) * 4
-    assert re.match(r"The copy PLACE/\w+\.part cannot be written: No space left on device\. All copies not in use", full)
+    assert re.match(
+        r"The copy PLACE/\w+\.part cannot be written: No space left on device\. All copies not in use", full
+    )
     assert only_read == "Read-only file system"
     assert re.match("The cache PLACE cannot be used: Read-only file system", missing)

@@ -21,7 +21,7 @@ class Codec(NamedTuple):
 def describe_value(value: object) -> str:
     """Describe a value for a message: its type, and the dtype and shape of an array.
 
-    >>> described(None), described({"a": 1}), described("seven")
+    >>> describe_value(None), describe_value({"a": 1}), describe_value("seven")
     ('None', 'a dict', "the str 'seven'")
     """
     kind = type(value)

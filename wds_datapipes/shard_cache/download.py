@@ -76,7 +76,7 @@ def fetch_copy(
     were written without an end marker are left to the reader, who was told what to expect.
 
     Raises:
-        NoRoom: there is none, and none can be made.
+        CacheFullError: there is none, and none can be made.
         Stopped: ``is_wanted`` says so.
         CacheError: the folder cannot be written.
         ShardError: the shard cannot be read, is shorter than its store says, or is not what its digest says.

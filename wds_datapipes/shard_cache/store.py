@@ -80,7 +80,7 @@ class CacheFolder:
             is_wanted: asked from time to time while it is fetched.
 
         Raises:
-            NoRoom: there is none, and none can be made.
+            CacheFullError: there is none, and none can be made.
             Stopped: it is no longer wanted.
             CacheError: the folder cannot be used.
             ShardError: the shard cannot be read, or is not what it should be.

@@ -101,7 +101,7 @@ class BlockFile:
 
         Raises:
             FileExpired: the file was replaced meanwhile.
-            TooSlow: the block takes too long.
+            TooSlowError: the block takes too long.
         """
         if not self._block:
             self._block = memoryview(self._fetch())

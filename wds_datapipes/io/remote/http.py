@@ -151,7 +151,7 @@ class HttpClient:
         """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
         Raises:
-            UnfitAnswer: what comes is neither the file nor that part.
+            UnexpectedResponseError: what comes is neither the file nor that part.
             Exception: see `ask`.
         """
         answer = self._ask(url, {} if part is None else {"Range": f"bytes={part}"})
@@ -192,7 +192,7 @@ class HttpClient:
 
         Raises:
             EOFError: not all of it came.
-            UnfitAnswer: it has more than ``most_bytes``.
+            UnexpectedResponseError: it has more than ``most_bytes``.
         """
         file, data = self.open(url), bytearray()
         paced = MonitoredFile(file, ThroughputMonitor(redact(url), self._timeout_s))

@@ -173,7 +173,7 @@ def ask(
 
     Raises:
         FileNotFoundError: there is no such file.
-        RefusedRequest: the server has answered with another error, or goes round in circles.
+        HttpStatusError: the server has answered with another error, or goes round in circles.
         OSError: the network failed.
         http.client.HTTPException: what comes is no HTTP.
     """

@@ -24,7 +24,7 @@ class RecordedBatch(NamedTuple):
         batch: as the loader would give it to the loop.
         process: the number of the worker's process.
         worker: its number in the round in which the epoch goes.
-        record: where its pipeline is behind this batch, for `Trail.add`.
+        record: where its pipeline is behind this batch, for `ItemPositions.add`.
         is_empty: whether there is no batch, but only the place where the worker's epoch has ended.
     """
 

@@ -44,7 +44,7 @@ class Kind(enum.IntEnum):
     """Nor will there be any, because of the exception that is pickled here."""
     DONE = 5
     """I have done what I was told."""
-    LEDGER = 6
+    COUNTERS = 6
     """This is what I have passed over so far."""
     GIVEN_UP = 7
     """I no longer use this segment, which is free."""

@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 class Receiver:
-    """Receives what an `Outlet` sends.
+    """Receives what an `Sender` sends.
 
     Args:
         channel: this process's end of the socket.

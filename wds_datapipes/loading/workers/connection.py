@@ -280,7 +280,7 @@ class WorkerConnection:
 
     def _note(self, message: Message) -> bool:
         """Take note of a message that belongs to no place among the items; return whether it is one."""
-        if message.header.kind == Kind.LEDGER:
+        if message.header.kind == Kind.COUNTERS:
             self.skipped = self._inlet.body(message)
         elif message.header.kind == Kind.DONE:
             self._answered += 1

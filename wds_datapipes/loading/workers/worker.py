@@ -280,7 +280,7 @@ class Worker:
         """Send what was passed over, if anything was since the last time."""
         if COUNTERS.entries != self.told:
             self.told = COUNTERS.entries
-            self.outlet.say(Kind.LEDGER, _serialize(COUNTERS.skipped()))
+            self.outlet.say(Kind.COUNTERS, _serialize(COUNTERS.skipped()))
 
     @staticmethod
     def call_stages(name: str, stages: Any) -> None:
@@ -313,7 +313,7 @@ def report_errors_of_worker(
         except ReceiverGone:
             raise
         except SENDABLE:  # it is not lost: the main process raises it again
-            outlet.say(Kind.LEDGER, _serialize(COUNTERS.skipped()))
+            outlet.say(Kind.COUNTERS, _serialize(COUNTERS.skipped()))
             outlet.say(Kind.ERROR, failure(who))
             while True:  # the end of this process would be taken for another fault
                 outlet.wait()
@@ -325,7 +325,7 @@ def report_errors_of_worker(
 
 
 def failure(who: str) -> bytes:
-    """Return the exception that is handled now, with the shard this process opened last, for `Outlet.say`."""
+    """Return the exception that is handled now, with the shard this process opened last, for `Sender.say`."""
     shard = f", whose last shard was {COUNTERS.shard}" if COUNTERS.shard else ""
     return _serialize(SendableError(where=f"in {who}{shard}"))
 
