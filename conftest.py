@@ -1,8 +1,9 @@
-"""What tests of several folders share, and where the examples in docstrings run."""
+"""Fixtures that tests of several folders share, and the setup of the examples in docstrings."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import re
 import signal
@@ -19,24 +20,22 @@ import pytest
 from nginx_server import Nginx, running_nginx
 from sftp_server import SftpServer, find_rclone, running_sftp
 
-# Before a test module imports torchdata: that alone would show its banner, and a warning is an error here.
+# Before a test module imports torchdata, which would show its banner: a warning is an error here.
 import wds_datapipes
-from wds_datapipes.counters import COUNTERS
 
 
 def pytest_configure() -> None:
-    """Have Ctrl-C end what tests start, also where they run in a shell's background, whose jobs ignore it."""
+    """Restore Ctrl-C for the processes that tests start: background jobs of a shell ignore it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: Files that take a minute each: none of them may be left to one process at the end, while the others idle.
+#: Files that take a minute each. They run first, so that no process is left with one while the others idle.
 LONG = (
     "test_training_run.py",
     "test_checkpoint.py",
-    "test_state_of_tracked_streams.py",
-    "test_repairs.py",
-    "test_demo.py",
+    "test_state_law.py",
+    "test_patches.py",
     "test_ranks.py",
     "test_service_laws.py",
     "test_one_state.py",
@@ -52,21 +51,21 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long."""
+    """Run the slowest files first."""
     turns = {name: turn for turn, name in enumerate(LONG)}
     items.sort(key=lambda item: turns.get(item.path.name, len(LONG)))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Look no more through what all tests have imported, which costs half a second each time, in each worker, too."""
+    """Exempt all that the tests have imported from garbage collection, which saves half a second each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def example_surroundings(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
-    """Run a docstring's example in a folder of its own, with the public names at hand; other tests go without."""
+    """Run a docstring's example in a folder of its own, with the public names imported; skip this for other tests."""
     if isinstance(request.node, pytest.DoctestItem):
         doctest_namespace.update({name: getattr(wds_datapipes, name) for name in wds_datapipes.__all__})
         folder: Path = request.getfixturevalue("tmp_path")
@@ -75,14 +74,14 @@ def example_surroundings(request: pytest.FixtureRequest, doctest_namespace: dict
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Make sure that a test leaves no process and no open descriptor, even before garbage is collected."""
+    """Check that a test leaves no process and no open descriptor, even before garbage is collected."""
     gc.collect()
-    gc.freeze()  # what there is by now is not looked through again before each test, which takes half a second
-    gc.disable()  # what only a collection would close does not count as closed
+    gc.freeze()  # the collection before each test skips existing objects, which saves half a second
+    gc.disable()  # a descriptor that only a collection would close counts as a leak
     before = opened()
     others = set(psutil.Process().children())  # such as multiprocessing's own, once a test has spawned a worker
     yield
-    for _ in range(500):  # a thread of torch may take a moment to close what it has
+    for _ in range(500):  # a thread of torch may take a moment to close its descriptors
         if opened() <= before:
             break
         time.sleep(0.01)
@@ -94,22 +93,14 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def own_ledger() -> Iterator[None]:
-    """Begin with an empty book: this process has read other shards in other tests."""
-    COUNTERS.clear()
-    yield
-    COUNTERS.clear()
-
-
-@pytest.fixture
 def closed_garbage() -> Iterator[None]:
-    """Close what webdataset leaves to the garbage collection, while nobody minds: a later test would be blamed."""
+    """Collect the garbage that webdataset leaves, so that no later test is blamed for it."""
     yield
     gc.collect()
 
 
 class Ended(NamedTuple):
-    """How the command line has ended, and what it has written: bytes, if it was a process of its own."""
+    """The exit status of the command line and its output, as bytes if it ran as a process."""
 
     code: int
     out: Any
@@ -117,14 +108,29 @@ class Ended(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """What it has printed, by lines."""
+        """The lines of its output."""
         lines: list[str] = self.out.splitlines()
         return lines
 
 
 @pytest.fixture
+def forked() -> Callable[[Callable[[], object]], int | None]:
+    """Run a function in a forked process, and return its exit code."""
+
+    def run(function: Callable[[], object]) -> int | None:
+        process = multiprocessing.get_context("fork").Process(target=function)
+        process.start()
+        process.join()
+        code = process.exitcode
+        process.close()
+        return code
+
+    return run
+
+
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Go to an empty folder, where the command line prints plain lines of 80 columns."""
+    """Change to an empty folder, with a command line that prints plain lines of 80 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -133,7 +139,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def program(folder: Path) -> Callable[..., Ended]:
-    """Return what runs the command line in this process; anything but an exit is raised."""
+    """Return a function that runs the command line in this process; any exception but an exit is raised."""
     from typer.testing import CliRunner
 
     from wds_datapipes.cli import COMMANDS
@@ -150,7 +156,7 @@ def program(folder: Path) -> Callable[..., Ended]:
 
 @pytest.fixture
 def process(folder: Path) -> Callable[..., Ended]:
-    """Return what runs the command line as a process of its own."""
+    """Return a function that runs the command line as a process."""
 
     def run(*arguments: str, stdin: bytes = b"") -> Ended:
         command = [sys.executable, "-m", "wds_datapipes.cli", *arguments]
@@ -178,20 +184,20 @@ def shards(folder: Path) -> list[str]:
 
 
 class Store(NamedTuple):
-    """An S3 server with one bucket, which is called bucket."""
+    """An S3 server with one bucket, named ``bucket``."""
 
-    #: Where it listens.
+    #: The port of the server.
     port: int
     secret: str
 
     def options(self, port: int | None = None) -> dict[str, Any]:
-        """Return the storage options, for another port if something stands before it."""
+        """Return the storage options, with another port for a proxy in front of the server."""
         return {"key": "access", "secret": self.secret, "endpoint_url": f"http://127.0.0.1:{port or self.port}"}
 
 
 @pytest.fixture(scope="session")
 def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Run an S3 server; tests keep to folders of their own in its bucket."""
+    """Run an S3 server; tests use separate folders in its bucket."""
     root = tmp_path_factory.mktemp("s3")
     (root / "bucket").mkdir()
     secret = "hunter2hunter2"
@@ -208,19 +214,19 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
-    """Run nginx; tests keep to folders of their own among its files."""
+    """Run nginx; tests use separate folders among its files."""
     with running_nginx(tmp_path_factory.mktemp("nginx")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer]:
-    """Run an SFTP server; tests keep to files of their own."""
+    """Run an SFTP server; tests use separate files."""
     with running_sftp(tmp_path_factory.mktemp("sftp")) as server:
         yield server
 
 
 def opened() -> set[str]:
-    """Return the numbers of this process's open descriptors, without the one that lists them."""
+    """Return the numbers of this process's open descriptors, except the one that lists them."""
     numbers = os.listdir("/proc/self/fd")
     return {number for number in numbers if Path(f"/proc/self/fd/{number}").exists()}

@@ -1,4 +1,4 @@
-"""The checks of this project, one session each; `nox -l` lists them, and `.ci/run` runs those that have to pass."""
+"""The checks of this project, one session each; `nox -l` lists them, and `.ci/run` runs the required ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ nox.options.reuse_venv = "yes"
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 CONSTRAINTS = "constraints.txt"
-#: What `tests` leaves to `doctest`.
+#: The tests that run in the `doctest` session instead of `tests`.
 DOCUMENTATION = "tests/test_documentation.py"
-#: Each process takes the next file: at first the longest, which conftest.py lists, and not those with the most tests.
+#: Distribute whole files in order: conftest.py puts the slowest first, and xdist those with the most tests.
 IN_THEIR_ORDER = ["--dist=loadfile", "--no-loadscope-reorder"]
-#: How pytest ends where the arguments choose no test.
+#: The exit code of pytest if the arguments select no test.
 NOTHING_CHOSEN = 5
-#: What sweeps more in `nightly`: in `tests`, every value of each dimension with some of the others.
+#: The tests that `nightly` sweeps over all combinations, and `tests` over each value of each dimension.
 SWEEPS = [
     "tests/loading/test_checkpoint.py",
     "tests/loading/test_repaired_service.py",
@@ -29,7 +29,14 @@ SWEEPS = [
     "tests/loading/test_training_run.py",
     "tests/fuzzing/test_targets.py",
 ]
-#: What `minimal` runs: tests that import no extra but dataloader2, of each floor, and what depends on its release.
+#: The tests of `quick`, which take under a minute: no worker processes, no servers, no commands.
+QUICK_TESTS = [
+    *(f"tests/{name}" for name in ("codecs", "index", "on_error", "samples", "tar", "writing")),
+    "tests/test_layers.py",
+    "tests/test_public_api.py",
+]
+#: The tests of `minimal`: those that import no extra but dataloader2, from each layer, and those that depend on its
+#: release.
 MINIMAL_TESTS = [
     "tests/samples/test_fields.py",
     "tests/samples/test_keys.py",
@@ -38,7 +45,7 @@ MINIMAL_TESTS = [
     "tests/loading/test_inbox.py",
     "tests/loading/test_prefetching.py",
     "tests/loading/test_repaired_service.py",
-    "tests/loading/test_repairs.py",
+    "tests/loading/test_patches.py",
     "tests/loading/test_rounds.py",
     "tests/loading/test_service.py",
     "tests/loading/test_without_dataloader2.py",
@@ -54,7 +61,7 @@ def group(name: str) -> list[str]:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, with everything that is optional installed."""
+    """Run the tests, with all optional dependencies installed."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     for chosen, where in (("not alone", ["--numprocesses=3", *IN_THEIR_ORDER]), ("alone", [])):
         arguments = [f"--ignore={DOCUMENTATION}", "-m", chosen, *where, *session.posargs]
@@ -62,11 +69,22 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def quick(session: nox.Session) -> None:
+    """Run the tests of reading, samples and writing in under a minute, for use between two edits."""
+    session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
+    session.run("pytest", "--numprocesses=3", *QUICK_TESTS, *session.posargs)
+
+
+@nox.session
 def nightly(session: nox.Session) -> None:
-    """Break off thousands of loaders at random, take states along 100,000 batches, and sweep all with all."""
+    """Interrupt thousands of loaders at random, save states over 100,000 batches, and sweep all combinations.
+
+    It draws pipelines for an hour too. `RESUME_SEED` and `RANDOM_PIPELINES_SEED` draw the same again.
+    """
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     seed = os.environ.get("RESUME_SEED", str(int(time.time())))
-    session.log(f"RESUME_SEED={seed} draws the same again")
+    pipelines_seed = os.environ.get("RANDOM_PIPELINES_SEED", str(int(time.time())))
+    session.log(f"RESUME_SEED={seed} RANDOM_PIPELINES_SEED={pipelines_seed} draws the same again")
     session.run(
         "pytest",
         "--timeout=7200",
@@ -77,12 +95,18 @@ def nightly(session: nox.Session) -> None:
         *session.posargs,
         env={"RESUME_CUTS": os.environ.get("RESUME_CUTS", "5000"), "RESUME_BATCHES": "100000", "RESUME_SEED": seed},
     )
+    session.run(
+        "pytest",
+        "--timeout=7200",
+        "tests/properties/test_random_pipelines.py",
+        env={"RANDOM_PIPELINES_SECONDS": "3600", "RANDOM_PIPELINES_SEED": pipelines_seed},
+    )
     session.run("pytest", "--numprocesses=3", *IN_THEIR_ORDER, *SWEEPS, *session.posargs, env={"WHOLE_SWEEPS": "1"})
 
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Fuzz what reads the files of others, a minute each; `nox -s fuzz -- --seconds 600 tar` for one, and longer."""
+    """Fuzz the parsers of untrusted files for a minute each; `nox -s fuzz -- --seconds 600 tar` runs one for longer."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("fuzz"))
     session.run("python", "tests/fuzzing/fuzz.py", *session.posargs)
 
@@ -104,7 +128,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def doctest(session: nox.Session) -> None:
-    """Run every example: in docstrings, in the README and in the documentation."""
+    """Run every example in docstrings, the README and the documentation."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     session.run("pytest", "--numprocesses=3", "--doctest-modules", "wds_datapipes", DOCUMENTATION, *session.posargs)
 
@@ -119,7 +143,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Compare with webdataset, torchdata and tarfile; arguments after `--` go to each benchmark, instead of --quick."""
+    """Compare with webdataset, torchdata and tarfile; arguments after `--` replace --quick for each benchmark."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("bench"))
     for benchmark in sorted(Path("benchmarks").glob("bench_*.py")):
         session.run("python", str(benchmark), *(session.posargs or ["--quick"]))
@@ -127,7 +151,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Run the demo as the README says, from a plain installation."""
+    """Run the demo as described in the README, from a plain installation."""
     session.install(".[demo]", "-c", CONSTRAINTS)
     with session.chdir(session.create_tmp()):
         session.run("wds-datapipes", "demo", *session.posargs)
@@ -135,7 +159,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def minimal(session: nox.Session) -> None:
-    """Run what needs no extra but `dataloader2`, with the torchdata that Python 3.13 gets."""
+    """Run the tests that need no extra but `dataloader2`, with the torchdata release that Python 3.13 gets."""
     pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
     session.install(".[dataloader2]", *pins, "torchdata==0.7.1", *group("minimal"))
     session.run("pytest", "--numprocesses=3", *IN_THEIR_ORDER, *MINIMAL_TESTS, *session.posargs)
@@ -144,9 +168,9 @@ def minimal(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("peer", [nox.param(name, id=name) for name in ("dali", "energon", "mpi", "stores", "wids")])
 def peers(session: nox.Session, peer: str) -> None:
-    """Let DALI, Energon or wids read by the indexes that are written here, and MPI convert; read stand-ins of stores.
+    """Have DALI, Energon and wids read our indexes, and MPI convert; read from emulated stores.
 
-    DALI takes 2 GB, and no GPU.
+    DALI takes 2 GB, and needs no GPU.
     """
     session.install("-c", CONSTRAINTS, "-e", ".[dataloader2,yaml]", *group(peer))
     session.run("pytest", f"tests/peers/test_{peer}.py", *session.posargs)

@@ -189,7 +189,7 @@ LOADERS: dict[str, Build] = {
     OURS: ours,
     "the same, prefetch 0 (ours)": functools.partial(ours, ahead=0),
     "DataLoader2, repaired (ours)": stock,
-    "DataLoader2, unrepaired": stock,
+    "DataLoader2, unpatched": stock,
     "DataLoader": dataloader,
     "StatefulDataLoader": stateful,
     REFERENCE: webloader,
@@ -341,7 +341,7 @@ def in_process_of_its_own(name: str, measure: Callable[..., Any], *arguments: An
 
 def _measure(answers: Connection, name: str, measure: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.setsid()
-    os.environ["WDS_DATAPIPES_REPAIRS"] = "0" if "unrepaired" in name else "1"
+    os.environ["WDS_DATAPIPES_PATCHES"] = "0" if "unpatched" in name else "1"
     warnings.simplefilter("ignore")  # torchdata's banner, which says that it is no longer developed
     # Before anything is timed; this repairs torchdata, too.
     from wds_datapipes import ShardReadingService  # noqa: F401  for what importing it does

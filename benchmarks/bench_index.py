@@ -26,7 +26,7 @@ from pathlib import Path
 from contest import Contender, Contest, options, parse, plot_contests, write_report
 from datasets import SETS, folder
 
-from wds_datapipes import build_index
+from wds_datapipes.index import build_index
 
 #: Name, offset of the data, size.
 Place = tuple[str, int, int]

@@ -6,11 +6,11 @@ The same shards of SMALL are read by worker processes, and the main process take
 or in lists of 64 that the workers make ("lists of 64"). The rate is counted over some seconds after the first item, so
 starting up is no part of it; the time to the first item includes all that building the loader takes, but no imports.
 
-DataLoader2 runs as torchdata has it ("unrepaired", by ``WDS_DATAPIPES_REPAIRS=0``) and as importing ``wds_datapipes``
+DataLoader2 runs as torchdata has it ("unpatched", by ``WDS_DATAPIPES_PATCHES=0``) and as importing ``wds_datapipes``
 leaves it. Every contender is a process of its own, ended with its workers once it has been measured: torchdata's
 service may hang when it is shut down.
 
-Measured, times WebLoader with two workers: one by one DataLoader2 1.1 (unrepaired 0.4), DataLoader 2.3; in lists of 64
+Measured, times WebLoader with two workers: one by one DataLoader2 1.1 (unpatched 0.4), DataLoader 2.3; in lists of 64
 they are at 8.6, 8.6 and 9.4. So gather samples into batches in the workers: what one message costs is then shared by
 all of its samples.
 """
@@ -96,7 +96,7 @@ def webloader(urls: list[str], together: int, workers: int) -> Iterable[Any]:
 LOADERS: dict[str, tuple[Callable[[list[str], int, int], Iterable[Any]], str]] = {
     "ShardReadingService (ours)": (ours, "1"),
     "DataLoader2, repaired (ours)": (dataloader2, "1"),
-    "DataLoader2, unrepaired": (dataloader2, "0"),
+    "DataLoader2, unpatched": (dataloader2, "0"),
     "DataLoader (ours inside)": (dataloader, "1"),
     "WebLoader (webdataset)": (webloader, "1"),
 }
@@ -118,7 +118,7 @@ def measure(loader: str, urls: list[str], together: int, workers: int, seconds: 
 
 def in_process_of_its_own(loader: str, *arguments: Any) -> Loading:
     """Measure in a fresh process, and end it with all of its workers."""
-    environment = os.environ | {"WDS_DATAPIPES_REPAIRS": LOADERS[loader][1]}
+    environment = os.environ | {"WDS_DATAPIPES_PATCHES": LOADERS[loader][1]}
     command = [sys.executable, "-W", "ignore", __file__, "--measure", json.dumps([loader, *arguments])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True) as run:
         assert run.stdout is not None

@@ -50,7 +50,6 @@ from rich.progress import track
 from rich.table import Table
 
 from wds_datapipes import ShardList, ShardReadingService
-from wds_datapipes.loading.checkpoint.encoding import decode_state
 from wds_datapipes.loading.workers import worker
 from wds_datapipes.pipes.state.pipeline_state import record_state
 
@@ -193,11 +192,7 @@ def share_of(reports: list[tuple[float, float]]) -> float:
 
 def waiting_in(data: bytes) -> int:
     parts = json.loads(data)["ranks"][0]["parts"] if data else []
-    return sum(
-        len((stage or {}).get("waiting", ()))
-        for part in parts
-        for stage in decode_state(part["stages"] or "null") or ()
-    )
+    return sum(len((stage or {}).get("waiting", ())) for part in parts for stage in part["stages"] or ())
 
 
 def close(loader: Any) -> None:

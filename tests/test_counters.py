@@ -1,27 +1,24 @@
-"""The book of what a process reads and passes over."""
+"""Counters of what a pipeline reads and skips."""
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes.counters import COUNTERS, LATEST, Counters, Skipped, SkippedItem
+from wds_datapipes.counters import LATEST, Counters, Skipped, SkippedItem
 from wds_datapipes.errors import DecodeError, TruncatedShardError
-from wds_datapipes.on_error.policy import ErrorPolicy
+from wds_datapipes.loading.report import count_skipped
+from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy
+from wds_datapipes.pipes.stage import share_counters
 from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
 from wds_datapipes.types import Shard
-
-
-@pytest.fixture
-def book() -> Iterator[Counters]:
-    """Return this process's book, empty; other tests have written into it."""
-    COUNTERS.clear()
-    yield COUNTERS
-    COUNTERS.clear()
 
 
 def item(stage: str, error: str, reason: str) -> SkippedItem:
@@ -29,13 +26,13 @@ def item(stage: str, error: str, reason: str) -> SkippedItem:
 
 
 def test_a_new_book_is_empty() -> None:
-    book = Counters()
-    assert (book.shard, book.entries, book.on_shard, book.skipped()) == ("", 0, None, Skipped())
-    assert book.skipped().total == 0
+    counters = Counters()
+    assert (counters.shard, counters.entries, counters.on_shard, counters.skipped()) == ("", 0, None, Skipped())
+    assert counters.skipped().total == 0
 
 
 def test_items_are_counted_by_stage_and_kind() -> None:
-    book = Counters()
+    counters = Counters()
     items = [
         item("decode", "ValueError", "a"),
         item("group", "ValueError", "b"),
@@ -43,102 +40,134 @@ def test_items_are_counted_by_stage_and_kind() -> None:
         item("decode", "ValueError", "d"),
     ]
     for each in items:
-        book.passed_over(each)
-    skipped = book.skipped()
+        counters.count_skipped(each)
+    skipped = counters.skipped()
     assert skipped.counts == {"decode: ValueError": 2, "group: ValueError": 1, "decode: KeyError": 1}
-    assert skipped.total == book.entries == 4
+    assert skipped.total == counters.entries == 4
     assert skipped.latest == tuple(items)
     assert str(items[2]) == "decode: KeyError: c"
 
 
 def test_only_the_latest_errors_are_kept_whole() -> None:
-    book = Counters()
+    counters = Counters()
     for number in range(10_000):
-        book.passed_over(item("decode", "ValueError", str(number)))
-    skipped = book.skipped()
+        counters.count_skipped(item("decode", "ValueError", str(number)))
+    skipped = counters.skipped()
     assert skipped.counts == {"decode: ValueError": 10_000}
     assert [each.reason for each in skipped.latest] == [str(number) for number in range(10_000 - LATEST, 10_000)]
 
 
 def test_what_was_read_from_the_book_does_not_change() -> None:
-    book = Counters()
-    book.passed_over(item("decode", "ValueError", "a"))
-    before = book.skipped()
-    book.passed_over(item("decode", "ValueError", "b"))
+    counters = Counters()
+    counters.count_skipped(item("decode", "ValueError", "a"))
+    before = counters.skipped()
+    counters.count_skipped(item("decode", "ValueError", "b"))
     assert before == Skipped({"decode: ValueError": 1}, (item("decode", "ValueError", "a"),))
 
 
 def test_each_shard_is_told_to_whoever_asks() -> None:
-    book, told = Counters(), list[str]()
-    book.opened("a.tar")
-    assert book.shard == "a.tar"
-    book.on_shard = told.append
+    counters, told = Counters(), list[str]()
+    counters.record_shard("a.tar")
+    assert counters.shard == "a.tar"
+    counters.on_shard = told.append
     for shard in ("b.tar", "c.tar", "c.tar"):
-        book.opened(shard)
-        assert book.shard == shard
+        counters.record_shard(shard)
+        assert counters.shard == shard
     assert told == ["b.tar", "c.tar", "c.tar"]
 
 
-def test_a_cleared_book_tells_nobody() -> None:
-    book, told = Counters(), list[str]()
-    book.on_shard = told.append
-    book.passed_over(item("decode", "ValueError", "a"))
-    book.clear()
-    book.opened("a.tar")
-    assert told == []
-    assert (book.entries, book.skipped()) == (0, Skipped())
+def test_a_copy_starts_at_zero() -> None:
+    counters, told = Counters(), list[str]()
+    counters.on_shard = told.append
+    counters.count_skipped(item("decode", "ValueError", "a"))
+    counters.count_fetched(1, 1.0)
+    for copied in (copy.deepcopy(counters), pickle.loads(pickle.dumps(counters))):
+        copied.record_shard("a.tar")
+        assert told == []
+        assert (copied.entries, copied.fetched(), copied.skipped()) == (0, (0, 0), Skipped())
 
 
 # who writes into it
 
 
 @pytest.mark.filterwarnings("ignore:a_stage skipped")
-def test_every_policy_that_goes_on_is_in_the_book(book: Counters) -> None:
+def test_every_policy_that_goes_on_is_in_the_book() -> None:
+    counters = Counters()
     answers = iter([True, False])
     for on_error in ("skip", "warn", lambda _: next(answers)):
-        policy = ErrorPolicy(on_error, "a_stage")
-        policy.goes_on(TruncatedShardError("x.tar ends"))
-    assert book.skipped().counts == {"a_stage: TruncatedShardError": 3}
-    assert not policy.goes_on(TruncatedShardError("x.tar ends"))  # the stage ends, which must not be in silence
-    assert book.entries == 4
+        policy = ErrorPolicy(CountedErrors(on_error, counters), "a_stage")
+        policy.handle(TruncatedShardError("x.tar ends"))
+    assert counters.skipped().counts == {"a_stage: TruncatedShardError": 3}
+    assert not policy.handle(TruncatedShardError("x.tar ends"))  # the stage ends, which must not be in silence
+    assert counters.entries == 4
     with pytest.raises(TruncatedShardError):
-        ErrorPolicy("raise", "a_stage").goes_on(TruncatedShardError("x.tar ends"))
-    assert book.entries == 4
+        ErrorPolicy(CountedErrors("raise", counters), "a_stage").handle(TruncatedShardError("x.tar ends"))
+    assert counters.entries == 4
 
 
-def test_an_entry_tells_the_shard_the_key_and_the_field(book: Counters) -> None:
-    policy = ErrorPolicy("skip", "a_stage")
-    policy.goes_on(
-        DecodeError("bad"), {"__url__": "s3://me:secret@host/a.tar", "__key__": "k", "cls": b""}, field="cls"
-    )
-    policy.goes_on(TruncatedShardError("cut"), url="b.tar")
-    policy.goes_on(KeyError("txt"), {"txt": 1})
-    assert book.skipped().latest == (
+def test_an_entry_tells_the_shard_the_key_and_the_field() -> None:
+    counters = Counters()
+    policy = ErrorPolicy(CountedErrors("skip", counters), "a_stage")
+    policy.handle(DecodeError("bad"), {"__url__": "s3://me:secret@host/a.tar", "__key__": "k", "cls": b""}, field="cls")
+    policy.handle(TruncatedShardError("cut"), url="b.tar")
+    policy.handle(KeyError("txt"), {"txt": 1})
+    assert counters.skipped().latest == (
         SkippedItem("a_stage", "DecodeError", "s3://***@host/a.tar", "k", "cls", "bad"),
         SkippedItem("a_stage", "TruncatedShardError", "b.tar", "", "", "cut"),
         SkippedItem("a_stage", "KeyError", "", "", "", "'txt'"),
     )
 
 
-def test_the_book_knows_the_shard_that_is_read(book: Counters, tmp_path: Path) -> None:
+def test_the_book_knows_the_shard_that_is_read(tmp_path: Path) -> None:
+    counters = Counters()
     names = [build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "txt": name}]) for name in "abc"]
     os.truncate(names[1], 512)
     told: list[str] = []
-    book.on_shard = told.append
+    counters.on_shard = told.append
     read = []
-    for shard, name, _, _ in load_wds_shards([*names, str(tmp_path / "missing.tar")], ReadOptions(on_error="skip")):
+    for shard, name, _, _ in load_wds_shards(
+        [*names, str(tmp_path / "missing.tar")], ReadOptions(on_error=CountedErrors("skip", counters))
+    ):
         read.append(name)
-        assert Shard(book.shard) == shard
+        assert Shard(counters.shard) == shard
     assert read == ["a.txt", "c.txt"]
     assert told == [*names, str(tmp_path / "missing.tar")]
-    assert book.skipped().counts == {
+    assert counters.skipped().counts == {
         "load_wds_shards: TruncatedShardError": 1,
         "load_wds_shards: ShardOpenError": 1,
     }
 
 
-def test_the_book_holds_no_credentials(book: Counters) -> None:
+def test_the_book_holds_no_credentials() -> None:
+    counters = Counters()
     address = "unknown://ada:secret@host/a.tar?token=secret"
     with pytest.raises(Exception, match="unknown"):
-        list(load_wds_shards([address]))
-    assert book.shard == "unknown://***@host/a.tar?token=***"
+        list(load_wds_shards([address], ReadOptions(on_error=CountedErrors("raise", counters))))
+    assert counters.shard == "unknown://***@host/a.tar?token=***"
+
+
+def test_each_pipeline_counts_for_itself() -> None:
+    def numbers(*texts: str) -> Any:
+        samples = [{"__key__": text, "cls": text.encode()} for text in texts]
+        return IterableWrapper(samples).wds_decode(on_error="skip").to_tuple("cls", on_error="skip")
+
+    pipes = [numbers("1", "x", "2"), numbers("y", "3", "z", "4")]
+    assert list(zip(*pipes, strict=True)) == [((1,), (3,)), ((2,), (4,))]
+    assert [dict(count_skipped(pipe).counts) for pipe in pipes] == [
+        {"wds_decode: DecodeError": 1},
+        {"wds_decode: DecodeError": 2},
+    ]
+    assert [each.key for each in count_skipped(pipes[1]).latest] == ["y", "z"]
+    copied = copy.deepcopy(pipes[0])
+    assert count_skipped(copied).total == 0
+    assert len(list(pipes[0])) == 2
+    assert (count_skipped(pipes[0]).total, count_skipped(copied).total) == (2, 0)
+
+
+def test_stages_that_share_counters_are_counted_once() -> None:
+    pipe = IterableWrapper([{"__key__": "a", "cls": b"x"}]).wds_decode(on_error="skip").to_tuple("cls")
+    counters = Counters()
+    share_counters(pipe, counters)
+    assert list(pipe) == []
+    assert count_skipped(pipe) == counters.skipped()
+    assert counters.entries == 1

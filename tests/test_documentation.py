@@ -146,14 +146,14 @@ def write_training_shards(folder: Path) -> None:
         build_shard(folder / f"data/train-{shard:03d}.tar", samples)
 
 
-@pytest.mark.timeout(400)  # some pages start many processes
+@pytest.mark.timeout(900)  # some pages start many processes
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_runs(page: Path, programs: Path, tmp_path: Path) -> None:
     write_training_shards(tmp_path)
     if page == ROOT / "README.md":  # whose block reads what the command above it writes
         demo_folder = tmp_path / inspect.signature(demo).parameters["output"].default
         demo_folder.mkdir()
-        write_digits(demo_folder, seed=0)
+        write_digits(demo_folder)
     is_started_anew = page == ROOT / STARTED_ANEW
     run_page(page.read_text(encoding="utf-8"), tmp_path, None if is_started_anew else programs)
 

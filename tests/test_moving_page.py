@@ -13,6 +13,7 @@ from torch.utils.data import IterDataPipe
 from webdataset.compat import FluidInterface
 
 import wds_datapipes
+from wds_datapipes import index
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/move-from-webdataset.md"
 TEXT = PAGE.read_text("utf-8")
@@ -53,5 +54,5 @@ def test_every_class_that_the_page_advises_exists() -> None:
     advised = {name for row in columns for name in re.findall(r"`([A-Z]\w+)[`(]", row)}
     assert "ShardList" in advised
     elsewhere = {"DataLoader2", "IterableWrapper"}
-    known = {*wds_datapipes.__all__, *wds_datapipes.errors.__all__, *elsewhere}
+    known = {*wds_datapipes.__all__, *index.__all__, *wds_datapipes.errors.__all__, *elsewhere}
     assert sorted(advised - known) == []

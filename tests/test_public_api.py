@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import IterDataPipe
 
 import wds_datapipes
-from wds_datapipes import errors, testing
+from wds_datapipes import errors, index, pipes, testing, writing
 
 MODULES = sorted(
     module.name
@@ -31,7 +31,7 @@ STAGES = {
 
 def public_objects() -> Iterator[tuple[str, Any]]:
     """The public names of the modules that users import from, and the methods of the classes among them."""
-    for module in (wds_datapipes, errors, testing):
+    for module in (wds_datapipes, errors, index, pipes, testing, writing):
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.isclass(value) or inspect.isfunction(value):
@@ -49,6 +49,10 @@ def test_all_is_sorted_and_what_is_visible() -> None:
         if not name.startswith("_") and not isinstance(value, ModuleType)
     } | wds_datapipes._LATER.keys()
     assert wds_datapipes.__all__ == sorted(visible)
+
+
+def test_the_top_has_what_most_programs_need() -> None:
+    assert len(wds_datapipes.__all__) <= 40
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -80,7 +84,7 @@ def test_there_are_stages() -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_is_public_and_documented(name: str) -> None:
     stage = STAGES[name]
-    assert stage.__name__ in wds_datapipes.__all__
+    assert stage.__name__ in pipes.__all__
     text = inspect.getdoc(stage) or ""
     assert f"(functional name: ``{name}``)." in text.partition("\n\n")[0]
     assert "\nYields:\n" in text
@@ -120,3 +124,25 @@ print(*IterDataPipe.functions, *dir(IterDataPipe))
     taken = set(finished.stdout.split())
     assert {"batch", "shuffle", "load_from_tar"} <= taken
     assert taken & set(STAGES) == set()
+
+
+def test_importing_the_package_imports_no_more_than_a_pipeline_needs() -> None:
+    """`benchmarks/bench_import.py` measures what this is for."""
+    code = "import sys, wds_datapipes; print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(imported.stdout.split())
+    assert {"wds_datapipes.pipes.loading", "wds_datapipes.shards.loading"} <= loaded
+    assert (
+        loaded
+        & {
+            "PIL",
+            "html.parser",
+            "sqlite3",
+            "wds_datapipes.index",
+            "wds_datapipes.io.remote.filesystem",
+            "wds_datapipes.prepare",
+            "wds_datapipes.shard_cache",
+            "wds_datapipes.writing",
+        }
+        == set()
+    )

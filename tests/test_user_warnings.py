@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService
 
-from wds_datapipes import ShardList, ShardReadingService, ShardWriter, TarWriter, build_index
+from wds_datapipes import ShardList, ShardReadingService, ShardWriter, TarWriter
+from wds_datapipes.index import build_index
 from wds_datapipes.testing import build_shard
 from wds_datapipes.user_warnings import warn_user
 

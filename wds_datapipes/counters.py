@@ -1,22 +1,21 @@
-"""Counters of a process: the shards it opens, the bytes it fetches and the items it skips."""
+"""Counters of a pipeline: the shards it opens, the bytes it fetches and the items it skips."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["COUNTERS", "Counters", "Skipped", "SkippedItem"]
+__all__ = ["Counters", "Skipped", "SkippedItem", "sum_skipped"]
 
-#: How many of the latest errors are kept whole.
+#: The number of recent errors that are kept in full.
 LATEST = 20
 
 
 class SkippedItem(NamedTuple):
-    """An item that a stage has skipped.
+    """An item that a stage skipped.
 
     Attributes:
         stage: the stage, such as ``"wds_decode"``.
@@ -43,8 +42,8 @@ class Skipped:
     """The items that were skipped.
 
     Attributes:
-        counts: how many items, by stage and kind of error, such as ``{"group_samples: DuplicateFieldError": 3}``.
-        latest: the last few of them, oldest first.
+        counts: the number of items, by stage and kind of error, such as ``{"group_samples: DuplicateKeyError": 3}``.
+        latest: the most recent of them, oldest first.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -57,56 +56,64 @@ class Skipped:
 
 
 class Counters:
-    """Counters that stages update: the shard opened last, the items skipped, and the bytes fetched.
+    """Counters of a pipeline, updated by its stages: the shard opened last, the items skipped, and the bytes fetched.
+
+    The stages of a loader share one; without a loader, each stage has its own. A copy, such as the one that is sent
+    to a worker, starts at zero.
 
     Attributes:
-        shard: the shard that was opened last, without credentials, or "".
-        entries: how many entries there are, which tells whether any are new.
+        shard: the shard opened last, without credentials, or "".
+        entries: the number of skipped items.
         on_shard: called with each shard that is opened.
-        fetched_bytes: how much has come from stores.
-        fetching_s: how long stores were waited for, in seconds, by all who read at a time together.
+        slow_logged_at: the time when a slow store was last logged, in seconds of a monotonic clock.
     """
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Reset all counters, as in a new process."""
-        self.renew()
         self.shard = ""
         self.entries = 0
         self.on_shard: Callable[[str], object] | None = None
-        self.fetched_bytes, self.fetching_s = 0, 0.0
+        self.slow_logged_at: float | None = None
         self._counts: Counter[str] = Counter()
         self._latest: deque[SkippedItem] = deque(maxlen=LATEST)
+        #: Bytes and seconds by thread. Each thread writes to its own entry, so a fork finds no lock held.
+        self._fetched: dict[int, tuple[int, float]] = {}
 
-    def renew(self) -> None:
-        """Forget that a thread of a parent process may have been writing when this one was forked."""
-        self._lock = threading.Lock()
+    def __reduce__(self) -> tuple[type[Counters], tuple[()]]:
+        return Counters, ()
 
-    def opened(self, shard: str) -> None:
+    def record_shard(self, shard: str) -> None:
         """Record the shard that is opened."""
         self.shard = shard
         if self.on_shard is not None:
             self.on_shard(shard)
 
-    def fetched(self, count: int, waited_s: float) -> None:
-        """Count bytes that came from a store; several threads may do so."""
-        with self._lock:
-            self.fetched_bytes += count
-            self.fetching_s += waited_s
+    def count_fetched(self, count: int, waited_s: float) -> None:
+        """Count bytes received from a store; this is thread-safe."""
+        thread = threading.get_ident()
+        before, before_s = self._fetched.get(thread, (0, 0.0))
+        self._fetched[thread] = before + count, before_s + waited_s
 
-    def passed_over(self, item: SkippedItem) -> None:
-        """Count an item that a stage skips."""
+    def fetched(self) -> tuple[int, float]:
+        """Return the bytes that came from stores, and the seconds that threads waited for them, summed."""
+        entries = [*self._fetched.values()]
+        return sum(count for count, _ in entries), sum(seconds for _, seconds in entries)
+
+    def count_skipped(self, item: SkippedItem) -> None:
+        """Count a skipped item."""
         self.entries += 1
         self._counts[f"{item.stage}: {item.error}"] += 1
         self._latest.append(item)
 
     def skipped(self) -> Skipped:
-        """Return the items that were skipped so far."""
+        """Return the items skipped so far."""
         return Skipped(dict(self._counts), tuple(self._latest))
 
 
-#: The book of this process.
-COUNTERS = Counters()
-os.register_at_fork(after_in_child=COUNTERS.renew)
+def sum_skipped(parts: Iterable[Skipped]) -> Skipped:
+    """Return the sum of the items skipped by several processes or stages."""
+    counts: Counter[str] = Counter()
+    latest: list[SkippedItem] = []
+    for part in parts:
+        counts.update(part.counts)
+        latest += part.latest
+    return Skipped(dict(counts), tuple(latest))

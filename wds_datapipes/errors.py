@@ -1,31 +1,24 @@
 """Exceptions that this package raises.
 
     WdsError
-    ├── PatternError (ValueError)                a shard pattern that cannot be expanded, or matches nothing
-    ├── SpecError (ValueError)                   a dataset specification that is wrong
+    ├── SpecError (ValueError)                   a shard pattern or a dataset specification is wrong, or matches nothing
     ├── UnknownSchemeError (ValueError)          a URL scheme that no opener and no file system handles
-    ├── RefusedURLError (ValueError)             an untrusted URL that names a local file or a command
+    ├── UnsafeInputError (ValueError)            input that could run code or read a local file, which was not allowed
     ├── MissingDependencyError (ImportError)     an optional package is not installed
     ├── ShardError                               one shard cannot be read to its end
     │   ├── ShardOpenError (OSError)             it could not be opened
-    │   ├── CommandError (OSError)               a ``pipe:`` command ended with an error
-    │   ├── ShardReadError (OSError)             its disk, store or network failed in the middle
+    │   ├── ShardReadError (OSError)             its disk, store, network or ``pipe:`` command failed in the middle
     │   ├── TruncatedShardError (EOFError)       it ends too early
     │   ├── CorruptShardError (ValueError)       it is no tar archive, or damaged
     │   ├── UnsupportedMemberError (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
     │   ├── ReadLimitError (ValueError)          it exceeds `ReadLimits`
     │   └── ChangedShardError (ValueError)       it has changed since it was opened or a state saved
     ├── SampleError                              one sample cannot be used
-    │   ├── DuplicateFieldError (ValueError)     a field occurs twice in one sample
-    │   ├── RepeatedKeyError (ValueError)        a key is repeated after other samples of its shard
-    │   ├── MissingFieldError (ValueError)       a field that was requested is missing
-    │   ├── MissingEntryError (LookupError)      a table has no entry for its key
+    │   ├── DuplicateKeyError (ValueError)       a field occurs twice in a sample, or a key twice in a shard
+    │   ├── MissingFieldError (ValueError)       a field, or the entry of a table for the sample, is missing
     │   ├── DecodeError (ValueError)             a field cannot be decoded as its name says
-    │   │   └── UnsafeCodecError                 the field's codec can run code, and that was not allowed
-    │   ├── EncodeError (ValueError)             a field cannot be encoded as its name says
-    │   ├── SampleSourceError (ValueError)       its source cannot be read, or yields no sample
-    │   ├── UnwritableSampleError (ValueError)   it would not be read back as it is
-    │   └── SampleCommandError (OSError)         a shell command that maps samples has failed on it
+    │   ├── EncodeError (ValueError)             it cannot be written so that it is read back as it is
+    │   └── SampleSourceError (ValueError)       its source cannot be read, or the command that makes it failed
     ├── ShardWriteError (OSError)                a shard could not be written; no file has its name
     ├── ConversionError (RuntimeError)           some shards could not be converted; the others were
     ├── MisalignedShardsError (ValueError)       parallel shards do not hold the same keys in the same order
@@ -34,8 +27,7 @@
     ├── SidecarError                             a file that describes a shard or a dataset cannot be used
     │   ├── MissingSidecarError (OSError)        it cannot be opened, or cannot be written
     │   ├── CorruptSidecarError (ValueError)     it is damaged, or is something else
-    │   ├── StaleSidecarError (ValueError)       the shards have changed since it was written
-    │   ├── WrongSidecarError (ValueError)       it does not match its shard
+    │   ├── StaleSidecarError (ValueError)       it does not match its shards, or they have changed since it was written
     │   └── UnsupportedSidecarError (ValueError) its format does not support the request
     ├── ErrorBudgetError (RuntimeError)          a stage has skipped more items than allowed
     ├── CacheError (RuntimeError)                a cache cannot be written, is damaged, or belongs to another pipeline
@@ -43,33 +35,27 @@
     ├── WorkerTimeoutError (TimeoutError)        a worker process has sent nothing within its time-out
     └── RankLostError (RuntimeError)             another rank of a distributed run has failed, left, or is silent
 
-An error is built from one message, and the facts are in the message: torch rebuilds an exception that crosses a process
-boundary from its message alone, and an error class with more arguments arrives there as a bare ``RuntimeError``.
+An error is built from a single message that contains all facts: torch rebuilds an exception that crosses a process
+boundary from its message alone, and an error class with more arguments arrives as a bare ``RuntimeError``.
 """
 
 __all__ = [
     "CacheError",
     "ChangedShardError",
-    "CommandError",
     "ConversionError",
     "CorruptShardError",
     "CorruptSidecarError",
     "DecodeError",
-    "DuplicateFieldError",
+    "DuplicateKeyError",
     "EmptySourceError",
     "EncodeError",
     "ErrorBudgetError",
     "MisalignedShardsError",
     "MissingDependencyError",
-    "MissingEntryError",
     "MissingFieldError",
     "MissingSidecarError",
-    "PatternError",
     "RankLostError",
     "ReadLimitError",
-    "RefusedURLError",
-    "RepeatedKeyError",
-    "SampleCommandError",
     "SampleError",
     "SampleSourceError",
     "ShardError",
@@ -82,14 +68,12 @@ __all__ = [
     "StateError",
     "TruncatedShardError",
     "UnknownSchemeError",
-    "UnsafeCodecError",
+    "UnsafeInputError",
     "UnsupportedMemberError",
     "UnsupportedSidecarError",
-    "UnwritableSampleError",
     "WdsError",
     "WorkerDiedError",
     "WorkerTimeoutError",
-    "WrongSidecarError",
 ]
 
 
@@ -97,20 +81,16 @@ class WdsError(Exception):
     """The base class of all exceptions of this package."""
 
 
-class PatternError(WdsError, ValueError):
-    """A shard pattern cannot be expanded, or nothing matches it."""
-
-
 class SpecError(WdsError, ValueError):
-    """A dataset specification cannot be read, or is wrong."""
+    """A shard pattern or a dataset specification is wrong, or matches nothing."""
 
 
 class UnknownSchemeError(WdsError, ValueError):
     """No opener and no file system handles the scheme of a URL."""
 
 
-class RefusedURLError(WdsError, ValueError):
-    """A URL from an untrusted source names a local file or a command."""
+class UnsafeInputError(WdsError, ValueError):
+    """Untrusted input could run code, or names a local file or a command, and that was not allowed."""
 
 
 class MissingDependencyError(WdsError, ImportError):
@@ -121,8 +101,8 @@ class ShardError(WdsError):
     """A shard cannot be read to its end.
 
     Attributes:
-        concerns_all: whether others are sure to fail as well, as where credentials are not accepted. No ``on_error``
-            skips such an error. A copy of the error in another process does not know.
+        concerns_all: whether other shards will fail in the same way, such as if credentials are rejected. No
+            ``on_error`` skips such an error. A copy of the error in another process does not have this flag.
     """
 
     concerns_all = False
@@ -132,12 +112,8 @@ class ShardOpenError(ShardError, OSError):
     """A shard could not be opened."""
 
 
-class CommandError(ShardError, OSError):
-    """A ``pipe:`` command ended with an error."""
-
-
 class ShardReadError(ShardError, OSError):
-    """The disk, the store or the network failed while a shard was being read."""
+    """The disk, the store, the network or the ``pipe:`` command failed while reading a shard."""
 
 
 class TruncatedShardError(ShardError, EOFError):
@@ -153,7 +129,7 @@ class UnsupportedMemberError(ShardError, ValueError):
 
 
 class ReadLimitError(ShardError, ValueError):
-    """A shard asks for more than `ReadLimits` allow."""
+    """A shard exceeds `ReadLimits`."""
 
 
 class ChangedShardError(ShardError, ValueError):
@@ -164,20 +140,12 @@ class SampleError(WdsError):
     """A sample cannot be used."""
 
 
-class DuplicateFieldError(SampleError, ValueError):
-    """A field occurs twice in one sample."""
-
-
-class RepeatedKeyError(SampleError, ValueError):
-    """A key is repeated after other samples of the same shard."""
+class DuplicateKeyError(SampleError, ValueError):
+    """A field occurs twice in a sample, or a key occurs again after other samples of its shard."""
 
 
 class MissingFieldError(SampleError, ValueError):
-    """A sample lacks a field that was requested."""
-
-
-class MissingEntryError(SampleError, LookupError):
-    """A table has no entry for the key of a sample."""
+    """A sample lacks a field that was requested, or a table has no entry for its key."""
 
 
 class DecodeError(SampleError, ValueError):
@@ -185,34 +153,22 @@ class DecodeError(SampleError, ValueError):
 
 
 class EncodeError(SampleError, ValueError):
-    """A field cannot be encoded as its name says, or no encoder takes it."""
+    """A sample cannot be written so that it reads back unchanged: a value, a field name or the key is unsuitable."""
 
 
 class SampleSourceError(SampleError, ValueError):
-    """The source of a sample cannot be read, has changed, or yields no sample."""
-
-
-class UnsafeCodecError(DecodeError):
-    """The codec of a field can run code, and that was not allowed."""
-
-
-class UnwritableSampleError(SampleError, ValueError):
-    """A sample would not be read back as it is: its key or a field name is ambiguous, or its key is taken."""
-
-
-class SampleCommandError(SampleError, OSError):
-    """A shell command has failed on a sample, timed out, or left no valid sample."""
+    """The source of a sample cannot be read, or the command or function that makes it failed."""
 
 
 class ShardWriteError(WdsError, OSError):
-    """A shard could not be written; no file has its name."""
+    """A shard could not be written; no file with its name exists."""
 
 
 class ConversionError(WdsError, RuntimeError):
-    """Some shards could not be converted; the others were.
+    """Some shards could not be converted; the others were converted.
 
     Attributes:
-        failures: the last error of each, by the URL of the shard that was to be read.
+        failures: the last error of each failed shard, by the URL of the source shard.
     """
 
     def __init__(self, *message: object) -> None:
@@ -225,7 +181,7 @@ class MisalignedShardsError(WdsError, ValueError):
 
 
 class EmptySourceError(WdsError, ValueError):
-    """The source of a stage yields no item."""
+    """The source of a stage yields no items."""
 
 
 class StateError(WdsError, ValueError):
@@ -237,23 +193,19 @@ class SidecarError(WdsError):
 
 
 class MissingSidecarError(SidecarError, OSError):
-    """An index or a manifest cannot be opened, or cannot be written."""
+    """An index or a manifest cannot be opened or written."""
 
 
 class CorruptSidecarError(SidecarError, ValueError):
-    """An index or a manifest is damaged, or of another format."""
+    """An index or a manifest is damaged, or has another format."""
 
 
 class StaleSidecarError(SidecarError, ValueError):
-    """The shards have changed since their index or manifest was written."""
-
-
-class WrongSidecarError(SidecarError, ValueError):
-    """An index does not match its shard."""
+    """An index or a manifest does not match its shards, or they have changed since it was written."""
 
 
 class UnsupportedSidecarError(SidecarError, ValueError):
-    """The index format cannot describe the shard, or does not support the request."""
+    """The format of an index cannot describe the shard, or does not support the request."""
 
 
 class ErrorBudgetError(WdsError, RuntimeError):
@@ -273,4 +225,4 @@ class WorkerTimeoutError(WdsError, TimeoutError):
 
 
 class RankLostError(WdsError, RuntimeError):
-    """Another rank of a distributed run has failed, exited, or does not respond."""
+    """Another rank of a distributed run has failed, has exited, or does not respond."""

@@ -16,10 +16,10 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     Args:
         module: the name to import, such as ``"msgpack"``.
         extra: the extra of this package that installs it.
-        purpose: what it is needed for, as the end of the sentence "... is needed to".
+        purpose: the purpose of the package, as the end of the sentence "... is needed to".
 
     Raises:
-        MissingDependencyError: it is not installed, or it cannot be imported; the cause is chained.
+        MissingDependencyError: the package is not installed or cannot be imported; the cause is chained.
     """
     try:
         return importlib.import_module(module)

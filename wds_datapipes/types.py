@@ -13,24 +13,24 @@ Sample = dict[str, Any]
 
 @dataclass(slots=True, unsafe_hash=True)
 class Shard:
-    """A shard that is being read; all of its members refer to it.
+    """A shard that is being read, referenced by all of its members.
 
-    A stage downstream learns from it that a shard ended well, so that the sample being gathered is whole, or that it
-    broke off, so that the sample may lack a field. A shard is equal to another one of the same URL.
+    It records whether the shard was read to its end, so that the current sample is complete, or reading failed, so that
+    the sample may lack a field. Shards with the same URL are equal.
     """
 
-    #: Its path or URL, as it was given.
+    #: Its path or URL, as given.
     url: str
     #: The path of the file, or ``None`` if the shard is not a local file.
     local_path: str | None = field(default=None, compare=False)
-    #: Its number among the shards that were opened, from 0; -1 if it is not known, as for a copy.
+    #: Its number among the opened shards, from 0; -1 if unknown, as for a copy.
     number: int = field(default=-1, compare=False)
-    #: Where reading ends, in bytes, if that is before the end of the shard; otherwise -1.
+    #: The offset at which reading ends, in bytes, if that is before the end of the shard; otherwise -1.
     end: int = field(default=-1, compare=False)
-    #: ``None`` while it is read, ``True`` once it was read to its end without an error, and ``False`` if it broke off.
+    #: ``None`` while it is being read, ``True`` after it was read to its end, and ``False`` after an error.
     is_complete: bool | None = field(default=None, compare=False)
-    #: Whether this is a copy, as from another process, which does not learn how reading ends. A copy counts as
-    #: complete, since samples would be dropped otherwise.
+    #: Whether this is a copy, as from another process, which is not updated. A copy counts as complete, because its
+    #: samples would be dropped otherwise.
     is_copy: bool = field(default=False, compare=False)
 
     def __reduce__(self) -> tuple[type[Shard], tuple[str, str | None, int, int, bool, bool]]:
@@ -40,35 +40,35 @@ class Shard:
 class Member(NamedTuple):
     """One file of a shard."""
 
-    #: The shard that it comes from; or the URL of one, in a member that a user has made.
+    #: Its shard, or the URL of a shard for a member created by a user.
     shard: Shard | str
-    #: Its whole name in the archive, such as ``"train/000123.jpg"``.
+    #: Its full name in the archive, such as ``"train/000123.jpg"``.
     name: str
     #: Its content.
     data: bytes
-    #: Where its first header begins in the (uncompressed) archive, in bytes.
+    #: The offset of its first header in the uncompressed archive, in bytes.
     offset: int
 
     @property
     def url(self) -> str:
-        """The path or URL of the shard, as it was given."""
+        """The path or URL of the shard, as given."""
         return self.shard if isinstance(self.shard, str) else self.shard.url
 
 
 MemberTuple: TypeAlias = tuple[Shard | str, str, bytes, int]
-"""The fields of a `Member` as a plain tuple, which is made and taken apart in a third of the time."""
+"""The fields of a `Member` as a plain tuple, which is three times as fast to create and unpack."""
 
 
 class ShardInfo(NamedTuple):
     """A shard that was written completely."""
 
-    #: Its path or URL, or nothing if it was written to a stream.
+    #: Its path or URL, or "" if it was written to a stream.
     url: str
-    #: How many samples it has.
+    #: The number of samples.
     samples: int
-    #: Its size, compressed if it is.
+    #: Its size in bytes, after compression.
     bytes: int
-    #: The digest of these bytes, in hexadecimal digits; nothing if none was asked for.
+    #: Its SHA-256, in hexadecimal digits; "" if it was not computed.
     sha256: str
 
 
@@ -84,14 +84,14 @@ class PlacedSample(NamedTuple):
     """The position of a sample in the uncompressed archive."""
 
     key: str
-    #: Where its first header begins.
+    #: The offset of its first header.
     offset: int
-    #: In their order in the archive.
+    #: The fields, in the order of the archive.
     fields: tuple[PlacedField, ...]
 
 
 class Opener(Protocol):
-    """Opens the shards of one URL scheme for reading."""
+    """A callable that opens the shards of one URL scheme for reading."""
 
     def __call__(self, url: str, /, **options: Any) -> BinaryIO:
-        """Return a binary stream that reads forward, and that its user closes."""
+        """Return a binary stream for sequential reading, which the caller closes."""

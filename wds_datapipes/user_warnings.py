@@ -1,4 +1,4 @@
-"""Warnings that point at the user's code, however many stages and loaders are in between."""
+"""Warnings that point at the user's code, through any number of stages and loaders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 __all__ = ["warn_user"]
 
-#: What runs pipelines: a warning that points there says nothing about whose pipeline it is.
+#: Modules that run pipelines: a warning that points there would not identify the user's pipeline.
 MACHINERY = frozenset(
     {
         "click",
@@ -26,10 +26,10 @@ MACHINERY = frozenset(
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the innermost line of user code: not of this package, nor of the libraries that run it.
+    """Warn at the innermost line of user code, outside this package and the libraries that run it.
 
-    ``stacklevel`` cannot do so, since the number of frames between depends on the pipeline and its loader. In a worker
-    process or a thread there may be no such line; then the warning points at the caller.
+    ``stacklevel`` cannot do so, since the number of frames depends on the pipeline and its loader. In a worker process
+    or a thread there may be no such line; then the warning points at the caller.
     """
     frame = caller = sys._getframe(1)
     while _is_machinery(frame):

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_every_command_reads_and_writes_stores(program: Any, shards: list[str]) 
     store.rm("/all/b-1.tar.wdsidx")
     run("index", there, "--manifest", "memory://all/m.json", "--digest", "--workers", "1")
     assert len(store.glob("/all/b-*.tar.wdsidx")) == 3
-    assert run("verify", there, "--manifest", "memory://all/m.json", "--digest", "-f", "cls").endswith("no fault\n")
+    assert run("verify", there, "--manifest", "memory://all/m.json", "--digest", "-f", "cls").endswith("no faults\n")
     run("sort", there, "--by", "key", "--reverse", "-o", "memory://all/sorted.tar")
     run("shuffle", "memory://all/sorted.tar", "--seed", "1", "-o", "memory://all/mixed.tar.gz")
     run("cat", "memory://all/mixed.tar.gz", "-o", "memory://all/c-%d.tar", "--maxcount", "7")
@@ -93,3 +94,11 @@ def test_every_command_reads_and_writes_stores(program: Any, shards: list[str]) 
     assert remote["samples"] == local["samples"]
     assert run("ls", "memory://all/sorted.tar").splitlines()[0].split()[0] == "23"
     assert "jpg" in run("show", "memory://all/sorted.tar")
+
+
+@pytest.mark.parametrize(("word", "expected"), [("sh", ["show", "shuffle"]), ("ver", ["verify"])])
+def test_the_shell_completes_commands(word: str, expected: list[str]) -> None:
+    code = "import sys; sys.argv[0] = 'wds-datapipes'; from wds_datapipes.cli import main; main()"
+    asked = {"_WDS_DATAPIPES_COMPLETE": "complete_bash", "COMP_WORDS": f"wds-datapipes {word}", "COMP_CWORD": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, expected)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from wds_datapipes import Manifest, ShardList, build_indexes, write_manifest
+from wds_datapipes import ShardList
+from wds_datapipes.index import Manifest, build_indexes, write_manifest
 
 Run = Callable[..., Any]
 
@@ -22,8 +23,8 @@ def kept() -> list[str]:
 
 
 def test_what_is_warm_is_not_fetched_again(program: Run, shards: list[str]) -> None:
-    assert warm(program, *shards).lines == ["3 shards, 30.7 kB: 3 fetched, 0 there already"]
-    assert warm(program, *shards, *shards).lines == ["3 shards, 30.7 kB: 0 fetched, 3 there already"]
+    assert warm(program, *shards).lines == ["3 shards, 30.7 kB: 3 fetched, 0 already cached"]
+    assert warm(program, *shards, *shards).lines == ["3 shards, 30.7 kB: 0 fetched, 3 already cached"]
     Path(shards[0]).unlink()
     assert len(list(ShardList(shards).cache_wds_shards("copies").load_wds_shards())) > 0
 
@@ -40,7 +41,7 @@ def test_ls_names_shards_and_sizes(program: Run, shards: list[str]) -> None:
 def test_a_shard_that_cannot_be_fetched_is_told_after_the_others(program: Run, shards: list[str]) -> None:
     done = warm(program, "gone.tar", *shards)
     assert done.code == 1
-    assert done.lines == ["3 shards, 30.7 kB: 3 fetched, 0 there already"]
+    assert done.lines == ["3 shards, 30.7 kB: 3 fetched, 0 already cached"]
     assert re.fullmatch("Error: There is no file 'gone.tar'.*\n", done.err)
 
 
@@ -48,13 +49,13 @@ def test_a_limit_that_is_too_small_is_told(program: Run, shards: list[str]) -> N
     done = warm(program, *shards, "--max-bytes", "15k")
     assert (done.code, done.err) == (
         1,
-        "Error: 2 of the copies have left again: all shards together have more than --max-bytes\n",
+        "Error: 2 of the copies were evicted again, as the shards together exceed --max-bytes\n",
     )
     assert len(kept()) == 1
     done = program("cache", "warm", shards[0], "--dir", "others", "--max-bytes", "1k")
     assert (done.code, done.err) == (
         1,
-        f"Error: {shards[0]} has more bytes than all copies may have, or what is read needs them\n",
+        f"Error: {shards[0]} is larger than the cache, or the cache is full of copies in use\n",
     )
 
 
@@ -66,25 +67,23 @@ def test_a_manifest_tells_what_has_to_come(program: Run, shards: list[str]) -> N
     Path(shards[0]).write_bytes(data)
     done = program("cache", "warm", *shards, "--dir", "others", "--manifest", "manifest.json")
     assert done.code == 1
-    assert f"Error: {shards[0]} was fetched, and its SHA-256 is" in done.err
+    assert f"Error: {shards[0]} was downloaded, but its SHA-256 is" in done.err
 
 
 def test_verify_finds_what_was_changed(program: Run, shards: list[str]) -> None:
     warm(program, *shards)
-    assert program("cache", "verify", "-d", "copies").lines == ["3 copies, 30.7 kB: no fault"]
+    assert program("cache", "verify", "-d", "copies").lines == ["3 copies, 30.7 kB: no faults"]
     path = next(Path("copies").glob(f"*-{Path(shards[0]).name}"))
     with path.open("ab") as stream:
         stream.write(b"x")
     for option, advice, left in (
-        ([], r"Remove it with --remove, or let the next reader fetch it again", 3),
+        ([], r"Remove it with --remove, or it is fetched again by the next reader", 3),
         (["--remove"], r"It was removed", 2),
     ):
         done = program("cache", "verify", "-d", "copies", *option)
         assert done.code == 1
         assert done.lines[0].endswith(": 1 fault")
-        told = (
-            rf"Error: The copy \S+ of {re.escape(shards[0])} is damaged, as it has 10241 bytes, not 10240\. {advice}\n"
-        )
+        told = rf"Error: The copy \S+ of {re.escape(shards[0])} is damaged: it has 10241 bytes, not 10240\. {advice}\n"
         assert re.fullmatch(told, done.err)
         assert len(kept()) == left
     assert json.loads(program("cache", "verify", "-d", "copies", "--json").out) == {"copies": 2, "faults": []}
@@ -107,4 +106,7 @@ def test_clear_leaves_what_was_used_last_and_what_is_read(program: Run, shards: 
 @pytest.mark.parametrize("command", ["ls", "verify", "clear"])
 def test_a_folder_that_is_not_there_is_told(program: Run, command: str) -> None:
     done = program("cache", command, "--dir", "nowhere")
-    assert (done.code, done.err) == (2, "Error: There is no folder 'nowhere'. Name that of .cache_wds_shards()\n")
+    assert (done.code, done.err) == (
+        2,
+        "Error: There is no folder 'nowhere'. Name the folder passed to .cache_wds_shards()\n",
+    )

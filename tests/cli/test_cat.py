@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from wds_datapipes import build_index, check_index, read_index
+from wds_datapipes.index import build_index, check_index, read_index
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards
@@ -139,7 +139,7 @@ def test_a_shard_is_repaired_in_its_place(program: Any, shards: list[str]) -> No
     assert Path("a-0.tar").stat().st_size == 4000
     done = program("cat", "a-0.tar", "-o", "a-0.tar", "--skip-bad")
     assert done.code == 0
-    assert done.err.startswith("Passed over: TruncatedShardError: a-0.tar ends inside ")
+    assert done.err.startswith("Skipped: TruncatedShardError: a-0.tar ends inside ")
     assert read("a-0.tar") == before[:1]  # the second sample may lack a field
 
 
@@ -149,7 +149,7 @@ def test_a_key_that_comes_twice_is_refused_or_made_anew(program: Any, shards: li
     assert "--rekey" in done.err
     assert not Path("o.tar").exists()
     done = program("cat", "a-0.tar", "a-0.tar", "-o", "o.tar", "--skip-bad", "--json")
-    assert [skipped["kind"] for skipped in json.loads(done.out)["skipped"]] == ["UnwritableSampleError"] * 4
+    assert [skipped["kind"] for skipped in json.loads(done.out)["skipped"]] == ["EncodeError"] * 4
     assert keys("o.tar") == ["00", "01", "02", "03"]
     assert program("cat", "a-0.tar", "a-0.tar", "-o", "o.tar", "--rekey", "{number}").code == 0
     assert keys("o.tar") == [str(n) for n in range(8)]
@@ -162,12 +162,12 @@ def test_a_key_that_comes_twice_is_refused_or_made_anew(program: Any, shards: li
         ("--slice a:b", 2, "--slice is START:STOP"),
         ("--slice=-5:", 2, "--slice is START:STOP"),
         ("--slice ::0", 2, "--slice is START:STOP"),
-        ("--rekey {nummer}", 2, "The new key '{nummer}' cannot be made: KeyError"),
-        ("--rekey {shard}", 2, "would be the same for all samples"),
-        ("--rename x", 2, "--rename is NEW=OLD"),
-        ("--rename X=cls", 2, "--rename is NEW=OLD"),
+        ("--rekey {nummer}", 2, "The key pattern '{nummer}' is invalid: KeyError"),
+        ("--rekey {shard}", 2, "makes the same key for all samples"),
+        ("--rename x", 2, "--rename must be NEW=OLD"),
+        ("--rename X=cls", 2, "--rename must be NEW=OLD"),
         ("--rename y=nope", 1, "the field 'nope' was asked for"),
-        ("--maxsize much", 2, "--maxsize is a number of bytes"),
+        ("--maxsize much", 2, "--maxsize must be"),
         ("--select ;", 2, "select_fields got ';'"),
         ("-o none/o.tar", 1, "there is no folder 'none'"),
         ("-o pipe:false", 1, "The command 'false'"),
@@ -209,7 +209,7 @@ def test_ctrl_c_leaves_nothing(shards: list[str]) -> None:
             time.sleep(0.02)
         time.sleep(0.2)
         os.killpg(running.pid, signal.SIGINT)
-        _, said = running.communicate(timeout=30)
+        _, said = running.communicate(timeout=600)
     finally:
         running.kill()
     assert (running.returncode, said) == (130, b"Interrupted\n")
@@ -241,7 +241,7 @@ def in_terminal(*arguments: str) -> tuple[int, str]:
         pass
     finally:
         os.close(first)
-    return running.wait(timeout=60), told.decode()
+    return running.wait(timeout=600), told.decode()
 
 
 def test_a_terminal_has_a_bar_and_no_archive(folder: Path) -> None:
@@ -272,11 +272,11 @@ def test_each_shard_has_its_index(program: Any, shards: list[str]) -> None:
     for number in range(3):
         check_index(read_index(f"o-{number}.tar.gz.wdsidx"), f"o-{number}.tar.gz", depth="headers")
     assert program("cat", *shards, "-o", "o.tar", "--index").code == 0
-    assert read_index("o.tar.wdsidx").places_equal(build_index("o.tar"))
+    assert read_index("o.tar.wdsidx").has_same_layout(build_index("o.tar"))
     for target in ("-", "pipe:cat > p.tar"):
         done = program("cat", *shards, "-o", target, "--index")
         assert (done.code, done.out) == (2, "")
-        assert "has no folder for files next to it" in done.err
+        assert "has no folder for sidecar files" in done.err
 
 
 @pytest.mark.parametrize("pattern", ["a-%d.tar", "./a-%01d.tar", "../{here}/a-%d.tar", "file:{whole}/a-%d.tar"])

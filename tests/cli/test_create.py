@@ -16,7 +16,7 @@ import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from PIL import Image
 
-from wds_datapipes import read_manifest
+from wds_datapipes.index import read_manifest
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
 
@@ -102,7 +102,7 @@ def test_another_part_has_the_same_numbers(program: Any, pets: dict[str, dict[st
     Path("val/emu/1.jpg").write_bytes(b"1")
     done = program(*arguments)
     assert (done.code, done.out) == (1, "")
-    assert "The folder 'val/emu' is none of the 2 classes that are known" in done.err
+    assert "The folder 'val/emu' is not one of the 2 known classes" in done.err
 
 
 def test_shards_of_imagenet(program: Any, folder: Path) -> None:
@@ -168,7 +168,7 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
         f"Manifest: {out}/all.json",
     ]
     done = program("verify", "--digest", "--manifest", f"{out}/all.json", f"{out}/*.tar", *given)
-    assert (done.code, done.out) == (0, "3 shards, 5 samples, 10 files, 26.1 kB, 3 indexed: no fault\n")
+    assert (done.code, done.out) == (0, "3 shards, 5 samples, 10 files, 26.1 kB, 3 indexed: no faults\n")
     assert program("ls", f"{out}/2.tar", *given).lines == ["00000004  5001  jpg 5000  cls 1"]
     assert {number: bucket.cat(f"bucket/create/out/{number}.tar")[512:1512] for number in (0, 1, 2)} == {
         0: b"1" * 1000,
@@ -244,11 +244,11 @@ def test_a_sample_whose_function_fails_is_told_and_passed_over_on_request(
     arguments = ["create", "images", "pets", "-o", "a.tar", "-f", "making2:marked"]
     done = program(*arguments)
     assert (done.code, done.out) == (1, "")
-    assert done.err == "Error: pets/cat/0.jpg cannot be made anew by marked: LookupError: nothing in it\n"
+    assert done.err == "Error: marked failed on pets/cat/0.jpg: LookupError: nothing in it\n"
     assert not Path("a.tar").exists()
     done = program(*arguments, "--skip-bad")
-    assert done.err.count("Passed over:") == 5
-    assert "pets/dog/3.jpg cannot be made anew by marked: TypeError: it returns a sample, samples or None" in done.err
+    assert done.err.count("Skipped:") == 5
+    assert "marked failed on pets/dog/3.jpg: TypeError: it must return a sample, samples or None" in done.err
     assert contents("a.tar") == {key: {**pets[key], "txt": b"seen"} for key in ("cat/1", "cat/2")}
 
 
@@ -269,19 +269,19 @@ def test_what_cannot_be_written_is_told_first_and_passed_over_on_request(
         r"Error: pets/cat/1\.5\.jpg: The key 'cat/1\.5' .*; or use --key-rule last-dot, or use --rekey '.*'\n", done.err
     )
     done = program("create", "images", "pets", "-o", "out/%d.tar", "--key-rule", "last-dot")
-    assert "pets/dog/gone.jpg' is a link to nothing" in done.err
+    assert "pets/dog/gone.jpg' is a broken or circular link" in done.err
     assert names() == ["pets"]
     done = program("create", "images", "pets", "-o", "out.tar", "--skip-bad", "--json")
     assert done.code == 0
     assert contents("out.tar") == pets
     assert [fault["kind"] for fault in json.loads(done.out)["skipped"]] == [
-        "UnwritableSampleError",
+        "EncodeError",
         "SampleSourceError",
         "SampleSourceError",
     ]
-    assert "is that of pets/cat/1.jpg and of pets/cat/1.png" in json.loads(done.out)["skipped"][2]["message"]
+    assert "Both pets/cat/1.jpg and pets/cat/1.png have the key" in json.loads(done.out)["skipped"][2]["message"]
     done = program("create", "images", "pets", "-o", "out.tar", "--skip-bad", "--rekey", "{number:03d}")
-    assert done.err.count("Passed over:") == 1
+    assert done.err.count("Skipped:") == 1
     assert len(contents("out.tar")) == 9
 
 
@@ -295,7 +295,7 @@ def test_a_second_call_goes_on(program: Any, pets: dict[str, dict[str, bytes]]) 
     done = program(*fewer)
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[-1] == (
-        "Error: '3.tar' is from an earlier run, and would be read as one of the new shards. Nothing was written. "
+        "Error: '3.tar' is from an earlier run, and would be read with the new shards. Nothing was written. "
         "Remove them, or use --remove-old"
     )
     assert program(*fewer, "--remove-old").code == 0
@@ -314,7 +314,7 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
         assert run.stderr is not None
         assert run.stderr.readline() == "begun\n"
         os.killpg(run.pid, signal.SIGINT)
-        assert run.wait(60) == 130
+        assert run.wait(600) == 130
         assert run.stderr.read() == "Interrupted\n"
     assert names() == ["0.tar", "1.tar", "recipe"]
 
@@ -329,17 +329,20 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
         ("images pets -o a.tar --classes-from rows.csv", "'rows.csv' is none"),
         ("images pets -o a.tar --compress rar", "compress"),
         ("images pets -o a.tar --no-classes --class-list c.json", "these samples have none"),
-        ("images pets -o %d-%d.tar", "one field for their number"),
-        ("images pets -o a.tar --rekey {shard}", "would be the same"),
-        ("images pets -o a.tar --maxsize much", "--maxsize is a number of bytes"),
-        ("images pets -o pipe:cat>%d.tar --resume", "Name a local file for the journal"),
+        ("images pets -o %d-%d.tar", "one field for the number"),
+        ("images pets -o a.tar --rekey {shard}", "makes the same key"),
+        ("images pets -o a.tar --maxsize much", "--maxsize must be"),
+        ("images pets -o pipe:cat>%d.tar --resume", "Name a local file for it"),
         ("images pets -o a.tar -d pil", "--decode and --encode go with --function"),
-        ("images pets -o a.tar -f os:getcwd --encode jpg", "--encode is EXT:OPTION=VALUE, as in jpg:quality=90, not"),
+        (
+            "images pets -o a.tar -f os:getcwd --encode jpg",
+            "--encode must be EXT:OPTION=VALUE, as in jpg:quality=90, not",
+        ),
         ("images pets -o a.tar -f os:getcwd --encode txt:a=1", "--encode: options are for images"),
-        ("images pets -o a.tar -f os:getcwd -d no", "--decode: no decoder is called 'no'"),
+        ("images pets -o a.tar -f os:getcwd -d no", "--decode: there is no decoder 'no'"),
         ("images s3://bucket/pets -o a.tar", "'s3://bucket/pets' is no folder of this host"),
         ("imagenet s3://bucket/pets -o a.tar", "'s3://bucket/pets' is no folder of this host"),
-        ("table pets/cat/1.jpg -o a.tar", "A table is .csv, "),
+        ("table pets/cat/1.jpg -o a.tar", "the supported extensions are .csv, "),
         ("table rows.csv -o a.tar --key no", "has no column 'no'"),
         ("table rows.csv -o a.tar --file =x", "--file is FIELD=COLUMN, or a COLUMN"),
         ("table rows.csv -o a.tar --field *", "--field is FIELD=COLUMN, or a COLUMN"),

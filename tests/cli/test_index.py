@@ -23,7 +23,7 @@ def test_missing_and_stale_indexes_are_built(program: Any, shards: list[str], no
     assert (done.code, done.err) == (0, "")
     assert done.out == "3 shards, 12 samples: 3 indexes written\n"
     assert [read_index(f"{url}.wdsidx") == build_index(url) for url in shards] == [True] * 3
-    assert program("index", *shards).out == "3 shards, 12 samples: 0 indexes written, 3 held already\n"
+    assert program("index", *shards).out == "3 shards, 12 samples: 0 indexes written, 3 already up to date\n"
     build_shard("a-1.tar", [{"__key__": "new", "txt": "x"}])
     os.utime("a-1.tar", ns=(2**60, 2**60))
     assert json.loads(program("index", *shards, "--json").out) == {
@@ -53,10 +53,10 @@ def test_to_another_program_and_back(program: Any, shards: list[str], name: str,
     assert done.out == "3 shards, 12 samples: 3 indexes written\n"
     place = f"a-0{suffix}"
     found = read_dali_index(place, "a-0.tar") if name == "dali" else read_energon_index(place, "a-0.tar")
-    assert found.places_equal(build_index("a-0.tar"))
+    assert found.has_same_layout(build_index("a-0.tar"))
     assert not Path("a-0.tar.wdsidx").exists()
     assert program("index", *shards, "--from", name).out == "3 shards, 12 samples: 3 indexes written\n"
-    assert read_index("a-2.tar.wdsidx").places_equal(build_index("a-2.tar"))
+    assert read_index("a-2.tar.wdsidx").has_same_layout(build_index("a-2.tar"))
     Path(place).write_bytes(Path(f"a-1{suffix}").read_bytes())  # another shard's
     done = program("index", "a-0.tar", "--from", name)
     assert done.code == 1
@@ -80,14 +80,14 @@ def test_a_faulty_shard_ends_it(program: Any, shards: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("a-0.tar --to wids", "--output names the file"),
-        ("a-0.tar --output x.json", "--output names the file"),
-        ("a-0.tar --from dali --to energon", "--from converts to the indexes of this program"),
-        ("a-0.tar --to dali --digest", "--digest is for the indexes of this program"),
-        ("a-0.tar --to dali --key-rule last-dot", "--key-rule is for the indexes of this program"),
-        ("a-0.tar --from dali --manifest m.json", "--manifest is for the indexes of this program"),
+        ("a-0.tar --to wids", "--output is required with --to wids"),
+        ("a-0.tar --output x.json", "--output is required with --to wids"),
+        ("a-0.tar --from dali --to energon", "--from converts to indexes of wds-datapipes"),
+        ("a-0.tar --to dali --digest", "--digest cannot be used with --to and --from"),
+        ("a-0.tar --to dali --key-rule last-dot", "--key-rule cannot be used with --to and --from"),
+        ("a-0.tar --from dali --manifest m.json", "--manifest cannot be used with --to and --from"),
         ("a-0.tar sub/a-0.tar --folder i", "Several shards would have the index"),
-        ("-", "have no place beside them"),
+        ("-", "cannot be written next to standard input"),
         ("none.tar", "There is no file 'none.tar'"),
     ],
 )

@@ -25,7 +25,7 @@ def test_what_a_shard_may_ask_for(program: Any, command: tuple[str, ...]) -> Non
     build_shard("big.tar", [{"__key__": "a", "txt": "x" * 3000}])
     done = program(*command, "--limit", "member_bytes=2kB")
     assert done.code == 1
-    advice = "If this is as it should be, use --limit member_bytes=... with more, or with none for no limit"
+    advice = "If the shard is valid, use --limit member_bytes=... with more, or with none for no limit"
     told = f"has the member 'a.txt' (header at byte 0) of 3000 bytes, and the limit is member_bytes=2000. {advice}"
     assert told in done.out + done.err
     assert not Path("out.tar").exists()
@@ -43,4 +43,4 @@ def test_limits_that_make_no_sense(program: Any, text: str) -> None:
 def test_indexes_of_other_programs_take_none(program: Any) -> None:
     build_shard("a.tar", [{"__key__": "a", "txt": "x"}])
     done = program("index", "a.tar", "--to", "dali", "--limit", "headers=3")
-    assert (done.code, "--limit goes with our own indexes" in done.err) == (2, True)
+    assert (done.code, "--limit cannot be used with --to" in done.err) == (2, True)

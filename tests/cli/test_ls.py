@@ -91,7 +91,7 @@ def test_what_is_not_there_is_wrong_use(program: Any, folder: Path) -> None:
         (["none.tar"], "There is no file 'none.tar'"),
         (["none*.tar"], "No file matches 'none*.tar'"),
         (["gone://x/a.tar"], "gone"),
-        (["a.tar", "--storage-options", "{"], "--storage-options is no JSON"),
+        (["a.tar", "--storage-options", "{"], "--storage-options is not JSON"),
     ]:
         done = program("ls", *arguments)
         assert done.code == 2, arguments

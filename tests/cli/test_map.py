@@ -150,7 +150,7 @@ def test_another_function_is_told_and_redone_if_that_is_said(program: Any, shard
     done = program("map", *shards, *other, "-o", "o/", "--workers", "0")
     assert done.code == 2
     assert "a-0.tar (another function), a-1.tar (another function)" in done.err
-    assert "Use --if-changed redo to convert these again, --if-changed keep to leave them" in done.err
+    assert "Use --if-changed redo to convert them again, --if-changed keep to keep them" in done.err
     assert program("map", *shards, *other, "-o", "o/", "--if-changed", "keep", "--workers", "0").code == 0
     assert written("o") == before
     assert program("map", *shards, *other, "-o", "o/", "--if-changed", "redo", "--workers", "0").code == 0
@@ -164,7 +164,7 @@ def test_shards_that_fail_are_named_and_the_others_done(program: Any, shards: li
     assert sorted(written("o")) == ["a-0.tar", "a-2.tar"]
     assert [line.partition(":")[0] for line in done.lines] == ["o/a-0.tar", "o/a-2.tar"]
     lines = done.err.splitlines()
-    assert lines[0] == r"Warning: a-1.tar was not converted, and is tried again: LookupError: no label\x1b[31m"
+    assert lines[0] == r"Warning: a-1.tar could not be converted, and will be retried: LookupError: no label\x1b[31m"
     assert lines[1].startswith(r"Error: a-1.tar: LookupError: no label\x1b[31m")
     assert lines[2:] == ["Error: 1 of 3 shards has failed. The same command again does only what is missing"]
     facts = json.loads(
@@ -181,7 +181,7 @@ def test_bad_samples_are_passed_over_and_told_once(program: Any, shards: list[st
         assert done.code == 0
         assert done.lines[1].startswith(f"{workers}/a-1.tar: 3 samples of 4 read")
         assert done.err == (
-            f"Passed over: SampleCommandError: The command {command!r} ended with status 1 for the sample '11' of "
+            f"Skipped: SampleSourceError: The command {command!r} exited with status 1 for the sample '11' of "
             f"a-1.tar. It said last: no such label\n"
         )
         assert [key for key, _ in read(f"{workers}/a-1.tar")] == ["10", "12", "13"]
@@ -221,8 +221,8 @@ def test_hostile_names_write_nothing_outside(program: Any, folder: Path) -> None
     before = sorted(path.name for path in folder.rglob("*"))
     done = program("map", "h.tar", "-c", "cat sample.* > /dev/null", "-o", "o/", "--skip-bad", "--json")
     facts = json.loads(done.out)
-    assert facts["skipped"][0]["kind"] == "UnwritableSampleError"
-    assert "names of files have at most 255 bytes" in facts["skipped"][0]["message"]
+    assert facts["skipped"][0]["kind"] == "EncodeError"
+    assert "file names have at most 255 bytes" in facts["skipped"][0]["message"]
     made = sorted(path.name for path in folder.rglob("*"))
     assert [name for name in made if name not in before] == ["o", "shards.journal"]
     assert read("o/h.tar")[-2:] == [("e", {"$(touch evil)": b"evil"}), ("f", {"\n": b"evil"})]
@@ -240,7 +240,7 @@ def test_a_cluster_does_the_same(program: Any, shards: list[str]) -> None:
         assert written("o") == written("wanted")
         done = program("map", *shards, "-c", "test $(cat sample.__key__) != 11", "-o", "p/", "--skip-bad", *on_it)
         assert done.code == 0
-        assert done.err.startswith("Passed over: SampleCommandError: ")
+        assert done.err.startswith("Skipped: SampleSourceError: ")
         assert done.err.count("\n") == 1
         assert sum(len(read(f"p/{shard}")) for shard in shards) == 11
 
@@ -259,7 +259,7 @@ def test_a_killed_process_is_replaced_and_leaves_nothing(program: Any, shards: l
     finally:
         tempfile.tempdir = before
     assert done.code == 0
-    assert "is tried again: WorkerDiedError" in done.err
+    assert "will be retried: WorkerDiedError" in done.err
     assert [read(f"o/{shard}") for shard in shards] == [read(shard) for shard in shards]
     assert list(place.iterdir()) == []
     deadline = time.monotonic() + 10
@@ -286,12 +286,12 @@ def test_ctrl_c_ends_commands_and_leaves_nothing(shards: list[str]) -> None:
         time.sleep(0.2)
         family = psutil.Process(running.pid).children(recursive=True)
         os.killpg(running.pid, signal.SIGINT)
-        said, _ = running.communicate(timeout=30)
+        said, _ = running.communicate(timeout=600)
     finally:
         running.kill()
     assert (running.returncode, said) == (130, b"Interrupted\n")
     assert len(family) >= 2
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=600)[1] == []
     assert list(Path("scratch").iterdir()) == []
     assert [path.name for path in Path("o").iterdir()] == ["shards.journal"]
 
@@ -301,21 +301,21 @@ def test_ctrl_c_ends_commands_and_leaves_nothing(shards: list[str]) -> None:
     [
         ("-o o/", "map takes one of --function, --command and --multi-command"),
         ("-o o/ -f a:b -c x", "map takes one of"),
-        ("-o o/ -f mapping", "--function is MODULE:FUNCTION"),
-        ("-o o/ -f mapping:1", "--function is MODULE:FUNCTION"),
-        ("-o o/ -f nosuchmodule:f", "There is no module 'nosuchmodule', neither installed nor in "),
+        ("-o o/ -f mapping", "--function must be MODULE:FUNCTION"),
+        ("-o o/ -f mapping:1", "--function must be MODULE:FUNCTION"),
+        ("-o o/ -f nosuchmodule:f", "No module named 'nosuchmodule', neither installed nor in "),
         ("-o o/ -f mapping:nope", "has no 'nope'"),
         ("-o o/ -f mapping:Maps.nope", "'Maps' (no file) has no 'nope'"),
-        ("-o o/ -f mapping:number", "'mapping:number' is no function, but int"),
+        ("-o o/ -f mapping:number", "'mapping:number' is not a function, but int"),
         ("-o o/ -f mapping:label --command-timeout 3", "--command-timeout is for commands"),
-        ("-o o/ -c : --command-timeout 0", "above 0 seconds"),
+        ("-o o/ -c : --command-timeout 0", "time limit must be positive"),
         ("-o o/ -c : -d pil", "--decode and --whole-shards are for --function"),
-        ("-o o/ -f mapping:label -d nosuchword", "--decode: no decoder is called 'nosuchword'"),
+        ("-o o/ -f mapping:label -d nosuchword", "--decode: there is no decoder 'nosuchword'"),
         ("-o o/ -c : --executor dask", "--executor dask and --address go together"),
         ("-o o/ -c : --address x:1", "--executor dask and --address go together"),
         ("-o o/ -c : -", "Standard input cannot be read twice"),
         ("-o o.tar -c :", "o.tar"),
-        ("-o ./ -c :", "would be written over"),
+        ("-o ./ -c :", "would be overwritten"),
         ("-o o/ -c : --compress rar", "rar"),
         ("-o memory://o/ -c :", "journal"),
         ("-o o/ -c : none.tar", "none.tar"),

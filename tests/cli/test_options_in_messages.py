@@ -15,7 +15,7 @@ from wds_datapipes.cli import COMMANDS, _app
 from wds_datapipes.testing import build_shard
 
 FUNCTIONS = {
-    f"{name} {below}".strip(): function
+    f"{name} {below}".strip(): _app.expand_options(function)
     for name in COMMANDS
     for command in [getattr(import_module(f"wds_datapipes.cli.{name}"), name)]
     for below, function in (command.items() if isinstance(command, dict) else [("", command)])
@@ -40,7 +40,7 @@ def test_what_a_message_advises_is_an_option_of_the_command(name: str, monkeypat
     ("message", "line"),
     [
         ("It is too large. If it has to be, pass limits=ReadLimits(member_bytes=...) with more", "It is too large"),
-        ("The key comes twice, or make new keys", "The key comes twice"),
+        ("The key comes twice, or use new keys", "The key comes twice"),
         ("pass limits=ReadLimits(x)", "pass limits=ReadLimits(x)"),
     ],
 )

@@ -27,7 +27,7 @@ def worker_report(number: int = 0, **changes: Any) -> WorkerReport:
         "waiting_s": 2.5,
         "waited_s": 3.8,
         "shard": f"s3://bucket/train-{number:03}.tar",
-        "skipped": Skipped({"wds_decode: DecodeError": 3, "group_samples: DuplicateFieldError": 1}),
+        "skipped": Skipped({"wds_decode: DecodeError": 3, "group_samples: DuplicateKeyError": 1}),
     }
     return WorkerReport(**{**facts, **changes})
 

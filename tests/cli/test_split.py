@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from wds_datapipes import check_index, read_index
+from wds_datapipes.index import check_index, read_index
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
 from wds_datapipes.testing import build_shard
@@ -70,21 +70,21 @@ def test_a_bad_shard_leaves_finished_ones_alone(program: Any, shards: list[str])
     assert keys("s-0.tar") == ["00", "01", "02"]
     done = program("split", *shards, "--maxcount", "3", "-o", "s-%d.tar", "--skip-bad")
     assert done.code == 0
-    assert done.err.startswith("Passed over: TruncatedShardError: a-1.tar ends at byte 4000")
+    assert done.err.startswith("Skipped: TruncatedShardError: a-1.tar ends at byte 4000")
     assert keys("s-0.tar", "s-1.tar", "s-2.tar") == ["00", "01", "02", "03", "10", "20", "21", "22", "23"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("-o o.tar", "has a place for the numbers"),
-        ("-p a=1 -o o-%d.tar", "go together"),
-        ("-o {part}-%d.tar", "go together"),
-        ("-p a -o {part}-%d.tar", "--part is NAME=SHARE"),
-        ("-p a=0 -o {part}-%d.tar", "--part is NAME=SHARE"),
-        ("-p a=1 -p a=2 -o {part}-%d.tar", "--part is NAME=SHARE"),
-        ("-p a=nan -o {part}-%d.tar", "--part is NAME=SHARE"),
-        ("--maxsize 0", "--maxsize is a number of bytes"),
+        ("-o o.tar", "must have a placeholder for the number"),
+        ("-p a=1 -o o-%d.tar", "--part requires {part} in --output"),
+        ("-o {part}-%d.tar", "--part requires {part} in --output"),
+        ("-p a -o {part}-%d.tar", "--part must be NAME=SHARE"),
+        ("-p a=0 -o {part}-%d.tar", "--part must be NAME=SHARE"),
+        ("-p a=1 -p a=2 -o {part}-%d.tar", "--part must be NAME=SHARE"),
+        ("-p a=nan -o {part}-%d.tar", "--part must be NAME=SHARE"),
+        ("--maxsize 0", "--maxsize must be"),
         ("none.tar", "There is no file"),
     ],
 )

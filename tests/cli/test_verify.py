@@ -20,7 +20,7 @@ from PIL import Image
 
 from wds_datapipes.index.build_many import build_indexes
 from wds_datapipes.index.manifest import Manifest, write_manifest
-from wds_datapipes.prepare.verify import FAULTS_KEPT, Checks, common_keys, verify_shards
+from wds_datapipes.prepare.verify import MAX_FAULTS, Checks, find_common_keys, verify_shards
 from wds_datapipes.testing import build_shard
 
 
@@ -46,7 +46,7 @@ def write_names(path: str, *names: str) -> None:
 def test_good_shards_have_no_fault(program: Any, shards: list[str]) -> None:
     done = program("verify", "a-{0..2}.tar")
     assert (done.code, done.err) == (0, "")
-    assert done.out == "3 shards, 12 samples, 24 files, 30.7 kB: no fault\n"
+    assert done.out == "3 shards, 12 samples, 24 files, 30.7 kB: no faults\n"
 
 
 def test_all_faults_are_found_in_one_go(program: Any, shards: list[str]) -> None:
@@ -63,8 +63,7 @@ def test_all_faults_are_found_in_one_go(program: Any, shards: list[str]) -> None
     lines = done.lines
     for heading in (
         "CorruptShardError (1):",
-        "DuplicateFieldError (1):",
-        "RepeatedKeyError (1):",
+        "DuplicateKeyError (2):",
         "ShardOpenError (1):",
         "TruncatedShardError (3):",
     ):
@@ -86,8 +85,8 @@ def test_keys_that_shards_share_are_named(program: Any, shards: list[str]) -> No
     assert done.code == 1
     assert done.lines[:3] == [
         "DuplicateKey (2):",
-        "  b.tar holds the sample '02', which a-0.tar holds, too",
-        "  b.tar holds the sample '13', which a-1.tar holds, too",
+        "  b.tar contains the sample '02', as does a-0.tar",
+        "  b.tar contains the sample '13', as does a-1.tar",
     ]
     assert kinds(program("verify", *shards, "b.tar", "--json", "--shared-keys")) == {}
 
@@ -113,8 +112,8 @@ def test_every_field_is_decoded(program: Any, folder: Path) -> None:
         ("b", "txt"),
     ]
     assert facts["notes"] == [
-        "d.tar: 1 fields 'pyd' were not decoded: decoding them can run code",
-        "d.tar: 1 fields 'blob' were read alone: nothing here decodes them",
+        "d.tar: 1 fields 'pyd' were not decoded, as decoding them can run code",
+        "d.tar: 1 fields 'blob' were read but not decoded, as they have no codec",
     ]
 
 
@@ -134,7 +133,7 @@ def test_fields_may_be_asked_for(program: Any, folder: Path) -> None:
 
 def test_an_index_that_tells_something_else_is_a_fault(program: Any, shards: list[str]) -> None:
     build_indexes("a-{0..2}.tar")
-    assert program("verify", *shards).out == "3 shards, 12 samples, 24 files, 30.7 kB, 3 indexed: no fault\n"
+    assert program("verify", *shards).out == "3 shards, 12 samples, 24 files, 30.7 kB, 3 indexed: no faults\n"
     build_shard("a-1.tar", [{"__key__": "new", "txt": "x"}])
     index = Path("a-2.tar.wdsidx").read_bytes()
     Path("a-2.tar.wdsidx").write_bytes(index[:-10])
@@ -157,20 +156,20 @@ def test_digests_notice_what_headers_do_not(program: Any, shards: list[str]) -> 
     done = program("verify", "a-0.tar", "more.tar", "--json", "--manifest", "m.json", "--no-index")
     messages = [fault["message"] for fault in json.loads(done.out)["faults"]]
     assert messages == [
-        "a-0.tar: the manifest says 4 for samples, and it is 1",
+        "a-0.tar: the number of samples is 1, but 4 in the manifest",
         "more.tar is not in the manifest",
     ]
 
 
 def test_many_faults_are_counted_and_some_shown(program: Any, folder: Path) -> None:
-    count = FAULTS_KEPT + 20
+    count = MAX_FAULTS + 20
     build_shard("m.tar", [{"__key__": f"{n}", "cls": "x"} for n in range(count)])
     done = program("verify", "m.tar", "--decode", "--show", "2")
     assert done.lines[0] == f"DecodeError ({count}):"
     assert done.lines[3] == f"  ... and {count - 2} more"
     assert done.lines[-1].endswith(f": {count} faults in 1 shard")
     done = program("verify", "m.tar", "--decode", "--json")
-    assert (kinds(done)["DecodeError"], len(json.loads(done.out)["faults"])) == (count, FAULTS_KEPT)
+    assert (kinds(done)["DecodeError"], len(json.loads(done.out)["faults"])) == (count, MAX_FAULTS)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +177,7 @@ def test_many_faults_are_counted_and_some_shown(program: Any, folder: Path) -> N
     [
         ("gone*.tar", "No file matches"),
         ("gone://a.tar", "gone"),
-        ("- --decode", "--decode reads a shard twice"),
+        ("- --decode", "--decode reads each shard twice"),
         ("pipe:cat a-0.tar --workers 0", "'--workers'"),
     ],
 )
@@ -213,11 +212,11 @@ def test_ctrl_c_ends_all_workers_at_once(shards: list[str]) -> None:
         children = psutil.Process(running.pid).children(recursive=True)
         assert len(children) >= 2
         os.killpg(running.pid, signal.SIGINT)
-        out, err = running.communicate(timeout=30)
+        out, err = running.communicate(timeout=600)
     finally:
         running.kill()
     assert (running.returncode, out, err) == (130, b"", b"Interrupted\n")
-    _, left = psutil.wait_procs(children, timeout=10)
+    _, left = psutil.wait_procs(children, timeout=600)
     assert left == []
     assert Path("begun").stat().st_size == 2, "the third shard was begun, too"
 
@@ -226,7 +225,11 @@ def test_keys_are_compared_and_not_their_digests(folder: Path, monkeypatch: pyte
     for name in "ab":
         build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "txt": "x"} for n in range(3)])
     found = verify_shards(["a.tar", "b.tar"], Checks())
-    assert list(common_keys(found)) == []
+    assert list(find_common_keys(found)) == []
     monkeypatch.setattr("wds_datapipes.prepare.verify._digest", lambda key: int(key[1]))
-    assert list(common_keys(found)) == []
-    assert [fault.key for fault in common_keys([*found, *verify_shards(["./a.tar"], Checks())])] == ["a0", "a1", "a2"]
+    assert list(find_common_keys(found)) == []
+    assert [fault.key for fault in find_common_keys([*found, *verify_shards(["./a.tar"], Checks())])] == [
+        "a0",
+        "a1",
+        "a2",
+    ]

@@ -26,7 +26,7 @@ from webdataset import tenbin
 from wds_datapipes import codecs
 from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, TRUSTED_CODECS, UNSAFE, find_codec
 from wds_datapipes.codecs.decoding import wds_decode
-from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeCodecError
+from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -46,7 +46,7 @@ INTEGER = (b" 42\n", 42, b"3.0", "invalid literal for int")
 JSON = (b'{"a": [1, null]}', {"a": [1, None]}, b"{", "JSONDecodeError")
 MSGPACK = (msgpack.packb({1: "x", "k": b"y"}), {1: "x", "k": b"y"}, b"\x92\x01", "incomplete input")
 PICKLE = (pickle.dumps({"a": 1}), {"a": 1}, b"\x80", "EOFError|UnpicklingError")
-TENBIN = (bytes(tenbin.encode_buffer([ARRAY])), [ARRAY], b"~TenBin~short", "cut short")
+TENBIN = (bytes(tenbin.encode_buffer([ARRAY])), [ARRAY], b"~TenBin~short", "truncated")
 
 #: Extension -> good bytes, their value, bad bytes, and what the error says.
 CASES: dict[str, tuple[bytes, Any, bytes, str]] = {
@@ -122,7 +122,7 @@ def test_bad_bytes_are_a_decode_error_that_says_all(extension: str) -> None:
 @pytest.mark.parametrize("extension", sorted(UNSAFE))
 def test_pickles_are_refused_unless_allowed(extension: str) -> None:
     with pytest.raises(
-        UnsafeCodecError, match=rf"field '{extension}' of sample 'k' in shard 's.tar'.*unsafe=True.*only="
+        UnsafeInputError, match=rf"field '{extension}' of sample 'k' in shard 's.tar'.*unsafe=True.*only="
     ):
         decode(extension, CASES[extension][0], on_error="skip")
     assert decode(extension, CASES[extension][0], **{extension: bytes}) == CASES[extension][0]
@@ -144,7 +144,7 @@ def plant() -> str:
 
 def test_pth_loads_weights_alone_unless_allowed() -> None:
     data = torch_saved({"w": torch.ones(2), "x": Planted()})
-    with pytest.raises(UnsafeCodecError, match=r"holds more than tensors.*plant.*unsafe=True"):
+    with pytest.raises(UnsafeInputError, match=r"holds more than tensors.*plant.*unsafe=True"):
         decode("pth", data, on_error="skip")
     assert not Planted.ran
     loaded = decode("pth", data, unsafe=True)
@@ -176,7 +176,7 @@ def test_unknown_extensions_stay_bytes() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "no data"),
+        (b"", "data are empty"),
         (b"plain", "BadGzipFile"),
         (gzip.compress(b"text", mtime=0)[:-3], "EOFError"),
         (gzip.compress(b"text" * 50, mtime=0)[:-8] + b"\0" * 8, "CRC check failed"),

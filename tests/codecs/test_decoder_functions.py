@@ -118,7 +118,7 @@ def test_what_continues_goes_to_the_decoders_that_follow(
 
 
 def test_what_continues_does_not_go_to_the_decoders_before() -> None:
-    with pytest.warns(UserWarning, match="ends_in_png decoded none of the fields, which are 'png.zz'"):
+    with pytest.warns(UserWarning, match="ends_in_png decoded none of the fields 'png.zz'"):
         assert decode({"png.zz": zlib.compress(b"p")}, ends_in_png, partial(inflate, Continue)) == {"png.zz": b"p"}
 
 
@@ -128,7 +128,7 @@ def test_a_function_for_an_extension_may_continue() -> None:
 
 
 def test_what_continues_is_bytes() -> None:
-    with pytest.raises(DecodeError, match=r"Continue\('cls', \.\.\.\) holds the bytes to decode next, not a str"):
+    with pytest.raises(DecodeError, match=r"Continue\('cls', \.\.\.\) must hold the bytes to decode next, not a str"):
         decode({"zz": b""}, zz=lambda data: Continue("cls", "7"))  # type: ignore[arg-type]
 
 
@@ -157,9 +157,8 @@ def test_a_function_that_decodes_nothing_is_warned_of_once(function: Callable[[s
     assert len(samples) == 3
     [warning] = caught
     assert str(warning.message) == (
-        f"wds_decode: {__name__}.{function.__name__} decoded none of the fields, which are 'cls', 'png'. A function "
-        f"gets the field's name without a leading dot, 'png' and not '.png', and returns None for what it leaves to "
-        f"others"
+        f"wds_decode: {__name__}.{function.__name__} decoded none of the fields 'cls', 'png'. A function "
+        f"gets the name of the field without a leading dot, 'png' instead of '.png', and returns None for other fields"
     )
     assert warning.filename == __file__
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from wds_datapipes.codecs import decoding
+from wds_datapipes.codecs import decoding, field_chain
 from wds_datapipes.codecs.decoding import DecoderChain, wds_decode
 from wds_datapipes.codecs.extensions import ByExtension, handle_extension
 from wds_datapipes.codecs.images import ImageDecoder
-from wds_datapipes.codecs.registry import name_decoder
+from wds_datapipes.codecs.registry import add_decoder
 from wds_datapipes.errors import DecodeError
 
 
@@ -99,7 +99,7 @@ def test_handle_extension_matches_whole_trailing_parts(extensions: Any, taken: l
 
 @pytest.mark.parametrize("extensions", ["", " ", "jpg gz", "json.gz", [], ["."]])
 def test_extensions_that_never_match_are_refused(extensions: Any) -> None:
-    with pytest.raises(ValueError, match=r"extensions are words|decompressed first"):
+    with pytest.raises(ValueError, match=r"extensions must be|decompressed first"):
         handle_extension(extensions, len)
     with pytest.raises(TypeError, match="function of bytes"):
         handle_extension("jpg", "rgb")  # type: ignore[arg-type]  # the wrong use is the subject
@@ -114,9 +114,9 @@ def test_only_names_whole_fields() -> None:
 def test_values_that_are_not_bytes_pass_with_partial_alone() -> None:
     sample = {"__key__": "a", "cls": 7, "txt": b"t", "x": None}
     assert decode(sample, partial=True) == {**sample, "txt": "t"}
-    with pytest.raises(DecodeError, match=r"'cls' of sample 'a' holds a value of type int, .*partial=True"):
+    with pytest.raises(DecodeError, match=r"'cls' of sample 'a' is of type int, .*partial=True"):
         decode(sample)
-    with pytest.raises(DecodeError, match="field 'x' of a sample without a key holds a value of type NoneType"):
+    with pytest.raises(DecodeError, match="field 'x' of a sample without a key is of type NoneType"):
         decode({"x": None})
 
 
@@ -128,7 +128,7 @@ def test_the_error_names_shard_sample_field_decoder_and_cause() -> None:
         decode({"__key__": "d/7", "__url__": "http://x/s.tar", "a.bin": b"0123456789abcdefgh"}, bin=parse)
     text = str(caught.value)
     assert "field 'a.bin' of sample 'd/7' in shard 'http://x/s.tar' cannot be decoded by " in text
-    assert "parse (for bin): KeyError: 'label'. The data is 18 bytes that begin with b'0123456789abcdef'" in text
+    assert "parse (for bin): KeyError: 'label'. The data is 18 bytes starting with b'0123456789abcdef'" in text
     assert 'on_error="warn" or "skip"' in text
     assert isinstance(caught.value.__cause__, KeyError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
@@ -152,11 +152,11 @@ def test_a_sample_that_fails_is_passed_over_whole() -> None:
 def test_a_handler_decides_as_webdatasets_do() -> None:
     seen: list[Exception] = []
 
-    def go_on(error: Exception) -> bool:
+    def resume_from(error: Exception) -> bool:
         seen.append(error)
         return True
 
-    assert [sample["__key__"] for sample in wds_decode(good_and_bad(), on_error=go_on)] == ["0", "2", "4"]
+    assert [sample["__key__"] for sample in wds_decode(good_and_bad(), on_error=resume_from)] == ["0", "2", "4"]
     assert [type(error) for error in seen] == [DecodeError] * 3
     assert [sample["__key__"] for sample in wds_decode(good_and_bad(), on_error=lambda error: False)] == ["0"]
 
@@ -169,8 +169,8 @@ def test_items_that_are_no_samples_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
-        (["rgb9"], {}, "no decoder is called 'rgb9'. There are the image specs l l8 .* torch_video"),
-        ([3], {}, "a decoder is a word or a function"),
+        (["rgb9"], {}, r"there is no decoder 'rgb9'. Choose an image spec \(l l8 .* torch_video"),
+        ([3], {}, "a decoder must be a name or a function"),
         ([], {"txt": "rgb"}, "a function of bytes, not 'rgb'"),
         ([], {"on_error": "ignore"}, "on_error is"),
     ],
@@ -191,12 +191,12 @@ def test_a_word_is_its_decoder() -> None:
 
 
 def test_names_are_given_once() -> None:
-    with pytest.raises(ValueError, match="'rgb8' is a word of wds_decode already"):
-        name_decoder("rgb8", handle_extension("x", len))
-    name_decoder("measured", handle_extension("len", len))
-    name_decoder("measured", handle_extension("size", len))
-    with pytest.raises(ValueError, match=r"'measured' is registered already, for builtins\.len"):
-        name_decoder("measured", handle_extension("len", sum))
+    with pytest.raises(ValueError, match="'rgb8' is built in"):
+        add_decoder("rgb8", handle_extension("x", len))
+    add_decoder("measured", handle_extension("len", len))
+    add_decoder("measured", handle_extension("size", len))
+    with pytest.raises(ValueError, match=r"'measured' is already registered for builtins\.len"):
+        add_decoder("measured", handle_extension("len", sum))
     assert decode({"len": b"four", "size": b"four"}, "measured") == {"len": b"four", "size": 4}
 
 
@@ -212,7 +212,7 @@ def test_decoders_are_chosen_once_for_a_name(monkeypatch: pytest.MonkeyPatch) ->
     list(wds_decode([{"cls": b"1", "__key__": "a"}] * 5))
     assert chosen == ["cls", "__key__"]
     chosen.clear()
-    monkeypatch.setattr(decoding, "MAX_PLANS", 2)
+    monkeypatch.setattr(field_chain, "MAX_PLANS", 2)
     names = [f"{index}.cls" for index in range(10)]
     assert list(wds_decode([{name: b"1"} for name in names])) == [{name: 1} for name in names]
     assert chosen == names

@@ -51,7 +51,7 @@ def test_every_cut_is_noticed() -> None:
     data = encode(np.arange(5.0)) + encode(np.ones((2, 3), np.uint8))
     boundary = len(encode(np.arange(5.0)))
     for size in set(range(1, len(data))) - {boundary}:
-        with pytest.raises(ValueError, match="cut short"):
+        with pytest.raises(ValueError, match="truncated"):
             decode_tenbin(data[:size])
 
 
@@ -60,7 +60,7 @@ def test_every_cut_is_noticed() -> None:
     [
         (b"garbage" * 20, "no tenbin chunk at byte 0"),
         (encode(np.ones(3)) + b"x", "no tenbin chunk at byte 160"),
-        (MAGIC + struct.pack("<q", -8) + b"\0" * 64, "cut short"),
+        (MAGIC + struct.pack("<q", -8) + b"\0" * 64, "truncated"),
         (chunk(b"\0" * 20) + chunk(b""), "header at byte 0 has 20 bytes"),
         (chunk(struct.pack("<8s8sq", b"c8", b"", 0)) + chunk(b"\0" * 8), "dtype 'c8'"),
         (chunk(struct.pack("<8s8sqq", b"f4", b"", 2, 1)) + chunk(b"\0" * 4), "has 2 dimensions"),

@@ -89,7 +89,7 @@ def test_79_one_download_serves_many() -> None:
     barrier = threading.Barrier(count)
 
     def read(_: int) -> int:
-        barrier.wait(60)
+        barrier.wait(600)
         return len(list(ShardList(url).cache_wds_shards("ours").load_wds_shards()))
 
     with ThreadPoolExecutor(count) as pool:

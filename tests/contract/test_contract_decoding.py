@@ -21,7 +21,7 @@ from torch.utils.data import IterDataPipe
 from webdataset import tenbin
 
 from wds_datapipes import ShardList, handle_extension
-from wds_datapipes.errors import DecodeError, UnsafeCodecError
+from wds_datapipes.errors import DecodeError, UnsafeInputError
 from wds_datapipes.testing import build_shard
 
 # webdataset leaves files and pipes to the garbage collection.
@@ -233,9 +233,9 @@ def test_73_what_can_run_code_is_refused_unless_the_stage_allows_it(
     pickled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert next(iter(theirs(pickled).decode()))["pkl"] == {1, 2}  # allowed unless a global flag forbids it
-    with pytest.raises(UnsafeCodecError, match=r"'pkl' of sample 'a' in shard 'pickled\.tar' was not decoded"):
+    with pytest.raises(UnsafeInputError, match=r"'pkl' of sample 'a' in shard 'pickled\.tar' was not decoded"):
         list(ours(pickled).wds_decode())
-    with pytest.raises(UnsafeCodecError):  # a handler does not pass over it
+    with pytest.raises(UnsafeInputError):  # no handler skips it
         list(ours(pickled).wds_decode(on_error=webdataset.ignore_and_continue))
     assert next(iter(ours(pickled).wds_decode(unsafe=True)))["pkl"] == {1, 2}
     weights = next(iter(ours(pickled).wds_decode(only="pth")))["pth"]

@@ -26,8 +26,9 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import DatasetSpec, DirectoryShards, ShardList, ShardReadingService, ShardResampler
+from wds_datapipes import DatasetSpec, DirectoryShards, ShardList, ShardReadingService
 from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.pipes import ShardResampler
 from wds_datapipes.testing import build_shard
 
 pytestmark = [

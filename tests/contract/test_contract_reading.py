@@ -18,7 +18,7 @@ import webdataset
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, first_dot
-from wds_datapipes.errors import CorruptShardError, DuplicateFieldError, ShardOpenError, TruncatedShardError
+from wds_datapipes.errors import CorruptShardError, DuplicateKeyError, ShardOpenError, TruncatedShardError
 from wds_datapipes.testing import build_shard
 
 # webdataset leaves files and pipes to the garbage collection.
@@ -216,7 +216,7 @@ def test_measured_c_fields_that_differ_in_case_alone_clash() -> None:
     url = archive("case.tar", [("a.txt", b"1"), ("a.TXT", b"2")])
     with pytest.raises(ValueError, match="duplicate file name in tar file txt"):
         theirs(url)
-    with pytest.raises(DuplicateFieldError, match=r"case.tar holds the field 'txt' of the sample 'a' twice"):
+    with pytest.raises(DuplicateKeyError, match=r"case.tar holds the field 'txt' of the sample 'a' twice"):
         ours(url)
 
 

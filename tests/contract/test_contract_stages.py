@@ -20,7 +20,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset.filters import default_collation_fn
 
 from wds_datapipes import MockSamples, ShardList
-from wds_datapipes.errors import DuplicateFieldError, EmptySourceError, MissingFieldError
+from wds_datapipes.errors import DuplicateKeyError, EmptySourceError, MissingFieldError
 from wds_datapipes.testing import build_shard
 
 # webdataset leaves files and pipes to the garbage collection.
@@ -184,7 +184,7 @@ def test_47_patterns_have_alternatives_and_a_tuple_keeps_its_length() -> None:
     twice = [{"a1": 1, "a2": 2}]
     with pytest.raises(ValueError, match="Multiple sample keys"):
         run(webdataset.extract_keys("a*"), twice)
-    with pytest.raises(DuplicateFieldError, match=r"'a\*' matches \['a1', 'a2'\]"):
+    with pytest.raises(DuplicateKeyError, match=r"'a\*' matches \['a1', 'a2'\]"):
         list(IterableWrapper(twice).extract_keys("a*"))
 
 

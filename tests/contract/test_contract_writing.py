@@ -19,7 +19,7 @@ import torch
 import webdataset
 
 from wds_datapipes import ShardList, ShardWriter, TarWriter
-from wds_datapipes.errors import CommandError, EncodeError, UnsafeCodecError
+from wds_datapipes.errors import EncodeError, ShardWriteError, UnsafeInputError
 from wds_datapipes.io.openers import open_url
 
 # webdataset leaves files and pipes to the garbage collection.
@@ -108,7 +108,7 @@ def test_57_pth_and_pyd_fields_are_read_back() -> None:
     theirs("theirs.tar", sample)
     for url in ("ours.tar", "theirs.tar"):
         assert read(url, unsafe=True) == read_by_them(url) == sample
-    with pytest.raises(UnsafeCodecError):
+    with pytest.raises(UnsafeInputError):
         ours("ours.tar", sample)
     ours("ours.tar", {"__key__": "s", "pth": torch.ones(2)})
     assert torch.equal(read("ours.tar")["pth"], torch.ones(2))
@@ -143,7 +143,7 @@ def test_60_a_command_gets_the_shard() -> None:
     for write in (ours, theirs):
         write("pipe:cat > s.tar", {"__key__": "s", "txt": "a"})
         assert read("s.tar")["txt"] == "a"
-    with pytest.raises(CommandError, match="status 3"):
+    with pytest.raises(ShardWriteError, match="status 3"):
         ours("pipe:cat > s.tar; exit 3", {"__key__": "s", "txt": "a"})
     assert webdataset.TarWriter is not TarWriter
 

@@ -27,8 +27,8 @@ from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.numpy_arrays import encode_npy, encode_npz
 from wds_datapipes.codecs.tenbin import encode_tenbin
 from wds_datapipes.codecs.torch_tensors import encode_pth
-from wds_datapipes.errors import DecodeError
-from wds_datapipes.prepare.preview import glance
+from wds_datapipes.errors import DecodeError, UnsafeInputError
+from wds_datapipes.prepare.preview import preview_field
 
 #: How much more memory an input may take than before, in bytes, beside a thousand times its own size.
 ROOM = 512 << 20
@@ -46,7 +46,7 @@ def peak() -> int:
 def decode(field: str, data: bytes, chain: DecoderChain) -> None:
     """Decode one field: what comes out is a value, or a `DecodeError`, and the memory stays in proportion."""
     before = peak()
-    with warnings.catch_warnings(), contextlib.suppress(DecodeError):
+    with warnings.catch_warnings(), contextlib.suppress(DecodeError, UnsafeInputError):
         warnings.simplefilter("ignore")
         list(decode_samples([{"__key__": "a", field: data}], chain))
     if (grown := peak() - before) > ROOM + 1000 * len(data):
@@ -241,7 +241,7 @@ def show(data: bytes) -> None:
     field = [*FIELDS, *PICTURES, *MEDIA][data[0] % len([*FIELDS, *PICTURES, *MEDIA])] if data else "txt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        glance(field, data[1:])
+        preview_field(field, data[1:])
 
 
 def change_picture(data: bytes, rng: Random) -> bytes:

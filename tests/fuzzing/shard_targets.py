@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 import zstandard
 from harness import Finding, Target, change_bytes, change_tar, with_checksums
 
-from wds_datapipes.errors import DuplicateFieldError, EncodeError, ShardError, UnwritableSampleError
+from wds_datapipes.errors import DuplicateKeyError, EncodeError, ShardError
 from wds_datapipes.index.build import build_index
 from wds_datapipes.io.compression.decompress import decompress_stream
 from wds_datapipes.samples.grouping import group_samples, split_by_shard
@@ -118,7 +118,7 @@ class Outcome:
         self.error: Exception | None = None
         try:
             self.found.extend(members)
-        except (ShardError, DuplicateFieldError) as error:
+        except (ShardError, DuplicateKeyError) as error:
             self.error = error
 
     @property
@@ -255,7 +255,7 @@ def write_and_read(data: bytes) -> None:
         for sample in samples:
             try:
                 writer.write(sample)
-            except (UnwritableSampleError, EncodeError):
+            except EncodeError:
                 continue
             written.append(sample)
     if not written:

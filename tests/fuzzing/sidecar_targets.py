@@ -20,12 +20,11 @@ from wds_datapipes.errors import (
     CacheError,
     CorruptSidecarError,
     MissingSidecarError,
-    PatternError,
     ShardOpenError,
     SidecarError,
     SpecError,
+    StaleSidecarError,
     StateError,
-    WrongSidecarError,
 )
 from wds_datapipes.index.build import build_index, check_index
 from wds_datapipes.index.file_format import HEAD, MAGIC, index_bytes, parse_index
@@ -70,7 +69,7 @@ def read_index_bytes(data: bytes) -> None:
     """Read an index, and use it; its checksums are made right first, unless its first byte says otherwise."""
     content = data[1:] if data[:1] == b"\1" else with_index_checksums(data[1:])
     try:
-        index = parse_index(content, where="x")
+        index = parse_index(content, name="x")
     except CorruptSidecarError:
         return
     for sample in index:
@@ -81,7 +80,7 @@ def read_index_bytes(data: bytes) -> None:
         if index.find(key) > number or index[number].key != key:
             raise Finding(f"{key!r} is found at {index.find(key)}")
         index.names(number)
-    if parse_index(index_bytes(index), where="x") != index:
+    if parse_index(index_bytes(index), name="x") != index:
         raise Finding("an index is another one once it is written and read")
     with contextlib.suppress(SidecarError):
         dali_text(index)
@@ -171,7 +170,7 @@ def wids_seeds() -> list[bytes]:
 def read_others(data: bytes) -> None:
     """Read indexes of DALI and Energon, and hold them against a shard."""
     path = place("other.idx", data[1:])
-    with contextlib.suppress(CorruptSidecarError, WrongSidecarError):
+    with contextlib.suppress(CorruptSidecarError, StaleSidecarError):
         if data[:1] == b"d":
             index: ShardIndex = read_dali_index(path, shard(), on_duplicate="first")
         else:
@@ -203,7 +202,7 @@ def energon_seeds() -> list[bytes]:
 def read_spec(data: bytes) -> None:
     """Read the specification of a mixture, as YAML or as JSON."""
     suffix, content = (".json", data[1:]) if data[:1] == b"j" else (".yaml", data[1:])
-    with contextlib.suppress(SpecError, PatternError):
+    with contextlib.suppress(SpecError):
         mixture = read_mixture(place(f"spec{suffix}", content), braces)
         drawn = mixture.draw(Random(0))
         for _, url in zip(range(LOOKED_AT), drawn, strict=False):
@@ -289,7 +288,7 @@ def read_records(data: bytes) -> None:
             for finished in journal.finished:
                 str(finished.number + finished.given)
             journal.add(FinishedShard(0, ShardInfo("a", 1, 2, "c"), 3, "d"))
-            journal.keep(1)
+            journal.truncate(1)
         finally:
             journal.close()
     entry = Entry.of(scratch(), "a.tar")

@@ -17,13 +17,12 @@ from state_targets import loader, states
 
 from wds_datapipes.codecs.images import ImageDecoder
 from wds_datapipes.codecs.media import AudioDecoder
-from wds_datapipes.errors import CorruptSidecarError, PatternError, SpecError, StateError, UnwritableSampleError
+from wds_datapipes.errors import CorruptSidecarError, EncodeError, SpecError, StateError
 from wds_datapipes.index.build import build_index
 from wds_datapipes.index.interop.dali import read_dali_index, write_dali_index
 from wds_datapipes.index.interop.energon import read_energon_dataset
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import retry_after
-from wds_datapipes.loading.checkpoint.encoding import decode_state
 from wds_datapipes.loading.checkpoint.loader_states import STATE
 from wds_datapipes.on_error.quarantine import read_quarantine
 from wds_datapipes.samples.sample_file import FRAME, MAGIC, DamagedFile, SampleFileWriter, _trailer, open_samples
@@ -44,7 +43,7 @@ def test_no_picture_starts_another_program(tmp_path: Path, monkeypatch: pytest.M
     ghostscript.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     drawing = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
-    with pytest.raises(ValueError, match="in no image format"):
+    with pytest.raises(ValueError, match="not in an image format"):
         ImageDecoder("rgb8").decode(drawing)
     assert not (tmp_path / "started").exists()
 
@@ -52,7 +51,7 @@ def test_no_picture_starts_another_program(tmp_path: Path, monkeypatch: pytest.M
 def test_few_bytes_are_no_huge_picture() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow has one for so many pixels
-        with pytest.raises(ValueError, match="24 bytes say to be 12000 x 9000 pixels"):
+        with pytest.raises(ValueError, match="24 bytes claim to be 12000 x 9000 pixels"):
             ImageDecoder("rgb8").decode(b"P6 12000 9000 255\n".ljust(24, b"\0"))
 
 
@@ -85,7 +84,7 @@ def test_a_specification_that_is_no_yaml_is_named(tmp_path: Path, text: str) -> 
 def test_a_specification_that_nests_too_deep_is_named(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_bytes(NESTED)
-    with pytest.raises(SpecError, match="is no JSON"):
+    with pytest.raises(SpecError, match="is not valid JSON"):
         read_mixture(str(path), expand_braces)
 
 
@@ -104,13 +103,13 @@ def test_aliases_that_could_stand_for_more_than_memory_holds_are_refused() -> No
     "pattern", ["{0..999999999}.tar", "{a{0..9999}{0..9999}{0..9999},b}", "{0..3" * 100, "{" * 5000]
 )
 def test_a_pattern_stands_for_no_more_shards_than_memory_holds(pattern: str) -> None:
-    with pytest.raises(PatternError):
+    with pytest.raises(SpecError):
         expand_braces(pattern)
 
 
 @pytest.mark.parametrize("taken", [2**31 - 1, 1e300])
 def test_an_epoch_has_no_more_shards_than_memory_holds(taken: float) -> None:
-    with pytest.raises(SpecError, match="shards are the limit"):
+    with pytest.raises(SpecError, match="is limited to"):
         read_mixture({"datasets": [{"shards": "{0..3}.tar", "resample": taken}]}, expand_braces)
 
 
@@ -160,7 +159,7 @@ def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path, line: bytes) -> No
 def test_a_journal_that_begins_with_nested_lists_is_none(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(NESTED + b"\n")
-    with pytest.raises(StateError, match="is no journal"):
+    with pytest.raises(StateError, match="is not a journal"):
         ShardJournal(str(path), {})
 
 
@@ -216,7 +215,7 @@ def test_no_server_can_ask_for_a_wait_without_an_end(text: str) -> None:
 @pytest.mark.parametrize(("key", "field"), [("__a__", "b__"), ("__x", "y.z__")])
 def test_a_sample_is_not_written_under_a_name_that_describes_the_shard(key: str, field: str) -> None:
     with TarWriter(io.BytesIO()) as writer:
-        with pytest.raises(UnwritableSampleError, match="two underscores"):
+        with pytest.raises(EncodeError, match="two underscores"):
             writer.write({"__key__": key, field: b"x"})
         writer.write({"__key__": key, "txt": b"x"})
 
@@ -270,6 +269,7 @@ def test_a_state_with_a_value_of_another_kind_is_refused(change: dict[str, Any])
         NESTED,
         {STATE: '{"version":5,"ranks":[]}'},
         {STATE: '{"version":5}'},
+        {STATE: "[" * 100_000},
         {STATE: '{"version":5,"ranks":"\\u0000"}'},
         {STATE: {"version": 5, "ranks": []}},
         {"dataset_state": json.loads(states()[1])},
@@ -279,15 +279,3 @@ def test_a_state_with_a_value_of_another_kind_is_refused(change: dict[str, Any])
 def test_a_state_that_is_not_whole_is_refused(state: Any) -> None:
     with pytest.raises(StateError):
         loader().load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 100_000,
-        json.dumps([{"waiting in columns": {"rows": 1099511627806, "columns": [[0, 1, 1, "AA=="]] * 3}}]),
-    ],
-)
-def test_the_text_of_a_state_takes_no_more_room_than_it_has(text: str) -> None:
-    with pytest.raises(StateError, match="not whole"):
-        decode_state(text)

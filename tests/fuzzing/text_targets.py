@@ -10,13 +10,13 @@ from unittest.mock import patch
 
 from harness import Finding, Target, change_bytes
 
-from wds_datapipes.errors import PatternError
+from wds_datapipes.errors import SpecError
 from wds_datapipes.io.openers import redact, split_scheme
 from wds_datapipes.io.remote import http
 from wds_datapipes.io.remote.retry import retry_after, status_of
 from wds_datapipes.shards import patterns
 from wds_datapipes.shards.patterns import expand_braces, split_patterns, substitute
-from wds_datapipes.shards.url_rewriting import rewrite_url, rules_of
+from wds_datapipes.shards.url_rewriting import compile_rules, rewrite_url
 
 #: What the variables of patterns hold.
 VARIABLES = {"WDS_A": "x{0..3}", "WDS_B": "${A}${A}", "WDS_C": "${C}"}
@@ -26,13 +26,13 @@ SECRET = "hunter2"
 def expand(data: bytes) -> None:
     """Expand a pattern, but for the files that it matches, and apply rules to what comes of it."""
     text = data.decode("utf-8", "surrogateescape")
-    with contextlib.suppress(PatternError), patch.object(patterns, "MAX_SHARDS", 10_000):  # a million take a while
+    with contextlib.suppress(SpecError), patch.object(patterns, "MAX_SHARDS", 10_000):  # a million take a while
         for part in split_patterns(text):
             for url in expand_braces(substitute(part, VARIABLES))[:1000]:
                 split_scheme(url)
     variables = {"GOPEN_REWRITE": text[:50], "USE_AIS_FOR": text[-3:], "AIS_ENDPOINT": "http://x"}
-    with contextlib.suppress(PatternError):
-        rewrite_url(text[:200], rules_of(None, variables))
+    with contextlib.suppress(SpecError):
+        rewrite_url(text[:200], compile_rules(None, variables))
 
 
 def hide(data: bytes) -> None:

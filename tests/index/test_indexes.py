@@ -22,30 +22,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import (
+from wds_datapipes import ShardList, TarWriter
+from wds_datapipes.errors import (
+    CorruptShardError,
+    CorruptSidecarError,
+    DuplicateKeyError,
+    MissingSidecarError,
+    ShardOpenError,
+    ShardReadError,
+    SidecarError,
+    SpecError,
+    StaleSidecarError,
+    TruncatedShardError,
+    WorkerDiedError,
+)
+from wds_datapipes.index import (
     ShardIndex,
-    ShardList,
-    TarWriter,
     build_index,
     build_indexes,
     check_index,
     index_url,
     read_index,
     write_index,
-)
-from wds_datapipes.errors import (
-    CorruptShardError,
-    CorruptSidecarError,
-    DuplicateFieldError,
-    MissingSidecarError,
-    PatternError,
-    RepeatedKeyError,
-    ShardOpenError,
-    ShardReadError,
-    StaleSidecarError,
-    TruncatedShardError,
-    UnsupportedSidecarError,
-    WorkerDiedError,
 )
 from wds_datapipes.index.build_many import IndexResult
 from wds_datapipes.index.file_format import index_bytes
@@ -78,8 +76,8 @@ def test_an_index_tells_where_samples_are(tmp_path: Path) -> None:
     assert index[-1] == index[2] == list(index)[2]
     assert index.names(1) == ["1.bin", "1.cls"]
     assert index != build_index(url)
-    assert index.places_equal(build_index(url))
-    with pytest.raises(IndexError, match=r"x\.tar has 3 samples, and none of number 3"):
+    assert index.has_same_layout(build_index(url))
+    with pytest.raises(IndexError, match=r"x\.tar has 3 samples, so there is no sample 3"):
         index[3]
     with pytest.raises(KeyError, match=r"x\.tar has no sample 'y'"):
         index.find("y")
@@ -89,7 +87,7 @@ def test_an_index_tells_where_samples_are(tmp_path: Path) -> None:
 def test_a_compressed_shard_cannot_be_read_in_any_order(tmp_path: Path) -> None:
     index = build_index(shard(tmp_path / "x.tar.gz"))
     assert index.keys == ["0", "1", "2"]
-    with pytest.raises(UnsupportedSidecarError, match=r"x\.tar\.gz is of a shard that is compressed with gzip.*Unpack"):
+    with pytest.raises(SidecarError, match=r"x\.tar\.gz belongs to a shard compressed with gzip.*Decompress"):
         index.check_random_access()
 
 
@@ -116,7 +114,7 @@ def test_a_returning_key_is_told_or_an_error(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"x\.tar holds the sample 'a' in parts: a file of it is at byte 2048"):
         index = build_index(url)
     assert (index.keys, index.find("a")) == (["a", "b", "a"], 0)
-    with pytest.raises(RepeatedKeyError, match="in parts"):
+    with pytest.raises(DuplicateKeyError, match="in parts"):
         build_index(url, on_repeated_key="raise")
 
 
@@ -136,10 +134,10 @@ def test_an_index_of_what_can_only_be_read_once(tmp_path: Path) -> None:
     url = shard(tmp_path / "x.tar")
     piped = build_index(f"pipe:cat {url}", digest=True)
     plain = build_index(url, digest=True)
-    assert piped.places_equal(plain)
+    assert piped.has_same_layout(plain)
     assert (piped.facts.bytes, piped.facts.sha256) == (plain.facts.bytes, plain.facts.sha256)
     assert (piped.facts.mtime_ns, piped.facts.etag) == (None, None)
-    with pytest.raises(ValueError, match=r"has no folder for files next to it"):
+    with pytest.raises(ValueError, match=r"has no folder for sidecar files"):
         index_url(f"pipe:cat {url}")
 
 
@@ -151,7 +149,7 @@ def test_an_index_of_what_comes_out_of_a_named_pipe(tmp_path: Path) -> None:
     writing.start()
     index = build_index(tmp_path / "queue")
     writing.join()
-    assert index.places_equal(build_index(url))
+    assert index.has_same_layout(build_index(url))
     assert (index.facts.bytes, index.facts.mtime_ns) == (os.path.getsize(url), None)
 
 
@@ -177,7 +175,7 @@ def test_the_index_is_written_with_the_shard(tmp_path: Path, suffix: str) -> Non
         contents.append(Path(index_url(url)).read_bytes())
     index = read_index(index_url(url))
     found = build_index(url, digest=True, key_rule=last_dot)
-    assert index.places_equal(found)
+    assert index.has_same_layout(found)
     assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None}
     assert contents[0] == contents[1], "the same samples give the same index"
     assert not build_indexes([url], key_rule=last_dot, digest=True)[0].is_new
@@ -189,16 +187,16 @@ def test_no_index_without_a_whole_shard(tmp_path: Path) -> None:
         writer.write({"__key__": "a", "txt": "1"})
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"index=True needs the name of a file, .* and a key_rule"):
+    with pytest.raises(ValueError, match=r"index=True needs a file name, .* and a key_rule"):
         TarWriter(io.BytesIO(), index=True)
-    with pytest.raises(ValueError, match=r"index=True needs the name of a file, .* and a key_rule"):
+    with pytest.raises(ValueError, match=r"index=True needs a file name, .* and a key_rule"):
         TarWriter(tmp_path / "x.tar", index=True, key_rule=None)
-    with pytest.raises(ValueError, match=r"has no folder for files next to it"):
+    with pytest.raises(ValueError, match=r"has no folder for sidecar files"):
         TarWriter("pipe:cat > x.tar", index=True)
     with TarWriter("memory://indexed/x.tar", index=True) as writer:
         writer.write({"__key__": "a", "txt": "1"})
     try:
-        assert read_index("memory://indexed/x.tar.wdsidx").places_equal(build_index("memory://indexed/x.tar"))
+        assert read_index("memory://indexed/x.tar.wdsidx").has_same_layout(build_index("memory://indexed/x.tar"))
     finally:
         fsspec.filesystem("memory").rm("/indexed", recursive=True)
 
@@ -212,24 +210,22 @@ def test_a_shard_that_has_changed_is_noticed(tmp_path: Path) -> None:
     for depth in ("size", "headers", "bytes"):
         check_index(index, url, depth=depth)
     shard(tmp_path / "x.tar", 30)
-    with pytest.raises(
-        StaleSidecarError, match=r"x\.tar has changed since its index was built: it has \d+ bytes, and had"
-    ):
+    with pytest.raises(StaleSidecarError, match=r"x\.tar has changed since its index was built: it has \d+ bytes, not"):
         check_index(index, url)
     shard(tmp_path / "x.tar", 3, 6)
     check_index(index, url)
     with pytest.raises(
-        StaleSidecarError, match=r"x\.tar has changed .*: sample 0 \('0'\) is .*size=6.*, and was '0', .*size=5"
+        StaleSidecarError, match=r"x\.tar has changed .*: sample 0 \('0'\) is .*size=6.*, not '0', .*size=5"
     ):
         check_index(index, url, depth="headers")
     shard(tmp_path / "x.tar", 2)
-    with pytest.raises(StaleSidecarError, match=r"it has 2 samples up to byte 4096, and had 3 up to byte 6144"):
+    with pytest.raises(StaleSidecarError, match=r"it has 2 samples up to byte 4096, not 3 up to byte 6144"):
         check_index(index, url, depth="headers")
     content = bytearray(Path(shard(tmp_path / "x.tar")).read_bytes())
     content[512] = 1
     Path(url).write_bytes(content)
     check_index(index, url, depth="headers")
-    with pytest.raises(StaleSidecarError, match=r"its SHA-256 is [0-9a-f]{64}, and was [0-9a-f]{64}"):
+    with pytest.raises(StaleSidecarError, match=r"its SHA-256 is [0-9a-f]{64}, not [0-9a-f]{64}"):
         check_index(index, url, depth="bytes")
     with pytest.raises(ValueError, match=r'depth is "size", "headers" or "bytes", not \'all\''):
         check_index(index, url, depth="all")  # type: ignore[arg-type]  # that is what is tested
@@ -253,7 +249,7 @@ def test_what_is_no_index(tmp_path: Path) -> None:
         read_index(str(place))
     for content in (b"", b"v1.2 3\n", b"\x80\x04pickle"):
         place.write_bytes(content)
-        with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is no index of a shard: it begins with"):
+        with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is not a shard index: it begins with"):
             read_index(str(place))
     with pytest.raises(MissingSidecarError, match=r"x\.wdsidx cannot be written: "):
         write_index(build_index(shard(tmp_path / "x.tar")), str(tmp_path / "none/x.wdsidx"))
@@ -287,7 +283,7 @@ def test_the_version_of_the_format_is_told(tmp_path: Path) -> None:
     content = content[:12] + crc32(content[16 : 16 + length]).to_bytes(4, "little") + content[16:]
     (tmp_path / "x.wdsidx").write_bytes(content)
     with pytest.raises(
-        CorruptSidecarError, match=r"it has version 2 of the format, and this version of wds-datapipes reads 1"
+        CorruptSidecarError, match=r"it has version 2 of the format, but this version of wds-datapipes reads 1"
     ):
         read_index(str(tmp_path / "x.wdsidx"))
 
@@ -369,14 +365,16 @@ def test_a_broken_shard_is_told_and_the_others_are_indexed(shards: list[str]) ->
 def test_arguments_that_make_no_sense(shards: list[str]) -> None:
     with pytest.raises(ValueError, match="max_workers is a number from 1, not 0"):
         build_indexes(shards, max_workers=0)
-    with pytest.raises(PatternError, match=r"Only ShardList puts variables in\. Pass ShardList\('\$\{DATA\}/a\.tar'\)"):
+    with pytest.raises(
+        SpecError, match=r"Only ShardList substitutes variables\. Pass ShardList\('\$\{DATA\}/a\.tar'\)"
+    ):
         build_indexes("${DATA}/a.tar")
     assert build_indexes([]) == []
 
 
 def test_duplicates_are_as_asked(tmp_path: Path) -> None:
     url = build_shard(tmp_path / "x.tar", [{"__key__": "a", "txt": "1", "TXT": "22"}])
-    with pytest.raises(DuplicateFieldError, match=r"holds the field 'txt' of the sample 'a' twice, .* byte 1024"):
+    with pytest.raises(DuplicateKeyError, match=r"holds the field 'txt' of the sample 'a' twice, .* byte 1024"):
         build_indexes([url])
     assert build_indexes([url], on_duplicate="first")[0].members == 1
     assert read_index(index_url(url))[0].entries[0].size == 1
@@ -402,9 +400,7 @@ def deadly(url: str, /, **options: Any) -> Any:
 @pytest.mark.usefixtures("nothing_left", "registry")
 def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
     register_opener("deadly", deadly)
-    with pytest.raises(
-        WorkerDiedError, match=r"A worker process has ended without a result, while deadly:[12] was worked on"
-    ):
+    with pytest.raises(WorkerDiedError, match=r"A worker process died while it processed deadly:[12]"):
         build_indexes(["deadly:1", "deadly:2"], max_workers=2, folder=tmp_path)
 
 
@@ -475,7 +471,7 @@ def test_of_a_remote_shard_only_the_headers_are_fetched(tmp_path: Path, server: 
     local = shard(tmp_path / "x.tar", 6, 4 * MB)
     handler.files["/x.tar"] = Path(local).read_bytes()
     index = build_index(f"{address}/x.tar")
-    assert index.places_equal(build_index(local))
+    assert index.has_same_layout(build_index(local))
     assert index.facts.bytes == len(handler.files["/x.tar"]) > 24 * MB
     assert index.facts.etag == f"{hash(handler.files['/x.tar']):x}"
     fetched = sum(end - begin for begin, end in handler.sent)
@@ -494,7 +490,7 @@ def test_many_remote_shards_are_indexed_in_processes(tmp_path: Path, server: tup
     build_index(urls[0])  # so that this process has a thread for HTTP, which those that it forks have not
     results = build_indexes(urls, folder=tmp_path / "indexes", max_workers=3)
     for result, local in zip(results, locals_, strict=True):
-        assert read_index(result.index_url).places_equal(build_index(local))
+        assert read_index(result.index_url).has_same_layout(build_index(local))
     assert [result.is_new for result in build_indexes(urls, folder=tmp_path / "indexes", max_workers=3)] == [False] * 3
 
 
@@ -531,7 +527,7 @@ def test_small_members_are_fetched_in_few_requests(tmp_path: Path, server: tuple
     address, handler = server
     local = shard(tmp_path / "x.tar", 500, 2000)
     handler.files["/x.tar"] = Path(local).read_bytes()
-    assert build_index(f"{address}/x.tar").places_equal(build_index(local))
+    assert build_index(f"{address}/x.tar").has_same_layout(build_index(local))
     assert len(handler.sent) <= 9
     assert sum(end - begin for begin, end in handler.sent) <= len(handler.files["/x.tar"]) + 512, (
         "nothing is fetched twice"
@@ -544,7 +540,7 @@ def test_a_server_without_ranges_is_read_through(tmp_path: Path, server: tuple[s
     local = shard(tmp_path / "x.tar", 3, MB)
     handler.files["/x.tar"] = Path(local).read_bytes()
     index = build_index(f"{address}/x.tar")
-    assert index.places_equal(build_index(local))
+    assert index.has_same_layout(build_index(local))
     assert (index.facts.bytes, index.facts.etag) == (len(handler.files["/x.tar"]), None)
     assert len(handler.sent) == 2, "one request that asks for a part, to see that there are none"
 
@@ -555,9 +551,7 @@ def test_a_remote_shard_that_has_changed_is_noticed(tmp_path: Path, server: tupl
     index = build_index(f"{address}/x.tar")
     check_index(index, f"{address}/x.tar")
     handler.files["/x.tar"] = Path(shard(tmp_path / "x.tar", 3, 6)).read_bytes()
-    with pytest.raises(
-        StaleSidecarError, match=r"x\.tar has changed .*: its store calls it '-?[0-9a-f]+', and called it"
-    ):
+    with pytest.raises(StaleSidecarError, match=r"x\.tar has changed .*: its ETag is '-?[0-9a-f]+', not"):
         check_index(index, f"{address}/x.tar")
     with pytest.raises(ShardOpenError, match="HTTP status 404"):
         build_index(f"{address}/none.tar")
@@ -586,7 +580,7 @@ def test_a_range_that_is_cut_is_an_error() -> None:
     parts = open_remote_parts("memory://ranges/x.tar")
     assert parts is not None
     reader = RangeReader(parts, "memory://ranges/x.tar", 2000)
-    with pytest.raises(ShardReadError, match=r"x\.tar was asked for its bytes 0 to 2000, and gave 1000 bytes"):
+    with pytest.raises(ShardReadError, match=r"x\.tar returned 1000 bytes for a request of bytes 0 to 2000"):
         reader.read(10)
     reader.close()
 
@@ -613,7 +607,7 @@ def test_indexes_in_a_remote_store(tmp_path: Path) -> None:
         result = build_indexes([url])[0]
         assert (result.index_url, result.samples, result.is_new) == ("memory://indexed/x.tar.wdsidx", 4, True)
         index = read_index(index_url(url))
-        assert index.places_equal(build_index(local))
+        assert index.has_same_layout(build_index(local))
         assert index == build_index(url)
         with pytest.raises(MissingSidecarError, match=r"memory://indexed/none cannot be read: there is no such file"):
             read_index("memory://indexed/none")

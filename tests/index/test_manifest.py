@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_datapipes import Manifest, TarWriter, build_indexes, check_manifest, read_manifest, write_manifest
+from wds_datapipes import TarWriter
 from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError
+from wds_datapipes.index import Manifest, build_indexes, check_manifest, read_manifest, write_manifest
 from wds_datapipes.index.manifest import ManifestEntry
 from wds_datapipes.testing import build_shard
 
@@ -41,7 +42,7 @@ def test_a_manifest_has_counts_sizes_and_digests(manifest: Manifest, tmp_path: P
     assert manifest != Manifest(manifest.entries[:2])
     assert manifest != "manifest"
     assert {manifest, Manifest(manifest.entries)} == {manifest}
-    with pytest.raises(TypeError, match=r"got the name 'a\.tar'\. Pass what build_indexes returns"):
+    with pytest.raises(TypeError, match=r"not from the name 'a\.tar'\. Pass the results of build_indexes"):
         Manifest(["a.tar"])  # type: ignore[list-item]  # that is what is tested
 
 
@@ -113,7 +114,9 @@ def test_shards_that_are_not_as_the_manifest_says(manifest: Manifest) -> None:
         check_manifest(manifest, depth=depth, max_workers=2)
     shard(Path(manifest.urls[0]), 4)  # of the same size
     check_manifest(manifest)
-    with pytest.raises(StaleSidecarError, match=r"1 of 3 shards are not .*: \S*a\.tar has 4 samples, not 3\. Fetch"):
+    with pytest.raises(
+        StaleSidecarError, match=r"1 of 3 shards do not match .*: \S*a\.tar has 4 samples, not 3\. Restore"
+    ):
         check_manifest(manifest, depth="headers")
     shard(Path(manifest.urls[0]), 3, "2")
     check_manifest(manifest, depth="headers")
@@ -122,7 +125,7 @@ def test_shards_that_are_not_as_the_manifest_says(manifest: Manifest) -> None:
     os.truncate(manifest.urls[1], 5000)
     os.unlink(manifest.urls[2])
     twice = Manifest([*manifest.entries, ManifestEntry(manifest.urls[0], 9, 9)])
-    with pytest.raises(StaleSidecarError, match="different things of one shard"):
+    with pytest.raises(StaleSidecarError, match="contradictory entries for a shard"):
         check_manifest(twice)
     for executor in (None, ThreadPoolExecutor(2)):
         with pytest.raises(
@@ -147,15 +150,15 @@ def test_a_damaged_shard_of_the_right_size(manifest: Manifest) -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda facts: facts.update(format="wids"), "it is JSON of something else"),
-        (lambda facts: facts.update(version=2), "it has version 2, and this version of wds-datapipes reads 1"),
-        (lambda facts: facts["shards"].pop(), "its sums or its fingerprint"),
-        (lambda facts: facts.update(samples=41), "its sums or its fingerprint"),
-        (lambda facts: facts.update(fingerprint="0" * 64), "its sums or its fingerprint"),
-        (lambda facts: facts["shards"][0].update(samples="3"), "is not that of a shard"),
-        (lambda facts: facts["shards"][0].update(bytes=-1), "is not that of a shard"),
-        (lambda facts: facts["shards"][0].update(sha256=7), "is not that of a shard"),
-        (lambda facts: facts["shards"][0].update(url=None), "is not that of a shard"),
+        (lambda facts: facts.update(format="wids"), "it is JSON of another kind"),
+        (lambda facts: facts.update(version=2), "it has version 2, but this version of wds-datapipes reads 1"),
+        (lambda facts: facts["shards"].pop(), "its totals or its fingerprint"),
+        (lambda facts: facts.update(samples=41), "its totals or its fingerprint"),
+        (lambda facts: facts.update(fingerprint="0" * 64), "its totals or its fingerprint"),
+        (lambda facts: facts["shards"][0].update(samples="3"), "is not valid"),
+        (lambda facts: facts["shards"][0].update(bytes=-1), "is not valid"),
+        (lambda facts: facts["shards"][0].update(sha256=7), "is not valid"),
+        (lambda facts: facts["shards"][0].update(url=None), "is not valid"),
         (lambda facts: facts["shards"][0].update(more=1), "more"),
         (lambda facts: facts["shards"].append(None), "None"),
         (lambda facts: facts.pop("shards"), "shards"),
@@ -167,7 +170,7 @@ def test_a_manifest_that_makes_no_sense(manifest: Manifest, tmp_path: Path, chan
     facts = json.loads(place.read_text())
     change(facts)
     place.write_text(json.dumps(facts))
-    with pytest.raises(CorruptSidecarError, match=rf"manifest\.json is no manifest, or is damaged: .*{found}"):
+    with pytest.raises(CorruptSidecarError, match=rf"manifest\.json is not a manifest, or is damaged: .*{found}"):
         read_manifest(place)
 
 
@@ -177,7 +180,7 @@ def test_a_file_that_is_no_manifest(tmp_path: Path) -> None:
         read_manifest(place)
     for content in (b"", b"[]", b"{", b"\xff", b"[" * 100_000):
         place.write_bytes(content)
-        with pytest.raises(CorruptSidecarError, match=r"manifest\.json is no manifest, or is damaged"):
+        with pytest.raises(CorruptSidecarError, match=r"manifest\.json is not a manifest, or is damaged"):
             read_manifest(place)
     with pytest.raises(MissingSidecarError, match=r"manifest\.json cannot be written: there is no such folder"):
         write_manifest(Manifest([]), tmp_path / "none/manifest.json")

@@ -136,7 +136,7 @@ def test_an_unknown_authority_is_an_error_that_says_what_to_do(server: Nginx, pa
     for on_error in ("raise", "skip"):
         with pytest.raises(
             ShardOpenError,
-            match=r"a\.tar cannot be opened: no authority that is trusted here vouches for its certificate .*"
+            match=r"a\.tar cannot be opened: the certificate of the server is not trusted .*"
             r'storage_options=\{"ca_file": "authority\.pem"\}',
         ) as found:
             read(url, on_error=on_error)
@@ -154,7 +154,7 @@ def test_an_authority_of_ones_own_is_named_by_its_file(server: Nginx, tmp_path: 
     cached = ShardList(url).cache_wds_shards(tmp_path / "copies").load_wds_shards(**options).group_samples()
     assert len(list(cached)) == len(WANT)
     # It vouches for no other name.
-    with pytest.raises(ShardOpenError, match="no authority that is trusted here vouches for its certificate"):
+    with pytest.raises(ShardOpenError, match="the certificate of the server is not trusted"):
         read(f"https://localhost:{server.https}/a.tar", **options)
 
 
@@ -201,12 +201,10 @@ def test_a_server_that_stays_away_is_an_error_with_the_place(server: Nginx, paus
     with open_url(f"http://127.0.0.1:{server.http}/slow/a.tar", retries=3) as stream:
         pieces = [stream.read(10_000)]
         server.stop()
-        with pytest.raises(
-            ShardReadError, match=r"/slow/a\.tar failed after (\d+) bytes: .*It was tried 4 times"
-        ) as found:
+        with pytest.raises(ShardReadError, match=r"/slow/a\.tar failed after (\d+) bytes: .*\(4 attempts\)") as found:
             pieces.extend(iter(lambda: stream.read(10_000), b""))
     assert f"after {sum(map(len, pieces))} bytes" in str(found.value)
-    with pytest.raises(ShardOpenError, match=r"a\.tar cannot be opened: .*It was tried 3 times"):
+    with pytest.raises(ShardOpenError, match=r"a\.tar cannot be opened: .*\(3 attempts\)"):
         open_url(f"http://127.0.0.1:{server.http}/a.tar", retries=2)
 
 
@@ -268,7 +266,7 @@ def test_no_copy_is_made_where_the_password_is_wrong(
     with pytest.raises(ShardOpenError, match=r"/closed/a\.tar cannot be opened: HTTP status 401"):
         list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards(on_error=on_error))
     url = f"https://127.0.0.1:{server.https}/a.tar"
-    with pytest.raises(ShardOpenError, match="no authority"):
+    with pytest.raises(ShardOpenError, match="is not trusted"):
         list(ShardList(url).cache_wds_shards(tmp_path).load_wds_shards(on_error=on_error))
     assert pauses == []
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 1000] == []

@@ -12,7 +12,7 @@ import pytest
 from nginx_server import Nginx
 
 from wds_datapipes import ShardList
-from wds_datapipes.errors import PatternError
+from wds_datapipes.errors import SpecError
 from wds_datapipes.io.remote.http_listing import entries_of
 
 FILES = ["a-0.tar", "a-1.tar", "b 0.tar", "ü.tar.gz", "notes.txt", "d/0/x.tar", "d/1/x.tar", "d/1/y.tar", "d/e/f/z.tar"]
@@ -62,11 +62,11 @@ def test_shards_are_what_the_pages_link_to(site: str, pattern: str, expected: li
 
 
 def test_what_cannot_be_listed_is_an_error(site: str) -> None:
-    with pytest.raises(PatternError, match=r"missing/ cannot be listed: HTTP status 404, not found"):
+    with pytest.raises(SpecError, match=r"missing/ cannot be listed: HTTP status 404, not found"):
         list(ShardList(f"{site}/missing/"))
-    with pytest.raises(PatternError, match="No file matches"):
+    with pytest.raises(SpecError, match="No file matches"):
         list(ShardList(f"{site}/c*.tar"))
-    with pytest.raises(PatternError, match=r"d/0/.* no file ends in|No file matches"):
+    with pytest.raises(SpecError, match=r"d/0/.* no file ends in|No file matches"):
         list(ShardList(f"{site}/d/0/*.zip"))
 
 

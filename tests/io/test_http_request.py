@@ -19,7 +19,7 @@ from nginx_server import Nginx
 from wds_datapipes.errors import ShardError, ShardOpenError
 from wds_datapipes.io.openers import open_url
 
-LIMIT_S = 30.0
+LIMIT_S = 300.0
 
 
 class Site(http.server.ThreadingHTTPServer):

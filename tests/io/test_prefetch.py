@@ -25,7 +25,7 @@ from wds_datapipes.io.remote import fsspec_file
 from wds_datapipes.shards.loading import ReadOptions, load_wds_shards
 from wds_datapipes.testing import build_shard
 
-LIMIT_S = 30.0
+LIMIT_S = 300.0
 KIB = 1 << 10
 #: How many samples of one KiB a shard has.
 SIZES = {"a": 40, "b": 1, "c": 300, "d": 0, "e": 120}

@@ -16,10 +16,9 @@ import pytest
 from fsspec.registry import _registry  # type: ignore[import-untyped]  # the same
 
 from wds_datapipes import ShardList
-from wds_datapipes.counters import COUNTERS, Counters
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import ChangedShardError, ShardReadError
 from wds_datapipes.io.openers import open_url
-from wds_datapipes.io.remote import throughput
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS, UNGUARDED
 from wds_datapipes.io.remote.retry import RetryPolicy, is_transient
 from wds_datapipes.io.remote.throughput import Attempt, ThroughputMonitor, TooSlowError
@@ -29,15 +28,6 @@ from wds_datapipes.testing import build_shard
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RetryPolicy.__init__, "__defaults__", (lambda _: None,))
-
-
-@pytest.fixture
-def nobody_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The log of slow stores, as it is in a new process."""
-    monkeypatch.setattr(throughput, "_logged_at", -throughput.QUIET_S)
-    COUNTERS.clear()
-    yield
-    COUNTERS.clear()
 
 
 class Drips(http.server.BaseHTTPRequestHandler):
@@ -104,7 +94,7 @@ def test_a_server_that_drips_is_left_and_another_connection_goes_on(drips: str) 
 def test_a_server_that_only_drips_ends_in_an_error(drips: str, read_ahead: int) -> None:
     Drips.dripping, Drips.good = 99, 1000
     with pytest.raises(
-        ShardReadError, match=r"a\.tar failed after \d+ bytes: TooSlowError: only \d+ bytes came in .* 3 times"
+        ShardReadError, match=r"a\.tar failed after \d+ bytes: TooSlowError: received only \d+ bytes in .* \(3 attempts"
     ):
         list(ShardList([drips]).load_wds_shards(timeout_s=0.8, retries=2, read_ahead=read_ahead))
     assert len(Drips.begins) == 3
@@ -120,35 +110,33 @@ class Clock:
         return self.now
 
 
-@pytest.mark.usefixtures("nobody_told")
 def test_a_slow_store_is_logged_once_for_a_shard_and_not_of_each(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    shards = [ThroughputMonitor(f"s3://bucket/{n}.tar", 60, clock) for n in range(3)]
+    counters, clock = Counters(), Clock()
+    shards = [ThroughputMonitor(f"s3://bucket/{n}.tar", 60, counters, clock) for n in range(3)]
     with caplog.at_level(logging.WARNING, "wds_datapipes"):
         for _ in range(40):
             for shard in shards:
                 shard.record(50_000, 1.0)
             clock.now += 1
-        assert caplog.messages == ["Reading s3://bucket/0.tar is slow: 500000 bytes came in 10 s"]
-        later = ThroughputMonitor("s3://bucket/9.tar", 60, clock)
+        assert caplog.messages == ["Reading s3://bucket/0.tar is slow: received 500000 bytes in 10 s"]
+        later = ThroughputMonitor("s3://bucket/9.tar", 60, counters, clock)
         clock.now += 60
         later.record(100_000, 11.0)
-    assert caplog.messages[1:] == ["Reading s3://bucket/9.tar is slow: 100000 bytes came in 11 s"]
+    assert caplog.messages[1:] == ["Reading s3://bucket/9.tar is slow: received 100000 bytes in 11 s"]
 
 
-@pytest.mark.usefixtures("nobody_told")
 def test_a_store_that_is_far_slower_than_before_is_slow(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "wds_datapipes"):
-        fast, clock = ThroughputMonitor("fast", 60), Clock()
+        counters, clock = Counters(), Clock()
+        fast = ThroughputMonitor("fast", 60, counters, clock)
         for _ in range(100):
             fast.record(100_000_000, 1.0)
-        ThroughputMonitor("half as fast", 60, clock).record(600_000_000, 12.0)
+        ThroughputMonitor("half as fast", 60, counters, clock).record(600_000_000, 12.0)
         assert caplog.messages == []
-        ThroughputMonitor("a fiftieth", 60, clock).record(24_000_000, 12.0)
-    assert caplog.messages == ["Reading a fiftieth is slow: 24000000 bytes came in 12 s"]
+        ThroughputMonitor("a fiftieth", 60, counters, clock).record(24_000_000, 12.0)
+    assert caplog.messages == ["Reading a fiftieth is slow: received 24000000 bytes in 12 s"]
 
 
-@pytest.mark.usefixtures("nobody_told")
 def test_time_in_which_nobody_reads_does_not_count() -> None:
     steady = ThroughputMonitor("x", 60)
     for _ in range(100_000):
@@ -164,22 +152,22 @@ def test_time_in_which_nobody_reads_does_not_count() -> None:
 
 
 def test_what_came_from_stores_is_counted(drips: str) -> None:
-    book = Counters()
+    counters = Counters()
 
     def count() -> None:
         for _ in range(2000):
-            book.fetched(3, 0.5)
+            counters.count_fetched(3, 0.5)
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (book.fetched_bytes, book.fetching_s) == (24_000, 4000.0)
-    before = COUNTERS.fetched_bytes
-    with open_url(drips) as stream:
+    assert counters.fetched() == (24_000, 4000.0)
+    counters = Counters()
+    with open_url(drips, counters=counters) as stream:
         assert stream.read() == Drips.body
-    assert COUNTERS.fetched_bytes - before == len(Drips.body)
+    assert counters.fetched()[0] == len(Drips.body)
 
 
 def test_a_report_tells_who_waited_for_stores(drips: str) -> None:
@@ -271,7 +259,7 @@ def test_a_library_that_never_answers_is_an_error(blocks: type[Blocks]) -> None:
     seconds = rf"{0.02 * BLOCK_TIMEOUTS:g} s"
     with (
         pytest.raises(
-            ShardReadError, match=rf"blocks://a failed after 0 bytes: TooSlowError: .* within {seconds}.* 3 times"
+            ShardReadError, match=rf"blocks://a failed after 0 bytes: TooSlowError: .* within {seconds}.* \(3 attempts"
         ),
         open_url("blocks://a", timeout_s=0.02, retries=2) as stream,
     ):

@@ -23,8 +23,9 @@ from urllib.parse import parse_qs, urlsplit
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
-from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, check_index, convert_shards, read_index
+from wds_datapipes import ConvertedShard, ShardList, ShardWriter, TarWriter, convert_shards
 from wds_datapipes.errors import ConversionError, ShardOpenError, ShardWriteError
+from wds_datapipes.index import check_index, read_index
 from wds_datapipes.io.sinks import remote_sink, size_of
 from wds_datapipes.testing import build_shard
 
@@ -365,7 +366,7 @@ def broken_off(
         is_known.set()
 
     def strike() -> None:
-        assert is_known.wait(20)
+        assert is_known.wait(600)
         kill(leader[0], kind)
 
     gate.act = at(number, moment, strike)

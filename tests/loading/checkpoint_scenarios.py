@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,25 @@ def keys(loader: Any) -> list[str]:
     return [key for (key,) in loader]
 
 
-def run(folder: Path, new_service: Callable[[], Any]) -> dict[str, Any]:
+def shuffled(pipe: Any) -> Any:
+    return pipe.shuffle_samples(3)
+
+
+#: These resume by replay.
+REPLAYED: dict[str, Callable[[Any], Any]] = {
+    "unbatched": lambda pipe: pipe.shuffle_samples(3).batch(3).unbatch_samples(collated=False).shuffle_samples(4),
+    "composed": lambda pipe: pipe.compose(itertools.chain).shuffle_samples(4),
+    "joined": lambda pipe: pipe.add_columns(("/", "/./"), fields=[]),
+    "cached": lambda pipe: pipe.cache_samples().shuffle_samples(4),
+    "shuffled by torch": lambda pipe: pipe.shuffle(buffer_size=5),
+}
+
+
+def run(
+    folder: Path, new_service: Callable[[], Any], build: Callable[[Any], Any] = shuffled, cuts: Sequence[int] = CUTS
+) -> dict[str, Any]:
     shards = ShardList(f"{folder}/{{0..4}}.tar").shuffle().sharding_filter()
-    pipe = shards.load_wds_shards().group_samples().shuffle_samples(3).to_tuple("__key__")
+    pipe = build(shards.load_wds_shards().group_samples()).to_tuple("__key__")
 
     def new() -> Any:
         loader: Any = DataLoader2(pipe, reading_service=new_service())
@@ -44,8 +60,8 @@ def run(folder: Path, new_service: Callable[[], Any]) -> dict[str, Any]:
 
     with new() as loader:
         whole = [keys(loader) for _ in range(3)]
-    cuts = []
-    for cut in CUTS:
+    found = []
+    for cut in cuts:
         with new() as loader:
             keys(loader)
             head = keys(itertools.islice(loader, cut)) if cut else iter(loader) and []
@@ -53,8 +69,8 @@ def run(folder: Path, new_service: Callable[[], Any]) -> dict[str, Any]:
         assert head == whole[1][:cut]
         with new() as loader:
             loader.load_state_dict(state)
-            cuts.append([len(head), keys(loader), keys(loader)])
-    return {"whole": whole, "cuts": cuts}
+            found.append([len(head), keys(loader), keys(loader)])
+    return {"whole": whole, "cuts": found}
 
 
 def main() -> None:
@@ -63,6 +79,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     told = {"own": run(folder, own), "sequential": run(folder, sequential)}
+    told |= {name: run(folder, own, build, [6]) for name, build in REPLAYED.items()}
+    told["cached, sequential"] = run(folder, sequential, REPLAYED["cached"], [6])
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 

@@ -23,7 +23,7 @@ from wds_datapipes import ShardList, ShardReadingService
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
 #: How long ranks wait for each other, in seconds.
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 WORKERS = (0, 1, 2, 3)
 EPOCHS = 3

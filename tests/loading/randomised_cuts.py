@@ -38,7 +38,7 @@ from wds_datapipes.testing import build_shard
 from torchdata.dataloader2 import DataLoader2  # isort: skip
 
 #: How long the processes of a trial may take, in seconds.
-LIMIT_S = 60
+LIMIT_S = 300
 CUTS_OF_A_TRIAL = 6
 
 FORK = multiprocessing.get_context("fork")

@@ -41,7 +41,7 @@ WORKERS = (0, 1, 2, 3)
 LOST_S, NOT_LOST_S = 6.0, 60.0
 
 #: How long all may take, in seconds.
-LIMIT_S = 100.0
+LIMIT_S = 300.0
 
 #: How many numbers each rank has of `numbers`.
 SHARE = 20

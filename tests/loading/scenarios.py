@@ -1,6 +1,6 @@
 """Faults of torchdata's reading service, one function each; run as a script, it prints what came of each as JSON.
 
-What has not come back in time is a "hang". The environment decides whether torchdata is mended, so that the same
+What has not come back in time is a "hang". The environment decides whether torchdata is patched, so that the same
 scenarios prove the fault and the repair.
 """
 
@@ -361,7 +361,7 @@ def nothing() -> None:
     return None
 
 
-# These end with and without the repairs.
+# These end with and without the patches.
 ENDING: dict[str, Callable[[], object]] = {
     "uneven": uneven,
     "uneven shards": uneven_shards,
@@ -377,7 +377,7 @@ ENDING: dict[str, Callable[[], object]] = {
     "order, no service, no seed": lambda: describe(nothing),
 }
 
-# These do not end without the repairs.
+# These do not end without the patches.
 HANGING: dict[str, Callable[[], object]] = {
     **{f"killed, {main}/{worker}": partial(killed, main, worker) for main, worker in PREFETCHES},
     **{f"exit, {main}/{worker}": partial(exits, main, worker) for main, worker in PREFETCHES},

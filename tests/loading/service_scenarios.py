@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -737,6 +737,13 @@ def outlived(by: str, ready: Any) -> None:
         ThreadPoolExecutor(1).submit(read_all)
 
 
+def act_once_begun(act: Act, begun: Sequence[Path]) -> None:
+    """Act when all ranks have read their first items."""
+    while not all(path.exists() for path in begun):
+        time.sleep(0.01)
+    act()
+
+
 def synchronized(how: str, act: Act, ready: Any) -> None:
     """Be the main programs of two ranks that wait for each other at each item, in a thread, as torchdata has it."""
     store = FOLDER / f"store of {os.getpid()}"
@@ -745,11 +752,14 @@ def synchronized(how: str, act: Act, ready: Any) -> None:
         warnings.simplefilter("ignore")
         dist.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank, timeout=timedelta(seconds=60))
     service = SequentialReadingService(DistributedReadingService(), ShardReadingService(2))
-    dl = DataLoader2(acting(act, "c5" if how == "reading" else "c1"), reading_service=service)
+    begun_of = [Path(f"{store}, begun by {number}") for number in range(2)]
+    late = partial(act_once_begun, act, begun_of)
+    dl = DataLoader2(acting(late, "c5") if how == "reading" else acting(act, "c1"), reading_service=service)
     items = iter(dl)
     # By then, one rank waits for its worker, and the other waits for that rank.
     begun = [next(items) for _ in range(3)]
     assert begun in (["a0", "c0", "a1"], ["b0", "d0", "b1"])
+    begun_of[rank].touch()
     if rank == 1:
         threading.Timer(1, ready).start()
     if how == "waiting":

@@ -11,7 +11,7 @@ from wds_datapipes.loading.torchdata_patches import patches
 
 patches.apply()
 
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402 - after the repairs
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402 - after the patches
 
 
 class Source(IterDataPipe[Any]):

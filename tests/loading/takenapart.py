@@ -18,8 +18,3 @@ def doubled(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for sample in samples:
         yield sample
         yield {**sample, "is_double": True}
-
-
-def numbered(samples: Iterator[dict[str, Any]]) -> Iterator[tuple[int, str]]:
-    for number, sample in enumerate(samples):
-        yield number, sample["__key__"]

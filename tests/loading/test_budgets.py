@@ -53,7 +53,7 @@ def test_each_worker_has_the_whole_budget_in_each_epoch(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING, "wds_datapipes"):
         found, report = read(budget, epochs=2)
     assert found == [56, 56]
-    assert caplog.messages == [f"epoch {epoch}: passed over 24 items: 24 x wds_decode: DecodeError" for epoch in (1, 2)]
+    assert caplog.messages == [f"epoch {epoch}: skipped 24 items: 24 x wds_decode: DecodeError" for epoch in (1, 2)]
     assert report.skipped.counts == {"wds_decode: DecodeError": 48}
     assert len(read_quarantine("bad.jsonl")) == 48
 
@@ -75,6 +75,6 @@ def test_shards_of_a_store_that_fail_are_counted_named_and_told_in_one_line(
         DataLoader2(members.group_samples(), reading_service=ShardReadingService(2)) as loader,
     ):
         assert len(list(loader)) == 20
-    assert caplog.messages == ["epoch 1: passed over 2 items: 2 x load_wds_shards: ShardOpenError"]
+    assert caplog.messages == ["epoch 1: skipped 2 items: 2 x load_wds_shards: ShardOpenError"]
     assert sorted(item.url for item in read_quarantine("bad.jsonl")) == [url.replace("secret", "***") for url in urls]
     assert {item.error for item in read_quarantine("bad.jsonl")} == {"ShardOpenError"}

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
+from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.encoding import decode_state
 from wds_datapipes.loading.service.pinning import MemoryPinner
 from wds_datapipes.testing import build_shard
 
@@ -48,7 +48,6 @@ if CUTS:
 
 Pipe = IterDataPipe[Any]
 Make = Callable[[], Pipe]
-Loader = Callable[[Pipe], DataLoader2[Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -268,19 +267,22 @@ def test_a_loader_of_one_rank_goes_on(workers: int) -> None:
     check_cuts(pipeline, partial(ShardReadingService, workers, distributed=True), step=15)
 
 
+@pytest.mark.timeout(900)
 def test_each_rank_goes_on_with_its_own_state(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
-    done = subprocess.run([*command, SCRIPT, tmp_path], env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*command, SCRIPT, tmp_path], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     keys = sorted(f"{shard}-{number}" for shard, size in enumerate(SIZES) for number in range(size))
-    for number in range(3):
-        assert sorted(itertools.chain(*(rank["own"]["whole"][number] for rank in ranks))) == keys
+    assert len(ranks[0]) == 8
+    own = [name for name in ranks[0] if "sequential" not in name]  # torchdata drops what not all ranks have
+    for name, number in itertools.product(own, range(3)):
+        assert sorted(itertools.chain(*(rank[name]["whole"][number] for rank in ranks))) == keys
     for rank in ranks:
-        for name in ("own", "sequential"):
+        for name in rank:
             whole, cuts = rank[name]["whole"], rank[name]["cuts"]
-            assert len(cuts) == 4
+            assert len(cuts) == (4 if name in ("own", "sequential") else 1)
             for cut, rest, after in cuts:
                 assert [rest, after] == [whole[1][cut:], whole[2]], (name, cut)
 
@@ -406,21 +408,8 @@ def dispatched() -> Any:
     return gathered().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
-class Central(IterDataPipe[Any]):
-    """Stays in the main process."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-    def is_replicable(self) -> bool:
-        return False
-
-
 def central() -> Any:
-    return Central(gathered())
+    return InMain(gathered())
 
 
 def ungathered() -> Any:
@@ -432,8 +421,9 @@ def ungathered() -> Any:
     [
         (shuffled_by_torch, r"Shuffler .*\.shuffle_samples\(n\)"),
         (prefetched, "Prefetcher .*Workers of ShardReadingService make items ahead"),
-        (taken_apart, "UnBatcher may hold samples back.*Use .unbatch_samples"),
-        (central, "Central runs in the main process"),
+        (taken_apart, "UnBatcher has no position in the shards"),
+        (dispatched, "sharding_round_robin_dispatch has no position in the shards"),
+        (central, "InMain runs in the main process"),
         (ungathered, r"it needs \.group_samples\(\)"),
     ],
 )
@@ -451,16 +441,6 @@ def test_a_stage_without_a_state_is_named_when_a_state_is_loaded(
         assert sum(1 for _ in made) == left > 0
     (line,) = [record.getMessage() for record in caplog.records if "replay" in record.getMessage()]
     assert re.search(message, line)
-
-
-def test_what_is_dispatched_has_no_state() -> None:
-    with loader(dispatched(), 1) as made:
-        items = iter(made)
-        next(items)
-        for _ in range(2):
-            with pytest.raises(StateError, match=r"sharding_round_robin_dispatch .*has no state"):
-                made.state_dict()
-        assert sum(1 for _ in items) > 0  # the epoch goes on
 
 
 def saved(pipe: Pipe, workers: int = 2, cut: int = 7) -> dict[str, Any]:
@@ -546,7 +526,7 @@ def test_a_state_is_small_json_without_payload(workers: int) -> None:
                 waiting = sum(
                     len((stage or {}).get("waiting", ()))
                     for part in found["ranks"][0]["parts"]
-                    for stage in decode_state(part["stages"] or "null") or ()
+                    for stage in part["stages"] or ()
                 )
                 assert len(state) <= 1024 * max(workers, 1) + 50 * waiting
                 largest = max(largest, waiting)

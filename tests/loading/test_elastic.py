@@ -29,9 +29,9 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
 from wds_datapipes.loading.checkpoint.resharding import state_of_rank
-from wds_datapipes.loading.checkpoint.shard_assignment import deal_anew
-from wds_datapipes.loading.rank_and_worker import split_by_worker
+from wds_datapipes.loading.checkpoint.shard_assignment import assign_shards
 from wds_datapipes.loading.seeding import reset_pipeline
+from wds_datapipes.loading.splitting import split_by_worker
 from wds_datapipes.pipes.state.pipeline_state import record_state
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
 from wds_datapipes.testing import build_shard
@@ -188,7 +188,7 @@ def test_what_is_dealt_again_takes_no_more_place_with_each_time() -> None:
     part: list[Any] = [[{"next": [5, 512]}], [{"next": [3, 0]}]]
     sizes = []
     for instances in [3, 2] * 20:
-        deals = deal_anew(part, instances)
+        deals = assign_shards(part, instances)
         part = [[{"next": [0, 0], "dealt": json.loads(json.dumps(deal.state_dict()))}] for deal in deals]
         sizes.append(len(json.dumps(part)))
     assert sizes[:2] * 20 == sizes

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from wds_datapipes.errors import WorkerDiedError
-from wds_datapipes.loading.workers.inbox import Inbox
+from wds_datapipes.loading.torchdata_patches.queues import Inbox
 from wds_datapipes.loading.workers.shutdown import end_processes
 
 FORK = multiprocessing.get_context("fork")

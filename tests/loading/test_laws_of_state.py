@@ -260,7 +260,7 @@ def run(folder: Path, hash_seed: int, workers: int, argument: object) -> dict[st
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)

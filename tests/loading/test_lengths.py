@@ -20,7 +20,7 @@ from torchdata.dataloader2 import (
 )
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
-from wds_datapipes.loading.lengths import length_of_rank
+from wds_datapipes.loading.service.loader import length_of_rank
 from wds_datapipes.testing import build_shard
 
 

@@ -21,7 +21,7 @@ def runs(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("service", "method"), [("MultiProcessingReadingService", "forkserver"), ("ShardReadingService", "fork")]
 )

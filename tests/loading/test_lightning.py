@@ -30,7 +30,7 @@ def shards(tmp_path: Path) -> Path:
 def run(folder: Path, argument: str) -> str:
     command = [sys.executable, "-W", "ignore", SCRIPT, argument]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

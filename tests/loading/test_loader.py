@@ -171,7 +171,7 @@ def test_an_epoch_that_was_chosen_and_has_not_begun_is_in_the_state(new_service:
     with loader_of(new_service()) as loader:
         loader.load_state_dict(states["in an epoch"])
         loader.set_epoch(3)
-        with pytest.raises(StateError, match=r"set_epoch\(3\) was called, .* in the middle of epoch 2\. To go on"):
+        with pytest.raises(StateError, match=r"set_epoch\(3\) was called, .* in the middle of epoch 2\. To resume"):
             next(iter(loader))
 
 

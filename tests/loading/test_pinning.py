@@ -24,7 +24,7 @@ from wds_datapipes import ShardReadingService
 from wds_datapipes.loading.service.pinning import MemoryPinner, pin_memory_of
 
 #: How long anything may take before it counts as a hang, in seconds.
-LIMIT_S = 60
+LIMIT_S = 300
 
 NO_CUDA = "ignore:pin_memory=True has no effect"
 

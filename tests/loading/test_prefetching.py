@@ -9,7 +9,7 @@ from torchdata.datapipes.iter import IterableWrapper, PinMemory, Prefetcher
 from torchdata.datapipes.iter.util.prefetcher import _PrefetchData
 
 from wds_datapipes.errors import WorkerDiedError
-from wds_datapipes.loading.workers.prefetch_thread import given_up
+from wds_datapipes.loading.workers.connection import is_abandoned
 
 
 class Failing:
@@ -63,15 +63,15 @@ def test_a_thread_learns_that_its_buffer_is_given_up() -> None:
     seen = []
 
     def give_up() -> Iterator[int]:
-        seen.append(given_up())
+        seen.append(is_abandoned())
         data.stop_iteration = True
         data.run_prefetcher = False
-        seen.append(given_up())
+        seen.append(is_abandoned())
         yield 1
 
     data = _PrefetchData(give_up(), 10)
     Prefetcher.thread_worker(data)
-    assert [*seen, given_up()] == [False, True, False]
+    assert [*seen, is_abandoned()] == [False, True, False]
 
 
 def test_pinning_threads_are_guarded_too() -> None:

@@ -58,20 +58,20 @@ def test_what_goes_on_exactly_passes(make: Callable[[], Pipe], workers: int) -> 
     [
         (
             lambda: stages.Buffered(gathered()),
-            r"After \d+ of 14 items, another process goes on with other items: item \d+ has to",
+            r"After \d+ of 14 items, another process resumes with other items: item \d+ should",
         ),
         (
             lambda: stages.Counted(gathered()),
-            r"After 5 of 14 items, .* other items: item 5 has to be \(5, .*\), and is \(0, ",
+            r"After 5 of 14 items, .* other items: item 5 should be \(5, .*\), but is \(0, ",
         ),
         (
             lambda: stages.Forgetful(gathered()),
-            r"After 5 of 14 items, the state has the shape .*name 5.*, and had .*name 1",
+            r"After 5 of 14 items, the state has the structure .*name 5.*, not .*name 1",
         ),
-        (lambda: stages.Ending(gathered(), "exit"), "After 0 of 14 items, the process that goes on ends with code 7"),
+        (lambda: stages.Ending(gathered(), "exit"), "After 0 of 14 items, the other process ended with code 7"),
         (
             lambda: stages.Ending(gathered(), "raise"),
-            "After 0 of 14 items, another process cannot go on: LookupError: not here",
+            "After 0 of 14 items, another process cannot resume: LookupError: not here",
         ),
         (
             lambda: gathered().shuffle().with_epoch(14),
@@ -79,7 +79,7 @@ def test_what_goes_on_exactly_passes(make: Callable[[], Pipe], workers: int) -> 
         ),
         (
             lambda: gathered().map(stages.unrepeatable),
-            "The pipeline does not repeat itself with the same seed: item 0 has to be",
+            "The pipeline is not reproducible with the same seed: item 0 should be",
         ),
     ],
     ids=["holds back", "counts", "another shape", "exits", "raises", "no state", "does not repeat"],
@@ -99,7 +99,7 @@ def test_shares_that_are_whole_pass(ranks: int, workers: int) -> None:
 
 def test_samples_are_known_by_what_a_function_returns() -> None:
     check_coverage(lambda: gathered().map(stages.unrepeatable_with_key), key=key_of)
-    with pytest.raises(AssertionError, match="has to come once, and comes 0 times"):
+    with pytest.raises(AssertionError, match="should occur once, but occurs 0 times"):
         check_coverage(lambda: gathered().map(stages.unrepeatable_with_key))
 
 
@@ -122,11 +122,11 @@ def unsplit() -> Any:
         (self_seeded, "Epoch 0: rank 0, worker 1 has another order before the split than rank 0, worker 0: item "),
         (
             unsplit,
-            r"Epoch 0: .* comes 4 times \(rank 0, worker 0, rank 0, .*No stage splits the data: put \.sharding_filter",
+            r"Epoch 0: .* occurs 4 times \(rank 0, worker 0, rank 0, .*No stage splits the data: add \.sharding_filter",
         ),
         (
             lambda: stages.Lossy(gathered()),
-            r"Epoch 1: \('\d.tar', '\d-0'\) has to come once, and comes 0 times \(nowhere\)",
+            r"Epoch 1: \('\d.tar', '\d-0'\) should occur once, but occurs 0 times \(never\)",
         ),
     ],
     ids=["own order", "no split", "loses some"],
@@ -137,14 +137,14 @@ def test_shares_that_are_not_whole_are_told(make: Callable[[], Pipe], message: s
 
 
 def test_a_pipeline_that_yields_nothing_is_no_proof() -> None:
-    with pytest.raises(AssertionError, match="yields nothing at all, also without a split"):
+    with pytest.raises(AssertionError, match="yields nothing, even without a split"):
         check_coverage(lambda: ShardList("1.tar").sharding_filter().load_wds_shards().group_samples())
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
     with pytest.raises(
-        ValueError, match=re.escape("check_resume needs 2 cuts or more, the beginning and the end, not 1")
+        ValueError, match=re.escape("check_resume needs at least 2 cuts, the beginning and the end, not 1")
     ):
         check_resume(gathered, cuts=1)
-    with pytest.raises(ValueError, match="check_coverage needs 1 rank or more, and 0 workers or more, not 0 and 2"):
+    with pytest.raises(ValueError, match="check_coverage needs at least 1 rank and 0 workers, not 0 and 2"):
         check_coverage(gathered, ranks=0)

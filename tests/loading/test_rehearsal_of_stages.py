@@ -39,15 +39,10 @@ def gathered() -> Pipe:
 def taken_apart() -> Pipe:
     pipe = gathered().add_columns(functions.texts_of).shuffle_samples(3)
     pipe = pipe.map(functions.some).unbatch_samples(collated=False).shuffle_samples(4)
-    other = gathered().cache_samples("kept").compose(functions.doubled, each_alone=True)
+    other = gathered().cache_samples("kept").compose(functions.doubled)
     pipe = pipe.mix_samples(other, stop="all").shuffle_samples(4)
     return pipe.batch(3).unbatch_samples(collated=False).batch(2)
 
 
 def test_in_a_process_with_a_new_interpreter_they_go_on() -> None:
     check_resume(taken_apart, cuts=4)
-
-
-def test_a_function_that_counts_and_denies_it_is_found_out() -> None:
-    with pytest.raises(AssertionError, match="another process goes on with other items"):
-        check_resume(lambda: gathered().compose(functions.numbered, each_alone=True), cuts=4)

@@ -251,7 +251,7 @@ print(next(iterator), *[process.pid for process, _, _ in loader.reading_service.
 
 def test_the_end_of_the_interpreter_ends_the_workers() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-W", "error", "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=600
     )
     first, *workers = map(int, done.stdout.split())
     assert first == 0
@@ -261,7 +261,7 @@ def test_the_end_of_the_interpreter_ends_the_workers() -> None:
 
 def test_spawned_workers_are_mended_too() -> None:
     script = Path(__file__).with_name("spawned.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.splitlines() == [
         "epochs: [0, 1000, 1001] [0, 1000, 1001]",
         "PicklingError: part 'meta' is an object of type _thread.lock",

@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import pytest
 import torch
 import torchdata.datapipes.iter  # noqa: F401 - registers its stages
 from torch.utils.data import DataLoader, IterDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper, Shuffler
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
+from users_stages import InMain
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
@@ -31,23 +32,6 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for shard in range(4):
         build_shard(f"{shard}.tar", [{"__key__": f"{shard}-{n}", "cls": str(n)} for n in range(10)])
-
-
-class OwnShuffler(Shuffler):  # type: ignore[type-arg]  # torch's types are of its own
-    """torch's, by another name."""
-
-
-class InMain(IterDataPipe[Any]):
-    """Stays in the main process."""
-
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-    def is_replicable(self) -> bool:
-        return False
 
 
 class Drawn(IterDataPipe[Any]):
@@ -77,10 +61,6 @@ def key_of(sample: Any) -> Any:
     return sample["__key__"]
 
 
-def neighbours(items: Iterator[Any]) -> Iterator[Any]:
-    return itertools.pairwise(items)
-
-
 def samples() -> Any:
     pipe = ShardList("{0..3}.tar").shuffle().sharding_filter().load_wds_shards().group_samples()
     return pipe.map(key_of)
@@ -88,21 +68,6 @@ def samples() -> Any:
 
 def listed() -> Any:
     return IterableWrapper(range(40)).shuffle().sharding_filter()
-
-
-PIPELINES: dict[str, Callable[[], Any]] = {
-    "torch's shuffle": lambda: samples().shuffle(buffer_size=7),
-    "a subclass of it": lambda: OwnShuffler(samples(), buffer_size=7),
-    "functions": lambda: samples().compose(neighbours),
-    "taken apart": lambda: samples().shuffle_samples(5).batch(3).unbatch(),
-    "no shards": listed,
-    "zipped": lambda: listed().zip(listed()),
-    "its own pages": lambda: listed().enumerate(),
-}
-IN_MAIN: dict[str, Callable[[], Any]] = {
-    "a stage in the main process": lambda: InMain(samples().shuffle_samples(5)),
-    "a shuffle there": lambda: InMain(listed()).shuffle(buffer_size=5),
-}
 
 
 def loader_of(pipe: Pipe, workers: int, state: Any = None) -> Any:
@@ -117,57 +82,6 @@ def told(text: dict[str, str]) -> Any:
     return json.loads(json.dumps(text))
 
 
-@pytest.mark.parametrize("case", [*PIPELINES, *IN_MAIN])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_service_resumes_any_pipeline(case: str, workers: int) -> None:
-    build = {**PIPELINES, **IN_MAIN}[case]
-    with loader_of(build(), workers) as loader:
-        states, items = [], []
-        epoch = iter(loader)
-        for item in epoch:
-            items.append(item)
-            states.append(told(loader.reading_service.state_dict()))
-        between = told(loader.reading_service.state_dict())
-        after = list(loader)
-    with loader_of(build(), workers, between) as loader:
-        assert list(loader) == after
-    assert len(items) > 30
-    for cut in (1, 13, len(items) - 1, len(items)):
-        with loader_of(build(), workers, states[cut - 1]) as loader:
-            assert list(loader) == items[cut:]
-            assert list(loader) == after
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_epoch_is_saved_again(workers: int) -> None:
-    with loader_of(listed(), workers) as loader:
-        items = list(loader)
-    state, seen = None, list[Any]()
-    for cut in (5, 11, 26):
-        with loader_of(listed(), workers, state) as loader:
-            seen += itertools.islice(iter(loader), cut - len(seen))
-            state = told(loader.reading_service.state_dict())
-    assert seen == items[:26]
-
-
-@pytest.mark.parametrize("case", PIPELINES)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_resumes_any_pipeline(case: str, workers: int) -> None:
-    def tracked(data: StatefulShards) -> Iterator[Any]:
-        return data.tracked(DataLoader(data, batch_size=None, num_workers=workers))
-
-    data = StatefulShards(PIPELINES[case](), seed=3)
-    items = tracked(data)
-    head = list(itertools.islice(items, 13))
-    state, rest = told(data.state_dict()), list(items)
-    after = list(tracked(data))
-    assert len(head + rest) > 30
-    data = StatefulShards(PIPELINES[case](), seed=3)
-    data.load_state_dict(state)
-    assert list(tracked(data)) == rest
-    assert list(tracked(data)) == after
-
-
 def test_one_line_names_the_stage_and_the_cost(caplog: pytest.LogCaptureFixture) -> None:
     with loader_of(samples().shuffle(), 2) as loader:
         epoch = iter(loader)
@@ -177,7 +91,7 @@ def test_one_line_names_the_stage_and_the_cost(caplog: pytest.LogCaptureFixture)
         list(loader)
     (line,) = [record.getMessage() for record in caplog.records if "replay" in record.getMessage()]
     assert line.startswith("Resumed by replay: 6 items in 0.")
-    assert "Shuffler may hold samples back" in line
+    assert "Shuffler has no position in the shards" in line
 
 
 def test_workers_draw_the_same_numbers_again() -> None:
@@ -246,16 +160,6 @@ def test_the_state_of_another_loader_is_an_error() -> None:
     del items
     with loader_of(listed(), 1, state) as loader, pytest.raises(StateError, match="state is one of StatefulShards"):
         list(loader)
-
-
-@pytest.mark.parametrize(
-    "build", [lambda: samples().shuffle().with_epoch(50), lambda: listed().in_memory_cache()], ids=["stream", "memory"]
-)
-def test_what_does_not_follow_from_the_seeds_of_the_epoch_is_refused(build: Callable[[], Any]) -> None:
-    with loader_of(build(), 1) as loader:
-        next(iter(loader))
-        with pytest.raises(StateError):
-            loader.reading_service.state_dict()
 
 
 @pytest.mark.parametrize("begun", [-1, 0, 1])

@@ -94,10 +94,10 @@ def test_a_worker_that_waits_until_it_can_send_is_listened_to() -> None:
         try:
             while True:
                 for _ in range(300):
-                    outlet.say(Kind.COUNTERS, b"\x80\x04N.")  # None
+                    outlet.send(Kind.COUNTERS, b"\x80\x04N.")  # None
                 outlet.wait()
-                while outlet.orders:
-                    epochs.append(outlet.orders.popleft().epoch)
+                while outlet.requests:
+                    epochs.append(outlet.requests.popleft().epoch)
         except ReceiverGone:
             outlet.close()
 
@@ -105,7 +105,7 @@ def test_a_worker_that_waits_until_it_can_send_is_listened_to() -> None:
     worker.start()
     for epoch in range(1, 2 * RESTARTS):
         link.begin(epoch, "x" * 1000)
-    link.tell(Command.PAUSE, None)
+    link.send_command(Command.PAUSE, None)
     while len(epochs) < 2 * RESTARTS:
         link.drain()
         time.sleep(0.001)

@@ -436,7 +436,7 @@ def test_a_run_is_the_same_in_another_interpreter_and_with_spawned_workers() -> 
             capture_output=True,
             text=True,
             check=True,
-            timeout=100,
+            timeout=600,
         ).stdout
         for method, hash_seed in (("fork", "1"), ("spawn", "2"))
     ]

@@ -72,6 +72,6 @@ def test_a_pipeline_goes_on_from_any_place_and_once_more_from_there(
         head = list(itertools.islice(iterator, 3))
         state = saved(resumed)
         assert head + list(iterator) == whole[cut:]
-        once_more = new()
-        load_state(once_more, state)
-        assert list(once_more) == whole[cut + len(head) :]
+        is_repeat = new()
+        load_state(is_repeat, state)
+        assert list(is_repeat) == whole[cut + len(head) :]

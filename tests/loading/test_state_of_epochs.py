@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
@@ -21,12 +18,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from wds_datapipes import ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state, save_state
+from wds_datapipes.pipes.state.pipeline_state import load_state, save_state
 from wds_datapipes.testing import build_shard
 
 SIZES = (5, 3, 4, 1, 2, 6)
 Pipe = Any
-Stage = Callable[[Pipe], Pipe]
 
 
 def sample(shard: int, number: int) -> dict[str, Any]:
@@ -46,20 +42,8 @@ def draw(sample: dict[str, Any], rng: Random) -> dict[str, Any]:
     return {**sample, "drawn": sample.get("drawn", 0) + rng.random()}
 
 
-def shuffled(buffer_size: int, pipe: Pipe) -> Pipe:
-    return pipe.shuffle_samples(buffer_size)
-
-
-def bounded(pipe: Pipe) -> Pipe:
-    return pipe.shuffle_samples(30, max_bytes=900)
-
-
 def drawing(pipe: Pipe) -> Pipe:
     return pipe.map_samples_with_rng(draw)
-
-
-def thinned(pipe: Pipe) -> Pipe:
-    return pipe.rsample(0.7)
 
 
 def split() -> Pipe:
@@ -72,20 +56,6 @@ def drawn() -> Pipe:
 
 def mixed() -> Pipe:
     return split().mix_samples(drawn(), stop="never")
-
-
-STAGES: list[Stage] = [drawing, thinned, partial(shuffled, 3), partial(shuffled, 30), bounded]
-
-
-def cut_stream(source: Callable[[], Pipe], before: list[Stage], batch: int, n: int, behind: list[Stage]) -> Pipe:
-    pipe = source()
-    for stage in before:
-        pipe = stage(pipe)
-    pipe = pipe.batch(batch) if batch else pipe
-    pipe = pipe.with_epoch(n)
-    for stage in () if batch else behind:
-        pipe = stage(pipe)
-    return pipe
 
 
 def epochs_of(pipe: Pipe, numbers: range) -> list[list[Any]]:
@@ -119,54 +89,6 @@ def test_a_stream_resumes_behind_more_shards_than_may_yield_nothing(source: Call
     assert list(resumed) == rest
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    source=st.sampled_from([split, drawn, mixed]),
-    before=st.lists(st.sampled_from(STAGES), max_size=2),
-    behind=st.lists(st.sampled_from(STAGES), max_size=2),
-    batch=st.sampled_from([0, 0, 2]),
-    n=st.sampled_from([1, 4, 9, 30]),
-    epoch=st.integers(0, 3),
-    cut=st.integers(0, 30),
-    again=st.integers(0, 3),
-)
-# The shuffle has all that it waits for, and the stream has not come to what is new, when the second state is saved.
-@example(split, [], [bounded], 0, 9, 0, 5, 1)
-def test_a_stream_goes_on_from_any_cut_in_any_epoch_and_so_do_the_next(
-    source: Callable[[], Pipe],
-    before: list[Stage],
-    behind: list[Stage],
-    batch: int,
-    n: int,
-    epoch: int,
-    cut: int,
-    again: int,
-) -> None:
-    new = partial(cut_stream, source, before, batch, n, behind)
-    whole = epochs_of(new(), range(6))
-    cut = min(cut, len(whole[epoch]))
-    pipe = new()
-    assert epochs_of(pipe, range(epoch)) == whole[:epoch]
-    iterator = iter(seeded(pipe, epoch))
-    assert list(itertools.islice(iterator, cut)) == whole[epoch][:cut]
-    state = saved(pipe) if cut else next_epoch_state(saved(pipe))
-    del iterator
-    resumed = seeded(new(), epoch)
-    load_state(resumed, state)
-    iterator = iter(resumed)
-    assert list(itertools.islice(iterator, again)) == whole[epoch][cut : cut + again]
-    state = saved(resumed)
-    del iterator
-    resumed = seeded(new(), epoch)
-    load_state(resumed, state)
-    assert list(resumed) == whole[epoch][cut + again :]
-    state = next_epoch_state(saved(resumed))
-    assert epochs_of(resumed, range(epoch + 1, 6)) == whole[epoch + 1 :]
-    following = seeded(new(), epoch + 1)
-    load_state(following, state)
-    assert [list(following), *epochs_of(following, range(epoch + 2, 6))] == whole[epoch + 1 :]
-
-
 def loader(pipe: Pipe, workers: int) -> DataLoader2[Any]:
     made: DataLoader2[Any] = DataLoader2(pipe, reading_service=ShardReadingService(workers))
     made.seed(8)
@@ -179,56 +101,6 @@ def natural(source: Callable[[], Pipe]) -> Pipe:
 
 def with_shuffle_behind(source: Callable[[], Pipe]) -> Pipe:
     return drawing(source()).with_epoch(13).shuffle_samples(5).to_tuple("__key__", "drawn")
-
-
-@pytest.mark.parametrize(
-    ("source", "build", "workers"),
-    [
-        (split, natural, 0),
-        (drawn, with_shuffle_behind, 0),
-        (drawn, natural, 1),
-        (split, with_shuffle_behind, 2),
-        (drawn, natural, 2),
-    ],
-)
-def test_epochs_of_workers_go_on_in_them_and_between_them(
-    source: Callable[[], Pipe], build: Callable[[Callable[[], Pipe]], Pipe], workers: int
-) -> None:
-    with loader(build(source), workers) as one:
-        whole = [list(one) for _ in range(5)]
-    assert len({len(epoch) for epoch in whole}) == 1
-    for epoch, cut in ((1, 0), (2, 4), (1, len(whole[0]))):
-        with loader(build(source), workers) as first:
-            assert [list(first) for _ in range(epoch)] == whole[:epoch]
-            iterator = iter(first)
-            assert list(itertools.islice(iterator, cut)) == whole[epoch][:cut]
-            if cut == len(whole[0]):
-                assert list(iterator) == []
-            state = first.state_dict()
-        with loader(build(source), workers) as second:
-            second.load_state_dict(state)
-            if cut == len(whole[0]):
-                assert [list(second), list(second)] == whole[epoch + 1 : epoch + 3]
-            else:
-                assert [list(second), list(second)] == [whole[epoch][cut:], whole[epoch + 1]]
-            state = second.state_dict()
-            done = epoch + 2 + (cut == len(whole[0]))
-        with loader(build(source), workers) as third:
-            third.load_state_dict(state)
-            assert [list(third) for _ in range(done, 5)] == whole[done:]
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_stream_resumes_from_a_state_behind_the_last_item_of_an_epoch(epochs: int) -> None:
-    """The record of the end follows those of the items, and does not stand for itself."""
-    with loader(natural(split), 2) as first:
-        for _ in range(epochs):
-            list(first)
-        state = first.state_dict()
-        following = list(first)
-    with loader(natural(split), 2) as second:
-        second.load_state_dict(state)
-        assert list(second) == following
 
 
 @pytest.mark.parametrize("cut", [3, 7])

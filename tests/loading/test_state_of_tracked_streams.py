@@ -114,56 +114,6 @@ def test_a_stream_is_that_of_the_other_loader(build: Callable[[], Pipe], workers
     assert Run(build, workers, persistent_workers=persistent).epochs(4) == whole
 
 
-@pytest.mark.parametrize(
-    ("build", "workers", "options"),
-    [
-        (plain, 0, {"batch_size": 3, "drop_last": True}),
-        (plain, 1, {"batch_size": 4}),
-        (plain, 2, {"batch_size": 3, "drop_last": True}),
-        (plain, 2, {"batch_size": 3, "drop_last": True, "persistent_workers": True}),
-        (batched, 2, {"prefetch_factor": 5}),
-        (batched, 3, {"persistent_workers": True}),
-        (shuffled_behind, 2, {"batch_size": 2}),
-        (shuffled_behind, 3, {"batch_size": 2, "drop_last": True, "persistent_workers": True}),
-        (filtered_behind, 2, {"persistent_workers": True}),
-        (filtered_behind, 2, {"batch_size": 3, "cls": StatefulDataLoader}),
-        (plain, 2, {"batch_size": 3, "cls": StatefulDataLoader, "persistent_workers": True}),
-    ],
-)
-def test_what_comes_after_a_state_is_what_would_have_come(
-    build: Callable[[], Pipe], workers: int, options: dict[str, Any]
-) -> None:
-    run = Run(build, workers, **options)
-    states, whole, ends = [run.state()], list[Any](), [0]
-    for number in range(5):
-        for batch in run.epoch():
-            whole.append(batch)
-            if number < 3:
-                states.append(run.state())
-        if number < 3:  # the epoch is over, and at its last batch it was not
-            states[-1], at_the_last = run.state(), states[-1]
-        ends.append(len(whole))
-    resumed = Run(build, workers, at_the_last, **options)
-    assert resumed.epochs(2) == [[], whole[ends[3] : ends[4]]]
-    for turn, cut in enumerate(range(0, ends[2], ends[2] // 4 if workers else 1)):
-        epoch = next(number for number, end in enumerate(ends) if end > cut)
-        end, following = ends[epoch], ends[epoch + 1]
-        resumed = Run(build, workers, states[cut], **options)
-        batches = resumed.epoch()
-        first = list(itertools.islice(batches, turn % 3))
-        second = resumed.state() if first else states[cut]
-        assert first + list(batches) == whole[cut:end]
-        between = resumed.state()
-        batches = resumed.epoch()
-        head = list(itertools.islice(batches, 1 + turn % 2))
-        later = resumed.state()
-        assert head + list(batches) == whole[end:following]
-        # A state of the run that went on is as good, in any epoch of it.
-        place = ((second, cut + len(first)), (between, end), (later, end + len(head)))[turn // 2 % 3]
-        again = Run(build, workers, place[0], **options)
-        assert list(itertools.chain(*again.epochs(2))) in (whole[place[1] : e] for e in ends)
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(("build", "batch_size"), [(plain, 3), (shuffled_behind, None), (filtered_behind, 2)])
 def test_an_epoch_that_is_broken_off_is_followed_by_what_the_loop_has_not_got(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -12,17 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterDataPipe
-from torch.utils.data.datapipes.iter import Batcher, Mapper, Shuffler
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Batcher
 from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
+from users_stages import Buckets, OwnShuffler
 
-from wds_datapipes import ShardList, ShardReadingService, Stage, StatefulShards
+from wds_datapipes import ShardList, ShardReadingService, Stage
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.grouping import SampleShuffler
-from wds_datapipes.pipes.stage import pack_positions, unpack_positions
 from wds_datapipes.pipes.state.pipeline_state import check_state, load_state, save_state
-from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.testing import build_shard
 
 Pipe = IterDataPipe[Any]
@@ -57,31 +55,6 @@ class OtherLoop(Known):
 
     def __iter__(self) -> Iterator[Any]:
         yield from [*self.source]
-
-
-class Promise:
-    """Has no loop, so that it promises something of that of whatever class has it."""
-
-    is_stateless = True
-
-
-class Mixed(Promise, Stage[Any]):
-    def __init__(self, source: Pipe) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-
-class OwnShuffler(Shuffler):  # type: ignore[type-arg]  # torch's types are of its own
-    """torch's, by another name."""
-
-
-class OwnMapper(Mapper):  # type: ignore[type-arg]  # torch's types are of its own
-    """torch's loop, which holds nothing, with another function."""
-
-    def _apply_fn(self, data: Any) -> Any:
-        return key_of(data)
 
 
 class Overlapping(Batcher):
@@ -190,46 +163,27 @@ class Undeclared(IterDataPipe[Any]):
         pass
 
 
-class Buckets(Stage[Any]):
-    """Sorts the samples of each group of ``size``: holds samples back, and knows their positions."""
-
-    rereads_samples = True
-    can_reshard = True
-
-    def __init__(self, source: Pipe, size: int) -> None:
-        self.source = source
-        self.size = size
-        self.held: list[tuple[SamplePosition, Any]] = []
-        self.loaded: list[SamplePosition] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        waiting, self.loaded, self.held = len(self.loaded), [], []
-        position: Any = self.source_position()
-        for sample in self.source:
-            self.held.append((position(), sample))
-            if len(self.held) == (waiting or self.size):
-                waiting = 0
-                yield from self.released()
-        yield from self.released()
-
-    def released(self) -> Iterator[Any]:
-        self.held.sort(key=lambda each: (each[1]["cls"][::-1], each[0]))
-        while self.held:
-            yield self.held.pop(0)[1]["__key__"]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"waiting": pack_positions([position for position, _ in self.held] or self.loaded)}
-
-    def load_state_dict(self, state: Mapping[str, Any], again: object = ()) -> None:
-        self.loaded = unpack_positions(state.get("waiting", ()))
-
-    def reset_state(self) -> None:
-        self.loaded = []
-
-
 class OfSets(Pairs):
     def state_dict(self) -> dict[str, Any]:
         return {"waiting": {*self.waiting}}
+
+
+class Promise:
+    """Has no loop, so that it promises something of that of whatever class has it."""
+
+    is_stateless = True
+
+
+class Mixed(Promise, Stage[Any]):
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+def test_what_holds_nothing_has_a_state() -> None:
+    check_state(Known(Mixed(source())))
 
 
 def key_of(sample: Any) -> str:
@@ -238,10 +192,6 @@ def key_of(sample: Any) -> str:
 
 def first_of(batch: list[Any]) -> Any:
     return batch[0]
-
-
-def describe_item(item: Any) -> str:
-    return str(item)
 
 
 def source() -> Any:
@@ -272,10 +222,6 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda pipe: Pairs(pipe).shuffle_samples(4),
         r"Pairs has a state of its own, and is before SampleShuffler\. .* Put Pairs after SampleShuffler",
     ),
-    "before a batch is taken apart": (
-        lambda pipe: Pairs(pipe).batch(2).unbatch_samples(collated=False),
-        "Pairs has a state of its own, and is before SampleUnbatcher",
-    ),
     "in a stream before a shuffle": (
         lambda pipe: Pairs(pipe).with_epoch(50).shuffle_samples(4),
         "Pairs has a state of its own, and is before SampleShuffler",
@@ -285,7 +231,7 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no Stage": (Undeclared, r"Undeclared may hold samples back, .* Derive it from wds_datapipes\.Stage"),
     "positions behind a batch": (
         lambda pipe: Buckets(pipe.batch(2).map(first_of), 3),
-        r"Buckets knows the positions of single samples .* Put Buckets before \.batch\(\)",
+        r"Buckets knows the positions of single samples .* Put it before \.batch\(\)",
     ),
 }
 
@@ -295,55 +241,6 @@ def test_what_may_hold_samples_back_is_named(case: str) -> None:
     build, message = ASKED[case]
     with pytest.raises(StateError, match=message):
         check_state(build(source()))
-
-
-@pytest.mark.parametrize("case", ASKED)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_may_hold_samples_back_resumes_by_replay(
-    case: str, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    build, message = ASKED[case]
-    pipe = build(source())
-    if case == "in a stream before a shuffle":
-        with pytest.raises(StateError, match=message):
-            StatefulShards(pipe)
-        return
-    data = StatefulShards(pipe)
-    items = data.tracked(DataLoader(data, batch_size=None, num_workers=workers))
-    next(items)
-    state, rest = data.state_dict(), [describe_item(item) for item in items]
-    data = StatefulShards(build(source()))
-    data.load_state_dict(state)
-    assert [
-        describe_item(item) for item in data.tracked(DataLoader(data, batch_size=None, num_workers=workers))
-    ] == rest
-    assert len(rest) > 8
-    if not workers:
-        assert re.search(message, caplog.text)
-
-
-def mapped(pipe: Any) -> Any:
-    return OwnMapper(pipe.shuffle_samples(5), key_of)
-
-
-@pytest.mark.parametrize("build", [Known, lambda pipe: Known(Mixed(pipe)), mapped, Pairs])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_says_what_it_holds_resumes_exactly(build: Callable[[Any], Pipe], workers: int) -> None:
-    def new() -> Any:
-        loader = DataLoader2(build(source().shuffle_samples(7)), reading_service=ShardReadingService(workers))
-        loader.seed(3)
-        return loader
-
-    with new() as loader:
-        items = iter(loader)
-        for _ in range(11):
-            next(items)
-        state = json.loads(json.dumps(loader.reading_service.state_dict()))
-        rest = list(items)
-    loader = new()
-    loader.reading_service.load_state_dict(state)
-    with loader:
-        assert list(loader) == rest
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -361,7 +258,7 @@ def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> N
     pipe: Any = Twice(source())
     with DataLoader2(pipe.shuffle_samples(6), reading_service=ShardReadingService(workers)) as loader:
         next(iter(loader))
-        with pytest.raises(StateError, match=re.escape("several items of one sample. Let that be .unbatch_samples()")):
+        with pytest.raises(StateError, match="is said to be stateless makes several items of one sample"):
             loader.state_dict()
 
 
@@ -384,33 +281,6 @@ def test_a_stage_that_resumes_from_addresses_may_be_before_a_shuffle() -> None:
 
 def bucketed() -> Pipe:
     return Buckets(source(), 7)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("cut", [1, 7, 20, 59])
-def test_a_stage_that_holds_samples_back_resumes_exactly_in_the_service(workers: int, cut: int) -> None:
-    with loader_of(workers) as loader:
-        items = iter(loader)
-        seen = [next(items) for _ in range(cut)]
-        state = json.loads(json.dumps(loader.reading_service.state_dict()))
-        rest = list(items)
-    assert len({*seen, *rest}) == 60
-    with loader_of(workers, state) as loader:
-        assert list(loader) == rest
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("cut", [1, 7, 20])
-def test_a_stage_that_holds_samples_back_resumes_exactly_in_a_data_set(workers: int, cut: int) -> None:
-    data = StatefulShards(bucketed(), seed=3)
-    items = data.tracked(DataLoader(data, batch_size=None, num_workers=workers))
-    seen = [next(items) for _ in range(cut)]
-    state = json.loads(json.dumps(data.state_dict()))
-    rest = list(items)
-    assert len({*seen, *rest}) == 60
-    data = StatefulShards(bucketed(), seed=3)
-    data.load_state_dict(state)
-    assert list(data.tracked(DataLoader(data, batch_size=None, num_workers=workers))) == rest
 
 
 def test_what_a_stage_holds_back_is_assigned_to_another_number_of_workers() -> None:

@@ -190,7 +190,7 @@ def test_a_state_that_one_worker_of_a_loader_cannot_go_on_from_is_refused() -> N
 
 
 def test_a_pipeline_without_a_state_is_refused() -> None:
-    with pytest.raises(StateError, match="Shuffler may hold samples back"):
+    with pytest.raises(StateError, match="Shuffler has no position in the shards"):
         StatefulShards(pipeline().shuffle().with_epoch(9))
     with pytest.raises(TypeError, match="takes a pipeline"):
         StatefulShards([1, 2])  # type: ignore[arg-type]  # that is what is tested

@@ -277,12 +277,12 @@ def test_a_stateful_loader_over_a_pipeline_itself_warns_of_its_state(last: bool,
     iterator = iter(loader)
     next(iterator)
     with pytest.warns(
-        UserWarning, match=r"does not tell where its pipeline is .* Give it StatefulShards\(pipe\)"
+        UserWarning, match=r"does not contain the position of its pipeline .* Give it StatefulShards\(pipe\)"
     ) as found:
         state = copy.deepcopy(loader.state_dict())
     assert found[0].filename == __file__
     loader = new()
-    with pytest.raises(StateError, match=r"behind the first batch, .* Give it StatefulShards\(pipe\)"):
+    with pytest.raises(StateError, match=r"after the first batch .* Give it StatefulShards\(pipe\)"):
         loader.load_state_dict(state)
     loader.load_state_dict(first)
     assert keys_of(list(loader)) == KEYS

@@ -40,7 +40,7 @@ def told(folder: Path) -> Told:
     """What each rank has told."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
-    done = subprocess.run([*command, SCRIPT, folder], env=environment, capture_output=True, text=True, timeout=115)
+    done = subprocess.run([*command, SCRIPT, folder], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 

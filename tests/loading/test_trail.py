@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,6 @@ from typing import Any
 import pytest
 
 from wds_datapipes import ShardList
-from wds_datapipes.loading.checkpoint.encoding import decode_state, encode_state
-from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.pipes.state.pipeline_state import record_state, save_state
 from wds_datapipes.pipes.state.recording import Record, Recorder, pack_records
@@ -54,7 +53,7 @@ def test_each_record_is_small_and_the_state_behind_it_is_that_of_the_pipeline(
         if records and (records[0][1] is not record[1] or len(records) == together):
             send()
         records.append(record)
-        states.append(encode_state(save_state(pipe)) if items % 97 == 0 or items == SAMPLES - 1 else None)
+        states.append(json.dumps(save_state(pipe)) if items % 97 == 0 or items == SAMPLES - 1 else None)
         items += 1
     send()
     assert items == SAMPLES
@@ -62,7 +61,7 @@ def test_each_record_is_small_and_the_state_behind_it_is_that_of_the_pipeline(
     for state in states:
         trail.deliver()
         if state is not None:
-            assert trail.state() == WorkerState(state)
+            assert json.loads(json.dumps(trail.state().stages)) == json.loads(state)
 
 
 def test_what_the_loop_has_passed_is_forgotten(tmp_path: Path) -> None:
@@ -75,4 +74,4 @@ def test_what_the_loop_has_passed_is_forgotten(tmp_path: Path) -> None:
         trail.deliver()
         assert len(trail._runs) == 1
         assert len(record[1].shuffles[0].slots) < 7000
-    assert decode_state(str(trail.state().as_dict()["stages"])) == save_state(pipe)
+    assert json.loads(json.dumps(trail.state().stages)) == save_state(pipe)

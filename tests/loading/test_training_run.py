@@ -22,7 +22,7 @@ from wds_datapipes.testing import build_shard
 SCRIPT = Path(__file__).parents[2] / "docs/examples/train_and_resume.py"
 
 #: How long a run may take before it counts as a hang, in seconds.
-LIMIT_S = 200
+LIMIT_S = 300
 
 pytestmark = pytest.mark.timeout(4 * LIMIT_S)
 

@@ -29,7 +29,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         (folder / str(rank)).mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would otherwise talk about
-    done = subprocess.run([*command, SCRIPT, folder], env=environment, capture_output=True, text=True, timeout=115)
+    done = subprocess.run([*command, SCRIPT, folder], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}

@@ -16,14 +16,14 @@ from wds_datapipes.errors import (
     MissingDependencyError,
     TruncatedShardError,
     UnknownSchemeError,
-    UnsafeCodecError,
+    UnsafeInputError,
 )
 from wds_datapipes.on_error.policy import ErrorBudget, ErrorPolicy, OnError, check_on_error, note
 
 
 def handled(on_error: OnError, *errors: Exception) -> list[bool]:
     policy = ErrorPolicy(on_error, "a_stage")
-    answers = [policy.goes_on(error) for error in errors]
+    answers = [policy.handle(error) for error in errors]
     policy.finish()
     return answers
 
@@ -74,7 +74,7 @@ def test_a_handler_decides() -> None:
     assert seen == errors
 
 
-@pytest.mark.parametrize("kind", [MissingDependencyError, UnknownSchemeError, UnsafeCodecError])
+@pytest.mark.parametrize("kind", [MissingDependencyError, UnknownSchemeError, UnsafeInputError])
 @pytest.mark.parametrize("on_error", ["raise", "warn", "skip", lambda error: True])
 def test_what_is_wrong_with_the_pipeline_is_never_passed_over(kind: type[Exception], on_error: OnError) -> None:
     with pytest.raises(kind, match="set it up"):
@@ -114,7 +114,7 @@ def passed(budget: ErrorBudget, pattern: str) -> tuple[int, str]:
     for letter in policy.counted(pattern):
         if letter == "x":
             try:
-                assert policy.goes_on(ValueError(f"item {policy.tried}"))
+                assert policy.handle(ValueError(f"item {policy.tried}"))
             except ErrorBudgetError as error:
                 return count, f"{error} (from {error.__cause__!r})"
             count += 1
@@ -173,7 +173,7 @@ def test_a_budget_warns_as_the_word_does() -> None:
         ({}, "needs max_errors, max_rate, max_consecutive or quarantine"),
         ({"max_errors": -1}, "max_errors is a number from 0, not -1"),
         ({"max_consecutive": 1.5}, "max_consecutive is a number from 0, not 1.5"),
-        ({"max_rate": 1.5}, "max_rate is a share from 0 to 1, such as 0.01, not 1.5"),
+        ({"max_rate": 1.5}, "max_rate is a fraction from 0 to 1, such as 0.01, not 1.5"),
         ({"max_rate": 0.1, "after": -1}, "after is a number from 0"),
     ],
 )

@@ -66,10 +66,10 @@ def test_a_file_that_cannot_be_written_is_told_with_the_item() -> None:
 )
 def test_another_file_is_refused(text: str) -> None:
     Path("bad.jsonl").write_bytes(text.encode(errors="surrogatepass"))
-    with pytest.raises(CorruptSidecarError, match=r"bad\.jsonl.* is no quarantine file"):
+    with pytest.raises(CorruptSidecarError, match=r"bad\.jsonl.* is not a quarantine file"):
         read_quarantine("bad.jsonl")
 
 
 def test_a_file_that_is_not_there_is_told() -> None:
-    with pytest.raises(MissingSidecarError, match=r"bad\.jsonl, cannot be read: No such file"):
+    with pytest.raises(MissingSidecarError, match=r"bad\.jsonl cannot be read: No such file"):
         read_quarantine("bad.jsonl")

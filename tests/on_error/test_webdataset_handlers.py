@@ -28,10 +28,10 @@ def test_a_handler_of_webdataset_does_what_its_name_says_and_never_sleeps(
     policy = ErrorPolicy(handler, "a_stage")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert [policy.goes_on(ValueError("bad")) for _ in range(3)] == answers
+        assert [policy.handle(ValueError("bad")) for _ in range(3)] == answers
     assert len(caught) == warned
 
 
 def test_the_handler_of_webdataset_that_raises() -> None:
     with pytest.raises(ValueError, match="bad"):
-        ErrorPolicy(webdataset.reraise_exception, "a_stage").goes_on(ValueError("bad"))
+        ErrorPolicy(webdataset.reraise_exception, "a_stage").handle(ValueError("bad"))

@@ -30,7 +30,8 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.itar_reader import SqliteITarEntryReader
 from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
 
-from wds_datapipes import ShardList, read_energon_dataset, read_energon_index, write_energon_dataset
+from wds_datapipes import ShardList
+from wds_datapipes.index import read_energon_dataset, read_energon_index, write_energon_dataset
 
 #: Of Energon's loader, on a machine without an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")

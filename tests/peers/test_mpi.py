@@ -35,7 +35,7 @@ def test_the_processes_of_mpi_convert_shards(tmp_path: Path) -> None:
         [*job, sys.executable, "-m", "mpi4py.futures", str(script), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
         env={**os.environ, **allowed},
     )

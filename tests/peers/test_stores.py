@@ -22,8 +22,9 @@ os.environ["HF_HUB_DISABLE_XET"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 import fsspec  # type: ignore[import-untyped]  # it carries no types
 import pytest
 
-from wds_datapipes import ShardList, TarWriter, build_indexes, read_index
+from wds_datapipes import ShardList, TarWriter
 from wds_datapipes.errors import ChangedShardError, ShardOpenError
+from wds_datapipes.index import build_indexes, read_index
 from wds_datapipes.io.openers import open_parts, open_url
 from wds_datapipes.io.remote.range_reader import open_ranges
 from wds_datapipes.testing import build_shard

@@ -13,7 +13,8 @@ import pytest
 import wids
 from wids import wids_index
 
-from wds_datapipes import Manifest, ShardList, build_index, read_wids_index, write_wids_index
+from wds_datapipes import ShardList
+from wds_datapipes.index import Manifest, build_index, read_wids_index, write_wids_index
 from wds_datapipes.testing import build_shard
 
 

@@ -12,7 +12,8 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import IterDataPipe
 
 import wds_datapipes
-from wds_datapipes import SampleCacher, ShardList, ShardReadingService
+from wds_datapipes import ShardList, ShardReadingService
+from wds_datapipes.pipes import SampleCacher
 
 
 class Deadly(IterDataPipe[int]):

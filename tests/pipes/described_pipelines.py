@@ -211,7 +211,7 @@ PIPELINES: dict[str, list[Callable[[], Pipe]]] = {
     ),
     "cache_samples": calls("cache_samples", given(), given(seed=1)),
     "cache_wds_shards": [],  # it yields the same samples, wherever the copies are
-    "compose": calls("compose", given(every), given(some), given(every, some), given(every, each_alone=True)),
+    "compose": calls("compose", given(every), given(some), given(every, some)),
     "extract_keys": calls(
         "extract_keys", given("cls"), given("c*"), given(["cls"], "txt"), given("cls", missing="none")
     ),

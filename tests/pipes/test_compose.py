@@ -72,7 +72,7 @@ def test_a_function_that_returns_no_iterable_is_named(returned: Any) -> None:
     def wrong(numbers: Iterator[int]) -> Any:
         return returned
 
-    with pytest.raises(TypeError, match=f"wrong.* has to return an iterable, and has returned {returned}"):
+    with pytest.raises(TypeError, match=f"wrong.* must return an iterable, but returned {returned}"):
         list(IterableWrapper([1]).compose(wrong))
 
 

@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import DatasetSpec, ShardReadingService
-from wds_datapipes.errors import MissingEntryError, PatternError, SpecError
+from wds_datapipes.errors import MissingFieldError, SpecError
 from wds_datapipes.testing import build_shard
 
 MIXTURE = {
@@ -159,10 +159,10 @@ def test_persistent_workers_of_torch_deal_out_one_draw(workers: int) -> None:
     ("dataset", "message"),
     [
         ({"shards": "a.tar", "chose": 1}, r"datasets\[1\] has the unknown keys 'chose'; known are buckets, name"),
-        ({"shards": "a.tar", "choose": 1, "resample": 1}, r"datasets\[1\] \(web\) has resample and choose, and may"),
-        ({"shards": "{1..3}.tar", "choose": 4}, r"\(web\): choose is 4, and there are 3 shards"),
-        ({"shards": "{1..3}.tar", "choose": 1.5}, r"choose is 1\.5, and there are 3 shards"),
-        ({"shards": "{1..3}.tar", "scaleprob": 2}, r"scaleprob is 2\.0, and there are 3 shards"),
+        ({"shards": "a.tar", "choose": 1, "resample": 1}, r"datasets\[1\] \(web\) has resample and choose; only one"),
+        ({"shards": "{1..3}.tar", "choose": 4}, r"\(web\): choose is 4, but there are only 3 shards"),
+        ({"shards": "{1..3}.tar", "choose": 1.5}, r"choose is 1\.5, but there are only 3 shards"),
+        ({"shards": "{1..3}.tar", "scaleprob": 2}, r"scaleprob is 2\.0, but there are only 3 shards"),
         ({"shards": "a.tar", "resample": 0}, "resample is a number above 0, not 0"),
         ({"shards": "a.tar", "resample": -1}, "resample is a number above 0, not -1"),
         ({"shards": "a.tar", "choose": True}, "choose is a number above 0, not True"),
@@ -181,24 +181,24 @@ def test_a_wrong_dataset_is_named_with_its_file(dataset: dict[str, Any], message
     path = tmp_path / "spec.yaml"
     named = {"name": "web", **dataset}
     path.write_text(yaml.safe_dump({"datasets": [{"shards": "x.tar"}, named]}))
-    with pytest.raises((SpecError, PatternError), match=rf"spec\.yaml, .*{message}"):
+    with pytest.raises(SpecError, match=rf"spec\.yaml, .*{message}"):
         DatasetSpec(path)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("spec.yaml", "", "spec.yaml has to be a mapping .* not None"),
-        ("spec.yaml", "- a.tar", r"has to be a mapping .* not \['a.tar'\]"),
+        ("spec.yaml", "", "spec.yaml must be a mapping .* not None"),
+        ("spec.yaml", "- a.tar", r"must be a mapping .* not \['a.tar'\]"),
         ("spec.yaml", "datasets: []", r"needs a list of at least one dataset .* has \[\]"),
-        ("spec.yaml", "datasets: [a.tar]", r"datasets\[0\] has to be a mapping .* not 'a.tar'"),
+        ("spec.yaml", "datasets: [a.tar]", r"datasets\[0\] must be a mapping .* not 'a.tar'"),
         ("spec.yaml", "{datasets: [{shards: a}], dataset: [{shards: a}]}", "has both 'datasets' and 'dataset'"),
         ("spec.yaml", "bucket: x", "has the unknown keys 'bucket'; known are prefix"),
         ("spec.yaml", "prefix: 3\ndatasets: [{shards: a}]", "prefix is a string, not 3"),
-        ("spec.yaml", "a: [", "is no YAML of plain values"),
-        ("spec.yaml", "datasets: !!python/object/apply:os.getcwd []", "is no YAML of plain values"),
-        ("spec.json", "{", "spec.json is no JSON"),
-        ("spec.json", "\udcff", "spec.json is no text in UTF-8"),
+        ("spec.yaml", "a: [", "is not YAML with plain values"),
+        ("spec.yaml", "datasets: !!python/object/apply:os.getcwd []", "is not YAML with plain values"),
+        ("spec.json", "{", "spec.json is not valid JSON"),
+        ("spec.json", "\udcff", "spec.json is not UTF-8 text"),
         ("spec.toml", "", r"ends in .yaml, .yml, .json, and '.*spec.toml' does not"),
     ],
 )
@@ -257,14 +257,14 @@ def test_settings_reach_the_samples(tmp_path: Path) -> None:
         ("normalised1", b"n", 2),
     ]
     assert [sample.get("domain") for sample in found] == [None, None, "books", "books"]
-    with pytest.raises(MissingEntryError, match="associate found nothing for"):
+    with pytest.raises(MissingFieldError, match="associate found nothing for"):
         list(spec.load_wds_shards().group_samples().associate(spec.settings, by="__url__"))
 
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"scale": [2.0, 1.0]}, r"scale is a number above 0 or the least and the largest of a range"),
+        ({"scale": [2.0, 1.0]}, r"scale is a number above 0 or a range"),
         ({"scale": [1.0]}, r"scale is a number above 0 .* not \[1.0\]"),
         ({"scale": True}, "scale is a number above 0"),
         ({"scale": "large"}, "scale is a number above 0"),
@@ -275,7 +275,7 @@ def test_settings_reach_the_samples(tmp_path: Path) -> None:
         ({"settings": ["scale"]}, "settings is a mapping from names to values"),
         ({"settings": {1: 2}}, "settings is a mapping from names to values"),
         ({"settings": {"scale": 1}, "scale": 2}, "has scale twice"),
-        ({"scales": [1, 2]}, "unknown keys 'scales'; known are .* Put keys of your own under 'settings'"),
+        ({"scales": [1, 2]}, "unknown keys 'scales'; known are .* Put custom keys under 'settings'"),
     ],
 )
 def test_settings_that_make_no_sense(said: dict[str, Any], message: str) -> None:

@@ -53,9 +53,9 @@ def test_workers_deal_the_samples_out(workers: int) -> None:
 
 
 def test_wrong_lengths_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"length is a number of samples, not 2\.0"):
+    with pytest.raises(TypeError, match=r"length must be an integer, not 2\.0"):
         MockSamples("a", 2.0)  # type: ignore[arg-type]  # that is what is tested
-    with pytest.raises(ValueError, match="length is a number of samples, from 0, not -1"):
+    with pytest.raises(ValueError, match="length must not be negative, not -1"):
         MockSamples("a", -1)
 
 

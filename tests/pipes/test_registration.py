@@ -35,5 +35,5 @@ def test_every_keyword_reaches_the_class() -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    with pytest.raises(ValueError, match="the stage name 'batch' is taken already, so Noted cannot have it"):
+    with pytest.raises(ValueError, match="cannot register Noted: another stage has the name 'batch'"):
         register_stage("batch")(Noted)

@@ -16,16 +16,9 @@ import pytest
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 
-from wds_datapipes import (
-    DirectoryShards,
-    Manifest,
-    ShardList,
-    ShardReadingService,
-    StatefulShards,
-    build_indexes,
-    write_manifest,
-)
+from wds_datapipes import DirectoryShards, ShardList, ShardReadingService, StatefulShards
 from wds_datapipes.errors import CorruptShardError
+from wds_datapipes.index import Manifest, build_indexes, write_manifest
 from wds_datapipes.testing import build_shard, check_resume
 
 SIZES = (4, 1, 6, 3, 5)
@@ -130,7 +123,7 @@ def test_a_manifest_tells_what_has_to_come(pattern: str, tmp_path: Path, asked: 
     pipe = pipeline(pattern, tmp_path / "copies", manifest=tmp_path / "manifest.json")
     assert sorted(pipe) == KEYS
     build_shard(tmp_path / "2.tar", [{"__key__": f"2-{n}", "cls": "x"} for n in range(6)])
-    with pytest.raises(CorruptShardError, match=r"2\.tar was fetched, and its SHA-256 is"):
+    with pytest.raises(CorruptShardError, match=r"2\.tar was downloaded, but its SHA-256 is"):
         list(pipeline(pattern, tmp_path / "more", manifest=manifest))
     bad = pipeline(pattern, tmp_path / "copies", manifest=manifest)
     assert sorted(bad) == KEYS  # the copies are there already

@@ -21,13 +21,11 @@ import wds_datapipes
 from wds_datapipes import DatasetSpec, DirectoryShards, Member, MockSamples, ShardList
 from wds_datapipes.errors import (
     DecodeError,
-    DuplicateFieldError,
+    DuplicateKeyError,
     EncodeError,
     MisalignedShardsError,
-    MissingEntryError,
     MissingFieldError,
     ShardOpenError,
-    UnwritableSampleError,
     WdsError,
 )
 from wds_datapipes.testing import build_shard, check_stage
@@ -89,11 +87,11 @@ TABLE = {
         ({str(key): {"n": key} for key in range(5)},),
         {},
         [{"__key__": "x"}],
-        MissingEntryError,
+        MissingFieldError,
         "the sample 'x'",
     ),
     "cache_samples": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
-    "cache_wds_shards": Stage(["a.tar", "b.tar.gz"], ("copies",), {}, [3], TypeError, "has to yield str, not int: 3"),
+    "cache_wds_shards": Stage(["a.tar", "b.tar.gz"], ("copies",), {}, [3], TypeError, "must yield str, not int: 3"),
     "extract_keys": Stage(SAMPLES, ("c?s", ["txt"]), {}, [{"__key__": "x"}], MissingFieldError, "a field like 'c.s'"),
     "compose": Stage([2, 4], (both, every_second), {}, [], ValueError, "3 is odd"),
     "group_samples": Stage(
@@ -101,7 +99,7 @@ TABLE = {
         (),
         {},
         [MEMBERS[0], MEMBERS[0]._replace(offset=512)],
-        DuplicateFieldError,
+        DuplicateKeyError,
         "a.tar holds the field 'cls'",
     ),
     "load_wds_shards": Stage(["a.tar", "b.tar.gz"], (), {}, ["c.tar"], ShardOpenError, "c.tar"),
@@ -143,7 +141,7 @@ TABLE = {
         ("written-%03d.tar",),
         {"maxcount": 2},
         [{"__key__": "x.y", "cls": 1}],
-        UnwritableSampleError,
+        EncodeError,
         r"key 'x\.y' cannot be written",
     ),
     # It goes on where it stopped, so another iteration has the same items only if all are alike.

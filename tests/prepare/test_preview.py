@@ -1,4 +1,4 @@
-"""A glance at fields, whatever they hold."""
+"""A preview_field at fields, whatever they hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE
 from wds_datapipes.codecs.encoding import EncoderChain
 from wds_datapipes.codecs.images import IMAGE_EXTENSIONS
 from wds_datapipes.codecs.media import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
-from wds_datapipes.prepare.preview import glance
+from wds_datapipes.prepare.preview import preview_field
 
 PIXELS = np.arange(600, dtype=np.uint8).reshape(10, 20, 3)
 
@@ -51,8 +51,8 @@ VALUES: dict[str, tuple[Any, str, str]] = {
 def test_every_codec_of_the_table(extension: str, suffix: str) -> None:
     value, kind, text = VALUES[CODECS[extension]]
     field = f"a.{extension}{suffix}"
-    data = EncoderChain({}).encode({"__key__": "a", field: value})[field]
-    seen = glance(field, data)
+    data = EncoderChain({}).convert_field({"__key__": "a", field: value}, field)
+    seen = preview_field(field, data)
     assert (seen.field, seen.size, seen.error, seen.picture) == (field, len(data), "", None)
     assert re.fullmatch(("gzip, " if suffix else "") + kind, seen.kind)
     assert re.search(text, seen.text)
@@ -63,7 +63,7 @@ def test_every_format_of_images(extension: str) -> None:
     value = (
         PIXELS if extension not in ("pbm", "pgm") else Image.fromarray(PIXELS).convert("1" if "b" in extension else "L")
     )
-    seen = glance(extension, EncoderChain({}).encode({"__key__": "a", extension: value})[extension])
+    seen = preview_field(extension, EncoderChain({}).convert_field({"__key__": "a", extension: value}, extension))
     assert re.fullmatch(r"[A-Z]+ image, 20 x 10, \w+", seen.kind)
     assert seen.picture is not None
     assert (seen.picture.mode, seen.picture.size, seen.error) == ("RGB", (20, 10), "")
@@ -75,8 +75,8 @@ def test_a_pickle_is_never_read(extension: str, tmp_path: Path) -> None:
         def __reduce__(self) -> Any:
             return (tmp_path / "evil").touch, ()
 
-    seen = glance(extension, pickle.dumps(Evil()))
-    assert (seen.kind, seen.error) == ("pickle", "it is not decoded: that can run code")
+    seen = preview_field(extension, pickle.dumps(Evil()))
+    assert (seen.kind, seen.error) == ("pickle", "not decoded, as decoding can run code")
     assert not (tmp_path / "evil").exists()
 
 
@@ -95,7 +95,7 @@ def test_no_codec_runs_what_is_pickled_in_the_data(field: str, tmp_path: Path) -
         np.savez(file, a=np.array([Evil()], object))
     else:
         pickle.dump(Evil(), file)
-    assert glance(field, file.getvalue()).error
+    assert preview_field(field, file.getvalue()).error
     assert not (tmp_path / "evil").exists()
     if field in ("pth", "npz"):
         assert zipfile.is_zipfile(file)
@@ -108,7 +108,7 @@ def jpeg(width: int, height: int) -> bytes:
 
 
 def test_pictures_are_small_and_keep_their_shape() -> None:
-    seen = glance("jpg", jpeg(1200, 600), pixels=100)
+    seen = preview_field("jpg", jpeg(1200, 600), pixels=100)
     assert seen.kind == "JPEG image, 1200 x 600, RGB"
     assert seen.picture is not None
     assert seen.picture.size == (100, 50)
@@ -116,50 +116,50 @@ def test_pictures_are_small_and_keep_their_shape() -> None:
 
 def test_a_broken_image_still_tells_its_size() -> None:
     data = jpeg(300, 200)
-    seen = glance("jpg", data[: len(data) // 2])
+    seen = preview_field("jpg", data[: len(data) // 2])
     assert (seen.kind, seen.picture) == ("JPEG image, 300 x 200, RGB", None)
     assert "truncated" in seen.error
-    assert glance("png", data[:3]).error == "ValueError: the data is in no image format that Pillow reads"
+    assert preview_field("png", data[:3]).error == "ValueError: the data are not in an image format that Pillow reads"
 
 
 def test_transparent_pictures_keep_their_alpha() -> None:
     file = io.BytesIO()
     Image.new("RGBA", (4, 4), (1, 2, 3, 100)).save(file, "PNG")
-    picture = glance("png", file.getvalue()).picture
+    picture = preview_field("png", file.getvalue()).picture
     assert picture is not None
     assert picture.mode == "RGBA"
 
 
 def test_an_image_that_would_take_all_memory_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    seen = glance("jpg", jpeg(50, 30))
+    seen = preview_field("jpg", jpeg(50, 30))
     assert seen.picture is None
     assert "DecompressionBombWarning" in seen.error
 
 
 def test_few_bytes_that_hold_many_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wds_datapipes.prepare.preview.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("wds_datapipes.prepare.preview.MAX_BYTES", 1 << 20)
     data = gzip.compress(bytes(30 << 20), 1)
     tracemalloc.start()
     try:
-        seen = glance("txt.gz", data)
+        seen = preview_field("txt.gz", data)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-    assert seen.error == "ValueError: it holds more than 1 MiB, and is not decompressed"
-    assert glance("txt.gz", gzip.compress(b"a") + gzip.compress(b"b")).text == "ab"
-    assert "end too early" in glance("txt.gz", gzip.compress(b"a" * 999)[:-9]).error
-    assert "it is no gzip data" in glance("txt.gz", b"abc").error
+    assert seen.error == "ValueError: it decompresses to more than 1 MiB"
+    assert preview_field("txt.gz", gzip.compress(b"a") + gzip.compress(b"b")).text == "ab"
+    assert "end too early" in preview_field("txt.gz", gzip.compress(b"a" * 999)[:-9]).error
+    assert "not gzip data" in preview_field("txt.gz", b"abc").error
 
 
 def test_arrays_that_look_like_images_are_pictures() -> None:
     for array in (PIXELS, PIXELS[..., 0]):
         file = io.BytesIO()
         np.save(file, array)
-        assert glance("npy", file.getvalue()).picture is not None
+        assert preview_field("npy", file.getvalue()).picture is not None
     file = io.BytesIO()
     np.save(file, PIXELS.astype(np.int32))
-    assert glance("npy", file.getvalue()).picture is None
+    assert preview_field("npy", file.getvalue()).picture is None
 
 
 def test_sound_tells_how_long_it_is() -> None:
@@ -167,7 +167,7 @@ def test_sound_tells_how_long_it_is() -> None:
     with wave.open(file, "wb") as sound:
         sound.setparams((2, 2, 8000, 0, "NONE", ""))
         sound.writeframes(bytes(4 * 12_000))
-    assert glance("wav", file.getvalue()).kind == "WAV audio, 1.5 s, 8000 Hz, stereo"
+    assert preview_field("wav", file.getvalue()).kind == "WAV audio, 1.5 s, 8000 Hz, stereo"
     import av
 
     packed = io.BytesIO()
@@ -176,7 +176,7 @@ def test_sound_tells_how_long_it_is() -> None:
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.int16), format="s16", layout="mono")
         frame.sample_rate = 8000
         container.mux([*stream.encode(frame), *stream.encode(None)])
-    assert glance("flac", packed.getvalue()).kind == "audio, flac, 0.512 s, flac, 8000 Hz, mono"
+    assert preview_field("flac", packed.getvalue()).kind == "audio, flac, 0.512 s, flac, 8000 Hz, mono"
 
 
 def test_video_tells_its_size_and_shows_a_frame() -> None:
@@ -190,7 +190,7 @@ def test_video_tells_its_size_and_shows_a_frame() -> None:
             frame = av.VideoFrame.from_ndarray(np.full((16, 32, 3), 200, np.uint8), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    seen = glance("mp4", packed.getvalue())
+    seen = preview_field("mp4", packed.getvalue())
     assert re.fullmatch(r"video, mov,\S+, 2 s, 32 x 16 mpeg4, 10 frames/s", seen.kind)
     assert seen.picture is not None
     assert seen.picture.size == (32, 16)
@@ -209,27 +209,27 @@ def test_video_tells_its_size_and_shows_a_frame() -> None:
     ],
 )
 def test_what_has_no_codec_is_text_or_bytes(data: bytes, kind: str, text: str) -> None:
-    seen = glance("thing", data)
+    seen = preview_field("thing", data)
     assert (seen.kind, seen.text, seen.error) == (kind, text, "")
 
 
 def test_of_a_long_text_the_beginning_is_shown() -> None:
-    seen = glance("thing", "ä".encode() * 10_000, characters=20)
+    seen = preview_field("thing", "ä".encode() * 10_000, characters=20)
     assert (seen.kind, seen.text) == ("text", "ä" * 20 + "...")
 
 
 def test_large_values_are_told_in_short() -> None:
     value = {f"k{n}": list(range(50)) for n in range(30)} | {"t": "x" * 5000}
-    seen = glance("json", json.dumps(value).encode(), characters=100_000)
+    seen = preview_field("json", json.dumps(value).encode(), characters=100_000)
     assert json.loads(seen.text)["..."] == "11 more"
     assert json.loads(seen.text)["k0"][-1] == "«30 more»"
     assert max(map(len, seen.text.splitlines())) < 100
-    assert len(glance("json", json.dumps("x" * 5000).encode(), characters=100).text) == 103
-    assert glance("json", b"[" * 100_000).error == "it is nested too deep"
-    assert "«...»" in glance("json", b"[" * 20 + b"]" * 20).text
-    assert glance("json", b"1" + b"0" * 400).text == "1,329 bits"
-    assert "«1,329 bits»" in glance("json", b"[1" + b"0" * 400 + b"]").text
-    assert glance("json", b"null").kind == "null"
+    assert len(preview_field("json", json.dumps("x" * 5000).encode(), characters=100).text) == 103
+    assert preview_field("json", b"[" * 100_000).error == "it is nested too deeply"
+    assert "«...»" in preview_field("json", b"[" * 20 + b"]" * 20).text
+    assert preview_field("json", b"1" + b"0" * 400).text == "1,329 bits"
+    assert "«1,329 bits»" in preview_field("json", b"[1" + b"0" * 400 + b"]").text
+    assert preview_field("json", b"null").kind == "null"
 
 
 EXTENSIONS = sorted({*CODECS, *IMAGE_EXTENSIONS, *AUDIO_EXTENSIONS, *VIDEO_EXTENSIONS, "bin", "", "gz", "x.gz"})
@@ -238,7 +238,7 @@ EXTENSIONS = sorted({*CODECS, *IMAGE_EXTENSIONS, *AUDIO_EXTENSIONS, *VIDEO_EXTEN
 @given(field=st.sampled_from(EXTENSIONS), data=st.binary(max_size=200))
 @settings(max_examples=150, deadline=None)
 def test_nothing_makes_it_fail(field: str, data: bytes) -> None:
-    seen = glance(field, data)
+    seen = preview_field(field, data)
     assert (seen.field, seen.size) == (field, len(data))
     assert seen.kind
     assert len(seen.text) <= 2003

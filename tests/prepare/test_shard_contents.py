@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wds_datapipes.errors import ShardError, UnknownSchemeError
-from wds_datapipes.prepare.shard_contents import outline_shard
+from wds_datapipes.prepare.shard_contents import read_contents
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import last_dot
 from wds_datapipes.shards.loading import read_shards
@@ -35,14 +35,14 @@ def test_an_outline_has_what_reading_yields(tmp_path: Path, suffix: str) -> None
         {"__key__": f"d/{n}", "jpg": b"x" * 700 * n, "Seg.PNG": b"y"} for n in range(20)
     ]
     url = build_shard(tmp_path / f"a.{suffix}", samples)
-    outline = outline_shard(url)
+    contents = read_contents(url)
     read = list(group_samples(read_shards([url])))
-    assert [(s.key, s.fields) for s in outline.samples] == [
+    assert [(s.key, s.fields) for s in contents.samples] == [
         (s["__key__"], {field: len(s[field]) for field in s if field[:2] != "__"}) for s in read
     ]
-    assert outline.samples[3].bytes == 2101
-    assert outline.bytes == Path(url).stat().st_size
-    assert outline.faults == []
+    assert contents.samples[3].bytes == 2101
+    assert contents.bytes == Path(url).stat().st_size
+    assert contents.faults == []
 
 
 @pytest.mark.parametrize("cut", [0, 300, 512, 1500, 2048, 3000, 4096, 5 * 1024])
@@ -51,13 +51,13 @@ def test_of_a_cut_shard_there_is_what_reading_yields_before_the_error(tmp_path: 
     with Path(url).open("r+b") as file:
         file.truncate(cut)
     keys, error = yielded(url)
-    outline = outline_shard(url)
-    (fault,) = outline.faults
+    contents = read_contents(url)
+    (fault,) = contents.faults
     assert fault.kind == type(error).__name__
     # How much of a member's data is there, only who reads it knows.
     assert fault.message.partition("): ")[0] == str(error).partition("): ")[0]
-    assert outline.bytes is None
-    assert [sample.key for sample in outline.samples] == keys
+    assert contents.bytes is None
+    assert [sample.key for sample in contents.samples] == keys
 
 
 def yielded(url: str) -> tuple[list[str], ShardError]:
@@ -73,34 +73,34 @@ def yielded(url: str) -> tuple[list[str], ShardError]:
 
 def test_the_end_marker_may_be_optional(tmp_path: Path) -> None:
     url = write_members(tmp_path / "a.tar", ["a.x", "b.x"], end=False)
-    assert [fault.kind for fault in outline_shard(url).faults] == ["TruncatedShardError"]
-    outline = outline_shard(url, end_marker="optional")
-    assert outline.faults == []
-    assert len(outline.samples) == 2
+    assert [fault.kind for fault in read_contents(url).faults] == ["TruncatedShardError"]
+    contents = read_contents(url, end_marker="optional")
+    assert contents.faults == []
+    assert len(contents.samples) == 2
 
 
 def test_all_duplicates_and_returning_keys_are_told(tmp_path: Path) -> None:
     names = ["a.x", "a.X", "b.x", "a.y", "b.z", "b.z", "__meta__/k.json", "README", ".hidden"]
-    outline = outline_shard(write_members(tmp_path / "a.tar", names))
-    assert [(fault.kind, fault.key, fault.field) for fault in outline.faults] == [
-        ("DuplicateFieldError", "a", "x"),
-        ("RepeatedKeyError", "a", ""),
-        ("RepeatedKeyError", "b", ""),
-        ("DuplicateFieldError", "b", "z"),
+    contents = read_contents(write_members(tmp_path / "a.tar", names))
+    assert [(fault.kind, fault.key, fault.field) for fault in contents.faults] == [
+        ("DuplicateKeyError", "a", "x"),
+        ("DuplicateKeyError", "a", ""),
+        ("DuplicateKeyError", "b", ""),
+        ("DuplicateKeyError", "b", "z"),
     ]
-    assert "at byte 1024 (member 'a.X')" in outline.faults[0].message
-    assert (outline.strays, outline.stray_names) == (2, ["README", ".hidden"])
-    assert [sample.key for sample in outline.samples] == ["a", "b", "a", "b"]
+    assert "at byte 1024 (member 'a.X')" in contents.faults[0].message
+    assert (contents.strays, contents.stray_names) == (2, ["README", ".hidden"])
+    assert [sample.key for sample in contents.samples] == ["a", "b", "a", "b"]
 
 
 def test_the_key_rule_and_the_digest_are_choices(tmp_path: Path) -> None:
     url = write_members(tmp_path / "a.tar", ["v1.5.jpg"])
-    outline = outline_shard(url, key_rule=last_dot, digest=True)
-    assert outline.samples[0].key == "v1.5"
-    assert len(outline.sha256 or "") == 64
-    assert outline_shard(url).sha256 is None
+    contents = read_contents(url, key_rule=last_dot, digest=True)
+    assert contents.samples[0].key == "v1.5"
+    assert len(contents.index.facts.sha256 or "") == 64
+    assert read_contents(url).index.facts.sha256 is None
 
 
 def test_what_cannot_be_read_at_all_is_an_error() -> None:
     with pytest.raises(UnknownSchemeError):
-        outline_shard("gone://a.tar")
+        read_contents("gone://a.tar")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import SampleCommandError, UnwritableSampleError
+from wds_datapipes.errors import EncodeError, SampleSourceError
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.prepare.sample_folder import read_many, read_one, write_sample
 from wds_datapipes.prepare.shell_command import SampleCommand
@@ -94,21 +94,21 @@ def test_several_samples_have_numbers_and_keys() -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("echo one; echo two >&2; exit 7", r"ended with status 7 for .* of x\.tar\. It said last: one\ntwo$"),
-        ("exit 1", r"ended with status 1 .* It said nothing\.$"),
-        ("false | true", "ended with status 1"),
-        ("nosuchcommand", r"ended with status 127 \(command not found\)"),
-        ("kill -9 $$", r"ended with status 137 \(SIGKILL\)"),
+        ("echo one; echo two >&2; exit 7", r"exited with status 7 for .* of x\.tar\. It said last: one\ntwo$"),
+        ("exit 1", r"exited with status 1 .* It said nothing\.$"),
+        ("false | true", "exited with status 1"),
+        ("nosuchcommand", r"exited with status 127 \(command not found\)"),
+        ("kill -9 $$", r"exited with status 137 \(SIGKILL\)"),
         ("yes | head -c 100000; echo the end; exit 2", r"the end$"),
-        ("mkdir sample.d", "has left 'sample.d', which is a folder"),
-        ("ln -s /etc/passwd sample.x", "has left 'sample.x', which is a link"),
-        ("rm sample.txt; ln -s sample.cls sample.txt", "has left 'sample.txt', which is a link"),
-        ("mkfifo sample.f", "has left 'sample.f', which is no regular file"),
-        ("printf x > sample.TXT", r"has left 'sample\.(txt|TXT)', and another file of the field 'txt'"),
+        ("mkdir sample.d", "wrote 'sample.d', which is a folder"),
+        ("ln -s /etc/passwd sample.x", "wrote 'sample.x', which is a link"),
+        ("rm sample.txt; ln -s sample.cls sample.txt", "wrote 'sample.txt', which is a link"),
+        ("mkfifo sample.f", "wrote 'sample.f', which is not a regular file"),
+        ("printf x > sample.TXT", r"wrote 'sample\.(txt|TXT)' in addition to another file for the field 'txt'"),
     ],
 )
 def test_a_fault_names_the_sample_and_what_is_wrong(command: str, message: str, nothing_left: None) -> None:
-    with pytest.raises(SampleCommandError, match=f"(?s){message}") as caught:
+    with pytest.raises(SampleSourceError, match=f"(?s){message}") as caught:
         run(command)
     assert len(str(caught.value)) < 2500
     assert "'d/a' of x.tar" in str(caught.value)
@@ -127,7 +127,7 @@ def all_end(seconds: str) -> bool:
 
 @pytest.mark.parametrize("silent", ["", "exec >&- 2>&-;"])
 def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_begun(silent: str, nothing_left: None) -> None:
-    with pytest.raises(SampleCommandError, match=r"was ended, as it took longer than 0\.2 s, for the sample 'd/a'"):
+    with pytest.raises(SampleSourceError, match=r"was stopped after its time limit of 0\.2 s for the sample 'd/a'"):
         run(f"{silent} trap '' TERM; sleep 61.5 & sleep 61.5", timeout_s=0.2)
     assert all_end("61.5")
 
@@ -150,7 +150,7 @@ def test_a_folder_that_nobody_may_change_is_removed() -> None:
 )
 def test_a_name_that_is_no_file_is_refused_before_anything_runs(field: str, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    with pytest.raises(UnwritableSampleError, match=r"(?s)of sample 'k' cannot be a file") as caught:
+    with pytest.raises(EncodeError, match=r"(?s)of sample 'k' cannot be a file") as caught:
         SampleCommand(f"touch {ran}")({"__key__": "k", "__url__": "x.tar", "txt": b"", field: b"evil"})
     assert not ran.exists()
     assert len(str(caught.value)) < 500
@@ -163,7 +163,7 @@ def test_an_odd_name_is_just_a_file(field: str, scratch: Path) -> None:
 
 
 def test_fields_are_bytes() -> None:
-    with pytest.raises(TypeError, match=r"field 'cls' of sample 'a'.* holds the int 7"):
+    with pytest.raises(TypeError, match=r"field 'cls' of sample 'a'.* is the int 7, but commands"):
         SampleCommand(":")({"__key__": "a", "__url__": "x.tar", "cls": 7})
 
 
@@ -214,7 +214,7 @@ def test_its_fingerprint_is_what_it_does() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("  ",), "command is empty"), (("a", 0.0), "above 0 seconds, and not 0"), (("a", -1.0), "not -1")],
+    [(("  ",), "command is empty"), (("a", 0.0), "must be positive, not 0 s"), (("a", -1.0), "not -1")],
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes.errors import EncodeError, SampleSourceError
-from wds_datapipes.prepare.sample_spec import CommandPart, FilePart, Source, UrlPart, measure, read_draft
+from wds_datapipes.prepare.sample_spec import CommandPart, FilePart, Source, UrlPart, measure_sample, read_sample
 from wds_datapipes.prepare.sources.file_locations import FileLocations
 from wds_datapipes.prepare.sources.image_folder import find_images
 from wds_datapipes.prepare.sources.imagenet import find_imagenet
@@ -45,10 +45,10 @@ def put(*names: str) -> None:
 def told(source: Source) -> dict[str, dict[str, Any]]:
     """Return the fields of all samples by their keys; those that are files by their paths."""
     with closing(source):
-        drafts = [source.draft(number) for number in range(len(source))]
+        specs = [source.get_spec(number) for number in range(len(source))]
     return {
         key: {field: part.path if isinstance(part, FilePart) else part for field, part in parts.items()}
-        for key, parts, _ in drafts
+        for key, parts, _ in specs
     }
 
 
@@ -105,18 +105,16 @@ def test_all_files_of_a_key_are_one_sample() -> None:
         },
         "cat/2": {"jpg": "in/cat/2.JPG", "cls": b"0"},
     }
-    assert [str(fault) for fault in faults] == [
-        "No file beside 'in/cat/3.txt' is the image of that sample. Put it there"
-    ]
+    assert [str(fault) for fault in faults] == ["The sample of 'in/cat/3.txt' has no image. Add one"]
     put("in/cat/2.cls")
-    with pytest.raises(SampleSourceError, match=r"in/cat/2\.JPG' would have the field 'cls' twice"):
+    with pytest.raises(SampleSourceError, match=r"in/cat/2\.JPG' would have two fields 'cls'"):
         told(find_images("in", key_rule=first_dot, on_fault=faults.append))
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["in/1.jpg"], r"image 'in/1\.jpg' is in no folder of a class"),
+        (["in/1.jpg"], r"image 'in/1\.jpg' is not in the folder of a class"),
         (["in/a/1.jpg", "in/b/1.txt"], r"folder 'in/b' of the class 'b' has no image \(bmp, "),
         (["elsewhere"], r"folder 'in' cannot be read: No such file"),
     ],
@@ -139,7 +137,7 @@ def test_links_are_followed_but_not_around() -> None:
     Path("in/dog").symlink_to("../there")
     assert list(told(find_images("in"))) == ["cat/1", "dog/1"]
     Path("there/again").symlink_to("../in")
-    with pytest.raises(SampleSourceError, match=r"in/dog/again/dog' is a link to one that it is in"):
+    with pytest.raises(SampleSourceError, match=r"in/dog/again/dog' is a link to one of its parents"):
         find_images("in")
 
 
@@ -169,7 +167,7 @@ def test_imagenet_in_folders_is_numbered_by_all_classes_of_train() -> None:
     )
     assert [fields["cls"] for fields in told(find_imagenet("in", "val")).values()] == [b"2"]
     put("in/val/n99999999/1.JPEG")
-    with pytest.raises(SampleSourceError, match="n99999999' is none of the 3 classes that are known"):
+    with pytest.raises(SampleSourceError, match="n99999999' is not one of the 3 known classes"):
         find_imagenet("in", "val")
 
 
@@ -250,12 +248,12 @@ def test_what_is_missing_for_the_classes_is_told() -> None:
     with pytest.raises(SampleSourceError, match="no folder 'in/val'"):
         find_imagenet("in", "val")
     flat()
-    with pytest.raises(SampleSourceError, match="no file tells their classes"):
+    with pytest.raises(SampleSourceError, match="there is no file of labels"):
         find_imagenet("in", "val")
     for text, message in [
-        ("n01440764\n", r"classes of 1 images, in the order of their names, and there are 3"),
-        ("1\n2\n3\n", r"number 1, and which class that is stands in meta\.mat"),
-        ("a.JPEG 3\n", r"number 3, and 0 classes are known"),
+        ("n01440764\n", r"classes of 1 images, but there are 3"),
+        ("1\n2\n3\n", r"number 1, which requires meta\.mat"),
+        ("a.JPEG 3\n", r"number 3, but only 0 classes are known"),
         ("a b c\n", r"line 'a b c', which is not a file and its class"),
         ("a n01440764\n", r"image 'in/val/ILSVRC2012_val_00000001' has no class"),
     ]:
@@ -265,7 +263,7 @@ def test_what_is_missing_for_the_classes_is_told() -> None:
     with pytest.raises(SampleSourceError, match=r"'no\.txt' cannot be read"):
         find_imagenet("in", "val", labels="no.txt")
     Path("in/meta.bin").write_bytes(b"no")
-    with pytest.raises(SampleSourceError, match=r"in/meta\.bin' is not what torchvision writes"):
+    with pytest.raises(SampleSourceError, match=r"in/meta\.bin' is not in torchvision's format"):
         find_imagenet("in", "val")
 
 
@@ -321,7 +319,7 @@ def test_any_row_of_a_csv_file_can_be_read_by_itself(rows: list[tuple[str, str]]
     path = write_table("csv", [{"a": a, "b.x": b} for a, b in rows])
     source = Table(path)
     for number in random.sample(range(len(rows)), len(rows)):
-        assert source.draft(number).parts == {"a": rows[number][0].encode(), "b.x": rows[number][1].encode()}
+        assert source.get_spec(number).parts == {"a": rows[number][0].encode(), "b.x": rows[number][1].encode()}
     assert len(source) == len(rows)
     source.close()
 
@@ -331,10 +329,10 @@ def test_values_of_other_types_are_encoded_as_their_fields_say() -> None:
     found = told(Table(path, values=[("bin", "x"), ("json", "n"), ("all.json", "*")][:2]))
     assert found["00000002"] == {"bin": b"\0", "json": b"[1, 2]"}
     with pytest.raises(
-        EncodeError, match=r"row 1 of .* has the float 1\.5 for the field 'f', whose name tells no encoding"
+        EncodeError, match=r"row 1 of .* has the float 1\.5 for the field 'f', whose name does not determine"
     ):
         told(Table(path, values=[("f", "f")]))
-    with pytest.raises(EncodeError, match=r"row 1 of .*bytes.* is nothing that JSON has"):
+    with pytest.raises(EncodeError, match=r"row 1 of .*bytes.* cannot be represented in JSON"):
         told(Table(path, values=[("json", "*")]))
     with pytest.raises(EncodeError, match="the field 'jpg' holds images"):
         told(Table(write_table("jsonl", [{"jpg": "1.jpg"}])))
@@ -357,27 +355,27 @@ def test_files_may_stand_in_parquet_as_datasets_writes_them() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"image": None}, r"row 2 of 'tables/t\.jsonl' has nothing in its column 'image'"),
-        ({"image": ""}, r"row 2 .* has nothing in its column 'image'"),
-        ({}, r"row 2 .* has nothing in its column 'image'"),
-        ({"image": 3}, r"row 2 .* has the int 3 in its column 'image', and not the name of a file"),
+        ({"image": None}, r"row 2 of 'tables/t\.jsonl' has no value in its column 'image'"),
+        ({"image": ""}, r"row 2 .* has no value in its column 'image'"),
+        ({}, r"row 2 .* has no value in its column 'image'"),
+        ({"image": 3}, r"row 2 .* has the int 3 in its column 'image', not the name of a file"),
         ({"image": "pipe:cat a.jpg"}, r"row 2 .* in its column 'image' has 'pipe:cat a\.jpg', which is a command"),
         ({"image": "-"}, r"row 2 .* has '-', which is a command"),
         ({"image": "file://host/a.jpg"}, r"row 2 .*: file://host/a\.jpg names a file on the host 'host'"),
-        ({"image": "https://me:secret@host/a"}, r"row 2 .* has the file 'https://\*\*\*@host/a' .* has no ending"),
-        ({"image": "a"}, r"row 2 .* has the file 'a' .* whose name has no ending"),
-        ({"image": "a.jpg", "id": None}, r"row 2 .* in its column 'id'\. A key is text or a number"),
-        ({"image": "a.jpg", "id": True}, r"A key is text or a number"),
-        ({"image": "a.txt", "txt": "x"}, r"row 2 .* would have the field 'txt' twice"),
-        ({"image": "a.jpg", "note": "\ud800"}, r"row 2 .* has text that is no UTF-8"),
+        ({"image": "https://me:secret@host/a"}, r"row 2 .* has the file 'https://\*\*\*@host/a' .* has no extension"),
+        ({"image": "a"}, r"row 2 .* has the file 'a' .* whose name has no extension"),
+        ({"image": "a.jpg", "id": None}, r"row 2 .* in its column 'id'\. A key must be text or a number"),
+        ({"image": "a.jpg", "id": True}, r"A key must be text or a number"),
+        ({"image": "a.txt", "txt": "x"}, r"row 2 .* has two columns for the field 'txt'"),
+        ({"image": "a.jpg", "note": "\ud800"}, r"row 2 .* has text that is not UTF-8"),
     ],
 )
 def test_a_row_that_makes_no_sample_is_told_with_its_number(row: dict[str, Any], message: str) -> None:
     rows: list[dict[str, Any]] = [{"id": 1, "image": "a.jpg"}, {"id": 2, **row}]
     source = Table(write_table("jsonl", rows), files=[("", "image")], key="id")
-    assert source.draft(0).key == "1"
+    assert source.get_spec(0).key == "1"
     with pytest.raises(SampleSourceError, match=message):
-        source.draft(1)
+        source.get_spec(1)
     source.close()
 
 
@@ -391,13 +389,13 @@ def test_a_field_may_be_missing_on_request() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.csv", "a,b\n1,2\n3\n", r"row 2 of 't\.csv' has 1 values, and there are 2 columns"),
-        ("t.csv", "a,b\n1,2\n3,\xff\n", r"row 2 of 't\.csv' is no UTF-8"),
-        ("t.csv", "a,a\n1,2\n", r"first row of 't\.csv' has to name the columns, each once"),
-        ("t.csv", "", r"first row of 't\.csv' has to name the columns"),
+        ("t.csv", "a,b\n1,2\n3\n", r"row 2 of 't\.csv' has 1 values for 2 columns"),
+        ("t.csv", "a,b\n1,2\n3,\xff\n", r"row 2 of 't\.csv' is not UTF-8"),
+        ("t.csv", "a,a\n1,2\n", r"first row of 't\.csv' must name each column once"),
+        ("t.csv", "", r"first row of 't\.csv' must name each column"),
         ("t.csv", "a\n1\n2" + "x" * 140_000, r"'t\.csv' cannot be read after row 2: field larger than"),
-        ("t.jsonl", '{"a": 1}\n{"a": \n', r"row 2 of 't\.jsonl' is no JSON"),
-        ("t.jsonl", '{"a": 1}\n[1]\n', r"row 2 of 't\.jsonl' is list, and not an object"),
+        ("t.jsonl", '{"a": 1}\n{"a": \n', r"row 2 of 't\.jsonl' is not JSON"),
+        ("t.jsonl", '{"a": 1}\n[1]\n', r"row 2 of 't\.jsonl' is a JSON list, not an object"),
         ("t.parquet", "no", r"table 't\.parquet' cannot be read"),
     ],
 )
@@ -411,15 +409,15 @@ def test_a_table_that_becomes_shorter_is_told() -> None:
     Path("t.csv").write_text("a\n1\n2222\n")
     source = Table("t.csv")
     os.truncate("t.csv", 6)
-    with pytest.raises(SampleSourceError, match="become shorter"):
-        source.draft(1)
+    with pytest.raises(SampleSourceError, match="was truncated"):
+        source.get_spec(1)
     source.close()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"path": "t.xls"}, r"A table is \.csv, .* and 't\.xls' is none of these"),
+        ({"path": "t.xls"}, r"'t\.xls' is not a table: the supported extensions are \.csv"),
         ({"key": "no"}, r"'t\.csv' has no column 'no'\. It has 'a', 'B'"),
         ({"files": [("", "no")]}, r"has no column 'no'"),
         ({"values": [("a/b", "a")]}, r"The field 'a/b' for the column 'a' could not be read back"),
@@ -438,7 +436,7 @@ def test_wrong_arguments_of_a_table(arguments: dict[str, Any], message: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("origin", "root", "name", "place"),
+    ("location", "root", "name", "place"),
     [
         ("t.csv", None, "a.jpg", "a.jpg"),
         ("in/t.csv", None, "../a.jpg", "in/../a.jpg"),
@@ -456,8 +454,8 @@ def test_wrong_arguments_of_a_table(arguments: dict[str, Any], message: str) -> 
         ("memory://in/t.csv", "here", "a/b.jpg", "here/a/b.jpg"),
     ],
 )
-def test_names_begin_at_the_table_or_where_it_is_said(origin: str, root: str | None, name: str, place: str) -> None:
-    part = FileLocations(origin, root, {"anon": True}).part(name, "row 1")
+def test_names_begin_at_the_table_or_where_it_is_said(location: str, root: str | None, name: str, place: str) -> None:
+    part = FileLocations(location, root, {"anon": True}).resolve(name, "row 1")
     assert part == (UrlPart(place, {"anon": True}) if "://" in place and place[:3] != "in/" else FilePart(place))
     assert "anon" not in repr(part)  # where a secret may stand
 
@@ -465,21 +463,21 @@ def test_names_begin_at_the_table_or_where_it_is_said(origin: str, root: str | N
 @pytest.mark.parametrize(
     ("root", "name", "message"),
     [
-        (None, "/etc/passwd", "a file of this host, and a table or recipe from elsewhere cannot name it"),
-        (None, "file:///etc/passwd", "a file of this host"),
-        ("here", "/etc/passwd", "a file of this host"),
-        ("here", "a/../../b", "a file of this host"),
-        ("here", "file:a.jpg", "a file of this host"),
-        (None, "local:///etc/passwd", "neither in the store of .* nor a file on a network"),
+        (None, "/etc/passwd", "a local file, which a remote table or recipe cannot name"),
+        (None, "file:///etc/passwd", "a local file"),
+        ("here", "/etc/passwd", "a local file"),
+        ("here", "a/../../b", "a local file"),
+        ("here", "file:a.jpg", "a local file"),
+        (None, "local:///etc/passwd", "neither in the store of .* nor on a network"),
         (None, "https://host/a::file:///etc/passwd", "neither in the store of"),
         (None, "a::file:///etc/passwd", "a chain of file systems"),
-        (None, "pipe:cat /etc/passwd", "a command, and not a file"),
+        (None, "pipe:cat /etc/passwd", "a command, not a file"),
     ],
 )
 def test_a_table_from_elsewhere_names_no_file_of_this_host(root: str | None, name: str, message: str) -> None:
     places = FileLocations("https://host/t.csv", root, None)
     with pytest.raises(SampleSourceError, match=f"row 1 has .*{message}"):
-        places.part(name, "row 1")
+        places.resolve(name, "row 1")
 
 
 @pytest.fixture
@@ -495,17 +493,17 @@ def test_a_table_and_its_files_may_be_in_a_store(store: Any, kind: str) -> None:
     rows = [{"image": "cat/1.jpg", "cls": 1}, {"image": "memory://2.jpg", "cls": 2}, {"image": "no.jpg", "cls": 3}]
     store.pipe({f"/in/t.{kind}": Path(write_table(kind, rows)).read_bytes(), "/in/cat/1.jpg": b"one", "/2.jpg": b"two"})
     source = Table(f"memory://in/t.{kind}", files=[("", "image")])
-    drafts = [source.draft(number) for number in range(3)]
+    specs = [source.get_spec(number) for number in range(3)]
     source.close()
-    assert [measure(draft).sizes for draft in drafts[:2]] == [[3, 1], [3, 1]]
-    assert [read_draft(draft)["jpg"] for draft in drafts[:2]] == [b"one", b"two"]
+    assert [measure_sample(spec).sizes for spec in specs[:2]] == [[3, 1], [3, 1]]
+    assert [read_sample(spec)["jpg"] for spec in specs[:2]] == [b"one", b"two"]
     told = r"The field 'jpg' of row 3 of 'memory://in/t\..*' cannot be made: memory://in/no\.jpg cannot be opened"
-    for ask in (measure, read_draft):
+    for ask in (measure_sample, read_sample):
         with pytest.raises(SampleSourceError, match=told):
-            ask(drafts[2])
-    stamp = measure(drafts[0]).stamp
+            ask(specs[2])
+    stamp = measure_sample(specs[0]).stamp
     store.pipe("/in/cat/1.jpg", b"other")
-    assert measure(drafts[0]).stamp != stamp
+    assert measure_sample(specs[0]).stamp != stamp
     with pytest.raises(SampleSourceError, match=r"memory://no\.csv cannot be opened"):
         Table("memory://no.csv")
 
@@ -516,16 +514,14 @@ def test_a_table_and_its_files_may_be_in_a_store(store: Any, kind: str) -> None:
 def test_a_recipe_in_a_store_names_what_is_there_and_runs_nothing(store: Any) -> None:
     store.pipe("/in/recipe", b"a.jpg 1.jpg\na.cls text:3\nb.txt pipe:touch ran\nc.txt /etc/passwd\n")
     source = Recipe("memory://in/recipe")
-    assert source.draft(0).parts == {"jpg": UrlPart("memory://in/1.jpg"), "cls": b"3"}
-    with pytest.raises(
-        SampleSourceError, match=r"'memory://in/recipe' is not of this host, and has the command 'touch ran'"
-    ):
-        source.draft(1)
-    with pytest.raises(SampleSourceError, match=r"'/etc/passwd', which is a file of this host"):
-        source.draft(2)
+    assert source.get_spec(0).parts == {"jpg": UrlPart("memory://in/1.jpg"), "cls": b"3"}
+    with pytest.raises(SampleSourceError, match=r"'memory://in/recipe' is remote and has the command 'touch ran'"):
+        source.get_spec(1)
+    with pytest.raises(SampleSourceError, match=r"'/etc/passwd', which is a local file"):
+        source.get_spec(2)
     source.close()
     source = Recipe("pipe:echo a.txt pipe:echo a")
-    assert source.draft(0).parts == {"txt": CommandPart("echo a")}
+    assert source.get_spec(0).parts == {"txt": CommandPart("echo a")}
     source.close()
 
 
@@ -547,7 +543,7 @@ def test_the_forms_of_a_recipe() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a.txt", r"line 'a\.txt', with no source behind the name"),
+        ("a.txt", r"line 'a\.txt', with no source after the name"),
         ("a text:1", r"line 'a text:1', with a name that is not of the form KEY\.FIELD"),
         (".a.txt text:1", r"not of the form KEY\.FIELD"),
     ],
@@ -564,20 +560,20 @@ def test_a_line_that_is_no_line_of_a_recipe(line: str, message: str) -> None:
         (
             "cls",
             "cat",
-            r"has the text 'cat' in its column 'cls', and the field 'cls' could not be decoded: .*number the cl",
+            r"has the text 'cat' in its column 'cls', which could not be decoded as 'cls': .*number the cl",
         ),
-        ("class", "dog", "field 'class' could not be decoded"),
-        ("x.id", "a17", "field 'x.id' could not be decoded"),
-        ("json", "{odd", "field 'json' could not be decoded: .*as in txt=json$"),
-        ("npy", "1 2 3", "field 'npy' could not be decoded"),
-        ("pkl", "text", "field 'pkl' could not be decoded: it is no pickle"),
-        ("png", "cat/1.png", "field 'png' holds images. Give a column of file names to files="),
+        ("class", "dog", "could not be decoded as 'class'"),
+        ("x.id", "a17", "could not be decoded as 'x.id'"),
+        ("json", "{odd", "could not be decoded as 'json': .*as in txt=json$"),
+        ("npy", "1 2 3", "could not be decoded as 'npy'"),
+        ("pkl", "text", "could not be decoded as 'pkl': not a pickle"),
+        ("png", "cat/1.png", "field 'png' holds images. Pass a column of file names as files="),
         ("image", "cat/1.png", "field 'image' holds images"),
     ],
 )
 def test_a_text_that_its_field_could_not_be_decoded_from_is_an_error(column: str, value: str, message: str) -> None:
     with closing(Table(write_table("csv", [{column: value}]))) as table, pytest.raises(EncodeError, match=message):
-        table.draft(0)
+        table.get_spec(0)
     other = Table(write_table("csv", [{column: value}]), values=[("txt", column)])
     assert told(other) == {"00000000": {"txt": value.encode()}}
 
@@ -587,7 +583,7 @@ def test_typed_tables_do_not_take_the_path_of_an_image_for_the_image() -> None:
         closing(Table(write_table("jsonl", [{"jpg": "cat/1.jpg"}]))) as table,
         pytest.raises(EncodeError, match="field 'jpg' holds images"),
     ):
-        table.draft(0)
+        table.get_spec(0)
 
 
 def test_an_empty_value_of_a_field_that_is_no_text_is_missing() -> None:
@@ -595,6 +591,6 @@ def test_an_empty_value_of_a_field_that_is_no_text_is_missing() -> None:
     assert told(Table(write_table("csv", rows), missing="keep")) == {"00000000": {"txt": b""}}
     with (
         closing(Table(write_table("csv", rows))) as table,
-        pytest.raises(SampleSourceError, match="nothing in its column 'cls'"),
+        pytest.raises(SampleSourceError, match="no value in its column 'cls'"),
     ):
-        table.draft(0)
+        table.get_spec(0)

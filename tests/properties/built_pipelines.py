@@ -171,7 +171,7 @@ STAGES: dict[str, Any] = {
     "hoarding": Hoarding,
     "lagging": Lagging,
     "twice": Twice,
-    "compose": lambda pipe: pipe.compose(copied, each_alone=True),
+    "compose": lambda pipe: pipe.compose(copied),
     "collated": lambda pipe, size: pipe.batch(size).collate(collate_samples).unbatch_samples(),
     "own_shuffle": OwnShuffler,
     "flatmap": lambda pipe: pipe.flatmap(doubled),

@@ -30,7 +30,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # isort: skip
 __all__ = ["LIMIT_S", "Loader", "Run", "opened", "packed", "unpacked"]
 
 #: How long a run may take, in seconds.
-LIMIT_S = 90
+LIMIT_S = 300
 
 
 @dataclass

@@ -62,7 +62,7 @@ def names_of(steps: Steps) -> list[str]:
 
 def holds(steps: Steps) -> bool:
     """Whether a stage holds items back that no state knows of, so that a pipeline resumes by replay, if at all."""
-    return bool({"hoarding", "torch_shuffle", "twice"} & {*names_of(steps)})
+    return bool({"hoarding", "torch_shuffle", "twice", "compose", "collated", "unbatch"} & {*names_of(steps)})
 
 
 #: Stages of others that may be refused where a state is asked for.
@@ -78,12 +78,10 @@ def must_resume(steps: Steps) -> bool:
         return False
     for at, name in enumerate(names):
         # The samples that wait there would pass a stage with a state of its own twice.
-        if name == "lagging" and {"shuffle_samples", "unbatch", "with_epoch", "mix"} & {*names[at:]}:
+        if name == "lagging" and {"shuffle_samples", "with_epoch", "mix"} & {*names[at:]}:
             return False
-        is_apart = name in ("compose", "collated") or (name == "batch" and "unbatch" in names[at:])
-        if is_apart and {"slice", "with_epoch"} & {*names[at:]}:
-            return False
-    return all(must_resume(other) for step in steps for other in others_of(step))
+    mixed = [other for step in steps for other in others_of(step)]
+    return all(must_resume(other) and "with_epoch" not in names_of(other) for other in mixed)
 
 
 #: Steps of pipelines of which other ranks and workers can resume.
@@ -170,7 +168,8 @@ def draw_steps(rng: Random) -> Steps:
             steps = (*steps, ("mix", weights, stop, *others))
     elif rng.random() < 0.03:
         other = draw_source(rng, "b")
-        steps = (*steps, ("concat", other)) if is_split(other) == is_split(steps) else steps
+        if is_split(other) == is_split(steps) and not has_no_end(other):
+            steps = (*steps, ("concat", other))
     return steps + draw_later(rng, steps)
 
 

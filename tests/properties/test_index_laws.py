@@ -17,16 +17,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes import ShardIndex, TarWriter, build_index, check_index, first_dot, last_dot
+from wds_datapipes import TarWriter, first_dot, last_dot
 from wds_datapipes.errors import (
     CorruptSidecarError,
-    DuplicateFieldError,
+    DuplicateKeyError,
     SampleError,
     ShardError,
     TruncatedShardError,
     WdsError,
 )
-from wds_datapipes.index.build import written_index
+from wds_datapipes.index import ShardIndex, build_index, check_index
+from wds_datapipes.index.build import index_from_layout
 from wds_datapipes.index.file_format import index_bytes, parse_index, read_index, write_index
 from wds_datapipes.index.shard_index import COLUMNS
 from wds_datapipes.samples.grouping import OnDuplicate, group_samples
@@ -112,8 +113,8 @@ def test_an_index_says_what_reading_gives(
     rules: dict[str, Any] = {"key_rule": key_rule, "lowercase": lowercase, "on_duplicate": on_duplicate}
     try:
         expected = list(by_reading(shard, **rules))
-    except DuplicateFieldError:
-        with pytest.raises(DuplicateFieldError, match=r"x\.tar holds the field .* twice"):
+    except DuplicateKeyError:
+        with pytest.raises(DuplicateKeyError, match=r"x\.tar holds the field .* twice"):
             build_index(shard, **rules, on_repeated_key="ignore", digest=digest)
         return
     index = build_index(shard, **rules, on_repeated_key="ignore", digest=digest)
@@ -133,8 +134,8 @@ def test_an_index_says_what_reading_gives(
         ]
     assert archive[index.end :].strip(b"\0") == b""
     check_index(index, shard, depth="bytes")
-    assert parse_index(index_bytes(index), where="x") == index
-    assert index_bytes(parse_index(index_bytes(index), where="x")) == index_bytes(index)
+    assert parse_index(index_bytes(index), name="x") == index
+    assert index_bytes(parse_index(index_bytes(index), name="x")) == index_bytes(index)
     assert pickle.loads(pickle.dumps(index)) == index
 
 
@@ -181,7 +182,7 @@ def test_a_compressed_shard_has_the_same_index(shard: Path, recipe: Any) -> None
     plain = build_index(shard, **rules)
     shard.write_bytes(gzip.compress(archive, 1))
     packed = build_index(shard, **rules)
-    assert packed.places_equal(plain)
+    assert packed.has_same_layout(plain)
     assert (plain.facts.compression, packed.facts.compression) == (None, "gzip")
 
 
@@ -204,8 +205,8 @@ def test_who_writes_a_shard_knows_its_index(shard: Path, samples: list[tuple[str
             writer.write({"__key__": key, **fields})
     assert writer.info is not None
     found = build_index(place, digest=True)
-    index = written_index(writer.layout, writer.info, end=writer.size, compression=found.facts.compression)
-    assert index.places_equal(found)
+    index = index_from_layout(writer.layout, writer.info, end=writer.size, compression=found.facts.compression)
+    assert index.has_same_layout(found)
     assert vars(index.facts) == {**vars(found.facts), "mtime_ns": None}
     check_index(index, place, depth="bytes")
 
@@ -227,8 +228,8 @@ def test_a_change_of_any_byte_is_noticed(index: ShardIndex) -> None:
         for mask in (0x01, 0xFF):
             damaged = bytearray(content)
             damaged[at] ^= mask
-            with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is (damaged|no index of a shard): .*"):
-                parse_index(bytes(damaged), where="x.wdsidx")
+            with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is (damaged|not a shard index): .*"):
+                parse_index(bytes(damaged), name="x.wdsidx")
 
 
 def test_a_cut_at_any_byte_and_more_bytes_are_noticed(index: ShardIndex, tmp_path: Path) -> None:
@@ -236,10 +237,10 @@ def test_a_cut_at_any_byte_and_more_bytes_are_noticed(index: ShardIndex, tmp_pat
     place = tmp_path / "x.wdsidx"
     for size in [*range(40), *range(40, len(content), 7), len(content) - 1]:
         place.write_bytes(content[:size])
-        with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is (damaged|no index of a shard): .*"):
+        with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is (damaged|not a shard index): .*"):
             read_index(str(place))
     with pytest.raises(CorruptSidecarError, match=r"x\.wdsidx is damaged"):
-        parse_index(content + b"\0", where="x.wdsidx")
+        parse_index(content + b"\0", name="x.wdsidx")
 
 
 NUMBERS = st.one_of(
@@ -308,7 +309,7 @@ def test_a_header_with_right_checksums_and_wrong_facts_is_refused_or_harmless(
     text = json.dumps(facts).encode()
     text += b" " * (-(HEAD.size + len(text)) % 64)
     try:
-        made = parse_index(HEAD.pack(MAGIC, len(text), crc32(text)) + text + content[HEAD.size + length :], where="x")
+        made = parse_index(HEAD.pack(MAGIC, len(text), crc32(text)) + text + content[HEAD.size + length :], name="x")
     except CorruptSidecarError:
         return
     assert len(list(made)) == len(made)
@@ -321,8 +322,10 @@ def test_a_header_that_claims_much_takes_no_memory(index: ShardIndex) -> None:
     tracemalloc.start()
     for size in (2**31, 2**32 - 1, len(content)):
         content[8:12] = size.to_bytes(4, "little")
-        with pytest.raises(CorruptSidecarError, match=rf"its header has {size} bytes, and the file {len(content)}"):
-            parse_index(bytes(content), where="x")
+        with pytest.raises(
+            CorruptSidecarError, match=rf"its header has {size} bytes, but the file only {len(content)}"
+        ):
+            parse_index(bytes(content), name="x")
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 

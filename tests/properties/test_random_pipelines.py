@@ -30,7 +30,7 @@ STATEFUL = ("DataLoader2", "StatefulShards", "StatefulDataLoader")
 
 @pytest.mark.timeout(SECONDS + 300)
 def test_drawn_loaders_yield_what_the_model_does_and_resume_exactly(tmp_path: Path) -> None:
-    seed = first = int(os.environ.get("RANDOM_PIPELINES_SEED", time.time_ns() // 1_000_000))
+    seed = first = int(os.environ.get("RANDOM_PIPELINES_SEED", "1"))
     failures = list[str]()
     kinds = Counter[str]()
     deadline = time.monotonic() + SECONDS

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import DuplicateFieldError, RepeatedKeyError, TruncatedShardError
+from wds_datapipes.errors import DuplicateKeyError, TruncatedShardError
 from wds_datapipes.samples import grouping
 from wds_datapipes.samples.grouping import group_samples, split_by_shard
 from wds_datapipes.samples.keys import last_dot
@@ -108,7 +108,7 @@ def test_other_key_rules(rule: Callable[[str], tuple[str, str] | None], expected
 
 def test_a_duplicate_is_an_error_that_says_where() -> None:
     message = r"s\.tar holds the field 'jpg' of the sample 'a' twice, at bytes 1024 and 3072 \(member 'a\.JPG'\)"
-    with pytest.raises(DuplicateFieldError, match=message):
+    with pytest.raises(DuplicateKeyError, match=message):
         group("a.cls", "a.jpg", "a.txt", "a.JPG")
 
 
@@ -121,7 +121,7 @@ def test_one_of_two_can_be_chosen(choice: str, kept: bytes) -> None:
 def test_a_duplicate_costs_its_sample_and_no_other() -> None:
     names = ["a.jpg", "b.jpg", "b.cls", "b.jpg", "b.txt", "c.jpg"]
     assert [sample["__key__"] for sample in group(*names, on_error="skip")] == ["a", "c"]
-    with pytest.warns(UserWarning, match=r"group_samples skipped an item: DuplicateFieldError: s\.tar holds"):
+    with pytest.warns(UserWarning, match=r"group_samples skipped an item: DuplicateKeyError: s\.tar holds"):
         assert len(group(*names, on_error="warn")) == 2
     assert [sample["__key__"] for sample in group(*names, on_error=lambda error: False)] == ["a"]
 
@@ -138,7 +138,7 @@ def test_a_key_that_comes_back_warns_once() -> None:
 def test_a_key_that_comes_back_can_be_an_error() -> None:
     names = ["a.jpg", "b.jpg", "a.cls", "a.txt", "c.jpg"]
     with pytest.raises(
-        RepeatedKeyError, match=r"'a' in parts: .* at byte 2048, after files of other samples.*tar --sort"
+        DuplicateKeyError, match=r"'a' in parts: .* at byte 2048, after files of other samples.*tar --sort"
     ):
         group(*names, on_repeated_key="raise")
     kept = group(*names, on_repeated_key="raise", on_error="skip")
@@ -153,7 +153,7 @@ def test_the_same_key_in_another_shard_does_not_come_back() -> None:
 def test_the_memory_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, "KEYS_REMEMBERED", 2)
     assert len(group("a.jpg", "b.jpg", "c.jpg", "c.txt", "d.jpg", "c.cls")) == 5
-    with pytest.raises(RepeatedKeyError):
+    with pytest.raises(DuplicateKeyError):
         group("a.jpg", "b.jpg", "c.jpg", "a.txt", on_repeated_key="raise")
 
 

@@ -15,18 +15,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wds_datapipes import ErrorBudget
-from wds_datapipes.counters import COUNTERS
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import (
-    DuplicateFieldError,
+    DuplicateKeyError,
     ErrorBudgetError,
     MisalignedShardsError,
-    MissingEntryError,
     MissingFieldError,
     ShardOpenError,
     TruncatedShardError,
     UnknownSchemeError,
 )
-from wds_datapipes.on_error.policy import OnError
+from wds_datapipes.on_error.policy import CountedErrors, OnError
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.joining import Replacement, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import first_dot
@@ -51,13 +50,14 @@ def test_what_is_found_is_added_and_takes_the_place_of_what_was_there() -> None:
 
 
 def test_what_is_not_found() -> None:
-    with pytest.raises(MissingEntryError, match=r"found nothing for the sample 'b' of s\.tar"):
+    with pytest.raises(MissingFieldError, match=r"found nothing for the sample 'b' of s\.tar"):
         list(associate(SAMPLES, TABLE.get))
-    entries = COUNTERS.entries
+    counters = Counters()
+    skip: Any = CountedErrors("skip", counters)
     assert [sample["__key__"] for sample in associate(SAMPLES, TABLE.get, missing="skip")] == ["a", "c"]
-    assert COUNTERS.entries == entries
-    assert [sample["__key__"] for sample in associate(SAMPLES, TABLE.get, on_error="skip")] == ["a", "c"]
-    assert COUNTERS.entries == entries + 1
+    assert counters.entries == 0
+    assert [sample["__key__"] for sample in associate(SAMPLES, TABLE.get, on_error=skip)] == ["a", "c"]
+    assert counters.entries == 1
     assert [sample["__key__"] for sample in associate(SAMPLES, TABLE.get, on_error=lambda error: False)] == ["a"]
 
 
@@ -161,12 +161,12 @@ def test_a_field_that_both_shards_have() -> None:
     first("a", "b")
     build_shard("y.tar", [{"__key__": "a", "jpg": "1"}, {"__key__": "b", "txt": "text b"}])
     message = r"got 'jpg' from y\.tar for the sample 'a' of x\.tar, and there is one already"
-    with pytest.raises(DuplicateFieldError, match=message):
+    with pytest.raises(DuplicateKeyError, match=message):
         list(added(read("x.tar")))
     assert whole(added(read("x.tar"), on_error="skip")) == "b"
     second("a", "b")
     second("a", "b", name="z.tar")
-    with pytest.raises(DuplicateFieldError, match=r"got 'txt' from z\.tar for the sample 'a' of x\.tar"):
+    with pytest.raises(DuplicateKeyError, match=r"got 'txt' from z\.tar for the sample 'a' of x\.tar"):
         list(added(read("x.tar"), Replacement("x", "y"), Replacement("x", "z")))
 
 
@@ -190,9 +190,10 @@ def test_shards_that_are_not_parallel(ours: str, theirs: str, message: str, kept
     second("z", name="y2.tar")
     with pytest.raises(MisalignedShardsError, match=message):
         list(added(read("x.tar", "x2.tar")))
-    entries = COUNTERS.entries
-    assert whole(added(read("x.tar", "x2.tar"), on_error="skip")) == f"{kept}z"
-    assert COUNTERS.entries == entries + skipped
+    counters = Counters()
+    skip: Any = CountedErrors("skip", counters)
+    assert whole(added(read("x.tar", "x2.tar"), on_error=skip)) == f"{kept}z"
+    assert counters.entries == skipped
     with pytest.raises(MisalignedShardsError):
         list(added(read("x.tar")))
 
@@ -252,7 +253,7 @@ def test_a_sample_that_is_bad_in_the_parallel_shard_is_passed_over_with_its_reas
             {"__key__": "c", "txt": "text c"},
         ],
     )
-    with pytest.raises(DuplicateFieldError, match=r"y\.tar holds the field 'txt' of the sample 'b' twice"):
+    with pytest.raises(DuplicateKeyError, match=r"y\.tar holds the field 'txt' of the sample 'b' twice"):
         list(added(read("x.tar")))
     errors: list[Exception] = []
 
@@ -282,9 +283,10 @@ def test_a_parallel_shard_that_cannot_be_read(damage: str, folder: Path) -> None
 
     with pytest.raises(kind):
         list(added(read("x.tar", "x2.tar"), make))
-    entries = COUNTERS.entries
-    assert whole(added(read("x.tar", "x2.tar"), make, on_error="skip")) == f"{kept}z"
-    assert COUNTERS.entries == entries + 3 - len(kept), "each sample that is lost is counted"
+    counters = Counters()
+    skip: Any = CountedErrors("skip", counters)
+    assert whole(added(read("x.tar", "x2.tar"), make, on_error=skip)) == f"{kept}z"
+    assert counters.entries == 3 - len(kept), "each sample that is lost is counted"
     assert whole(added(read("x.tar"), make, on_error=lambda error: not isinstance(error, kind))) == kept
     with pytest.raises(ErrorBudgetError, match="add_columns skipped 2 of"):
         list(added(read("x.tar", "x2.tar"), make, on_error=ErrorBudget(max_errors=1, warn=False)))
@@ -354,7 +356,7 @@ def test_all_is_closed_when_it_ends_or_is_broken_off(on_error: OnError) -> None:
         kept = list(added(read("x0.tar", "x1.tar"), on_error=on_error))
         assert len(kept) == 20
     assert opened() == [], "nor does the error hold anything"
-    with pytest.raises(DuplicateFieldError):
+    with pytest.raises(DuplicateKeyError):
         list(added(read("x0.tar"), lambda url: "x1.tar"))
     assert opened() == []
     os.truncate("x1.tar", 10_000)

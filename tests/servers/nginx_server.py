@@ -121,7 +121,7 @@ class Nginx:
         """End it at once, and with it all connections."""
         if self._process is not None:
             self._process.terminate()  # which ends its worker first
-            self._process.wait(60)
+            self._process.wait(600)
             self._process = None
 
     def asked(self) -> list[str]:

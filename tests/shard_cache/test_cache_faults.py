@@ -76,7 +76,7 @@ def test_a_copy_that_cannot_be_read_to_its_end_is_not_kept(shard: bytes, caplog:
             keys(url)
         assert len(Path("opened").read_text()) == 2 * run
         assert list(Path("copies").glob("*-shard")) == []
-    assert "is removed, as it cannot be read to its end (TruncatedShardError)" in caplog.text
+    assert "which cannot be read to its end (TruncatedShardError)" in caplog.text
     assert keys(url) == keys(url) == WANT
     assert len(Path("opened").read_text()) == 5
 
@@ -142,7 +142,7 @@ def test_a_file_under_webdatasets_name_is_the_copy(
         assert [sample["__key__"] for sample in samples] == WANT
         assert {Path(sample["__local_path__"]).resolve() for sample in samples} == {Path("copies/a.tar").resolve()}
     assert proxy.asked == []
-    assert len(re.findall(r"/kept/a\.tar is read from copies/a\.tar, which has webdataset's name", caplog.text)) == 1
+    assert len(re.findall(r"/kept/a\.tar from copies/a\.tar, which has webdataset's name", caplog.text)) == 1
     # A command, whose whole text is the name.
     url = "pipe:exit 3"
     Path("copies/pipe%3Aexit%203").write_bytes(shard)
@@ -176,7 +176,7 @@ def test_a_file_that_is_not_the_shard_is_not_used(
     assert keys(address(proxy)) == keys(address(proxy)) == WANT
     assert Path("copies/a.tar").read_bytes() == content
     assert len(proxy.asked) == 1
-    assert re.search(r"copies/a\.tar has webdataset's name for http://\S+/kept/a\.tar, and is not used: ", caplog.text)
+    assert re.search(r"copies/a\.tar has webdataset's name for http://\S+/kept/a\.tar, but is not used: ", caplog.text)
 
 
 def test_a_file_is_the_copy_of_one_url_and_has_the_digest_of_the_manifest(
@@ -213,12 +213,12 @@ def test_each_fetch_is_logged(
     caplog.set_level(logging.DEBUG, "wds_datapipes")
     url = address(proxy).replace("//", "//me:hunter2@")
     assert keys(url) == keys(url) == WANT
-    told = [record for record in caplog.records if record.message.startswith("Fetched")]
+    told = [record for record in caplog.records if record.message.startswith("Downloaded")]
     assert [record.levelname for record in told] == ["WARNING" if verbose == "1" else "INFO"]
     assert re.fullmatch(
-        r"Fetched http://\*\*\*@127\S+/kept/a\.tar: 30720 bytes in \d+\.\d s, into copies/\w+-a\.tar", told[0].message
+        r"Downloaded http://\*\*\*@127\S+/kept/a\.tar: 30720 bytes in \d+\.\d s, to copies/\w+-a\.tar", told[0].message
     )
-    assert "Fetching http://***@" in caplog.text
+    assert "Downloading http://***@" in caplog.text
     assert "hunter2" not in caplog.text
 
 
@@ -226,7 +226,7 @@ def test_each_fetch_is_logged(
 
 MANY = """
 import hashlib, os, random, signal, sys
-from wds_datapipes.shard_cache.download import CacheFullError, WantedShard
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
 from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.shard_cache.eviction import used_bytes
 
@@ -246,7 +246,7 @@ def child(seed):
     for _ in range(READS):
         name = chosen.choice(names)
         try:
-            with folder.open(WantedShard(name, None, None, {})) as copy:
+            with folder.open(DownloadRequest(name, None, None, {})) as copy:
                 digest = hashlib.sha256(copy.read()).hexdigest()
         except CacheFullError:
             digest = want[name]
@@ -285,11 +285,11 @@ while running:
         sys.exit(f"a process ended with {code}")
     else:
         ended += 1
-with CacheFolder("copies", MOST).open(WantedShard("0.bin", None, None, {})):
+with CacheFolder("copies", MOST).open(DownloadRequest("0.bin", None, None, {})):
     pass
 assert used_bytes(CacheFolder("copies").path) <= MOST
 copies = CacheFolder("copies", check="digest")
-faults = {copies.fault(copies.entry(name), remove=False) for name in names}
+faults = {copies.find_damage(copies.entry(name), remove=False) for name in names}
 print(ended, killed, faults, sorted({path.suffix for path in copies.path.iterdir()} & {".part", ".lock"}))
 """
 
@@ -304,7 +304,7 @@ def test_a_hundred_processes_share_a_cache_while_others_are_killed() -> None:
 
 DISK = """
 import ctypes, os, sys
-from wds_datapipes.shard_cache.download import WantedShard
+from wds_datapipes.shard_cache.download import DownloadRequest
 from wds_datapipes.shard_cache.store import CacheFolder
 from wds_datapipes.errors import CacheError
 
@@ -320,7 +320,7 @@ named = "pipe:exit 3"
 open(f"{place}/pipe%3Aexit%203", "wb").write(content)
 
 def use(url):
-    with CacheFolder(place).open(WantedShard(url, None, None, {})) as copy:
+    with CacheFolder(place).open(DownloadRequest(url, None, None, {})) as copy:
         return copy.read() == content
 
 def told(url):

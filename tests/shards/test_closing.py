@@ -137,7 +137,7 @@ def test_a_command_ends_with_all_that_it_started(opened: list[BinaryIO], archive
     processes = [process for process in psutil.Process().children(recursive=True) if process not in others]
     assert len(processes) >= 2
     del members
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=600)
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 

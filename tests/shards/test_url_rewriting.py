@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wds_datapipes import DatasetSpec, ShardList
-from wds_datapipes.errors import PatternError
+from wds_datapipes.errors import SpecError
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.testing import build_shard
 
@@ -50,14 +50,14 @@ def test_a_list_is_made_where_a_rule_leads(tmp_path: Path) -> None:
     [
         ({"WDS_REWRITE": "s3://"}, "The rule 's3://' in WDS_REWRITE has no '='"),
         ({"GOPEN_REWRITE": "a=b;s3"}, "The rule 's3' in GOPEN_REWRITE has no '='"),
-        ({"WDS_REWRITE": "(=b"}, r"The rule that rewrites '\(' to 'b' is no regular expression"),
+        ({"WDS_REWRITE": "(=b"}, r"The rule that rewrites '\(' to 'b' is not a valid regular expression"),
         ({"WDS_REWRITE": "a=\\2"}, r"The rule that rewrites 'a' to '\\\\2' is no"),
-        ({"USE_AIS_FOR": "gs"}, "USE_AIS_FOR is set, and AIS_ENDPOINT is not"),
+        ({"USE_AIS_FOR": "gs"}, "USE_AIS_FOR is set, but AIS_ENDPOINT is not"),
         ({"USE_AIS_FOR": "gs:ftp", "AIS_ENDPOINT": "http://a"}, "USE_AIS_FOR names 'ftp'"),
     ],
 )
 def test_a_rule_that_cannot_be_read_is_told(variables: dict[str, str], message: str) -> None:
-    with pytest.raises(PatternError, match=message):
+    with pytest.raises(SpecError, match=message):
         expand_urls("0.tar", variables=variables)
 
 

@@ -18,7 +18,7 @@ from nginx_server import Nginx
 from wds_datapipes import ReadLimits, ShardList, convert_shards
 from wds_datapipes.errors import ConversionError, CorruptShardError, ShardError, TruncatedShardError
 from wds_datapipes.index.build import build_index
-from wds_datapipes.prepare.shard_contents import outline_shard
+from wds_datapipes.prepare.shard_contents import read_contents
 from wds_datapipes.testing import build_shard
 
 RECORD = 20 * 512
@@ -151,9 +151,9 @@ def test_every_reader_refuses_them(members: bytes, nginx: Nginx, program: Any) -
             with pytest.raises(TruncatedShardError, match="bytes of zeros after its end marker"):
                 reader(ReadLimits())
             reader(NO_LIMIT)
-        (fault,) = outline_shard(url).faults
+        (fault,) = read_contents(url).faults
         assert fault.kind == "TruncatedShardError"
-        assert not outline_shard(url, limits=NO_LIMIT).faults
+        assert not read_contents(url, limits=NO_LIMIT).faults
     with pytest.raises(ConversionError, match="bytes of zeros"):
         convert_shards(unchanged, "a.tar", "b-%d.tar", retries=0, max_workers=0)
     assert not Path("b-0.tar").exists()

@@ -1,7 +1,7 @@
-"""The command line, ``wds-datapipes``: one file a command.
+"""The command line ``wds-datapipes``, with one module per command.
 
-To add a command, write a module here with a function of the same name, and put the name into `COMMANDS`. Modules here
-import torch, and whatever else takes long, in the functions that need it, so that ``--help`` and completion are quick.
+To add a command, write a module with a function of the same name, and add the name to `COMMANDS`. As importing the
+package imports torch, every command, and completion, takes as long to start as torch does.
 """
 
 import gc
@@ -14,7 +14,7 @@ from wds_datapipes.extras import require
 
 __all__ = ["COMMANDS", "main"]
 
-#: The commands, in the order of the help page. Each is the function of this name in the module of this name.
+#: The commands in the order of the help page: each is a function in the module of the same name.
 COMMANDS = (
     "demo",
     "create",
@@ -33,12 +33,12 @@ COMMANDS = (
 
 
 def main() -> None:
-    """Run the command that the program's arguments name, and exit with its code.
+    """Run the command named by the arguments, and exit with its code.
 
-    Exit codes: 0, fine; 1, a fault in the data was found, or the output cannot be written; 2, wrong use, or a package
-    that is not installed; 130, Ctrl-C; 141, the reader of the output has gone.
+    Exit codes: 0 for success; 1 for faults in the data, or if the output cannot be written; 2 for a wrong command line
+    or a package that is not installed; 130 for Ctrl-C; 141 for a closed output pipe.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # while the package was imported
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # Ctrl-C during the import
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with guarded_output():
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """Run a command, in a process whose output is ready."""
+    """Run a command with standard output guarded."""
     try:
         for package in ("typer", "rich"):
             require(package, extra="cli", purpose="run the command line")
@@ -62,5 +62,5 @@ def run() -> None:
     from wds_datapipes.cli._app import build_program
 
     program = build_program(COMMANDS)
-    gc.freeze()  # what is imported stays; Python would look through all of it at the end, which takes a second
+    gc.freeze()  # saves the garbage collection of all modules at exit, about a second
     program(prog_name="wds-datapipes")

@@ -1,15 +1,16 @@
-"""The program around the commands: its help page, its version, and how it ends when a command fails."""
+"""The program that runs the commands: help, version, error messages and exit codes."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, metadata
-from typing import Annotated, ParamSpec, get_type_hints
+from typing import Annotated, Any, ParamSpec, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -17,10 +18,10 @@ from typer.models import OptionInfo
 
 from wds_datapipes.errors import (
     MissingDependencyError,
-    PatternError,
     ShardOpenError,
+    SpecError,
     UnknownSchemeError,
-    UnsafeCodecError,
+    UnsafeInputError,
     WdsError,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "WRONG_USE",
     "WrongUse",
     "build_program",
+    "expand_options",
     "has_options",
     "message_of",
     "on_one_line",
@@ -39,64 +41,61 @@ __all__ = [
 
 P = ParamSpec("P")
 
-#: Exit codes beside 0; the last two are those of a program that Ctrl-C, or the end of its reader, has ended.
+#: Exit codes other than 0; the last two stand for Ctrl-C and a closed output pipe.
 FAULT_FOUND, WRONG_USE, INTERRUPTED, UNREAD = 1, 2, 130, 141
-#: What messages say to who calls functions, and what that is on the command line.
+#: Maps advice for Python callers in messages to the command line; an empty text removes it.
 WORDS = {
     'pass end_marker="optional"': "use --end-marker optional",
     "pass limits=ReadLimits(": "use --limit ",
     "=...) with more, or with None for no limit": "=... with more, or with none for no limit",
     ' on_error="warn" or "skip" skips such samples': "",
-    ", or pass key_rule=None if that is meant": "",
+    ", or pass key_rule=None if that is intended": "",
     ', or pass on_duplicate="first" or "last"': "",
-    ", or make new keys": ", or use --rekey '{number:08d}'",
+    ", or use new keys": ", or use --rekey '{number:08d}'",
     ", or keep the sample without it": ", or use --missing keep",
-    "if the folders are no classes, say so": "if the folders are no classes, use --no-classes",
-    "or say which ends the names of its files have": "or tell the ends of its files with --ending",
+    "if the folders are not classes, pass has_classes=False": "if the folders are not classes, use --no-classes",
+    "or pass the extensions of its files": "or name the extensions of its files with --ending",
     ", or name a file with their labels": ", or name a file with --labels",
     'pass missing="first" or "last"': "use --missing first, or --missing last",
-    "Choose a folder with more room": "Name a folder with more room with --tmp",
-    "Choose a folder on another disk": "Name a folder on another disk with --tmp, or with --output",
     "or pass remove_old=True": "or use --remove-old",
-    "Give the column a field for text, as in txt=": "Give the column a field for text, as in --field txt=",
-    "Give a column of file names to files=; give a column of text a field for text, as in txt=": (
-        "Name a column of file names with --file; give a column of text a field for text, as in --field txt="
+    "Use a text field for the column, as in txt=": "Use a text field for the column, as in --field txt=",
+    "Pass a column of file names as files=; use a text field for a column of text, as in txt=": (
+        "Name a column of file names with --file; use a text field for a column of text, as in --field txt="
     ),
-    "pass key_rule=last_dot, and read the shard with it; or key_rule=None, which checks nothing": (
+    "pass key_rule=last_dot, and read the shard with it; or key_rule=None, to skip the check": (
         "use --key-rule last-dot"
     ),
 }
-#: What would change the terminal, or a line: control characters, and bytes that were no text.
+#: Characters that would affect the terminal or the line: control characters, and bytes that are not text.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-#: What turns the direction of text, so that a line shows another name than it has.
+#: Characters that change the direction of text, so that a name could be disguised.
 DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 #: An option in a message.
 OPTION = re.compile(r"--[a-z][a-z-]+")
-#: The options of the command that runs, for what messages advise; all of them where none runs.
+#: The options of the running command, used to filter advice in messages; ``None`` if no command runs.
 _available: frozenset[str] | None = None
 
 
 class WrongUse(Exception):
-    """What was asked for cannot be done; the message says why, and what can."""
+    """The command line is invalid; the message explains why, and how to fix it."""
 
 
-#: The errors that another command line cures, and no change of the data.
-USER_ERRORS = (MissingDependencyError, PatternError, ShardOpenError, UnknownSchemeError, UnsafeCodecError, WrongUse)
+#: Errors that are fixed by changing the command line, not the data.
+USER_ERRORS = (MissingDependencyError, SpecError, ShardOpenError, UnknownSchemeError, UnsafeInputError, WrongUse)
 
 
 def build_program(commands: Sequence[str]) -> typer.Typer:
-    """Make the program of the named commands."""
+    """Build the program from the named commands."""
 
     class InOrder(TyperGroup):
         def list_commands(self, _context: object) -> list[str]:
-            return list(commands)  # typer has those with commands below them last
+            return list(commands)  # typer lists groups last
 
     program = typer.Typer(
         cls=InOrder,
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
     )
@@ -106,16 +105,16 @@ def build_program(commands: Sequence[str]) -> typer.Typer:
         if isinstance(command, Mapping):
             below = typer.Typer(no_args_is_help=True, help=sys.modules[f"wds_datapipes.cli.{name}"].HELP)
             for word, each in command.items():
-                below.command(word)(report_errors(each))
+                below.command(word)(report_errors(expand_options(each)))
             program.add_typer(below, name=name)
         else:
-            program.command(name)(report_errors(command))
+            program.command(name)(report_errors(expand_options(command)))
     return program
 
 
-def show_version(wanted: bool) -> None:
+def show_version(requested: bool) -> None:
     """Print the version of the package and end the program."""
-    if wanted:
+    if requested:
         typer.echo(f"wds-datapipes {metadata.version('wds-datapipes')}")
         raise typer.Exit
 
@@ -128,11 +127,36 @@ def describe(
     """Train from WebDataset tar shards on torchdata DataPipes."""
 
 
-def report_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Let a command end with one line and an exit code where it would end with a traceback.
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the dataclass parameter ``options`` of a command by the fields of its class, as typer requires."""
+    hints = get_type_hints(command, include_extras=True)
+    if "options" not in hints:
+        return command
+    kind = hints.pop("options")
+    shared = get_type_hints(kind, include_extras=True)
 
-    This is for the errors that the package raises on purpose, for Ctrl-C, and for a reader of the output that has gone,
-    as ``| head`` does. All others are bugs, and keep their traceback.
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        options = kind(**{name: given.pop(name) for name in shared})
+        command(options=options, **given)
+
+    fields = inspect.signature(kind).parameters
+    names = [name for each in kind.__mro__ for name in vars(each).get("__annotations__", ()) if name in fields]
+    own = (each for each in inspect.signature(command).parameters.values() if each.name != "options")
+    keywords = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=(hints | shared)[each.name])
+        for each in (*own, *(fields[name] for name in names))
+    ]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # read by inspect.signature
+    run.__annotations__ = hints | shared
+    return run
+
+
+def report_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Replace the tracebacks of expected errors by a one-line message and an exit code.
+
+    Expected are the errors of this package, Ctrl-C, and a closed output pipe, as with ``| head``. All other exceptions
+    are bugs and keep their traceback.
     """
 
     @functools.wraps(command)
@@ -151,7 +175,7 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
             typer.echo("Interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # What is still in the buffer shall not be written when Python ends.
+            # Python must not flush the rest of the buffer at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(UNREAD) from None
 
@@ -159,34 +183,34 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def options_of_command(command: Callable[..., object]) -> frozenset[str]:
-    """Return the names of the options that a command has."""
+    """Return the names of the options of a command."""
     names: set[str] = set()
     for name, kind in get_type_hints(command, include_extras=True).items():
         for option in getattr(kind, "__metadata__", ()):
             if isinstance(option, OptionInfo):
-                given = (option.default, *(option.param_decls or ()))  # typer has the first name in place of a default
+                given = (option.default, *(option.param_decls or ()))  # typer stores the first name as the default
                 words = [word for word in given if isinstance(word, str) and word.startswith("-")]
                 names.update(words or [f"--{name.replace('_', '-')}"])
     return frozenset(names)
 
 
 def has_options(text: str) -> bool:
-    """Whether the command that runs has all the options that a text names."""
+    """Whether the running command has all options named in a text."""
     return _available is None or _available.issuperset(OPTION.findall(text))
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Show a warning as one line, without the place in the code that it comes from."""
+    """Show a warning as one line, without its location in the code."""
     typer.echo(f"Warning: {on_one_line(str(message))}", err=True)
 
 
 def say_nothing_found(shards: int, what: str = "sample") -> None:
-    """Say on standard error that shards have nothing to show, which standard output would leave open."""
+    """Print a note to standard error that the shards have nothing to show."""
     typer.echo(f"Note: there is no {what} in {shards:,} shard{'' if shards == 1 else 's'}", err=True)
 
 
 def printable(text: str) -> str:
-    r"""Return a name from an archive as it may be printed in a line of a terminal.
+    r"""Escape a name from an archive so that it can be printed on a line of a terminal.
 
     >>> printable("a\x1b[31m\n"), printable("Bär"), printable("a\u202eb")
     ('a\\x1b[31m\\x0a', 'Bär', 'a\\u202eb')
@@ -195,12 +219,12 @@ def printable(text: str) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Return a text with escapes in place of control characters, for a page or a picture."""
+    """Escape the control characters in a text."""
     return UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def on_one_line(message: str) -> str:
-    """Return a message as the command line prints it: what it advises is an option here, or left out if there is none.
+    """Format a message for the command line: replace its advice by an option, or remove it if there is none.
 
     >>> on_one_line('It has no end marker. If it was written so, pass end_marker="optional"')
     'It has no end marker. If it was written so, use --end-marker optional'
@@ -212,7 +236,7 @@ def on_one_line(message: str) -> str:
 
 
 def _without(message: str, words: str) -> str:
-    """Leave out the clause that begins with some words, or the sentence that they are in."""
+    """Remove the clause that starts with the words, or the sentence that contains them."""
     at = message.index(words)
     end = message.find(". ", at)
     end = len(message) if end < 0 else end
@@ -222,9 +246,9 @@ def _without(message: str, words: str) -> str:
 
 
 def message_of(error: Exception) -> str:
-    r"""Return the message that an error was raised with.
+    r"""Return the original message of an error.
 
-    One that comes from a worker carries the traceback there, with the message at its end, and torch appends the stage.
+    An error from a worker includes its traceback there, and torch appends the stage.
 
     >>> message_of(ValueError("Caught ValueError in worker process 0.\nOriginal Traceback:\nValueError: odd\nThis ..."))
     'odd'

@@ -1,4 +1,4 @@
-"""What has come of the shards of a conversion: for who reads it, and for programs."""
+"""Reports about the shards of a conversion, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from wds_datapipes.cli._app import on_one_line, printable
+from wds_datapipes.cli._copy import print_skipped
 from wds_datapipes.cli._meter import human_bytes, plural
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.error_log import LoggedError, message_of
@@ -16,14 +17,11 @@ from wds_datapipes.prepare.convert import ConvertedShard
 
 __all__ = ["facts_of", "report"]
 
-#: How many of the errors that were passed over are shown.
-SHOWN = 10
-
 
 def facts_of(
-    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], passed_over: Sequence[LoggedError]
+    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], skipped: Sequence[LoggedError]
 ) -> dict[str, Any]:
-    """Return all facts for JSON."""
+    """Return the facts for JSON."""
     return {
         "shards": [
             {
@@ -42,24 +40,21 @@ def facts_of(
             {"source": redact(url), "kind": type(error).__name__, "message": message_of(error)}
             for url, error in failures.items()
         ],
-        "skipped": [error._asdict() for error in passed_over],
+        "skipped": [error._asdict() for error in skipped],
     }
 
 
 def report(
-    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], passed_over: Sequence[LoggedError]
+    done: Sequence[ConvertedShard], failures: Mapping[str, BaseException], skipped: Sequence[LoggedError]
 ) -> None:
-    """Print what was written, and to standard error what was passed over, and what has failed."""
+    """Print the shards written, and the skipped and failed ones to standard error."""
     for shard in done:
         sys.stdout.write(
             f"{printable(redact(shard.info.url))}: {plural(shard.info.samples, 'sample')} of {shard.read:,} read, "
             f"{human_bytes(shard.info.bytes)}{'' if shard.is_new else ', done before'}\n"
         )
     sys.stdout.flush()
-    for error in passed_over[:SHOWN]:
-        typer.echo(f"Passed over: {error.kind}: {on_one_line(error.message)}", err=True)
-    if len(passed_over) > SHOWN:
-        typer.echo(f"Passed over: {len(passed_over) - SHOWN:,} more", err=True)
+    print_skipped([(error.kind, error.message) for error in skipped])
     for url, failure in failures.items():
         told = f"{type(failure).__name__}: {message_of(failure)}"
         typer.echo(f"Error: {printable(redact(url))}: {on_one_line(told)}", err=True)

@@ -1,22 +1,24 @@
-"""Copying samples as they are to archives, shards and commands: what ``cat`` and ``split`` share."""
+"""Copying of unchanged samples to archives, shards and commands, for ``cat`` and ``split``."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, has_options, on_one_line, printable, say_nothing_found
 from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
-from wds_datapipes.errors import UnwritableSampleError
+from wds_datapipes.cli._options import LimitedOptions, parse_bytes
+from wds_datapipes.errors import EncodeError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.prepare.subset import Subset
 from wds_datapipes.types import Sample, ShardInfo
-from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, written_over
+from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_overwritten
 from wds_datapipes.writing.shard_writer import ShardWriter
 from wds_datapipes.writing.tar_writer import TarWriter
 
@@ -25,97 +27,120 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Compression",
-    "MaxCount",
-    "MaxSize",
+    "CopyOptions",
     "Output",
+    "Rekey",
     "RemoveOld",
-    "SkipBad",
-    "WithIndex",
+    "WriterOptions",
     "check_outputs",
     "copy_samples",
+    "make_subset",
     "parse_slice_text",
+    "print_skipped",
     "report",
     "with_option_hint",
 ]
 
-#: How many of the errors that were passed over are shown.
+#: The number of skipped errors shown.
 SHOWN = 10
 
-MaxCount: TypeAlias = Annotated[int, typer.Option("--maxcount", min=1, help="The most samples of a shard.")]
-MaxSize: TypeAlias = Annotated[
-    str, typer.Option("--maxsize", metavar="BYTES", help="The most bytes of a shard, such as 500MB or 2GiB.")
-]
 Compression: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--compress", metavar="KIND", help="gz, bz2, xz or zst, if the name does not tell it.", show_default=False
     ),
 ]
-WithIndex: TypeAlias = Annotated[
-    bool, typer.Option("--index", help="Write the index of each shard beside it, as the command index does.")
-]
 RemoveOld: TypeAlias = Annotated[
     bool, typer.Option("--remove-old", help="Remove the shards that an earlier run with more of them has left.")
 ]
-SkipBad: TypeAlias = Annotated[
-    bool, typer.Option("--skip-bad", help="Pass over bad samples, and the rest of bad shards, and say which.")
+Rekey: TypeAlias = Annotated[
+    str,
+    typer.Option(metavar="PATTERN", help="New keys, of {number}, {key}, {name} and {shard}, such as '{number:08d}'."),
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WriterOptions:
+    """The options of all commands that write shards."""
+
+    maxcount: Annotated[int, typer.Option("--maxcount", min=1, help="The most samples of a shard.")] = 100_000
+    maxsize: Annotated[
+        str, typer.Option("--maxsize", metavar="BYTES", help="The most bytes of a shard, such as 500MB or 2GiB.")
+    ] = "3GB"
+    compress: Compression = None
+    index: Annotated[
+        bool, typer.Option("--index", help="Write the index of each shard beside it, as the command index does.")
+    ] = False
+    remove_old: RemoveOld = False
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip bad samples, and the rest of bad shards, and say which.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyOptions(WriterOptions, LimitedOptions):
+    """The options of all commands that copy samples unchanged."""
+
+
 class Output:
-    """One archive, or shards with numbers where the name has ``%06d`` or the like.
+    """One archive, or numbered shards if the name contains ``%06d`` or the like.
 
     Args:
-        target: path or URL, ``pipe:COMMAND`` or ``-``.
-        maxcount: how many samples a shard with a number has at the most.
-        maxsize: how many bytes.
-        remove_old: remove the shards of an earlier run that had more of them.
-        urls: the shards that are read, which a shard with a number may not replace: some would be lost before they are
-            read, or when a later one cannot be written.
-        **options: for the writer.
+        target: a path or URL, ``pipe:COMMAND`` or ``-``.
+        urls: the source shards, which a numbered shard must not replace: some would be lost before they are read, or
+            when a later one cannot be written.
+        options: the options of the command.
     """
 
-    def __init__(
-        self, target: str, *, maxcount: int, maxsize: float, remove_old: bool, urls: list[str], **options: Any
-    ) -> None:
+    def __init__(self, target: str, urls: list[str], options: CopyOptions) -> None:
+        if target == "-" and options.as_json:
+            raise WrongUse("--json and the archive cannot both go to standard output. Name a file with --output")
         if target == "-" and sys.stdout.isatty():
             raise WrongUse("An archive is nothing for a terminal. Name a file with --output, or send it to a pipe")
         self._writer: ShardWriter | TarWriter
+        maxsize = parse_bytes(options.maxsize, "--maxsize")
+        given: dict[str, Any] = {
+            "encoder": False,
+            "compress": options.compress,
+            "index": options.index,
+            "key_rule": options.rule,
+            "storage_options": options.store,
+        }
         try:
             if NUMBER.search(target):
-                if (read := written_over(target, urls)) is not None:
+                if (read := find_overwritten(target, urls)) is not None:
                     raise WrongUse(
                         f"{redact(read)!r} is read, and {redact(target)!r} may be written over it. Give --output "
                         f"another name, or another folder"
                     )
-                options |= {"verbose": False, "digest": False, "old_shards": "remove" if remove_old else "keep"}
-                self._writer = ShardWriter(target, maxcount=maxcount, maxsize=maxsize, encoder=False, **options)
+                given |= {"verbose": False, "digest": False, "old_shards": "remove" if options.remove_old else "keep"}
+                self._writer = ShardWriter(target, maxcount=options.maxcount, maxsize=maxsize, **given)
             else:
-                self._writer = TarWriter(target, encoder=False, **options)
+                self._writer = TarWriter(target, **given)
         except (ValueError, TypeError) as error:
             raise WrongUse(str(error)) from None
 
     @property
     def shards(self) -> list[ShardInfo]:
-        """What was written and is whole."""
+        """The complete shards written."""
         if isinstance(self._writer, ShardWriter):
             return self._writer.shards
         return [] if self._writer.info is None else [self._writer.info]
 
     @property
     def old_shards(self) -> list[str]:
-        """The shards of an earlier run that are still there, and would be read with those that were written."""
+        """The remaining shards of an earlier run, which would be read together with the new ones."""
         return self._writer.old_shards if isinstance(self._writer, ShardWriter) else []
 
     def write(self, sample: Sample) -> None:
         """Write a sample.
 
         Raises:
-            UnwritableSampleError: it would be read back as another; it has left nothing.
+            EncodeError: it would be read back as a different sample; nothing was written.
         """
         try:
             self._writer.write(sample)
-        except UnwritableSampleError as error:
+        except EncodeError as error:
             raise with_option_hint(error) from None
 
     def __enter__(self) -> Self:
@@ -126,40 +151,40 @@ class Output:
         self._writer.__exit__(kind, error, traceback)
 
 
-def with_option_hint(error: UnwritableSampleError) -> UnwritableSampleError:
-    """Return an error that says which option cures it, if the command has it."""
+def with_option_hint(error: EncodeError) -> EncodeError:
+    """Return an error that names the option that avoids it, if the command has one."""
     advice = "On the command line, --rekey '{number:08d}' makes new keys"
-    return UnwritableSampleError(f"{error}. {advice}") if has_options(advice) else error
+    return EncodeError(f"{error}. {advice}") if has_options(advice) else error
 
 
 def copy_samples(
-    make: Callable[[Callable[[Exception], bool] | str], Subset],
     urls: list[str],
-    outputs: Iterable[Output],
+    outputs: Collection[Output],
     choose: Callable[[Sample], Output],
+    options: CopyOptions,
     *,
-    skip_bad: bool,
     label: str,
-    shown: bool,
+    shown: bool = True,
+    **taken: Any,
 ) -> list[Exception]:
-    """Copy the samples of an excerpt, and return the errors that were passed over.
+    """Copy samples of shards, and return the skipped errors.
 
     Args:
-        make: makes the excerpt with an error policy.
         urls: the shards to read.
-        outputs: what may be written to. They are finished at the end, or discarded when an error or Ctrl-C comes.
-        choose: tells which of them a sample is for.
-        skip_bad: pass over errors.
-        label: what the bar says.
-        shown: whether there may be a bar.
+        outputs: the possible outputs. They are finished at the end, or discarded on an error or Ctrl-C.
+        choose: returns the output for a sample.
+        options: the options of the command.
+        label: the label of the progress bar.
+        shown: whether a progress bar may be shown.
+        **taken: the part of the shards to copy, as for `Subset`.
     """
     faults: list[Exception] = []
 
-    def passes(error: Exception) -> bool:
+    def skip(error: Exception) -> bool:
         faults.append(error)
         return True
 
-    excerpt = make(passes if skip_bad else "raise")
+    subset = make_subset(on_error=skip if options.skip_bad else "raise", **options.reading, **taken)
     with ExitStack() as opened, ProgressMeter(label, len(urls), shown=shown) as meter:
         for output in outputs:
             opened.enter_context(output)
@@ -171,23 +196,31 @@ def copy_samples(
             latest = sample["__url__"]
             meter.add(shards=is_next, samples=1, size=sum(len(v) for v in sample.values() if type(v) is bytes))
 
-        for sample in excerpt.samples(urls, on_read=seen):
-            with ExitStack() if not skip_bad else _noting(faults):
+        for sample in subset.samples(urls, on_read=seen):
+            with ExitStack() if not options.skip_bad else _noting(faults):
                 choose(sample).write(sample)
     return faults
 
 
+def make_subset(**options: Any) -> Subset:
+    """Make a subset; raise `WrongUse` for invalid options."""
+    try:
+        return Subset(**options)
+    except ValueError as error:
+        raise WrongUse(str(error)) from None
+
+
 @contextmanager
 def _noting(faults: list[Exception]) -> Iterator[None]:
-    """Pass over a sample that is refused."""
+    """Skip a sample that is rejected."""
     try:
         yield
-    except UnwritableSampleError as error:
+    except EncodeError as error:
         faults.append(error)
 
 
 def report(shards: list[ShardInfo], faults: list[Exception], *, as_json: bool, **facts: object) -> None:
-    """Print what was written, and to standard error what was passed over."""
+    """Print the shards written, and the skipped errors to standard error."""
     if as_json:
         told = [{"url": redact(info.url), "samples": info.samples, "bytes": info.bytes} for info in shards]
         skipped = [{"kind": type(error).__name__, "message": str(error)} for error in faults]
@@ -198,14 +231,19 @@ def report(shards: list[ShardInfo], faults: list[Exception], *, as_json: bool, *
             f"{printable(redact(info.url))}: {plural(info.samples, 'sample')}, {human_bytes(info.bytes)}\n"
         )
     sys.stdout.flush()
-    for error in faults[:SHOWN]:
-        typer.echo(f"Passed over: {type(error).__name__}: {on_one_line(str(error))}", err=True)
-    if len(faults) > SHOWN:
-        typer.echo(f"Passed over: {len(faults) - SHOWN:,} more", err=True)
+    print_skipped([(type(error).__name__, str(error)) for error in faults])
+
+
+def print_skipped(errors: Sequence[tuple[str, str]]) -> None:
+    """Print the kinds and messages of the first skipped errors to standard error."""
+    for kind, message in errors[:SHOWN]:
+        typer.echo(f"Skipped: {kind}: {on_one_line(message)}", err=True)
+    if len(errors) > SHOWN:
+        typer.echo(f"Skipped: {len(errors) - SHOWN:,} more", err=True)
 
 
 def check_outputs(outputs: Collection[Output], urls: list[str]) -> None:
-    """Say so if nothing was written, and end with a fault if shards of an earlier run are among the new ones."""
+    """Report if nothing was written, and fail if shards of an earlier run remain among the new ones."""
     if not any(info.samples for output in outputs for info in output.shards):
         say_nothing_found(len(urls), "sample to write")
     found = [output.old_shards for output in outputs if output.old_shards]
@@ -216,7 +254,7 @@ def check_outputs(outputs: Collection[Output], urls: list[str]) -> None:
 
 
 def parse_slice_text(text: str) -> tuple[int | None, ...]:
-    """Return the positions of a slice.
+    """Return the start, stop and step of a slice.
 
     >>> parse_slice_text("10:20"), parse_slice_text(":100:2"), parse_slice_text("5:")
     ((10, 20), (None, 100, 2), (5, None))

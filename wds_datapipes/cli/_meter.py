@@ -1,4 +1,4 @@
-"""The bar of a long job: how many shards are done, and how many samples and bytes go by in a second."""
+"""Progress bars: the shards done, and the throughput in samples and bytes per second."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 __all__ = ["ProgressMeter", "human_bytes", "new_console", "plural"]
 
-#: How long the bar stays as it is, in seconds.
+#: The minimum time between two updates, in seconds.
 PERIOD_S = 0.1
 
 
 class ProgressMeter:
-    """Shows a bar on standard error if that is a terminal, and takes it away at the end.
+    """Shows a progress bar on standard error if that is a terminal, and removes it at the end.
 
-    It is drawn when something is added, and by no thread: worker processes may be forked meanwhile.
+    The bar is updated by `add`, without a thread, as worker processes may be forked meanwhile.
 
     Args:
-        label: what is being done.
-        total: how many shards or samples there are.
-        shown: whether to show it at all; not where a tar archive goes to standard output.
-        unit: what the bar counts, ``"shards"`` or ``"samples"``.
+        label: the name of the task.
+        total: the number of shards or samples.
+        shown: whether to show the bar; false if a tar archive goes to standard output.
+        unit: the unit of the bar, ``"shards"`` or ``"samples"``.
     """
 
     def __init__(self, label: str, total: int, *, shown: bool = True, unit: str = "shards") -> None:
@@ -35,33 +35,33 @@ class ProgressMeter:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[rate]}"),
         )
         self._enabled = shown and console.is_terminal
         self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not self._enabled)
-        self._task = self._bar.add_task(label, total=total, told=unit)
+        self._task = self._bar.add_task(label, total=total, rate=unit)
         self._unit = unit
-        self._begun = self._drawn = perf_counter()
+        self._started = self._updated = perf_counter()
         self._shards = self._samples = self._bytes = 0
 
     def add(self, *, shards: int = 0, samples: int = 0, size: int = 0) -> None:
-        """Count what was done; ``size`` is in bytes."""
+        """Add finished shards, samples and bytes."""
         if not self._enabled:
             return
         self._shards += shards
         self._samples += samples
         self._bytes += size
         now = perf_counter()
-        if now - self._drawn >= PERIOD_S:
-            self._drawn = now
-            seconds = now - self._begun
+        if now - self._updated >= PERIOD_S:
+            self._updated = now
+            seconds = now - self._started
             by_shards = self._unit == "shards"
-            told = (
+            rate = (
                 f"{f'shards  {self._samples:,} samples' if by_shards else self._unit}  "
                 f"{self._samples / seconds:,.0f} samples/s  {human_bytes(self._bytes / seconds)}/s"
             )
             done = self._shards if by_shards else self._samples
-            self._bar.update(self._task, completed=done, told=told, refresh=True)
+            self._bar.update(self._task, completed=done, rate=rate, refresh=True)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -72,12 +72,12 @@ class ProgressMeter:
 
 
 def new_console() -> Console:
-    """Return a console that leaves lines as they are, so that what it prints can be copied and searched."""
+    """Return a console that prints lines without wrapping or markup."""
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def human_bytes(count: float) -> str:
-    """Return a number of bytes as one reads it.
+    """Format a number of bytes.
 
     >>> human_bytes(0), human_bytes(999), human_bytes(1000), human_bytes(12_345_678), human_bytes(999_999)
     ('0 B', '999 B', '1.00 kB', '12.3 MB', '1.00 MB')
@@ -93,7 +93,7 @@ def human_bytes(count: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count and its noun.
+    """Format a count with its noun.
 
     >>> plural(1, "shard"), plural(1200, "shard")
     ('1 shard', '1,200 shards')

@@ -1,4 +1,4 @@
-"""Standard output of the program: an error of it is one line, and so is the end of its reader."""
+"""Standard output with errors that can be reported as one line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ STANDARD_OUTPUT = 1
 
 
 class OutputError(Exception):
-    """Standard output takes nothing more: its device is full, or it is closed."""
+    """Standard output cannot be written: its device is full, or it is closed."""
 
 
 class _StandardOutput(io.RawIOBase):
-    """The file descriptor 1, whose errors are told apart from those of every other file."""
+    """File descriptor 1, with errors distinguishable from those of other files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _StandardOutput(io.RawIOBase):
         return os.isatty(STANDARD_OUTPUT)
 
     def write(self, data: Any, /) -> int:
-        if self._failed:  # what Python still has in a buffer at its end would be a second error
+        if self._failed:  # the rest of Python's buffer at exit would raise a second error
             return memoryview(data).nbytes
         try:
             return os.write(STANDARD_OUTPUT, data)
@@ -49,16 +49,16 @@ class _StandardOutput(io.RawIOBase):
 
 @contextmanager
 def guarded_output() -> Iterator[None]:
-    """Let standard output raise `OutputError`, and escape what its encoding does not have.
+    """Make standard output raise `OutputError`, and escape characters that its encoding does not support.
 
-    Descriptors that the program was started without are opened for reading: the next file that is opened would take the
-    number otherwise, and be written to by what prints. A test that has put another stream in place is left alone.
+    Standard descriptors that are closed at the start are opened for reading; otherwise the next opened file would take
+    the number, and receive the output. A stream that a test has put in its place is kept.
     """
     for descriptor in range(3):
         if not _is_open(descriptor):
             os.open(os.devnull, os.O_RDONLY)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  for as long as the process lives
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  open until the process ends
     before = sys.stdout
     if before is not None and (before is not sys.__stdout__ or sys.__stdout__.fileno() != STANDARD_OUTPUT):
         yield

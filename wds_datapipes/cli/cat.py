@@ -1,4 +1,4 @@
-"""The command ``cat``: samples of shards to one archive, to shards or to a pipe."""
+"""The command ``cat``: copy samples of shards to an archive, to shards or to a pipe."""
 
 from __future__ import annotations
 
@@ -9,45 +9,24 @@ import typer
 
 from wds_datapipes.cli._app import WrongUse
 from wds_datapipes.cli._copy import (
-    Compression,
-    MaxCount,
-    MaxSize,
+    CopyOptions,
     Output,
-    RemoveOld,
-    SkipBad,
-    WithIndex,
     check_outputs,
     copy_samples,
+    make_subset,
     parse_slice_text,
     report,
 )
-from wds_datapipes.cli._options import (
-    AsJson,
-    EndMarkerOption,
-    KeyRuleOption,
-    KeyRuleWord,
-    Limits,
-    Presence,
-    Retries,
-    Shards,
-    StorageOptions,
-    Timeout,
-    key_rule_of,
-    limits_of,
-    list_shards,
-    options_of,
-    parse_bytes,
-)
-from wds_datapipes.prepare.subset import Subset
+from wds_datapipes.cli._options import Shards
 
 __all__ = ["cat"]
 
-#: The headings of options.
-TAKEN, WRITTEN = {"rich_help_panel": "What is taken"}, {"rich_help_panel": "What is written"}
+#: The help panels of options.
+SELECTION, OUTPUT = {"rich_help_panel": "Selection"}, {"rich_help_panel": "Output"}
 
 
-class MissingWord(str, Enum):
-    """What becomes of a sample without a selected field."""
+class MissingField(str, Enum):
+    """How to handle a sample without a selected field."""
 
     fault = "raise"
     keep = "keep"
@@ -56,6 +35,7 @@ class MissingWord(str, Enum):
 
 def cat(
     shards: Shards,
+    options: CopyOptions,
     output: Annotated[
         str,
         typer.Option(
@@ -63,108 +43,79 @@ def cat(
             "-o",
             metavar="TARGET",
             help="A file, a URL, 'pipe:COMMAND', or - for standard output; with %06d in its name, numbered shards.",
-            **WRITTEN,
+            **OUTPUT,
         ),
     ] = "-",
     select: Annotated[
         list[str] | None,
         typer.Option(
-            "--select", "-f", metavar="FIELD", help="Only fields like this, such as 'jpg;png'; repeat it.", **TAKEN
+            "--select",
+            "-f",
+            metavar="FIELD",
+            help="Copy only matching fields, such as 'jpg;png'; may be repeated.",
+            **SELECTION,
         ),
     ] = None,
     missing: Annotated[
-        MissingWord, typer.Option(help="What becomes of a sample without a selected field.", **TAKEN)
-    ] = MissingWord.fault,
+        MissingField, typer.Option(help="How to handle a sample without a selected field.", **SELECTION)
+    ] = MissingField.fault,
     positions: Annotated[
         str,
-        typer.Option("--slice", metavar="START:STOP[:STEP]", help="Only samples at these positions, from 0.", **TAKEN),
+        typer.Option(
+            "--slice",
+            metavar="START:STOP[:STEP]",
+            help="Copy only samples at these positions, counted from 0.",
+            **SELECTION,
+        ),
     ] = "",
     share: Annotated[
-        float, typer.Option("--sample", min=0, max=1, help="Take each sample with this probability.", **TAKEN)
+        float, typer.Option("--sample", min=0, max=1, help="Copy each sample with this probability.", **SELECTION)
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same samples.", **TAKEN)] = 0,
+    seed: Annotated[int, typer.Option(help="The seed for --sample.", **SELECTION)] = 0,
     rename: Annotated[
         list[str] | None,
-        typer.Option("--rename", "-r", metavar="NEW=OLD", help="Give a field another name; repeat it.", **WRITTEN),
+        typer.Option("--rename", "-r", metavar="NEW=OLD", help="Rename a field; may be repeated.", **OUTPUT),
     ] = None,
     rekey: Annotated[
         str,
         typer.Option(
             metavar="PATTERN",
-            help="New keys, of {number}, {key}, {name} and {shard}, such as '{number:08d}'.",
-            **WRITTEN,
+            help="A pattern for new keys with {number}, {key}, {name} and {shard}, such as '{number:08d}'.",
+            **OUTPUT,
         ),
     ] = "",
-    maxcount: MaxCount = 100_000,
-    maxsize: MaxSize = "3GB",
-    compress: Compression = None,
-    index: WithIndex = False,
-    remove_old: RemoveOld = False,
-    skip_bad: SkipBad = False,
-    as_json: AsJson = False,
-    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
-    end_marker: EndMarkerOption = Presence.required,
-    storage_options: StorageOptions = "",
-    timeout: Timeout = None,
-    retries: Retries = None,
-    limits: Limits = None,
 ) -> None:
-    """Copy samples of shards, one shard after the other, to an archive, to numbered shards or to a pipe.
+    """Copy samples of shards, in order, to an archive, to numbered shards or to a pipe.
 
-    The data of fields are copied as they are. Samples are taken by --slice, then by --sample; then their fields are
-    selected, renamed, and keys made anew. Names of fields become lower case, and files that belong to no sample are
-    left out. The output appears under its name when it is whole, and may be one of the inputs.
+    The data of fields are copied unchanged. --slice is applied first, then --sample, --select, --rename and --rekey.
+    Field names become lower case, and files that belong to no sample are dropped. The output appears under its name
+    when it is complete, and may be one of the inputs.
     """
-    if as_json and output == "-":
-        raise WrongUse("--json and the archive cannot both go to standard output. Name a file with --output")
-    options, rule, bounds = options_of(storage_options, timeout, retries), key_rule_of(key_rule), limits_of(limits)
-    size = parse_bytes(maxsize, "--maxsize")
-    names = new_names(rename or [])
-    slice_positions = parse_slice_text(positions)
-
-    def make(on_error: object) -> Subset:
-        return Subset(
-            positions=slice_positions,
-            share=share,
-            seed=seed,
-            select=select or (),
-            missing=missing.value,
-            rename=names,
-            rekey=rekey,
-            key_rule=rule,
-            end_marker=end_marker.value,
-            on_error=on_error,  # type: ignore[arg-type]  # a word or a function
-            storage_options=options,
-            limits=bounds,
-        )
-
-    try:
-        make("raise")
-    except ValueError as error:
-        raise WrongUse(str(error)) from None
-    urls = list_shards(shards, options)
-    out = Output(
-        output,
-        maxcount=maxcount,
-        maxsize=size,
-        remove_old=remove_old,
-        urls=urls,
-        compress=compress,
-        index=index,
-        key_rule=rule,
-        storage_options=options,
-    )
-    faults = copy_samples(make, urls, [out], lambda _: out, skip_bad=skip_bad, label="Copying", shown=output != "-")
-    report(out.shards if output != "-" else [], faults, as_json=as_json)
+    taken = {
+        "positions": parse_slice_text(positions),
+        "share": share,
+        "seed": seed,
+        "select": select or (),
+        "missing": missing.value,
+        "rename": parse_renames(rename or []),
+        "rekey": rekey,
+    }
+    make_subset(**taken)  # what makes no sense is an error before anything is opened
+    urls = options.list_shards(shards)
+    out = Output(output, urls, options)
+    faults = copy_samples(urls, [out], lambda _: out, options, label="Copying", shown=output != "-", **taken)
+    report(out.shards if output != "-" else [], faults, as_json=options.as_json)
     check_outputs([out], urls)
 
 
-def new_names(pairs: list[str]) -> dict[str, str]:
-    """Return new names of fields to old ones."""
+def parse_renames(pairs: list[str]) -> dict[str, str]:
+    """Parse --rename into a mapping of new field names to old ones."""
     names: dict[str, str] = {}
     for pair in pairs:
         new, _, old = pair.partition("=")
         if not new or not old or new in names or new != new.lower() or "/" in new:
-            raise WrongUse(f"--rename is NEW=OLD, each NEW once and in lower case, as in 'png=image.png', not {pair!r}")
+            raise WrongUse(
+                f"--rename must be NEW=OLD, with each NEW once and in lower case, as in 'png=image.png', not {pair!r}"
+            )
         names[new] = old
     return names

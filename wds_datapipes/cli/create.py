@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from wds_datapipes.cli._app import WrongUse
-from wds_datapipes.cli._create import CreateOptions, add_create_options, create_from
+from wds_datapipes.cli._create import CreateOptions, create_from
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.small_files import read_sidecar
 from wds_datapipes.prepare.sample_spec import Source
@@ -35,14 +35,13 @@ ClassList: TypeAlias = Annotated[
 ]
 
 
-class MissingWord(str, Enum):
-    """What becomes of a row that lacks a value."""
+class MissingValue(str, Enum):
+    """How to handle a row that lacks a value."""
 
     fault = "raise"
     keep = "keep"
 
 
-@add_create_options
 def create_images(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder of images.", show_default=False)],
     options: CreateOptions,
@@ -89,7 +88,6 @@ def create_images(
     create_from(find, options, class_list)
 
 
-@add_create_options
 def create_imagenet(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder with train and val.", show_default=False)],
     options: CreateOptions,
@@ -113,7 +111,6 @@ def create_imagenet(
     create_from(find, replace(options, rekey=options.rekey or "{number:07d}"), class_list)
 
 
-@add_create_options
 def create_table(
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help="CSV, JSON lines or Parquet, also by its URL.", show_default=False)
@@ -133,8 +130,8 @@ def create_table(
     ] = None,
     key: Annotated[str, typer.Option(metavar="COLUMN", help="The column of keys.", **OWN)] = "",
     missing: Annotated[
-        MissingWord, typer.Option(help="What becomes of a row without a value.", **OWN)
-    ] = MissingWord.fault,
+        MissingValue, typer.Option(help="What becomes of a row without a value.", **OWN)
+    ] = MissingValue.fault,
     root: Annotated[str, typer.Option(metavar="DIR", help="Where paths begin, if not at the table.", **OWN)] = "",
 ) -> None:
     """Write shards of the files and values that the rows of a table name."""
@@ -154,7 +151,6 @@ def create_table(
     create_from(open_table, options)
 
 
-@add_create_options
 def create_recipe(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help="Lines as tarp create takes them; - or a URL.", show_default=False)
@@ -176,10 +172,10 @@ def create_recipe(
 
 
 def existing_folder(folder: str) -> str:
-    """Return the path of a folder of this host.
+    """Return the path of a local folder.
 
     Raises:
-        WrongUse: it is none.
+        WrongUse: it is not a folder.
     """
     path = existing_file(folder)
     if not Path(path).is_dir() or local_path(folder) is None:
@@ -190,10 +186,10 @@ def existing_folder(folder: str) -> str:
 
 
 def existing_file(source: str) -> str:
-    """Return a path, or a URL as it is.
+    """Return a path or a URL unchanged.
 
     Raises:
-        WrongUse: there is nothing at the path.
+        WrongUse: the path does not exist.
     """
     path = local_path(source)
     if path is not None and not Path(path).exists():
@@ -202,7 +198,7 @@ def existing_file(source: str) -> str:
 
 
 def split_pair(text: str, option: str, field: str | None) -> tuple[str, str]:
-    """Return the field and the column of ``FIELD=COLUMN``; of a column alone, the field that it has by itself."""
+    """Return the field and the column of ``FIELD=COLUMN``; for a column alone, its default field."""
     name, equals, column = text.partition("=")
     if not equals:
         name, column = text.lower() if field is None else field, text
@@ -212,7 +208,7 @@ def split_pair(text: str, option: str, field: str | None) -> tuple[str, str]:
 
 
 def read_class_list(place: str, storage_options: StoreOptions) -> list[str]:
-    """Read the names of classes that `write_class_list` has written."""
+    """Read the class names from a file written by `write_class_list`."""
     try:
         names = json.loads(read_sidecar(place, storage_options))["classes"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -224,9 +220,9 @@ def read_class_list(place: str, storage_options: StoreOptions) -> list[str]:
     return names
 
 
-#: What the help page says of all of them.
+#: The help text of the command group.
 HELP = "Write shards of images in folders, of ImageNet, of a table or of a recipe."
-#: The commands below this one.
+#: The subcommands.
 create: dict[str, Callable[..., Any]] = {
     "images": create_images,
     "imagenet": create_imagenet,

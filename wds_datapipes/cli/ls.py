@@ -1,4 +1,4 @@
-"""The command ``ls``: the samples of shards, their fields and sizes."""
+"""The command ``ls``: list the samples of shards, their fields and sizes."""
 
 from __future__ import annotations
 
@@ -11,58 +11,40 @@ import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, printable, say_nothing_found
 from wds_datapipes.cli._meter import plural
-from wds_datapipes.cli._options import (
-    EndMarkerOption,
-    KeyRuleOption,
-    KeyRuleWord,
-    Presence,
-    Retries,
-    Shards,
-    StorageOptions,
-    Timeout,
-    key_rule_of,
-    list_shards,
-    options_of,
-)
+from wds_datapipes.cli._options import ReadingOptions, Shards
+from wds_datapipes.index.shard_index import IndexedSample
 from wds_datapipes.io.openers import redact
-from wds_datapipes.prepare.shard_contents import ListedSample, ShardContents, outline_shard
+from wds_datapipes.prepare.shard_contents import ShardContents, read_contents
 
 __all__ = ["ls"]
 
 
 def ls(
     shards: Shards,
-    by_shard: Annotated[bool, typer.Option("--shards", "-s", help="One line for each shard.")] = False,
+    options: ReadingOptions,
+    by_shard: Annotated[bool, typer.Option("--shards", "-s", help="Print one line per shard.")] = False,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="At most so many samples of each shard.")
+        int | None, typer.Option("--count", "-n", min=1, help="List at most this many samples of each shard.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each line.")] = False,
-    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
-    end_marker: EndMarkerOption = Presence.required,
-    storage_options: StorageOptions = "",
-    timeout: Timeout = None,
-    retries: Retries = None,
 ) -> None:
-    """List the samples of shards: the key, the size of all fields, and each field with its size in bytes.
+    """List the samples of shards: the key, the total size, and each field with its size in bytes.
 
-    Only headers are read, where the shard can be read by ranges. Of a shard that breaks off, the samples before are
-    listed; then comes the error, and the exit code is 1.
+    Only headers are read if the shard supports range requests. For a truncated shard, the samples before the end are
+    listed, followed by the error, and the exit code is 1.
     """
-    options = options_of(storage_options, timeout, retries)
-    urls = list_shards(shards, options)
-    rule, worst, samples = key_rule_of(key_rule), 0, 0
+    urls, worst, samples = options.list_shards(shards), 0, 0
     for number, url in enumerate(urls):
-        outline = outline_shard(url, key_rule=rule, end_marker=end_marker.value, storage_options=options)
-        samples += len(outline.samples)
-        if as_json:
-            print_facts(outline, by_shard, count)
+        contents = read_contents(url, **options.reading)
+        samples += len(contents.samples)
+        if options.as_json:
+            print_facts(contents, by_shard, count)
         elif by_shard:
-            sys.stdout.write(f"{shard_line(outline)}\n")
+            sys.stdout.write(f"{shard_line(contents)}\n")
         else:
             if len(urls) > 1:
                 sys.stdout.write(f"{'' if number == 0 else chr(10)}{printable(redact(url))}:\n")
-            print_samples(outline.samples[:count])
-        for fault in outline.faults:
+            print_samples(contents.samples[:count])
+        for fault in contents.faults:
             sys.stdout.flush()
             typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
             worst = max(worst, FAULT_FOUND if fault.kind != "ShardOpenError" else WRONG_USE)
@@ -72,8 +54,8 @@ def ls(
         raise typer.Exit(worst)
 
 
-def print_samples(samples: list[ListedSample]) -> None:
-    """Print a line for each sample, with the keys and the sums in columns."""
+def print_samples(samples: list[IndexedSample]) -> None:
+    """Print a line for each sample, with keys and total sizes in columns."""
     if not samples:
         return
     keys = [printable(sample.key) for sample in samples]
@@ -83,25 +65,29 @@ def print_samples(samples: list[ListedSample]) -> None:
         sys.stdout.write(f"{key:{wide}}  {sample.bytes:{sums}}  {fields}\n")
 
 
-def shard_line(outline: ShardContents) -> str:
-    """Tell of a shard in a line."""
-    fields = Counter(field for sample in outline.samples for field in sample.fields)
-    count = len(outline.samples)
-    told = ", ".join(
+def shard_line(contents: ShardContents) -> str:
+    """Describe a shard in one line."""
+    fields = Counter(field for sample in contents.samples for field in sample.fields)
+    count = len(contents.samples)
+    described = ", ".join(
         printable(field) if times == count else f"{printable(field)} (of {times:,})" for field, times in fields.items()
     )
-    size = "broken" if outline.bytes is None else f"{outline.bytes:,} bytes"
-    return f"{printable(redact(outline.url))}: {plural(count, 'sample')}, {size}: {told or 'no fields'}"
+    size = "broken" if contents.bytes is None else f"{contents.bytes:,} bytes"
+    return f"{printable(redact(contents.url))}: {plural(count, 'sample')}, {size}: {described or 'no fields'}"
 
 
-def print_facts(outline: ShardContents, by_shard: bool, count: int | None) -> None:
-    """Print JSON: a line for the shard, or one for each sample."""
-    facts: dict[str, Any] = {"shard": redact(outline.url)}
+def print_facts(contents: ShardContents, by_shard: bool, count: int | None) -> None:
+    """Print one line of JSON for the shard, or one per sample."""
+    facts: dict[str, Any] = {"shard": redact(contents.url)}
     if by_shard:
-        fields = Counter(field for sample in outline.samples for field in sample.fields)
-        facts |= {"samples": len(outline.samples), "bytes": outline.bytes, "compression": outline.compression}
-        sys.stdout.write(json.dumps({**facts, "fields": fields, "strays": outline.strays}) + "\n")
+        fields = Counter(field for sample in contents.samples for field in sample.fields)
+        facts |= {
+            "samples": len(contents.samples),
+            "bytes": contents.bytes,
+            "compression": contents.index.facts.compression,
+        }
+        sys.stdout.write(json.dumps({**facts, "fields": fields, "strays": contents.strays}) + "\n")
         return
-    for sample in outline.samples[:count]:
+    for sample in contents.samples[:count]:
         sys.stdout.write(json.dumps({**facts, "key": sample.key, "offset": sample.offset, "fields": sample.fields}))
         sys.stdout.write("\n")

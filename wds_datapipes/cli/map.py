@@ -16,22 +16,9 @@ import typer
 from wds_datapipes.cli._app import FAULT_FOUND, WrongUse, on_one_line
 from wds_datapipes.cli._conversion_report import facts_of, report
 from wds_datapipes.cli._copy import Compression, RemoveOld
-from wds_datapipes.cli._functions import decoders_of, function_named
+from wds_datapipes.cli._functions import Decode, Function, load_function, parse_decoders
 from wds_datapipes.cli._meter import ProgressMeter
-from wds_datapipes.cli._options import (
-    AsJson,
-    KeyRuleOption,
-    KeyRuleWord,
-    Limits,
-    Retries,
-    Shards,
-    StorageOptions,
-    Timeout,
-    key_rule_of,
-    limits_of,
-    list_shards,
-    options_of,
-)
+from wds_datapipes.cli._options import Limits, SampleOptions, Shards, parse_limits
 from wds_datapipes.errors import ConversionError, StateError
 from wds_datapipes.parallel.error_log import DaskErrorLog, ErrorLog
 from wds_datapipes.parallel.executors import connect_dask, send_module
@@ -40,28 +27,29 @@ from wds_datapipes.prepare.shell_command import SampleCommand
 
 __all__ = ["map"]
 
-#: The headings of options.
+#: The help panels of the options.
 WHAT, WHO = {"rich_help_panel": "What is done"}, {"rich_help_panel": "Who works"}
 WRITTEN = {"rich_help_panel": "What is written"}
 
 
 class Workplace(str, Enum):
-    """Who works on shards."""
+    """The kind of workers for shards."""
 
     processes = "processes"
     dask = "dask"
 
 
 class IfChanged(str, Enum):
-    """What becomes of finished shards that something else has made."""
+    """How to handle finished shards with a different origin."""
 
     fault = "raise"
     redo = "redo"
     keep = "keep"
 
 
-def map(  # noqa: A001  the command has this name
+def map(  # noqa: A001  the name of the command
     shards: Shards,
+    options: SampleOptions,
     output: Annotated[
         str,
         typer.Option(
@@ -72,17 +60,7 @@ def map(  # noqa: A001  the command has this name
             **WRITTEN,
         ),
     ],
-    function: Annotated[
-        str,
-        typer.Option(
-            "--function",
-            "-f",
-            metavar="MODULE:FUNCTION",
-            help="A function of a sample that returns a sample, None or several samples.",
-            show_default=False,
-            **WHAT,
-        ),
-    ] = "",
+    function: Function = "",
     command: Annotated[
         str,
         typer.Option(
@@ -105,16 +83,7 @@ def map(  # noqa: A001  the command has this name
             **WHAT,
         ),
     ] = "",
-    decode: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--decode",
-            "-d",
-            metavar="WORD",
-            help="Decode fields before: basic, or with images too: pil, rgb8, torch ...; repeat it.",
-            **WHAT,
-        ),
-    ] = None,
+    decode: Decode = None,
     whole_shards: Annotated[
         bool, typer.Option("--whole-shards", help="The function gets all samples of a shard, and yields some.", **WHAT)
     ] = False,
@@ -123,7 +92,7 @@ def map(  # noqa: A001  the command has this name
         typer.Option(metavar="SECONDS", help="How long a command may take for a sample.", show_default=False, **WHAT),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over samples that fail, and say which.", **WHAT)
+        bool, typer.Option("--skip-bad", help="Skip samples that fail, and say which.", **WHAT)
     ] = False,
     if_changed: Annotated[
         IfChanged, typer.Option(help="What becomes of finished shards that something else has made.", **WRITTEN)
@@ -154,11 +123,6 @@ def map(  # noqa: A001  the command has this name
         ),
     ] = None,
     shard_retries: Annotated[int, typer.Option(min=0, help="How often a shard that fails is tried again.", **WHO)] = 2,
-    as_json: AsJson = False,
-    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
-    storage_options: StorageOptions = "",
-    timeout: Timeout = None,
-    retries: Retries = None,
     limits: Limits = None,
 ) -> None:
     """Map every sample of many shards by a function or a shell command, several shards at once.
@@ -171,12 +135,12 @@ def map(  # noqa: A001  the command has this name
     fields. None leaves the sample out. A command finds its fields as files, sample.jpg and so on, and what is there as
     sample.* when it ends is the new sample.
     """
-    options, bounds = options_of(storage_options, timeout, retries), limits_of(limits)
-    work = what_to_do(function, command, many, command_timeout, decode=decode, whole_shards=whole_shards)
+    bounds = parse_limits(limits)
+    work = parse_mapping(function, command, many, command_timeout, decode=decode, whole_shards=whole_shards)
     if (executor is Workplace.dask) is not bool(address):
         raise WrongUse("--executor dask and --address go together, as in --executor dask --address localhost:8786")
-    words = decoders_of(decode)
-    urls = list_shards(shards, options)
+    words = parse_decoders(decode)
+    urls = options.list_shards(shards)
     if "-" in urls:
         raise WrongUse("Standard input cannot be read twice, as a shard that is tried again is. Write it to a file")
     results: dict[str, ConvertedShard] = {}
@@ -199,7 +163,7 @@ def map(  # noqa: A001  the command has this name
                 output,
                 whole_shards=whole_shards,
                 decode=words,
-                key_rule=key_rule_of(key_rule),
+                key_rule=options.rule,
                 on_error=notes if skip_bad else "raise",
                 retries=shard_retries,
                 if_changed=if_changed.value,
@@ -208,7 +172,7 @@ def map(  # noqa: A001  the command has this name
                 on_result=take,
                 journal=journal,
                 remove_old=remove_old,
-                storage_options=options,
+                storage_options=options.store,
                 limits=bounds,
                 compress=compress,
                 index=index,
@@ -219,17 +183,17 @@ def map(  # noqa: A001  the command has this name
             raise WrongUse(option_hint(str(error))) from None
         except ValueError as error:
             raise WrongUse(str(error)) from None
-        passed_over = notes.read()
+        skipped = notes.read()
     done = [results[url] for url in urls if url in results]
-    if as_json:
-        sys.stdout.write(json.dumps(facts_of(done, failures, passed_over), indent=1) + "\n")
+    if options.as_json:
+        sys.stdout.write(json.dumps(facts_of(done, failures, skipped), indent=1) + "\n")
     else:
-        report(done, failures, passed_over)
+        report(done, failures, skipped)
     if failures:
         raise typer.Exit(FAULT_FOUND)
 
 
-def what_to_do(
+def parse_mapping(
     function: str,
     command: str,
     many: str,
@@ -238,13 +202,13 @@ def what_to_do(
     decode: list[str] | None,
     whole_shards: bool,
 ) -> Callable[..., Any]:
-    """Return the one thing that is to be done with a sample."""
+    """Return the function or command to apply to the samples."""
     if [function, command, many].count("") != 2:
         raise WrongUse("map takes one of --function, --command and --multi-command")
     if function:
         if timeout is not None:
             raise WrongUse("--command-timeout is for commands. A function that hangs has to be ended by itself")
-        return function_named(function)
+        return load_function(function)
     if decode is not None or whole_shards:
         raise WrongUse("Commands get the fields of one sample as files: --decode and --whole-shards are for --function")
     try:
@@ -255,7 +219,7 @@ def what_to_do(
 
 @contextmanager
 def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorLog, Any]]:
-    """Lend what notes errors, and an executor if there is a cluster."""
+    """Yield an error log, and an executor if there is a cluster."""
     if not address:
         with ErrorLog() as notes:
             yield notes, None
@@ -273,7 +237,7 @@ def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorLog
 
 @contextmanager
 def warnings_of_the_log() -> Iterator[None]:
-    """Show what the library logs as lines, such as that a shard is tried again."""
+    """Print log messages of the library as lines, such as retries of a shard."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: typer.echo(f"Warning: {on_one_line(record.getMessage())}", err=True)  # type: ignore[method-assign]  # a class would be longer
     logger = logging.getLogger("wds_datapipes")
@@ -285,7 +249,7 @@ def warnings_of_the_log() -> Iterator[None]:
 
 
 def option_hint(message: str) -> str:
-    """Say what `convert_shards` says of its argument of the option."""
+    """Return a message of `convert_shards` about an argument in terms of the option."""
     return message.replace('Pass if_changed="redo"', "Use --if-changed redo").replace(
         'if_changed="keep"', "--if-changed keep"
     )

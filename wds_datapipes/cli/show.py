@@ -1,4 +1,4 @@
-"""The command ``show``: one sample in the terminal, or a contact sheet of many."""
+"""The command ``show``: show one sample in the terminal, or write a contact sheet of many."""
 
 from __future__ import annotations
 
@@ -17,167 +17,142 @@ from rich.text import Text
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, WrongUse, on_one_line, printable
 from wds_datapipes.cli._meter import ProgressMeter, human_bytes, new_console, plural
-from wds_datapipes.cli._options import (
-    AsJson,
-    EndMarkerOption,
-    KeyRuleOption,
-    KeyRuleWord,
-    Presence,
-    Retries,
-    Shards,
-    StorageOptions,
-    Timeout,
-    Workers,
-    key_rule_of,
-    list_shards,
-    options_of,
-)
+from wds_datapipes.cli._options import ReadingOptions, Shards, Workers
 from wds_datapipes.cli.show_sheet import LABELS, make_sheet
 from wds_datapipes.cli.show_sheet_html import sheet_as_html
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.small_files import write_sidecar
-from wds_datapipes.prepare.preview import Preview, glance
+from wds_datapipes.prepare.preview import Preview, preview_field
 from wds_datapipes.prepare.random_samples import draw_samples
 from wds_datapipes.prepare.shard_contents import ShardFault
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.shards.loading import ReadOptions, read_shards
-from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 
 __all__ = ["show"]
 
-#: The headings of options.
+#: The help panels of options.
 ONE, SHEET = {"rich_help_panel": "One sample"}, {"rich_help_panel": "A contact sheet"}
 INDENT = "    "
-#: How large a picture is in a terminal, in characters and lines.
+#: The size of a picture in a terminal, in characters and lines.
 WIDTH, HEIGHT = 64, 24
-#: The upper half of a character, in the colour of the text; the rest has that of the background.
+#: A half block: the upper pixel is drawn in the text color, the lower one in the background color.
 UPPER = "\N{UPPER HALF BLOCK}"
-#: What shows behind transparent pixels.
+#: The background of transparent pixels.
 BEHIND = (128, 128, 128)
 
 
 def show(
     shards: Shards,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="The sample of this key.", **ONE)] = None,
+    options: ReadingOptions,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Show the sample with this key.", **ONE)] = None,
     number: Annotated[
-        int, typer.Option("--number", "-n", min=0, help="The sample at this place, counted from 0.", **ONE)
+        int, typer.Option("--number", "-n", min=0, help="Show the sample at this position, counted from 0.", **ONE)
     ] = 0,
     characters: Annotated[
-        int, typer.Option("--characters", min=0, metavar="COUNT", help="How much of a text is shown.", **ONE)
+        int, typer.Option("--characters", min=0, metavar="COUNT", help="The most characters of a text to show.", **ONE)
     ] = 2000,
     html: Annotated[
         str | None,
-        typer.Option("--html", metavar="FILE", help="Write an HTML page that needs no other file.", **SHEET),
+        typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page.", **SHEET),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="How many samples to draw, of all shards.", **SHEET)
+        int, typer.Option("--limit", min=1, help="The number of samples to draw from all shards.", **SHEET)
     ] = 60,
-    seed: Annotated[int, typer.Option("--seed", help="Another one draws others.", **SHEET)] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="The seed for drawing samples.", **SHEET)] = 0,
     label: Annotated[
         list[str] | None,
         typer.Option(
-            "--label", metavar="FIELD", help="The field of the class; cls, class or label by default.", **SHEET
+            "--label", metavar="FIELD", help="The field with the class; by default cls, class or label.", **SHEET
         ),
     ] = None,
     workers: Workers = None,
-    as_json: AsJson = False,
-    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
-    end_marker: EndMarkerOption = Presence.required,
-    storage_options: StorageOptions = "",
-    timeout: Timeout = None,
-    retries: Retries = None,
 ) -> None:
-    """Show a sample: its fields, their sizes, and what they hold, with pictures where the terminal has colours.
+    """Show the fields of a sample, their sizes and contents, with pictures if the terminal supports color.
 
-    With --html, a contact sheet of samples that are drawn from all shards, with their classes, and a histogram
-    of the sizes of all samples. Nothing in the shards is ever run: pickles are not decoded.
+    With --html, write a contact sheet of random samples from all shards, with their classes, and a histogram of the
+    sizes of all samples. Code in the shards is never run: pickles are not decoded.
     """
-    options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
-    urls = list_shards(shards, options)
+    urls = options.list_shards(shards)
     if html is None:
-        sample, place = sample_at(urls, key, number, rule, end_marker.value, options)
-        seen = [glance(name, data, characters=characters) for name, data in sample.items() if name[:2] != "__"]
-        if as_json:
-            sys.stdout.write(json.dumps(facts_of(sample, place, seen), indent=1) + "\n")
+        sample, position = find_sample(urls, key, number, options)
+        previews = [
+            preview_field(name, data, characters=characters) for name, data in sample.items() if name[:2] != "__"
+        ]
+        if options.as_json:
+            sys.stdout.write(json.dumps(facts_of(sample, position, previews), indent=1) + "\n")
         else:
-            print_sample(new_console(), sample, place, seen)
+            print_sample(new_console(), sample, position, previews)
         return
     if key is not None or number:
-        raise WrongUse("--key and --number are for one sample in the terminal, and not for a contact sheet")
+        raise WrongUse("--key and --number select a single sample for the terminal, not for a contact sheet")
     if "-" in urls:
-        raise WrongUse("A contact sheet reads shards twice, which standard input cannot be. Write it to a file first")
+        raise WrongUse(
+            "A contact sheet reads shards twice, which is not possible with standard input. Write it to a file first"
+        )
     with ProgressMeter("Drawing", len(urls)) as meter:
-        drawn = draw_samples(
+        random = draw_samples(
             urls,
             limit,
             seed=seed,
             max_workers=workers,
             on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
-            key_rule=rule,
-            end_marker=end_marker.value,
-            storage_options=options,
+            **options.reading,
         )
     title = " ".join(redact(pattern) for pattern in shards)
-    sheet = make_sheet(drawn, title, label_fields=[name.lower() for name in label] if label else LABELS)
+    sheet = make_sheet(random, title, label_fields=[name.lower() for name in label] if label else LABELS)
     page = sheet_as_html(sheet).encode("utf-8", "replace")
-    write_sidecar(html, page, options)
-    report(html, len(page), len(sheet.cards), len(drawn.sizes), drawn.faults, as_json=as_json)
+    write_sidecar(html, page, options.store)
+    report(html, len(page), len(sheet.cards), len(random.sizes), random.faults, as_json=options.as_json)
 
 
-def sample_at(
-    urls: list[str],
-    key: str | None,
-    number: int,
-    key_rule: KeyRule,
-    end_marker: EndMarker,
-    storage_options: dict[str, Any] | None,
-) -> tuple[Sample, int]:
-    """Read shards up to a sample, and return it with its place among all."""
-    shards = read_shards(urls, ReadOptions(end_marker=end_marker, storage_options=storage_options))
+def find_sample(urls: list[str], key: str | None, number: int, options: ReadingOptions) -> tuple[Sample, int]:
+    """Read shards up to a sample, and return it with its position."""
+    shards = read_shards(urls, ReadOptions(end_marker=options.end_marker.value, storage_options=options.store))
     at = -1
     for at, sample in enumerate(
-        group_samples(shards, key_rule=key_rule, on_duplicate="first", on_repeated_key="ignore")
+        group_samples(shards, key_rule=options.rule, on_duplicate="first", on_repeated_key="ignore")
     ):
         if (key is None and at == number) or (key is not None and sample["__key__"] == key):
             return sample, at
-    wanted = f"of the key {key!r}" if key is not None else f"at the place {number}"
+    requested = f"with the key {key!r}" if key is not None else f"at position {number}"
     there = f"there are {plural(at + 1, 'sample')}" if at >= 0 else "there are no samples"
-    raise WrongUse(f"There is no sample {wanted}: {there} in {', '.join(map(redact, urls[:3]))}")
+    raise WrongUse(f"There is no sample {requested}: {there} in {', '.join(map(redact, urls[:3]))}")
 
 
-def facts_of(sample: Sample, place: int, seen: list[Preview]) -> dict[str, Any]:
-    """Return all facts for JSON."""
+def facts_of(sample: Sample, position: int, previews: list[Preview]) -> dict[str, Any]:
+    """Return the sample and its previews for JSON."""
     return {
         "shard": redact(sample["__url__"]),
         "key": sample["__key__"],
-        "number": place,
-        "bytes": sum(field.size for field in seen),
+        "number": position,
+        "bytes": sum(field.size for field in previews),
         "fields": [
             {"field": each.field, "bytes": each.size, "kind": each.kind, "text": each.text, "error": each.error}
-            for each in seen
+            for each in previews
         ],
     }
 
 
-def print_sample(console: Console, sample: Sample, place: int, seen: list[Preview]) -> None:
-    """Print a line for each field, and what it holds beside it or below."""
-    size = human_bytes(sum(field.size for field in seen))
-    console.print(f"{printable(redact(sample['__url__']))}: sample {place:,}, {printable(sample['__key__'])}, {size}")
-    names = [printable(field.field) for field in seen]
-    sizes = [human_bytes(field.size) for field in seen]
+def print_sample(console: Console, sample: Sample, position: int, previews: list[Preview]) -> None:
+    """Print a line for each field, and its content next to it or below."""
+    size = human_bytes(sum(field.size for field in previews))
+    console.print(
+        f"{printable(redact(sample['__url__']))}: sample {position:,}, {printable(sample['__key__'])}, {size}"
+    )
+    names = [printable(field.field) for field in previews]
+    sizes = [human_bytes(field.size) for field in previews]
     name_width, size_width = max(map(len, names)), max(map(len, sizes))
-    for field, name, told in zip(seen, names, sizes, strict=True):
-        line = Text(f"{name:{name_width}}  {told:>{size_width}}  ")
+    for field, name, size_text in zip(previews, names, sizes, strict=True):
+        line = Text(f"{name:{name_width}}  {size_text:>{size_width}}  ")
         line.stylize("bold", 0, len(name))
         line.append(printable(field.kind), "cyan")
         lines = list(plain_lines(field.text))
-        beside = len(lines) == 1 and len(line) + len(lines[0]) < max(console.width, 60)
-        if beside:
+        fits = len(lines) == 1 and len(line) + len(lines[0]) < max(console.width, 60)
+        if fits:
             line.append(f": {lines[0]}")
         console.print(line)
-        below = [] if beside else [Text(each) for each in lines]
+        below = [] if fits else [Text(each) for each in lines]
         if field.error:
             below.append(Text(printable(field.error), "red"))
         if field.picture is not None and console.is_terminal and console.color_system is not None:
@@ -187,13 +162,13 @@ def print_sample(console: Console, sample: Sample, place: int, seen: list[Previe
 
 
 def plain_lines(text: str) -> Iterator[str]:
-    """Return the lines of a text, as they may be printed."""
+    """Yield the printable lines of a text."""
     for line in text.replace("\r\n", "\n").replace("\t", "    ").rstrip("\n").split("\n") if text else ():
         yield printable(line)
 
 
 def report(page: str, size: int, shown: int, samples: int, faults: list[ShardFault], *, as_json: bool) -> None:
-    """Print the page that was written, and what is wrong with shards to standard error."""
+    """Report the page, and print the faults of shards to standard error."""
     if as_json:
         facts = {"file": redact(page), "bytes": size, "shown": shown, "samples": samples}
         sys.stdout.write(json.dumps({**facts, "faults": [fault._asdict() for fault in faults]}, indent=1) + "\n")
@@ -203,17 +178,17 @@ def report(page: str, size: int, shown: int, samples: int, faults: list[ShardFau
         for fault in faults:
             typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
     if faults:
-        is_there = all(fault.kind != "ShardOpenError" for fault in faults)
-        raise typer.Exit(FAULT_FOUND if is_there else WRONG_USE)
+        exists = all(fault.kind != "ShardOpenError" for fault in faults)
+        raise typer.Exit(FAULT_FOUND if exists else WRONG_USE)
 
 
 def half_blocks(picture: Image.Image, width: int, height: int) -> list[Text]:
-    """Return a picture as lines of coloured characters.
+    """Convert a picture to lines of colored characters.
 
     Args:
         picture: ``"RGB"`` or ``"RGBA"``.
-        width: how many characters it may be wide.
-        height: how many lines it may be high.
+        width: the maximum width in characters.
+        height: the maximum height in lines.
     """
     if picture.mode == "RGBA":
         ground = Image.new("RGB", picture.size, BEHIND)

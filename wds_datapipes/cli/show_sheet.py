@@ -1,4 +1,4 @@
-"""A contact sheet: samples of a dataset with their pictures or texts, their classes, and how large samples are."""
+"""The contents of a contact sheet: samples with their pictures or texts, classes, and a histogram of sizes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from PIL import Image
 
 from wds_datapipes.cli._meter import human_bytes
 from wds_datapipes.io.openers import redact
-from wds_datapipes.prepare.preview import Preview, glance
+from wds_datapipes.prepare.preview import Preview, preview_field
 from wds_datapipes.prepare.random_samples import RandomSamples
 from wds_datapipes.types import Sample
 
 __all__ = ["Bar", "Card", "Sheet", "make_sheet", "size_bars"]
 
-#: The longest side of the pictures, in pixels, and how much of a text is shown.
+#: The longest side of a picture in pixels, and the longest text in characters.
 PIXELS, CHARACTERS = 256, 600
-#: Fields that hold a class, the first one that a sample has.
+#: Fields that may hold the class; the first one found is used.
 LABELS = ("cls", "class", "label", "cls2", "label.txt")
-#: How many bars there are at the most, and how many classes.
+#: The most bars and classes shown.
 BARS, CLASSES = 32, 12
 
 
@@ -31,11 +31,11 @@ class Card(NamedTuple):
     """A sample on the sheet.
 
     Attributes:
-        key: of the sample.
-        shard: where it is, without credentials.
-        size: the bytes of all its fields.
-        label: its class, or "".
-        fields: what a glance at each field has shown, with at most one picture.
+        key: the key of the sample.
+        shard: the URL of its shard, without credentials.
+        size: the size of all fields in bytes.
+        label: the class, or "".
+        fields: the previews of the fields, with at most one picture.
     """
 
     key: str
@@ -51,14 +51,14 @@ class Card(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is shown in the place of a picture, or as its caption."""
-        told = [f"{field.field}: {field.kind}" for field in self.fields if "audio" in field.kind]
+        """The text shown instead of a picture, or as its caption."""
+        lines = [f"{field.field}: {field.kind}" for field in self.fields if "audio" in field.kind]
         shown = [field for field in self.fields if field.text and " ".join(field.text.split()) != self.label]
         if shown:
-            told.append(max(shown, key=lambda field: (field.kind.startswith("text"), len(field.text))).text)
-        if not told and self.picture is None:
-            told = [f"{field.field}: {field.error or field.kind}" for field in self.fields]
-        return "\n".join(told)
+            lines.append(max(shown, key=lambda field: (field.kind.startswith("text"), len(field.text))).text)
+        if not lines and self.picture is None:
+            lines = [f"{field.field}: {field.error or field.kind}" for field in self.fields]
+        return "\n".join(lines)
 
     @property
     def failed(self) -> bool:
@@ -67,7 +67,7 @@ class Card(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """How many samples have a size from ``low`` up to ``high``, which only the last one includes."""
+    """The number of samples with sizes from ``low`` up to ``high``, exclusive except in the last bar."""
 
     low: float
     high: float
@@ -75,16 +75,16 @@ class Bar(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """What is to be drawn.
+    """The contents of a contact sheet.
 
     Attributes:
-        title: of the sheet.
-        facts: what there is in all, as (name, value).
+        title: the title of the sheet.
+        facts: facts about the dataset, as (name, value).
         cards: the samples.
-        bars: the sizes of all samples, by rising size.
-        logarithmic: whether each bar is so many times as wide as the one before.
-        classes: the most frequent classes of the cards, with their numbers.
-        others: how many cards have other classes.
+        bars: the histogram of the sizes of all samples, in ascending order.
+        logarithmic: whether the bars are on a logarithmic scale.
+        classes: the most frequent classes of the cards, with their counts.
+        others: the number of cards of other classes.
     """
 
     title: str
@@ -96,25 +96,25 @@ class Sheet(NamedTuple):
     others: int
 
 
-def make_sheet(drawn: RandomSamples, title: str, *, label_fields: Sequence[str] = LABELS) -> Sheet:
-    """Look at samples, and make a sheet of them. Nothing that they hold is run, and none can spoil it.
+def make_sheet(random: RandomSamples, title: str, *, label_fields: Sequence[str] = LABELS) -> Sheet:
+    """Make a contact sheet of samples. Their contents are never run, and cannot break the sheet.
 
     Args:
-        drawn: the samples, and the sizes of all.
-        title: of the sheet.
-        label_fields: which fields hold a class; the first one that a sample has.
+        random: the samples, and the sizes of all samples.
+        title: the title of the sheet.
+        label_fields: fields that may hold the class; the first one found is used.
     """
-    cards = [_card(sample, label_fields) for sample in drawn.samples]
+    cards = [_card(sample, label_fields) for sample in random.samples]
     classes = Counter(card.label for card in cards if card.label).most_common()
-    bars, logarithmic = size_bars(drawn.sizes)
-    total = len(drawn.sizes)
+    bars, logarithmic = size_bars(random.sizes)
+    total = len(random.sizes)
     facts = [
         ("samples", f"{total:,}"),
-        ("shards", f"{drawn.shards:,}"),
-        ("bytes of shards", human_bytes(drawn.bytes)),
+        ("shards", f"{random.shards:,}"),
+        ("bytes of shards", human_bytes(random.bytes)),
     ]
     if total:
-        facts.append(("median sample", human_bytes(float(np.median(drawn.sizes)))))
+        facts.append(("median sample", human_bytes(float(np.median(random.sizes)))))
         facts.append(("shown here", f"{len(cards):,}"))
     return Sheet(title, facts, cards, bars, logarithmic, classes[:CLASSES], sum(n for _, n in classes[CLASSES:]))
 
@@ -125,16 +125,16 @@ def _card(sample: Sample, label_fields: Sequence[str]) -> Card:
     for name, data in sample.items():
         if name[:2] == "__":
             continue
-        seen = glance(name, data, characters=CHARACTERS, pixels=PIXELS)
-        fields.append(seen._replace(picture=None) if pictured else seen)
-        pictured = pictured or seen.picture is not None
-    label = next((seen.text for name in label_fields for seen in fields if seen.field == name), "")
+        preview = preview_field(name, data, characters=CHARACTERS, pixels=PIXELS)
+        fields.append(preview._replace(picture=None) if pictured else preview)
+        pictured = pictured or preview.picture is not None
+    label = next((preview.text for name in label_fields for preview in fields if preview.field == name), "")
     size = sum(field.size for field in fields)
     return Card(sample["__key__"], redact(sample["__url__"]), size, " ".join(label.split())[:60], tuple(fields))
 
 
 def size_bars(sizes: npt.NDArray[np.int64]) -> tuple[list[Bar], bool]:
-    """Count sizes in bars of one width, or of widths that grow by one factor, where sizes differ much.
+    """Return a histogram of sizes, on a logarithmic scale if they span a wide range.
 
     >>> size_bars(np.array([10, 11, 12, 19]))
     ([Bar(low=10.0, high=14.5, samples=3), Bar(low=14.5, high=19.0, samples=1)], False)

@@ -1,4 +1,4 @@
-"""A contact sheet as one HTML page that needs no other file, runs nothing and asks nobody for anything."""
+"""A contact sheet as one self-contained HTML page, without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from wds_datapipes.cli.show_sheet import Bar, Card, Sheet
 
 __all__ = ["sheet_as_html"]
 
-#: Pictures that are smaller are shown larger, with their pixels as squares.
+#: Pictures up to this size are enlarged without smoothing.
 SMALL = 64
-#: The measures of the histogram, in its own units.
+#: The size of the histogram in SVG units.
 WIDTH, HEIGHT = 640, 120
 
 PAGE = Template("""\
@@ -101,7 +101,7 @@ $cards
 
 
 def sheet_as_html(sheet: Sheet) -> str:
-    """Return the page. All that comes from the shards is text in it, and nothing else."""
+    """Return the HTML page, in which all contents of the shards are escaped."""
     charts = [_histogram(sheet)] if sheet.bars else []
     if sheet.classes:
         charts.append(_classes(sheet))
@@ -114,7 +114,7 @@ def sheet_as_html(sheet: Sheet) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape a text, also for attributes, and show what is no character."""
+    """Escape a text for HTML, also for attributes, and show control characters."""
     return "\n".join(escape(without_controls(line)) for line in text.replace("\t", "    ").split("\n"))
 
 
@@ -132,8 +132,8 @@ def _card(card: Card) -> str:
 
 
 def _field(name: str, size: int, kind: str, error: str) -> str:
-    told = f'<br><span class="bad">{_text(error)}</span>' if error else ""
-    return f"<div><b>{_text(name)}</b> {human_bytes(size)}<br>{_text(kind)}{told}</div>"
+    error_html = f'<br><span class="bad">{_text(error)}</span>' if error else ""
+    return f"<div><b>{_text(name)}</b> {human_bytes(size)}<br>{_text(kind)}{error_html}</div>"
 
 
 def _view(card: Card) -> str:
@@ -145,7 +145,7 @@ def _view(card: Card) -> str:
 
 
 def _as_url(picture: Image.Image) -> str:
-    """Return a picture as a URL that holds it."""
+    """Encode a picture as a data URL."""
     kind = "png" if picture.mode == "RGBA" or max(picture.size) <= SMALL else "jpeg"
     file = io.BytesIO()
     picture.save(file, kind, **({"optimize": True} if kind == "png" else {"quality": 82}))
@@ -155,7 +155,7 @@ def _as_url(picture: Image.Image) -> str:
 def _histogram(sheet: Sheet) -> str:
     most = max(bar.samples for bar in sheet.bars)
     step = WIDTH / len(sheet.bars)
-    drawn = "".join(_bar(bar, at * step, step, most) for at, bar in enumerate(sheet.bars))
+    bars = "".join(_bar(bar, at * step, step, most) for at, bar in enumerate(sheet.bars))
     low, high = human_bytes(sheet.bars[0].low), human_bytes(sheet.bars[-1].high)
     middle = len(sheet.bars) // 2
     label = f"Samples by size, {'logarithmic' if sheet.logarithmic else 'from the smallest to the largest'}"
@@ -167,16 +167,16 @@ def _histogram(sheet: Sheet) -> str:
         ticks += f'<text x="{WIDTH}" y="{HEIGHT + 16}" text-anchor="end">{high}</text>'
     return (
         f'<section class="chart"><h2>{label}</h2><svg viewBox="0 0 {WIDTH} {HEIGHT + 20}" role="img" '
-        f'aria-label="{label}">{drawn}<line x1="0" x2="{WIDTH}" y1="{HEIGHT}" y2="{HEIGHT}"/>{ticks}</svg></section>'
+        f'aria-label="{label}">{bars}<line x1="0" x2="{WIDTH}" y1="{HEIGHT}" y2="{HEIGHT}"/>{ticks}</svg></section>'
     )
 
 
 def _bar(bar: Bar, left: float, step: float, most: int) -> str:
     height = max(2.0, (HEIGHT - 4) * bar.samples / most) if bar.samples else 0
-    told = f"{human_bytes(bar.low)} to {human_bytes(bar.high)}: {plural(bar.samples, 'sample')}"
+    title = f"{human_bytes(bar.low)} to {human_bytes(bar.high)}: {plural(bar.samples, 'sample')}"
     return (
         f'<rect x="{left + 1:.1f}" y="{HEIGHT - height:.1f}" width="{max(1, step - 2):.1f}" '
-        f'height="{height:.1f}"><title>{told}</title></rect>'
+        f'height="{height:.1f}"><title>{title}</title></rect>'
     )
 
 

@@ -1,89 +1,77 @@
-"""The command ``shuffle``: all samples of a dataset in an order that is drawn."""
+"""The command ``shuffle``: shuffle all samples of a dataset."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from wds_datapipes.cli._copy import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex
-from wds_datapipes.cli._options import (
-    AsJson,
-    EndMarkerOption,
-    KeyRuleOption,
-    KeyRuleWord,
-    Limits,
-    Presence,
-    Retries,
-    Shards,
-    StorageOptions,
-    Timeout,
-    key_rule_of,
-    limits_of,
-    list_shards,
-    options_of,
-    parse_bytes,
-)
-from wds_datapipes.cli._reorder import Memory, Rekey, Temporary, reorder
-from wds_datapipes.prepare.reorder.sort_key import RandomSortKey
+from wds_datapipes.cli._copy import CopyOptions, Output, Rekey, check_outputs, make_subset, report, with_option_hint
+from wds_datapipes.cli._meter import ProgressMeter
+from wds_datapipes.cli._options import Shards
+from wds_datapipes.errors import EncodeError
+from wds_datapipes.prepare.reorder import SampleEntries
 
-__all__ = ["shuffle"]
+__all__ = ["reorder", "shuffle"]
 
 
 def shuffle(
     shards: Shards,
+    options: CopyOptions,
     output: Annotated[
         str,
         typer.Option(
             "--output",
             "-o",
             metavar="TARGET",
-            help="Where samples go: shards with a place for their numbers, or one archive, as for cat.",
+            help="The output: shards with a placeholder for the number, or one archive, as for cat.",
         ),
     ] = "shuffle-%06d.tar",
-    seed: Annotated[int, typer.Option(help="Another one gives another order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the order.")] = 0,
     rekey: Rekey = "",
-    maxcount: MaxCount = 100_000,
-    maxsize: MaxSize = "3GB",
-    compress: Compression = None,
-    index: WithIndex = False,
-    remove_old: RemoveOld = False,
-    memory: Memory = "1GB",
-    tmp: Temporary = None,
-    skip_bad: SkipBad = False,
-    as_json: AsJson = False,
-    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
-    end_marker: EndMarkerOption = Presence.required,
-    storage_options: StorageOptions = "",
-    timeout: Timeout = None,
-    retries: Retries = None,
-    limits: Limits = None,
 ) -> None:
-    """Shuffle all samples of a dataset, of any size, so that every order is as likely as any other.
+    """Shuffle all samples of a dataset uniformly.
 
-    All shards are read first, and what memory does not hold waits in a temporary file. The order follows from the seed
-    and the order of the samples in the input, and from nothing else. Data are copied as they are.
+    Keeps the offsets of all samples in memory, and reads each sample by its offset, so shards must be uncompressed and
+    support random access. The order depends only on the seed and the order of the input. Data are copied unchanged.
     """
-    options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
-    size, memory_bytes = parse_bytes(maxsize, "--maxsize"), parse_bytes(memory, "--memory")
-    reorder(
-        list_shards(shards, options),
-        RandomSortKey(seed),
-        output,
-        excerpt={
-            "rekey": rekey,
-            "key_rule": rule,
-            "end_marker": end_marker.value,
-            "storage_options": options,
-            "limits": limits_of(limits),
-        },
-        memory_bytes=max(int(memory_bytes), 1),
-        tmp=tmp,
-        compress=compress,  # type: ignore[arg-type]  # a wrong word is told by what writes
-        skip_bad=skip_bad,
-        as_json=as_json,
-        maxcount=maxcount,
-        maxsize=size,
-        index=index,
-        remove_old=remove_old,
-    )
+    reorder(shards, lambda entries: entries.shuffle(seed), output, rekey, options)
+
+
+def reorder(
+    shards: list[str], order: Callable[[SampleEntries], object], target: str, rekey: str, options: CopyOptions
+) -> None:
+    """Write the samples of shards in another order, and report the result.
+
+    Args:
+        shards: patterns of the shards.
+        order: reorders the entries.
+        target: the output, as for `Output`.
+        rekey: a pattern for new keys.
+        options: the options of the command.
+    """
+    make_subset(rekey=rekey)
+    urls = options.list_shards(shards)
+    faults: list[Exception] = []
+    shown = target != "-"
+    with Output(target, urls, options) as output:
+        with ProgressMeter("Indexing, 1 of 2", len(urls), shown=shown) as meter:
+            try:
+                entries = SampleEntries(
+                    urls,
+                    rekey=rekey,
+                    on_fault=faults.append if options.skip_bad else None,
+                    on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
+                    **options.reading,
+                )
+            except EncodeError as error:
+                raise with_option_hint(error) from None
+            order(entries)
+        with closing(entries), ProgressMeter("Copying, 2 of 2", len(entries), shown=shown, unit="samples") as meter:
+            for sample in entries.read():
+                output.write(sample)
+                meter.add(samples=1, size=sum(len(value) for value in sample.values() if type(value) is bytes))
+    report(output.shards if shown else [], faults, as_json=options.as_json)
+    check_outputs([output], urls)

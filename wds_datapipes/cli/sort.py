@@ -1,4 +1,4 @@
-"""The command ``sort``: all samples of a dataset in the order of their keys, or of something else that they hold."""
+"""The command ``sort``: sort all samples of a dataset by key or by the value of a field."""
 
 from __future__ import annotations
 
@@ -8,32 +8,16 @@ from typing import Annotated
 import typer
 
 from wds_datapipes.cli._app import WrongUse
-from wds_datapipes.cli._copy import Compression, MaxCount, MaxSize, RemoveOld, SkipBad, WithIndex
-from wds_datapipes.cli._options import (
-    AsJson,
-    EndMarkerOption,
-    KeyRuleOption,
-    KeyRuleWord,
-    Limits,
-    Presence,
-    Retries,
-    Shards,
-    StorageOptions,
-    Timeout,
-    key_rule_of,
-    limits_of,
-    list_shards,
-    options_of,
-    parse_bytes,
-)
-from wds_datapipes.cli._reorder import Memory, Rekey, Temporary, reorder
-from wds_datapipes.prepare.reorder.sort_key import FieldSortKey
+from wds_datapipes.cli._copy import CopyOptions, Rekey
+from wds_datapipes.cli._options import Shards
+from wds_datapipes.cli.shuffle import reorder
+from wds_datapipes.prepare.reorder import FieldSortKey
 
 __all__ = ["sort"]
 
 
 class WithoutValueWord(str, Enum):
-    """What becomes of a sample that has nothing to be sorted by."""
+    """How to sort a sample without the value."""
 
     fault = "raise"
     first = "first"
@@ -42,77 +26,38 @@ class WithoutValueWord(str, Enum):
 
 def sort(
     shards: Shards,
+    options: CopyOptions,
     output: Annotated[
         str,
         typer.Option(
             "--output",
             "-o",
             metavar="TARGET",
-            help="Where samples go: shards with a place for their numbers, or one archive, as for cat.",
+            help="The output: shards with a placeholder for the number, or one archive, as for cat.",
         ),
     ] = "sort-%06d.tar",
     by: Annotated[
         str,
         typer.Option(
-            metavar="FIELD", help="A field, key for the key, or a value within JSON, such as json/size/width."
+            metavar="FIELD", help="A field, key for the key, or a value inside JSON, such as json/size/width."
         ),
     ] = "key",
     numeric: Annotated[
-        bool, typer.Option("--numeric", "-n", help="Read text as numbers; numbers in JSON are numbers anyway.")
+        bool, typer.Option("--numeric", "-n", help="Compare text as numbers; JSON numbers always are.")
     ] = False,
-    reverse: Annotated[
-        bool, typer.Option("--reverse", help="The largest first; what is equal keeps its order.")
-    ] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Sort in descending order, stably.")] = False,
     missing: Annotated[
-        WithoutValueWord, typer.Option(help="What becomes of a sample that has nothing to be sorted by.")
+        WithoutValueWord, typer.Option(help="How to sort a sample without the value.")
     ] = WithoutValueWord.fault,
     rekey: Rekey = "",
-    maxcount: MaxCount = 100_000,
-    maxsize: MaxSize = "3GB",
-    compress: Compression = None,
-    index: WithIndex = False,
-    remove_old: RemoveOld = False,
-    memory: Memory = "1GB",
-    tmp: Temporary = None,
-    skip_bad: SkipBad = False,
-    as_json: AsJson = False,
-    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
-    end_marker: EndMarkerOption = Presence.required,
-    storage_options: StorageOptions = "",
-    timeout: Timeout = None,
-    retries: Retries = None,
-    limits: Limits = None,
 ) -> None:
-    """Sort all samples of a dataset, of any size, by their keys or by what a field holds.
+    """Sort all samples of a dataset by key or by the value of a field.
 
-    All shards are read first, and what memory does not hold waits in a temporary file. Samples that are equal stay in
-    their order. Text is compared by its code points. Data are copied as they are.
+    Keeps the offsets of all samples in memory, and reads each sample by its offset, so shards must be uncompressed and
+    support random access. The sort is stable, text is compared by code points, and data are copied unchanged.
     """
-    options, rule = options_of(storage_options, timeout, retries), key_rule_of(key_rule)
-    size, memory_bytes = parse_bytes(maxsize, "--maxsize"), parse_bytes(memory, "--memory")
     try:
-        order = FieldSortKey(by, numeric=numeric, missing=missing.value, reverse=reverse)
+        key = FieldSortKey(by, numeric=numeric, missing=missing.value, reverse=reverse)
     except ValueError as error:
         raise WrongUse(f"--by: {error}") from None
-    reorder(
-        list_shards(shards, options),
-        order,
-        output,
-        reverse=reverse,
-        excerpt={
-            "rekey": rekey,
-            "key_rule": rule,
-            "end_marker": end_marker.value,
-            "storage_options": options,
-            "limits": limits_of(limits),
-        },
-        memory_bytes=max(int(memory_bytes), 1),
-        tmp=tmp,
-        compress=compress,  # type: ignore[arg-type]  # a wrong word is told by what writes
-        skip_bad=skip_bad,
-        as_json=as_json,
-        maxcount=maxcount,
-        maxsize=size,
-        index=index,
-        remove_old=remove_old,
-    )
+    reorder(shards, lambda entries: entries.sort(key), output, rekey, options)

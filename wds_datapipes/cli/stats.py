@@ -1,4 +1,4 @@
-"""The command ``stats``: how many samples, which fields, and how large they are."""
+"""The command ``stats``: count samples and fields, and summarize their sizes."""
 
 from __future__ import annotations
 
@@ -11,56 +11,34 @@ import typer
 
 from wds_datapipes.cli._app import FAULT_FOUND, WRONG_USE, on_one_line, printable
 from wds_datapipes.cli._meter import ProgressMeter, human_bytes, plural
-from wds_datapipes.cli._options import (
-    AsJson,
-    EndMarkerOption,
-    KeyRuleOption,
-    KeyRuleWord,
-    Presence,
-    Retries,
-    Shards,
-    StorageOptions,
-    Timeout,
-    Workers,
-    key_rule_of,
-    list_shards,
-    options_of,
-)
+from wds_datapipes.cli._options import ReadingOptions, Shards, Workers
 from wds_datapipes.prepare.stats import DatasetStats, Sizes, dataset_stats
 
 __all__ = ["stats"]
 
-#: How wide the largest bar of the histogram is.
+#: The width of the longest bar of the histogram.
 WIDTH = 40
 
 
 def stats(
     shards: Shards,
+    options: ReadingOptions,
     workers: Workers = None,
-    as_json: AsJson = False,
-    key_rule: KeyRuleOption = KeyRuleWord.first_dot,
-    end_marker: EndMarkerOption = Presence.required,
-    storage_options: StorageOptions = "",
-    timeout: Timeout = None,
-    retries: Retries = None,
 ) -> None:
-    """Count samples and fields, and tell how large they are.
+    """Count samples and fields, and summarize their sizes.
 
-    Only headers are read, where shards can be read by ranges. What cannot be read is told at the end, and the exit
-    code is 1 then, or 2 if a shard is not there.
+    Only headers are read if shards support range requests. Errors are reported at the end, with exit code 1, or 2 if a
+    shard does not exist.
     """
-    options = options_of(storage_options, timeout, retries)
-    urls = list_shards(shards, options)
+    urls = options.list_shards(shards)
     with ProgressMeter("Counting", len(urls)) as meter:
         found = dataset_stats(
             urls,
             max_workers=workers,
             on_shard=lambda samples, size: meter.add(shards=1, samples=samples, size=size),
-            key_rule=key_rule_of(key_rule),
-            end_marker=end_marker.value,
-            storage_options=options,
+            **options.reading,
         )
-    if as_json:
+    if options.as_json:
         sys.stdout.write(json.dumps(facts_of(found), indent=1) + "\n")
     else:
         if found.samples.number or not found.faults:
@@ -69,12 +47,12 @@ def stats(
         for fault in found.faults:
             typer.echo(f"Error: {on_one_line(fault.message)}", err=True)
     if found.faults:
-        is_there = all(fault.kind != "ShardOpenError" for fault in found.faults)
-        raise typer.Exit(FAULT_FOUND if is_there else WRONG_USE)
+        exists = all(fault.kind != "ShardOpenError" for fault in found.faults)
+        raise typer.Exit(FAULT_FOUND if exists else WRONG_USE)
 
 
 def facts_of(found: DatasetStats) -> dict[str, Any]:
-    """Return all facts for JSON."""
+    """Return all statistics for JSON."""
     return {
         "shards": found.shards._asdict(),
         "samples_per_shard": found.samples_per_shard._asdict(),
@@ -86,7 +64,7 @@ def facts_of(found: DatasetStats) -> dict[str, Any]:
 
 
 def print_stats(found: DatasetStats, shards: int) -> None:
-    """Print the sums, a table of sizes, and a histogram."""
+    """Print the totals, a table of sizes, and a histogram."""
     per_shard = found.samples_per_shard
     sys.stdout.write(
         f"{plural(shards, 'shard')} of {human_bytes(found.shards.total)}, {plural(found.samples.number, 'sample')}, "
@@ -107,12 +85,12 @@ def print_stats(found: DatasetStats, shards: int) -> None:
 
 def row(name: str, sizes: Sizes) -> tuple[str, ...]:
     """Return a row of the table of sizes."""
-    told = (sizes.total, sizes.smallest, sizes.median, sizes.mean, sizes.largest)
-    return name, f"{sizes.number:,}", *map(human_bytes, told)
+    values = (sizes.total, sizes.smallest, sizes.median, sizes.mean, sizes.largest)
+    return name, f"{sizes.number:,}", *map(human_bytes, values)
 
 
 def print_table(rows: Sequence[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> None:
-    """Print rows in columns, numbers to the right."""
+    """Print rows in columns, with numbers aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         line = "  ".join(

@@ -1,16 +1,16 @@
-"""Codecs by extension: the table of decoders and encoders, one module for each kind of field."""
+"""Codecs by extension: the table of decoders and encoders, with one module per kind of field."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from typing import Any, NamedTuple
 
-from wds_datapipes.codecs.codec import Codec
+__all__ = ["CODECS", "IMAGE_FORMATS", "TRUSTED_CODECS", "UNSAFE", "Codec", "describe_value", "find_codec"]
 
-__all__ = ["CODECS", "IMAGE_FORMATS", "TRUSTED_CODECS", "UNSAFE", "find_codec"]
-
-#: Extension -> "module:name" of its `Codec`. A module is imported when its first field comes.
-#: Video and audio are not here: they stay bytes until a decoder for them is asked for. The same holds for images.
+#: Maps extensions to "module:name" of their `Codec`. A module is imported with its first field. Images, video and audio
+#: #: are not included: they stay bytes unless a decoder is passed.
 CODECS = {
     "cbor": "msgpack_cbor:cbor",
     "class": "integers:integer",
@@ -41,7 +41,7 @@ CODECS = {
     "txt": "text:text",
 }
 
-#: Extensions of images that are encoded -> Pillow's name of the format; ``image`` and ``img`` are webdataset's.
+#: Maps extensions of images to Pillow's formats for encoding; ``image`` and ``img`` come from webdataset.
 IMAGE_FORMATS = {
     "image": "JPEG",
     "img": "JPEG",
@@ -57,19 +57,29 @@ IMAGE_FORMATS = {
     "webp": "WEBP",
 }
 
-#: The extensions whose decoder can run code that is in the data. They are refused unless the caller trusts the shards.
+#: Extensions whose decoder can run code in the data. They are refused unless the caller trusts the shards.
 UNSAFE = frozenset({"pickle", "pkl", "pyd"})
 
-#: What stands for an extension instead, once the caller trusts the shards: the safe codec knows less.
+#: Codecs used instead if the caller trusts the shards, as the safe ones support fewer values.
 TRUSTED_CODECS = {
     "pth": "torch_tensors:trusted_pth",
 }
 
 
+class Codec(NamedTuple):
+    """A codec for one kind of field: ``decode`` inverts ``encode``."""
+
+    decode: Callable[[bytes], Any]
+    #: Raises an error for values that it cannot encode faithfully.
+    encode: Callable[[Any], bytes]
+    #: The values that ``encode`` accepts, to complete the sentence "It takes ...".
+    takes: str
+
+
 def find_codec(extension: str, *, trusted: bool = False) -> Codec | None:
     r"""Return the codec of an extension, or ``None`` if its fields stay bytes.
 
-    Whether an extension may be decoded or encoded at all is for the caller to ask: ``extension in UNSAFE``.
+    The caller must check ``extension in UNSAFE``.
 
     >>> find_codec("cls").decode(b"7\n"), find_codec("cls").encode(7), find_codec("bin")
     (7, b'7', None)
@@ -85,3 +95,23 @@ def _load(address: str) -> Codec:
     module, _, name = address.partition(":")
     codec: Codec = getattr(import_module(f"{__name__}.{module}"), name)
     return codec
+
+
+def describe_value(value: object) -> str:
+    """Describe a value for a message: its type, and the dtype and shape of an array.
+
+    >>> describe_value(None), describe_value({"a": 1}), describe_value("seven")
+    ('None', 'a dict', "the str 'seven'")
+    """
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if value is None:
+        return "None"
+    if isinstance(value, bool | int | float | str):
+        shown = repr(value[:40] if isinstance(value, str) else value)
+        return f"the {name} {shown[:50]}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"a {name} of {value.dtype} and shape {tuple(value.shape)}"
+    if callable(getattr(value, "getbands", None)):  # a Pillow image
+        return f"a {name} of mode {getattr(value, 'mode', '')}"
+    return f"a {name}"

@@ -1,11 +1,11 @@
-"""Decoding of samples: chooses a decoder for each field, and reports the fields that fail."""
+"""Decode samples: select a decoder for each field by its name, and report fields that fail."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
-from functools import partial as bind
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial as partial_call
+from typing import Any, TypeAlias
 
 from wds_datapipes.codecs import UNSAFE, find_codec
 from wds_datapipes.codecs.extensions import (
@@ -16,27 +16,26 @@ from wds_datapipes.codecs.extensions import (
     handle_extension,
     name_of,
 )
+from wds_datapipes.codecs.field_chain import FieldChain, FieldPlan, FieldStep, convert_samples, name_field
 from wds_datapipes.codecs.gzip_fields import gunzip
-from wds_datapipes.codecs.registry import find_word
-from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeCodecError
-from wds_datapipes.io.openers import redact
+from wds_datapipes.codecs.registry import find_decoder
+from wds_datapipes.errors import DecodeError, MissingDependencyError, UnsafeInputError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
-from wds_datapipes.samples.fields import no_sample
+from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.types import Sample
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["Decoder", "DecoderChain", "decode_samples", "place_in", "wds_decode"]
+__all__ = ["Decoder", "DecoderChain", "decode_samples", "wds_decode"]
+
+KEEP = FieldStep("no decoder", bytes)
+GUNZIP = FieldStep("gzip", gunzip)
 
 Decoder: TypeAlias = "str | ByExtension | Callable[[str, bytes], Any]"
-"""An image spec, ``"torch_video"``, ``"torch_audio"`` or a registered decoder's name; an `ImageDecoder` or what
-`handle_extension` makes; or a function of a field's name and bytes that returns the value, ``None`` for a field that it
-leaves to the next decoder, or a `Continue` with what the next ones are to decode."""
+"""An image spec, ``"torch_video"``, ``"torch_audio"`` or the name of a registered decoder; an `ImageDecoder` or the
+result of `handle_extension`; or a function of a field's name and bytes that returns the value, ``None`` to leave the
+field to the next decoder, or a `Continue` with data for the next decoders."""
 
-#: How many names of fields a pass remembers the plans of; far more than samples have, unless keys hold dots.
-MAX_PLANS = 1000
-
-#: After how many samples a decoder function that has taken no field is reported, if the pass does not end before.
+#: The number of samples after which unused decoder functions are reported, at the latest.
 UNUSED_AFTER = 1000
 
 
@@ -62,38 +61,21 @@ def wds_decode(
     return decode_samples(source, chain, on_error)
 
 
-class _Step(NamedTuple):
-    #: What to call it in a message.
-    name: str
-    function: Callable[[bytes], Any]
-    #: The position of its decoder in the chain; none for what the chain brings itself.
-    position: int | None = None
-
-
-_STAYS = _Step("nothing", bytes)
-
-
-class _Plan(NamedTuple):
-    """The decoding of the fields of one name."""
-
-    filters: tuple[_Step, ...]
-    #: At least one: the first value that is not ``None`` stands, and the last one's always.
-    decoders: tuple[_Step, ...]
-
-
-class DecoderChain:
-    """Chooses decoders by the names of fields.
+class DecoderChain(FieldChain):
+    """Selects decoders by the names of fields.
 
     Args:
-        decoders: asked in order, before the decoders of the basic table; the first value that is not ``None`` stands.
-        by_extension: extension -> function ``bytes -> value``; they come before all other decoders.
-        only: names of the fields to decode, as a string with blanks between them or as several strings.
-        partial: let values pass that are not bytes, instead of an error.
+        decoders: tried in order, before the basic decoders; the first value that is not ``None`` is used.
+        by_extension: functions ``bytes -> value`` by extension, tried before all other decoders.
+        only: names of the fields to decode, as a space-separated string or several strings.
+        partial: pass values that are not bytes unchanged instead of raising an error.
         unsafe: allow codecs that can run code.
-        basic: whether the basic table follows; without it, fields that no decoder takes are left as they are, ``.gz``
-            ones and those that are not bytes too.
-        limits: what compressed fields may expand to.
+        basic: whether to try the basic decoders last; without them, fields without a decoder stay unchanged, including
+            ``.gz`` fields and values that are not bytes.
+        limits: the limits on decompressed fields.
     """
+
+    stage, error = "wds_decode", DecodeError
 
     def __init__(
         self,
@@ -106,77 +88,113 @@ class DecoderChain:
         basic: bool = True,
         limits: ReadLimits = DEFAULT_LIMITS,
     ) -> None:
-        # Of "png" and "seg.png", the one that says more comes first.
-        keywords = sorted(by_extension, key=lambda extension: -extension.count("."))
-        functions = list(range(len(keywords)))
+        super().__init__(only, unsafe)
         chain: list[ByExtension | Callable[[str, bytes], Any]] = [
-            handle_extension(extension, by_extension[extension]) for extension in keywords
+            handle_extension(extension, function)
+            for extension, function in sorted(by_extension.items(), key=lambda item: -item[0].count("."))
         ]
+        functions = list(range(len(chain)))
         for decoder in decoders:
             if not isinstance(decoder, str) and not callable(decoder):
-                raise TypeError(f"a decoder is a word or a function of a field's name and bytes, not {decoder!r}")
+                raise TypeError(f"a decoder must be a name or a function of a field's name and bytes, not {decoder!r}")
             if not isinstance(decoder, str | ByExtension) or isinstance(decoder, ExtensionDecoder):
                 functions.append(len(chain))
-            chain.append(find_word(decoder) if isinstance(decoder, str) else decoder)
+            chain.append(find_decoder(decoder) if isinstance(decoder, str) else decoder)
         self.decoders = tuple(chain)
-        #: Positions of the decoders that are functions of the user's, and not words.
+        #: Positions of the decoders that are user functions.
         self.functions = tuple(functions)
-        self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
+        self.unused: UnusedDecoders | None = None
         self.partial = partial
-        self.unsafe = unsafe
         self.basic = basic
         self.limits = limits
 
-    def after(self, *decoders: ByExtension) -> DecoderChain:
-        """Return a chain with other decoders before those of this one."""
+    def prepend(self, *decoders: ByExtension) -> DecoderChain:
+        """Return a chain with other decoders in front."""
         chain = copy(self)
         chain.decoders = (*decoders, *self.decoders)
         chain.functions = tuple(position + len(decoders) for position in self.functions)
         return chain
 
-    def plan(self, field: str) -> _Plan | None:
-        """Return the plan for the fields of one name; ``None`` leaves them as they are."""
-        if field.startswith("__") or (self.only is not None and field not in self.only):
-            return None
-        return self.plan_from(0, field)
-
-    def plan_from(self, start: int, field: str) -> _Plan | None:
-        """Return the plan of the decoders from one position on for fields of one name."""
-        filters: list[_Step] = []
-        name = field
-        while f".{name}".lower().endswith(".gz"):
-            name = name[:-3]
-            filters.append(_Step("gzip", bind(gunzip, limits=self.limits)))
-        steps: list[_Step] = []
+    def find_steps(self, name: str, start: int) -> tuple[FieldStep, ...]:
+        """Return the decoders for fields of this name, in order."""
+        steps: list[FieldStep] = []
         for position, decoder in enumerate(self.decoders[start:], start):
             if not isinstance(decoder, ByExtension):
-                steps.append(_Step(name_of(decoder), bind(decoder, FieldName(name)), position))
+                steps.append(FieldStep(name_of(decoder), partial_call(decoder, FieldName(name)), position=position))
             elif decoder.takes(name):
-                steps.append(_Step(repr(decoder), decoder.decode, position))
+                steps.append(FieldStep(repr(decoder), decoder.decode, position=position))
         if self.basic:
             steps.append(self._last_step(name.rpartition(".")[2].lower()))
         elif steps:
-            steps.append(_STAYS)
-        else:
-            return None
-        return _Plan(tuple(filters), tuple(steps))
+            steps.append(KEEP)
+        return tuple(steps)
 
-    def _last_step(self, extension: str) -> _Step:
+    def apply(self, sample: Sample, field: str, plan: FieldPlan) -> Any:
+        """Decode the bytes of a field."""
+        data = sample[field]
+        if type(data) is not bytes:
+            if isinstance(data, (bytes, bytearray, memoryview)):
+                data = bytes(data)
+            elif self.partial:
+                return data
+            else:
+                raise DecodeError(
+                    f"{name_field(sample, field)} is of type {type(data).__name__}, not bytes. If it is decoded "
+                    f"already, "
+                    f"pass partial=True to keep it, or select the fields to decode with only="
+                )
+        try:
+            while True:
+                step = GUNZIP
+                for _ in plan.gzips:
+                    data = gunzip(data, limits=self.limits)
+                value = None
+                for step in plan.steps:
+                    value = step.function(data)
+                    if value is not None:
+                        break
+                if step.position is None or value is None:
+                    return value
+                if self.unused is not None:
+                    self.unused.discard(step.position)
+                if (rest := as_continue(value)) is None:
+                    return value
+                data = rest.data
+                following = self.make_plan(rest.key, step.position + 1)
+                if following is None:
+                    return data
+                plan = following
+        except MissingDependencyError:
+            raise
+        except UnsafeInputError as error:
+            raise UnsafeInputError(
+                f"{name_field(sample, field)} was not decoded: {error}. If you trust the source of the shard, allow it "
+                f"with wds_decode(unsafe=True). Otherwise select the fields to decode with only=, or pass a decoder "
+                f"for the extension; pkl=bytes keeps pkl fields as bytes"
+            ) from error
+        except Exception as error:
+            cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            raise DecodeError(
+                f"{name_field(sample, field)} cannot be decoded by {step.name}: {cause}. The data is "
+                f'{_excerpt(data)}. on_error="warn" or "skip" skips such samples'
+            ) from error
+
+    def _last_step(self, extension: str) -> FieldStep:
         codec = find_codec(extension, trusted=self.unsafe)
         if codec is None:
-            return _STAYS
+            return KEEP
         function: Callable[..., Any] = _refuse if extension in UNSAFE and not self.unsafe else codec.decode
-        if extension == "npz":  # the one that is compressed within
-            function = bind(function, limits=self.limits)
-        return _Step(f"the {extension} codec", function)
+        if extension == "npz":  # compressed internally
+            function = partial_call(function, limits=self.limits)
+        return FieldStep(f"the {extension} codec", function)
 
 
-class _Unused:
-    """Warns of decoder functions that have decoded nothing.
+class UnusedDecoders:
+    """Warns about decoder functions that decode nothing.
 
-    A function that compares names in a way that never holds is otherwise silent: its fields stay bytes, or go to the
-    next decoder. Functions for extensions count as one, since a table of them may cover more than the data has; words
-    such as ``"rgb8"`` and the handlers of webdataset itself ask for no field in particular.
+    Without the warning, a function that never matches a name would go unnoticed. Functions for extensions count as one,
+    since a table of them may cover more than the data contain; names such as ``"rgb8"`` and the handlers of webdataset
+    are not checked.
     """
 
     def __init__(self, chain: DecoderChain) -> None:
@@ -190,25 +208,25 @@ class _Unused:
                 self._groups.append({position})
         if by_extension:
             self._groups.append(by_extension)
-        self._decoders = chain.decoders
-        self._left = UNUSED_AFTER
+        self._decoders, self._plans = chain.decoders, chain.plans
+        self._remaining = UNUSED_AFTER
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
     def discard(self, position: int) -> None:
-        """Record that the decoder at a position has decoded something."""
+        """Mark the decoder at a position as used."""
         self._groups = [group for group in self._groups if position not in group]
 
-    def count(self, plans: Mapping[str, _Plan | None]) -> None:
-        """Count a sample, and warn when enough were counted."""
-        self._left -= 1
-        if not self._left:
-            self.warn(plans)
+    def count(self) -> None:
+        """Count a sample, and warn after `UNUSED_AFTER` samples."""
+        self._remaining -= 1
+        if not self._remaining:
+            self.warn()
 
-    def warn(self, plans: Mapping[str, _Plan | None]) -> None:
-        """Warn once of the decoders that have decoded nothing so far."""
-        fields = sorted(field for field, plan in plans.items() if plan is not None)
+    def warn(self) -> None:
+        """Warn once about the decoders unused so far."""
+        fields = sorted(field for field, plan in self._plans.items() if plan is not None)
         groups, self._groups = self._groups, []
         if not fields:
             return
@@ -216,8 +234,8 @@ class _Unused:
         for group in groups:
             names = ", ".join(_name_decoder(self._decoders[position]) for position in sorted(group))
             warn_user(
-                f"wds_decode: {names} decoded none of the fields, which are {listed}. A function gets the field's "
-                f"name without a leading dot, 'png' and not '.png', and returns None for what it leaves to others"
+                f"wds_decode: {names} decoded none of the fields {listed}. A function gets the name of the field "
+                f"without a leading dot, 'png' instead of '.png', and returns None for other fields"
             )
 
 
@@ -228,98 +246,25 @@ def _name_decoder(decoder: Any) -> str:
 def decode_samples(
     source: Iterable[Sample], chain: DecoderChain, on_error: OnError = "raise", *, warn_unused: bool = False
 ) -> Iterator[Sample]:
-    """Decode samples by a chain, and skip those with a field that fails, if the policy says so.
+    """Decode samples with a chain; samples with a field that fails are handled by the policy.
 
-    With ``warn_unused``, warn of decoder functions that have decoded nothing when the samples end.
+    With ``warn_unused``, warn about decoder functions that decoded nothing when the samples end.
     """
-    policy = ErrorPolicy(on_error, "wds_decode")
-    plans: dict[str, _Plan | None] = {}
-    unused = _Unused(chain) if warn_unused else None
-    for sample in policy.counted(source):
-        if not isinstance(sample, dict):
-            raise no_sample("wds_decode", sample)
-        decoded = {}
-        try:
-            for field, value in sample.items():
-                try:
-                    plan = plans[field]
-                except KeyError:
-                    if len(plans) >= MAX_PLANS:
-                        plans.clear()
-                    plan = plans[field] = chain.plan(field)
-                decoded[field] = value if plan is None else _decode_field(sample, field, plan, chain, unused)
-        except DecodeError as error:
-            if policy.goes_on(error, sample, field=field):
-                continue
-            break
-        if unused:
-            unused.count(plans)
-        yield decoded
-    else:
-        if unused:
-            unused.warn(plans)
-    policy.finish()
+    chain.unused = UnusedDecoders(chain) if warn_unused else None
+    samples = convert_samples(source, chain, on_error)
+    return _warn_of_unused(samples, chain.unused) if chain.unused else samples
 
 
-def _decode_field(sample: Sample, field: str, plan: _Plan, chain: DecoderChain, unused: _Unused | None) -> Any:
-    data = sample[field]
-    if type(data) is not bytes:
-        if isinstance(data, (bytes, bytearray, memoryview)):
-            data = bytes(data)
-        elif chain.partial:
-            return data
-        else:
-            raise DecodeError(
-                f"{place_in(sample, field)} holds a value of type {type(data).__name__}, and not bytes. If it was "
-                f"decoded before, partial=True lets it pass; only= names the fields to decode"
-            )
-    step = plan.decoders[0]
-    try:
-        while True:
-            for step in plan.filters:
-                data = step.function(data)
-            value = None
-            for step in plan.decoders:
-                value = step.function(data)
-                if value is not None:
-                    break
-            if step.position is None or value is None:
-                return value
-            if unused:
-                unused.discard(step.position)
-            if (rest := as_continue(value)) is None:
-                return value
-            data = rest.data
-            following = chain.plan_from(step.position + 1, rest.key)
-            if following is None:
-                return data
-            plan = following
-    except MissingDependencyError:
-        raise
-    except UnsafeCodecError as error:
-        raise UnsafeCodecError(
-            f"{place_in(sample, field)} was not decoded: {error}. If you trust the source of the shard, allow it with "
-            f"wds_decode(unsafe=True). Otherwise name the fields to decode with only=, or give the extension a decoder "
-            f"of your own; pkl=bytes leaves every pkl field as it is"
-        ) from error
-    except Exception as error:
-        cause = f"{type(error).__name__}: {str(error).rstrip('.')}"
-        raise DecodeError(
-            f"{place_in(sample, field)} cannot be decoded by {step.name}: {cause}. The data is {_glimpse(data)}. "
-            f'on_error="warn" or "skip" skips such samples'
-        ) from error
+def _warn_of_unused(samples: Iterator[Sample], unused: UnusedDecoders) -> Iterator[Sample]:
+    for sample in samples:
+        unused.count()
+        yield sample
+    unused.warn()
 
 
-def place_in(sample: Sample, field: str) -> str:
-    """Name a field of a sample, and its shard where it has one."""
-    where = f" in shard {redact(str(sample['__url__']))!r}" if "__url__" in sample else ""
-    which = f"sample {sample['__key__']!r}" if "__key__" in sample else "a sample without a key"
-    return f"field {field!r} of {which}{where}"
-
-
-def _glimpse(data: bytes) -> str:
-    return f"{data!r}" if len(data) <= 16 else f"{len(data)} bytes that begin with {data[:16]!r}"
+def _excerpt(data: bytes) -> str:
+    return f"{data!r}" if len(data) <= 16 else f"{len(data)} bytes starting with {data[:16]!r}"
 
 
 def _refuse(_data: bytes) -> Any:
-    raise UnsafeCodecError("it is a pickle, and decoding a pickle can run any code")
+    raise UnsafeInputError("it is a pickle, and decoding a pickle can run arbitrary code")

@@ -1,4 +1,4 @@
-"""Decoders by extension, and the field names that decoder functions get."""
+"""Decoders by extension, and the field names passed to decoder functions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = [
 
 
 class FieldName(str):
-    """The name of a field as decoder functions get it: ``png``, whose extension is ``.png``.
+    """The name of a field as passed to decoder functions: ``png``, which also matches ``.png``.
 
-    webdataset passes ``.png``, and decoders written for it ask ``key.endswith(".png")``. That holds here as well, for
-    every whole extension of the name; everything else is as for the plain string.
+    webdataset passes ``.png``, and decoders written for it check ``key.endswith(".png")``. This holds here as well, for
+    every complete extension; otherwise, the class behaves like a plain string.
 
     Examples:
         >>> name = FieldName("seg.png")
@@ -55,12 +55,12 @@ class FieldName(str):
 
 @dataclass(frozen=True)
 class Continue:
-    """A decoder's intermediate result: the next decoders continue with this name and these bytes.
+    """An intermediate result of a decoder: the next decoders continue with this name and data.
 
-    A decoder that only removes a layer, such as a compression, returns it. The field keeps its name in the sample.
+    Decoders that only remove a layer, such as a compression, return it. The field keeps its name in the sample.
 
     Args:
-        key: the name that decides which of the next decoders takes the data.
+        key: the name that selects the next decoder.
         data: the bytes to decode.
 
     Examples:
@@ -78,10 +78,10 @@ class Continue:
 
 
 def as_continue(value: object) -> Continue | None:
-    """Return a `Continue`, ours or webdataset's, in our form; ``None`` for every other value.
+    """Convert a `Continue` of this package or webdataset; return ``None`` for any other value.
 
-    webdataset's class is recognised by its name, so that it serves without an import of webdataset, and after it was
-    copied into a user's own code.
+    webdataset's class is recognized by its name, so that webdataset need not be imported, and copies of the class work,
+    too.
     """
     if type(value).__name__ != "Continue":
         return None
@@ -89,12 +89,12 @@ def as_continue(value: object) -> Continue | None:
     if not isinstance(key, str):
         return None
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"Continue({key!r}, ...) holds the bytes to decode next, not a {type(data).__name__}")
+        raise TypeError(f"Continue({key!r}, ...) must hold the bytes to decode next, not a {type(data).__name__}")
     return Continue(key.removeprefix("."), bytes(data))
 
 
 def split_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the extensions of a string with blanks between them, or of several strings, in lower case.
+    """Return the extensions of a space-separated string, or of several strings, in lower case.
 
     >>> split_extensions("jpg seg.PNG"), split_extensions([".jpg"])
     (('jpg', 'seg.png'), ('jpg',))
@@ -102,32 +102,31 @@ def split_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
     words = extensions.split() if isinstance(extensions, str) else list(extensions)
     result = tuple(word.lower().lstrip(".") for word in words)
     if not result or "" in result:
-        raise ValueError(f'extensions are words such as "jpg seg.png", at least one, not {extensions!r}')
+        raise ValueError(f'extensions must be one or more words such as "jpg seg.png", not {extensions!r}')
     for extension in result:
         if extension == "gz" or extension.endswith(".gz"):
             raise ValueError(
-                f"no decoder is asked for {extension!r}: fields are decompressed first, and then decoded by the rest "
-                f"of their name. Leave the .gz out; only= keeps a field compressed"
+                f"{extension!r} does not select a decoder: fields are decompressed first, and then decoded by the rest "
+                f"of their name. Remove the .gz; only= keeps a field compressed"
             )
     return result
 
 
 class ByExtension(ABC):
-    """A decoder that is chosen by the name of a field.
+    """A decoder selected by the name of a field, once per name instead of per sample.
 
-    That is asked once for each name of a field, not for each sample. Called as ``decoder(field, data)``, it returns
-    ``None`` for the fields that it does not take, as any decoder does.
+    When called as ``decoder(field, data)``, it returns ``None`` for other fields, as any decoder does.
 
     Args:
-        extensions: words that the name must end in, whole parts between dots: ``"seg.png"`` takes ``seg.png`` and
-            ``left.seg.png``, but neither ``png`` nor ``oldseg.png``. Upper and lower case are the same.
+        extensions: extensions of the name, compared by complete parts between dots: ``"seg.png"`` matches ``seg.png``
+            and ``left.seg.png``, but not ``png`` or ``oldseg.png``. Case is ignored.
     """
 
     def __init__(self, extensions: str | Iterable[str]) -> None:
         self.extensions = split_extensions(extensions)
 
     def takes(self, field: str) -> bool:
-        """Whether it decodes the fields of that name."""
+        """Whether this decodes fields of the name."""
         name = "." + field.lower()
         return any(name.endswith("." + extension) for extension in self.extensions)
 
@@ -136,21 +135,21 @@ class ByExtension(ABC):
         """Return the value; ``None`` leaves the field to the next decoder."""
 
     def __call__(self, field: str, data: bytes) -> Any:
-        """Return the value, or ``None`` for a field that it does not take."""
+        """Return the value, or ``None`` for a field with another extension."""
         return self.decode(data) if self.takes(field) else None
 
 
 class ExtensionDecoder(ByExtension):
-    """A function ``bytes -> value`` for some extensions, as `handle_extension` makes it."""
+    """A function ``bytes -> value`` for some extensions; see `handle_extension`."""
 
     def __init__(self, extensions: str | Iterable[str], function: Callable[[bytes], Any]) -> None:
         super().__init__(extensions)
         if not callable(function):
-            raise TypeError(f"what decodes {' '.join(self.extensions)} is a function of bytes, not {function!r}")
+            raise TypeError(f"the decoder of {' '.join(self.extensions)} must be a function of bytes, not {function!r}")
         self.function = function
 
     def decode(self, data: bytes) -> Any:
-        """Return what the function returns."""
+        """Call the function."""
         return self.function(data)
 
     def __repr__(self) -> str:
@@ -158,7 +157,7 @@ class ExtensionDecoder(ByExtension):
 
 
 def handle_extension(extensions: str | Iterable[str], function: Callable[[bytes], Any]) -> ExtensionDecoder:
-    """Make a decoder of a function ``bytes -> value``, for the fields whose name ends in one of the extensions.
+    """Make a decoder from a function ``bytes -> value`` for fields with one of the extensions.
 
     Examples:
         >>> upper = handle_extension("txt cap.en", lambda data: data.decode().upper())
@@ -169,6 +168,6 @@ def handle_extension(extensions: str | Iterable[str], function: Callable[[bytes]
 
 
 def name_of(function: object) -> str:
-    """Return the name of a function for a message: its name and module, or its repr."""
+    """Return the module and name of a function for messages, or its repr."""
     name = getattr(function, "__qualname__", None)
     return repr(function) if name is None else f"{getattr(function, '__module__', None) or 'builtins'}.{name}"

@@ -1,4 +1,4 @@
-"""Image codec: Pillow decodes image fields to arrays, tensors or images, by one of seventeen specs, and encodes."""
+"""Image codecs based on Pillow: decode to arrays, tensors or Pillow images by one of seventeen specs, and encode."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from wds_datapipes.codecs.pixels import deep_gray, on_background, pack, spread, 
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_SPECS", "ImageDecoder", "ImageEncoder", "open_image"]
 
-#: What is an image when an image spec is asked for. webdataset takes every extension that Pillow has a plugin for, and
-#: so breaks on fields that are something else as a rule: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc``
-#: (video), ``ps eps wmf emf`` (drawings, some of which start another program), ``rgb rgba bw im ras`` (raw pixels) and
+#: The extensions that image specs decode. webdataset takes every extension that Pillow has a plugin for, and so fails
+#: #: on fields that usually are something else: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc``
+#: (video), ``ps eps wmf emf`` (drawings; Pillow opens some with another program), ``rgb rgba bw im ras`` (raw
+#: pixels) and
 #: rare old names. ``image`` and ``img`` are JPEG files that webdataset's writer writes and its reader leaves as bytes.
 IMAGE_EXTENSIONS = split_extensions(
     "apng avif blp bmp dds dib gif icns ico image img j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx "
     "pbm pcx pgm png pnm ppm psd qoi sgi tga tif tiff webp xbm xpm"
 )
 
-#: Drawings and arrays, by Pillow's names, whatever the field is called: it opens them by other programs.
-BY_OTHERS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "WMF"})
-#: A picture of more pixels than the first number needs a byte for every so many of them, or it is a decompression bomb.
+#: Formats excluded regardless of the extension, as Pillow opens them with other programs.
+EXCLUDED_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "WMF"})
+#: An image with more than LARGE pixels and more than PIXELS_PER_BYTE pixels per byte counts as a decompression bomb.
 LARGE, PIXELS_PER_BYTE = 1 << 24, 10_000
 
 Background: TypeAlias = "str | tuple[int, int, int]"
@@ -38,7 +39,7 @@ class _Spec(NamedTuple):
     floats: bool
 
 
-#: Spec -> what it yields; the table in `ImageDecoder` tells it in words.
+#: Maps specs to their results; see the table in `ImageDecoder`.
 IMAGE_SPECS = {
     "l": _Spec("numpy", "L", floats=True),
     "l8": _Spec("numpy", "L", floats=False),
@@ -59,10 +60,10 @@ IMAGE_SPECS = {
     "torchrgba8": _Spec("torch", "RGBA", floats=False),
 }
 
-#: Options of Pillow where the user gives none.
+#: Default options for Pillow.
 DEFAULTS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}}
 
-#: Format, or an extension of it -> the modes of Pillow that it keeps as they are.
+#: Maps formats or extensions to the Pillow modes that they store without conversion.
 MODES = {
     "JPEG": ("L", "RGB", "CMYK"),
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
@@ -88,18 +89,19 @@ class ImageDecoder(ByExtension):
     | ``torch torchrgb[a]``      | tensor                              | (C, H, W)   | float32 | 0 to 1   |
     | ``pill pil pilrgb[a]``     | Pillow image, L, RGB or RGBA        |             |         |          |
 
-    Arrays and tensors are contiguous, writable, and own their memory. For 8-bit images the values are webdataset's, bit
-    for bit. Gray images of 16 bits are scaled, where webdataset clips them: 65535 becomes 255, or 1.0 in float specs,
-    which keep all 16 bits. Pixels of 32 bits (TIFF) have no fixed range and are refused.
+    Arrays and tensors are contiguous, writable, and own their memory. Values of 8-bit images equal webdataset's, bit
+    for bit. 16-bit grayscale images are scaled, whereas webdataset clips them: 65535 becomes 255, or 1.0 in float
+    specs, which keep all 16 bits. 32-bit pixels (TIFF) have no fixed range and are rejected.
 
     Args:
         spec: one of the seventeen words above.
         min_size: decode a JPEG at the smallest of the scales 1/8, 1/4, 1/2 and 1 whose short side still has this many
-            pixels, which is several times faster than decoding all and resizing. What comes is at least that large,
-            or the whole image if it is smaller; resize or crop it yourself. Other formats come whole.
-        exif: turn and mirror the image as its EXIF orientation says.
-        background: put transparent images on this colour: a name, ``"#rrggbb"`` or (red, green, blue). Without it,
-            specs that have no alpha drop it, and the colours behind transparent pixels show, as in webdataset.
+            pixels, which is several times faster than decoding and resizing the full image. The result is at least that
+            large, or the full image if that is smaller; resize or crop it as needed. Other formats are always decoded
+            in full.
+        exif: rotate and mirror the image by its EXIF orientation.
+        background: compose transparent images onto this color: a name, ``"#rrggbb"`` or (red, green, blue). By default,
+            specs without alpha drop it, and the colors of transparent pixels show, as in webdataset.
 
     Examples:
         >>> ImageDecoder("rgb8", min_size=256)
@@ -111,9 +113,9 @@ class ImageDecoder(ByExtension):
     ) -> None:
         super().__init__(IMAGE_EXTENSIONS)
         if spec not in IMAGE_SPECS:
-            raise ValueError(f"{spec!r} is no image spec; there are {' '.join(IMAGE_SPECS)}")
+            raise ValueError(f"{spec!r} is not an image spec; choose one of {' '.join(IMAGE_SPECS)}")
         if min_size is not None and min_size < 1:
-            raise ValueError(f"min_size is a number of pixels, at least 1, not {min_size}")
+            raise ValueError(f"min_size must be at least 1 pixel, not {min_size}")
         self.spec = spec
         self.min_size = min_size
         self.exif = exif
@@ -121,7 +123,7 @@ class ImageDecoder(ByExtension):
         self._result = IMAGE_SPECS[spec]
 
     def decode(self, data: bytes) -> Any:
-        """Decode the bytes of one image file, whatever its format; of an animation, the first picture."""
+        """Decode an image file of any format; of an animation, the first frame."""
         container, mode, floats = self._result
         image = self._open(data)
         if image.mode[0] in "IF":
@@ -132,7 +134,7 @@ class ImageDecoder(ByExtension):
         elif self.background is not None and image.has_transparency_data:
             image = on_background(image, self.background)
         if container == "pil":
-            return image.convert(mode)  # a copy even in the same mode: a plain image, and not the file's own class
+            return image.convert(mode)  # copies even in the same mode, to return a plain Image instead of a subclass
         pixels = np.asarray(image if image.mode == mode else image.convert(mode))
         return pack(pixels, container, floats=floats)
 
@@ -147,23 +149,27 @@ class ImageDecoder(ByExtension):
 
     def __repr__(self) -> str:
         options = {"min_size": self.min_size, "exif": self.exif or None, "background": self.background}
-        told = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
-        return f"ImageDecoder({self.spec!r}{told})"
+        shown = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+        return f"ImageDecoder({self.spec!r}{shown})"
 
 
 def open_image(data: bytes) -> Image.Image:
-    """Open an image without its pixels.
+    """Open an image without loading its pixels.
 
     Raises:
-        ValueError: it is none, or not one that Pillow reads by itself, or a few bytes that say to be a large one.
+        ValueError: the data are not an image that Pillow reads on its own, or look like a decompression bomb.
     """
     Image.init()
     try:
-        image: Image.Image = Image.open(BytesIO(data), formats=[name for name in Image.ID if name not in BY_OTHERS])
+        image: Image.Image = Image.open(
+            BytesIO(data), formats=[name for name in Image.ID if name not in EXCLUDED_FORMATS]
+        )
     except UnidentifiedImageError as error:
-        raise ValueError("the data is in no image format that Pillow reads") from error
+        raise ValueError("the data are not in an image format that Pillow reads") from error
     if image.width * image.height > max(LARGE, PIXELS_PER_BYTE * len(data)):
-        raise ValueError(f"{len(data)} bytes say to be {image.width} x {image.height} pixels, which cannot be meant")
+        raise ValueError(
+            f"{len(data)} bytes claim to be {image.width} x {image.height} pixels, which may be a decompression bomb"
+        )
     return image
 
 
@@ -172,8 +178,8 @@ class ImageEncoder:
 
     Args:
         extension: one of `IMAGE_FORMATS`.
-        options: for Pillow's writer of that format, such as ``quality``. JPEG has the quality 100 otherwise, as with
-            webdataset, and WebP is without loss unless a quality is given.
+        options: options for Pillow's writer of the format, such as ``quality``. The default is quality 100 for JPEG, as
+            in webdataset, and lossless WebP.
     """
 
     takes = (
@@ -183,32 +189,32 @@ class ImageEncoder:
 
     def __init__(self, extension: str, options: Mapping[str, Any] | None = None) -> None:
         self._format = IMAGE_FORMATS[extension]
-        #: Pillow would change other modes, some of them with a loss, to what the format has.
+        #: Pillow would convert other modes, some of them with a loss.
         self._modes = MODES.get(extension) or MODES[self._format]
         self._options = {**DEFAULTS.get(self._format, {}), **(options or {})}
         if self._format == "WEBP" and "quality" in self._options:
             self._options.setdefault("lossless", False)
         elif self._format == "WEBP":
             self._options.setdefault("lossless", True)
-        self._colours_alone = extension == "ppm"
+        self._rgb_only = extension == "ppm"
 
     def encode(self, value: Any) -> bytes:
         """Encode an image."""
         image = unpack(value)
-        if self._colours_alone and image.mode == "L":
+        if self._rgb_only and image.mode == "L":
             image = image.convert("RGB")
         if image.mode not in self._modes:
-            raise ValueError(f"the format has no pixels of the mode {image.mode!r}, but of {' '.join(self._modes)}")
+            raise ValueError(f"the format does not support the mode {image.mode!r}, only {' '.join(self._modes)}")
         file = BytesIO()
         image.save(file, self._format, **self._options)
         return file.getvalue()
 
 
 def _draft_size(size: tuple[int, int], min_size: int) -> tuple[int, int]:
-    """The size to ask Pillow for, so that it picks the smallest scale whose short side still has ``min_size`` pixels.
+    """Return the size to request from Pillow for the smallest scale whose short side has ``min_size`` pixels.
 
-    Pillow picks the largest of 1, 2, 4, 8 that is at most ``width // asked`` and ``height // asked``; the decoder then
-    rounds the sides up.
+    Pillow picks the largest divisor of 1, 2, 4, 8 that is at most ``width // requested`` and ``height // requested``;
+    the decoder then rounds the sides up.
     """
     short = min(size)
     scale = next((scale for scale in (8, 4, 2) if -(-short // scale) >= min_size), 1)

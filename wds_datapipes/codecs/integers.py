@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from wds_datapipes.codecs.codec import Codec
+from wds_datapipes.codecs import Codec
 
 __all__ = ["decode_integer", "encode_integer", "integer"]
 
 
 def decode_integer(data: bytes) -> int:
-    r"""Decode decimal text to ``int``; blanks and a line end around the number are accepted.
+    r"""Decode decimal text to ``int``; surrounding whitespace is accepted.
 
     >>> decode_integer(b" 7\n")
     7
@@ -26,7 +26,7 @@ def encode_integer(value: Any) -> bytes:
     b'7'
     """
     if isinstance(value, bool):
-        raise TypeError("True and False are no numbers here")
+        raise TypeError("True and False are not integers here")
     return b"%d" % operator.index(value)
 
 

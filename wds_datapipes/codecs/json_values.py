@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from wds_datapipes.codecs.codec import Codec
+from wds_datapipes.codecs import Codec
 
 __all__ = ["decode_json", "encode_json", "jsons"]
 
-#: NaN and the infinities are no JSON: Python's reader takes them, and those of other programs do not.
+#: NaN and infinities are not valid JSON: Python reads them, but other programs do not.
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
@@ -23,7 +23,7 @@ def decode_json(data: bytes) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode as JSON in UTF-8. A str becomes a JSON string too: text that is JSON already has to be given as bytes.
+    """Encode as JSON in UTF-8. A str becomes a JSON string; pass text that is already JSON as bytes.
 
     >>> encode_json({"boxes": [(0, 1, 2, 3)]}), encode_json("a"), encode_json(None)
     (b'{"boxes": [[0, 1, 2, 3]]}', b'"a"', b'null')
@@ -31,7 +31,7 @@ def encode_json(value: Any) -> bytes:
     written = ENCODER.encode(value)
     try:
         return written.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON has only as an escape
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can only escape
         return json.dumps(value, allow_nan=False).encode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""Video and audio decoders, used on request; they need PyAV, whose wheels bring FFmpeg."""
+"""Video and audio decoders, used on request; they require PyAV, whose wheels include FFmpeg."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Video: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, dict[str, float]]"
 
 
 class VideoDecoder(ByExtension):
-    """Decodes video fields (the word ``"torch_video"``).
+    """Decodes video fields (``"torch_video"``).
 
-    The value is ``(frames, audio, info)``: frames as a uint8 tensor (T, H, W, C), red, green, blue from 0 to 255, in
-    the order they are shown; the first audio track as `AudioDecoder` has it, or ``None`` if there is none; and ``info``
-    with ``"video_fps"`` (frames per second, if the file tells) and ``"audio_fps"`` (audio samples per second, if there
-    is audio). Frames come as they are stored: a rotation that the file asks players for is not applied.
+    The value is ``(frames, audio, info)``: frames as a uint8 tensor (T, H, W, C) in RGB from 0 to 255, in presentation
+    order; the first audio track as from `AudioDecoder`, or ``None``; and ``info`` with ``"video_fps"`` (frames per
+    second, if known) and ``"audio_fps"`` (audio samples per second, if there is audio). Frames are returned as stored;
+    rotation metadata are not applied.
     """
 
     def __init__(self) -> None:
         super().__init__(VIDEO_EXTENSIONS)
 
     def decode(self, data: bytes) -> Video:
-        """Decode all frames of the first video track, and all of the first audio track."""
+        """Decode the first video track and the first audio track."""
         import torch
 
         with open_media(data) as container:
@@ -62,17 +62,17 @@ class VideoDecoder(ByExtension):
 
 
 class AudioDecoder(ByExtension):
-    """Decodes audio fields (the word ``"torch_audio"``).
+    """Decodes audio fields (``"torch_audio"``).
 
-    The value is ``(samples, rate)``: a float32 tensor (C, T), one row for each channel, from -1 to 1, and the samples
-    per second. Lossy formats that come out a little louder than that are clipped.
+    The value is ``(samples, rate)``: a float32 tensor (C, T) with values from -1 to 1, and the number of samples per
+    second. Values of lossy formats outside that range are clipped.
     """
 
     def __init__(self) -> None:
         super().__init__(AUDIO_EXTENSIONS)
 
     def decode(self, data: bytes) -> tuple[torch.Tensor, int]:
-        """Decode all of the first audio track."""
+        """Decode the first audio track."""
         import torch
 
         samples, rate = _decode_audio(data)
@@ -87,7 +87,7 @@ def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:
         if not container.streams.audio:
             raise ValueError("the file has no audio track")
         rate: int = container.streams.audio[0].rate
-        to_floats = _av().AudioResampler(format="fltp")  # float32, a plane for each channel; layout and rate stay
+        to_floats = _av().AudioResampler(format="fltp")  # planar float32, with the same layout and rate
         parts = [part.to_ndarray() for frame in container.decode(audio=0) for part in to_floats.resample(frame)]
         parts += [part.to_ndarray() for part in to_floats.resample(None)] if parts else []
     if not parts:
@@ -98,7 +98,7 @@ def _decode_audio(data: bytes) -> tuple[NDArray[np.float32], int]:
 
 @contextmanager
 def open_media(data: bytes) -> Iterator[Any]:
-    """Open the container in the data; errors of PyAV name the data, not a made-up file."""
+    """Open a media container; errors of PyAV become ValueErrors without a made-up file name."""
     av = _av()
     try:
         with av.open(BytesIO(data), **_open_options()) as container:
@@ -109,9 +109,9 @@ def open_media(data: bytes) -> Iterator[Any]:
 
 @cache
 def _open_options() -> dict[str, Any]:
-    """Allow nothing but the data to be read: a playlist could name local files or URLs.
+    """Return options for PyAV that forbid other files and URLs, which a playlist could name.
 
-    Titles and the like may be in any encoding, and nobody asked for them; PyAV 19 no longer has the choice.
+    Errors in the encoding of metadata are ignored; PyAV 19 has no such option.
     """
     options: dict[str, Any] = {"options": {"protocol_whitelist": "none"}}
     return options | ({"metadata_errors": "ignore"} if int(_av().__version__.partition(".")[0]) < 19 else {})

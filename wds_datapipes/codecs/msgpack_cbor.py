@@ -6,29 +6,29 @@ from functools import cache
 from types import ModuleType
 from typing import Any, cast
 
-from wds_datapipes.codecs.codec import Codec
+from wds_datapipes.codecs import Codec
 from wds_datapipes.extras import require
 
 __all__ = ["cbor", "decode_cbor", "decode_msgpack", "encode_cbor", "encode_msgpack", "msgpack"]
 
 
 def decode_msgpack(data: bytes) -> Any:
-    """Decode one msgpack value; the keys of a map may be of any type, not only text."""
+    """Decode a msgpack value; map keys may have any type."""
     return _msgpack().unpackb(data, strict_map_key=False)
 
 
 def encode_msgpack(value: Any) -> bytes:
-    """Encode one msgpack value; a tuple becomes a list."""
+    """Encode a msgpack value; tuples become lists."""
     return cast(bytes, _msgpack().packb(value))
 
 
 def decode_cbor(data: bytes) -> Any:
-    """Decode one CBOR value."""
+    """Decode a CBOR value."""
     return _cbor().loads(data)
 
 
 def encode_cbor(value: Any) -> bytes:
-    """Encode one CBOR value; a tuple becomes a list."""
+    """Encode a CBOR value; tuples become lists."""
     return cast(bytes, _cbor().dumps(value))
 
 

@@ -1,4 +1,4 @@
-"""Conversion of pixels between Pillow images, arrays and tensors."""
+"""Convert pixels between Pillow images, arrays and tensors."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 __all__ = ["deep_gray", "on_background", "pack", "spread", "unpack"]
 
-#: How far floats may lie outside of 0 to 1, as after an interpolation; the same as webdataset allows.
+#: The tolerance for floats outside of 0 to 1, as after an interpolation; the same as in webdataset.
 TOLERANCE = 0.001
 
 
 def deep_gray(image: Image.Image) -> NDArray[np.float32]:
-    """The pixels of a gray image of 16 bits, from 0 to 1."""
-    # PGM of 16 bits, and PNG in older Pillows, come as 32-bit integers; TIFF has such with any range.
+    """Return the pixels of a 16-bit grayscale image, from 0 to 1."""
+    # Pillow loads 16-bit PGM, and PNG in older versions, as 32-bit integers; those of TIFF may have any range.
     if not image.mode.startswith("I;16") and image.format not in ("PNG", "PPM"):
         raise ValueError(
-            f"a {image.format} image of mode {image.mode!r} has 32 bits a pixel and no fixed range: "
-            f"decode it with a function of your own"
+            f"a {image.format} image of mode {image.mode!r} has 32 bits per pixel and no fixed range: decode it with a "
+            f"custom function"
         )
     gray: NDArray[np.float32] = np.divide(np.asarray(image), np.float32(65535), dtype=np.float32)
     return gray
 
 
 def spread(gray: NDArray[np.float32], mode: str) -> NDArray[np.float32]:
-    """Gray pixels as those of a mode with more channels; alpha is opaque."""
+    """Expand grayscale pixels to a mode with more channels; alpha is opaque."""
     if mode == "L":
         return gray
     pixels = np.ones((*gray.shape, len(mode)), np.float32)
@@ -41,14 +41,14 @@ def spread(gray: NDArray[np.float32], mode: str) -> NDArray[np.float32]:
 
 
 def on_background(image: Image.Image, background: tuple[int, ...]) -> Image.Image:
-    """Put a transparent image on a colour."""
+    """Compose a transparent image onto a color."""
     canvas = Image.new("RGBA", image.size, background)
     canvas.alpha_composite(image.convert("RGBA"))
     return canvas
 
 
 def pack(pixels: NDArray[Any], container: str, *, floats: bool = False) -> NDArray[Any] | torch.Tensor:
-    """Bring (H, W[, C]) pixels into the container's order, by one copy; ``floats`` also divides them by 255."""
+    """Copy (H, W[, C]) pixels to the layout of the container; ``floats`` also divides them by 255."""
     if container == "torch" and pixels.ndim == 3:
         pixels = pixels.transpose(2, 0, 1)
     result = np.empty(pixels.shape, np.float32 if floats else pixels.dtype)
@@ -67,8 +67,8 @@ def unpack(value: Any) -> Image.Image:
     """Return the Pillow image of an array (H, W[, C]), a tensor ([C, ]H, W) or a Pillow image.
 
     Raises:
-        TypeError: it is nothing of these, or has another dtype.
-        ValueError: its shape or its range is not that of an image.
+        TypeError: the type or dtype is not supported.
+        ValueError: the shape or range is not that of an image.
     """
     if isinstance(value, Image.Image):
         return value
@@ -88,14 +88,14 @@ def unpack(value: Any) -> Image.Image:
     if pixels.dtype.kind == "u" and pixels.dtype.itemsize == 2 and pixels.ndim == 2:
         return Image.fromarray(np.ascontiguousarray(pixels, dtype="<u2"))
     if pixels.dtype != np.uint8 and (pixels.dtype != np.bool_ or pixels.ndim != 2):
-        raise TypeError(f"pixels are uint8 or floats; gray ones also uint16 or bool, and not {pixels.dtype}")
+        raise TypeError(f"pixels must be uint8 or floats, or for grayscale also uint16 or bool, not {pixels.dtype}")
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def _bytes_of(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Floats from 0 to 1 as the nearest of 0 to 255: what was divided by 255 comes back."""
+    """Convert floats from 0 to 1 to bytes by rounding, the inverse of the division by 255."""
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
-        raise ValueError(f"floats in images are from 0 to 1, and these are from {low:.4g} to {high:.4g}")
+        raise ValueError(f"floats in images must be between 0 and 1, but these are from {low:.4g} to {high:.4g}")
     scaled: NDArray[np.uint8] = np.rint(np.clip(pixels.astype(np.float32), 0, 1) * 255).astype(np.uint8)
     return scaled

@@ -1,58 +1,64 @@
-"""Names of decoders, as in ``wds_decode("rgb8", "torch_audio", "sketch")``."""
+"""Registry of decoders by name: image specs, media and those that users register."""
 
 from __future__ import annotations
 
 from wds_datapipes.codecs.extensions import ByExtension, ExtensionDecoder, name_of
 
-__all__ = ["find_word", "name_decoder"]
+__all__ = ["add_decoder", "find_decoder"]
 
-_named: dict[str, ExtensionDecoder] = {}
+#: The registered decoders by name, global as torch's registry of stages.
+_registered: dict[str, ExtensionDecoder] = {}
 
 
-def find_word(word: str) -> ByExtension:
-    """Return the decoder of an image spec, ``"torch_video"``, ``"torch_audio"``, or a name given by `name_decoder`."""
-    if word in _named:
-        return _named[word]
+def find_decoder(name: str) -> ByExtension:
+    """Return the decoder for an image spec, ``"torch_video"``, ``"torch_audio"`` or a registered name.
+
+    Raises:
+        ValueError: there is no decoder of this name.
+    """
+    if name in _registered:
+        return _registered[name]
+    # Pillow would take most of the time to import the codecs.
     from wds_datapipes.codecs.images import IMAGE_SPECS, ImageDecoder
 
-    if word in IMAGE_SPECS:
-        return ImageDecoder(word)
+    if name in IMAGE_SPECS:
+        return ImageDecoder(name)
     from wds_datapipes.codecs.media import AudioDecoder, VideoDecoder
 
-    if word == "torch_video":
+    if name == "torch_video":
         return VideoDecoder()
-    if word == "torch_audio":
+    if name == "torch_audio":
         return AudioDecoder()
     raise ValueError(
-        f"no decoder is called {word!r}. There are the image specs {' '.join(IMAGE_SPECS)}; torch_video and "
-        f"torch_audio; and the registered decoders {' '.join(sorted(_named)) or '(none yet)'}"
+        f"there is no decoder {name!r}. Choose an image spec ({' '.join(IMAGE_SPECS)}), torch_video, torch_audio, or a "
+        f"registered decoder: {' '.join(sorted(_registered)) or '(none yet)'}"
     )
 
 
-def name_decoder(name: str, decoder: ExtensionDecoder) -> None:
-    """Let a word stand for a decoder; the same function again, as when a notebook cell is run again, replaces it.
+def add_decoder(name: str, decoder: ExtensionDecoder) -> None:
+    """Register a decoder; registering the same function again, as when a notebook cell is rerun, replaces it.
 
     Raises:
-        ValueError: the word stands for another decoder.
+        ValueError: the name is taken by another decoder.
     """
-    if name in _named and _origin(_named[name].function) != _origin(decoder.function):
+    if name in _registered and _definition(_registered[name].function) != _definition(decoder.function):
         raise ValueError(
-            f"the decoder name {name!r} is registered already, for {name_of(_named[name].function)}: "
+            f"the decoder name {name!r} is already registered for {name_of(_registered[name].function)}: "
             f"choose another name for {name_of(decoder.function)}"
         )
-    if name not in _named and _is_built_in(name):
-        raise ValueError(f"the decoder name {name!r} is a word of wds_decode already: choose another name")
-    _named[name] = decoder
+    if name not in _registered and _is_built_in(name):
+        raise ValueError(f"the decoder name {name!r} is built in: choose another name")
+    _registered[name] = decoder
 
 
-def _is_built_in(word: str) -> bool:
+def _is_built_in(name: str) -> bool:
     try:
-        find_word(word)
+        find_decoder(name)
     except ValueError:
         return False
     return True
 
 
-def _origin(function: object) -> tuple[object, object]:
-    """Where a function was written: equal for one that was defined again by running the same code again."""
+def _definition(function: object) -> tuple[object, object]:
+    """Return the module and name of a function, which stay the same when its definition is rerun."""
     return getattr(function, "__module__", None), getattr(function, "__qualname__", function)

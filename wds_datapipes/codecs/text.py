@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from wds_datapipes.codecs.codec import Codec
+from wds_datapipes.codecs import Codec
 
 __all__ = ["decode_text", "encode_text", "text"]
 
 
 def decode_text(data: bytes) -> str:
-    r"""Decode UTF-8 to ``str``, as it is: line ends, blanks and a byte order mark stay.
+    r"""Decode UTF-8 to ``str``, keeping newlines, whitespace and a byte order mark.
 
     >>> decode_text(b"a caf\xc3\xa9\n")
     'a café\n'
@@ -19,13 +19,13 @@ def decode_text(data: bytes) -> str:
 
 
 def encode_text(value: Any) -> bytes:
-    r"""Encode ``str`` to UTF-8, as it is.
+    r"""Encode ``str`` to UTF-8 unchanged.
 
     >>> encode_text("a café\n")
     b'a caf\xc3\xa9\n'
     """
     if not isinstance(value, str):
-        raise TypeError("it is no text")
+        raise TypeError("it is not text")
     return value.encode("utf-8")
 
 

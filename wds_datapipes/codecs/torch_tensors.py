@@ -1,4 +1,4 @@
-"""Codec of ``torch.save``: ``pth``. Tensors are loaded to the CPU."""
+"""Codec of ``torch.save``: ``pth``. Tensors are loaded onto the CPU."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import pickle
 from io import BytesIO
 from typing import Any
 
-from wds_datapipes.codecs.codec import Codec
-from wds_datapipes.errors import UnsafeCodecError
+from wds_datapipes.codecs import Codec
+from wds_datapipes.errors import UnsafeInputError
 
 __all__ = ["decode_pth", "decode_trusted_pth", "encode_pth", "encode_trusted_pth", "pth", "trusted_pth"]
 
-#: How the archives begin that ``torch.save`` has written since torch 1.6. The parts carry checksums, so one that loads
-#: up to its pickle and is refused there is sound, and holds more than weights.
+#: The magic bytes of archives written by ``torch.save`` since torch 1.6. Their parts have checksums, so a file that is
+#: #: rejected at its pickle is not damaged, but holds more than tensors.
 ZIP_MAGIC = b"PK\x03\x04"
 
 
 def decode_pth(data: bytes) -> Any:
-    """Load tensors, and plain Python values that hold them; other objects could run code and are refused.
+    """Load tensors and plain Python containers of them; other objects could run code and are rejected.
 
     Raises:
-        UnsafeCodecError: the file holds other objects.
+        UnsafeInputError: the file holds other objects.
     """
     import torch
 
@@ -29,26 +29,26 @@ def decode_pth(data: bytes) -> Any:
     except pickle.UnpicklingError as error:
         if not data.startswith(ZIP_MAGIC):
             raise
-        raise UnsafeCodecError(
-            f"it holds more than tensors, and loading it can run any code ({_reason(error)})"
+        raise UnsafeInputError(
+            f"it holds more than tensors, and loading it can run arbitrary code ({_reason(error)})"
         ) from error
 
 
 def decode_trusted_pth(data: bytes) -> Any:
-    """Load tensors only, if that is all there is, and anything else by a full unpickling, which can run any code."""
+    """Load tensors safely, and any other objects by unpickling, which can run arbitrary code."""
     import torch
 
     try:
         return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        return torch.load(BytesIO(data), map_location="cpu", weights_only=False)  # reached with unsafe=True alone
+        return torch.load(BytesIO(data), map_location="cpu", weights_only=False)  # only with unsafe=True
 
 
 def encode_pth(value: Any) -> bytes:
-    """Save tensors, and plain Python values that hold them; what `decode_pth` would refuse is refused here.
+    """Save tensors and plain Python containers of them; values that `decode_pth` would reject are rejected.
 
     Raises:
-        UnsafeCodecError: it is more than that.
+        UnsafeInputError: the value holds other objects.
     """
     data = encode_trusted_pth(value)
     decode_pth(data)
@@ -56,7 +56,7 @@ def encode_pth(value: Any) -> bytes:
 
 
 def encode_trusted_pth(value: Any) -> bytes:
-    """Save anything that torch saves. Of a tensor that shows a part of a larger one, the part is saved alone."""
+    """Save anything that torch can save. For a view of a larger tensor, only the view is saved."""
     import torch
 
     is_dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
@@ -68,10 +68,10 @@ def encode_trusted_pth(value: Any) -> bytes:
 
 
 def _reason(error: pickle.UnpicklingError) -> str:
-    """What was refused, out of torch's long advice on how to load it all the same."""
+    """Extract the reason from torch's long message."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in lines if "WeightsUnpickler error" in line), lines[0] if lines else "no reason given")
 
 
 pth = Codec(decode_pth, encode_pth, "a tensor, or plain values, lists and dicts that hold tensors")
-trusted_pth = Codec(decode_trusted_pth, encode_trusted_pth, "whatever torch.save can save")
+trusted_pth = Codec(decode_trusted_pth, encode_trusted_pth, "any value that torch.save supports")

@@ -29,29 +29,29 @@ __all__ = [
 #: Packages whose functions and classes are identified by name. The code of all others counts.
 LIBRARIES = sys.stdlib_module_names | {"numpy", "torch", "torchdata", "wds_datapipes"}
 
-#: Modules whose objects count by their class alone: their content changes while they are used, or is secret.
+#: Modules whose objects count by class only, since their content changes during use or is secret.
 OPAQUE = {
     *("_io", "_thread", "asyncio", "concurrent", "io", "logging", "multiprocessing", "queue", "random", "socket"),
     *("sqlite3", "ssl", "subprocess", "tempfile", "threading", "weakref", "numpy.random", "torch._C"),
     *("adlfs", "aiohttp", "boto3", "botocore", "fsspec", "gcsfs", "httpx", "requests", "s3fs", "urllib3"),
 }
 
-#: Names of arguments that hold credentials, which are renewed, and belong in no digest.
+#: Names of arguments with credentials, which are excluded from digests.
 SECRET = re.compile(
     r"(?i)(?:^|_)(?:auth|authorization|client_kwargs|cookies?|credentials?|headers|passphrase|passwd|password|secret"
     r"|storage_options|(?:access|account|api|private|secret)_?key)$"
     r"|^_?(?:(?:access|api|auth|bearer|hf|refresh|sas|security|session)_)?token$"
 )
 
-#: Types whose values are what they print, and all that cannot change.
+#: Types whose values are identified by their repr, and all immutable types.
 PLAIN = (type(None), bool, int, float, complex)
 CONSTANTS = (*PLAIN, str, bytes)
-#: Types of collections.
+#: Collection types.
 CONTAINERS = (tuple, list, dict, set, frozenset)
 
 
 def is_users(module: str) -> bool:
-    """Whether a module is neither of Python, nor of torch, nor of this package, so that its code counts."""
+    """Whether a module is not from Python, NumPy, torch or this package, so that its code counts."""
     return module.partition(".")[0] not in LIBRARIES
 
 
@@ -65,9 +65,9 @@ def is_secret(name: str) -> bool:
 
 
 def arguments_of(value: Any) -> dict[str, Any] | None:
-    """Return the arguments that an object was made with, if it keeps them under their names, or ``_`` and their names.
+    """Return the arguments that an object was created with, if it stores them under their names or ``_`` plus the name.
 
-    None if it does not, or has a way of its own to be pickled.
+    None if it does not, or has custom pickling.
     """
     kind = type(value)
     if any(
@@ -79,24 +79,24 @@ def arguments_of(value: Any) -> dict[str, Any] | None:
         names = list(inspect.signature(kind.__init__).parameters)[1:]
     except (TypeError, ValueError):
         return None
-    held = getattr(value, "__dict__", {})
-    found = {name: held.get(name, held.get(f"_{name}", inspect.Parameter.empty)) for name in names}
+    attributes = getattr(value, "__dict__", {})
+    found = {name: attributes.get(name, attributes.get(f"_{name}", inspect.Parameter.empty)) for name in names}
     return None if not found or inspect.Parameter.empty in found.values() else found
 
 
 def short_name(qualname: str) -> str:
-    """Return a name without that of the function in which it is defined."""
+    """Return a qualified name without the enclosing function."""
     return qualname.rpartition("<locals>.")[2]
 
 
 def is_opaque(kind: type) -> bool:
-    """Whether objects of a class count by the class alone."""
+    """Whether objects of a class count by class only."""
     names = [str(base.__module__).split(".") for base in kind.__mro__]
     return any(name[0] in OPAQUE or ".".join(name[:2]) in OPAQUE for name in names)
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value is a plain one that cannot change."""
+    """Whether a value is plain and immutable."""
     return type(value) in CONSTANTS or (type(value) in (tuple, frozenset) and all(map(is_constant, value)))
 
 
@@ -106,7 +106,7 @@ def home_of(value: FunctionType | type) -> str:
 
 
 def global_names(code: CodeType) -> Iterator[str]:
-    """Yield the names of global variables that code, or a function in it, reads."""
+    """Yield the names of the global variables read by code, or by functions defined in it."""
     yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
     for const in code.co_consts:
         if isinstance(const, CodeType):
@@ -114,7 +114,7 @@ def global_names(code: CodeType) -> Iterator[str]:
 
 
 def content_of(cell: Any) -> Any:
-    """Return what a function closes over; None if it is not there yet."""
+    """Return the content of a closure cell; None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -122,7 +122,7 @@ def content_of(cell: Any) -> Any:
 
 
 def in_order(items: Collection[Any]) -> Collection[Any]:
-    """Return items that may come in any order, such as those of a set, in one that follows from themselves."""
+    """Return unordered items, such as those of a set, in sorted order if they are comparable."""
     try:
         return sorted(items)
     except TypeError:

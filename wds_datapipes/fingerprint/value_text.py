@@ -1,4 +1,4 @@
-"""Short texts of values for messages: small plain values as they are, others by name and fingerprint."""
+"""Short texts of values for messages: small plain values in full, others by name and fingerprint."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from wds_datapipes.fingerprint.code import arguments_of, is_constant, is_opaque,
 from wds_datapipes.fingerprint.values import Fingerprint
 from wds_datapipes.io.redaction import redact
 
-__all__ = ["describe_value"]
+__all__ = ["format_value"]
 
-#: What stands for what is left out.
+#: Replaces omitted parts.
 CUT = "..."
 
 
-def describe_value(value: Any, without: tuple[type, ...] = ()) -> str:
-    """Return a short text that tells a value from others: small and plain ones as they are, others by a fingerprint.
+def format_value(value: Any, without: tuple[type, ...] = ()) -> str:
+    """Return a short text that identifies a value: small and plain values in full, others with a fingerprint.
 
-    Of what users' objects and functions hold, no string is shown, since it may be a credential.
+    Strings inside of users' objects and functions are hidden, since they may be credentials.
 
     Args:
         value: the value.
-        without: classes whose objects do not count.
+        without: classes whose objects are excluded.
 
-    >>> describe_value("jpg;png"), describe_value(["jpg", 3]), describe_value(len)[:5]
+    >>> format_value("jpg;png"), format_value(["jpg", 3]), format_value(len)[:5]
     ("'jpg;png'", "['jpg', 3]", 'len #')
     """
     if callable(own := getattr(value, "fingerprint", None)) and not isinstance(value, type):
@@ -40,7 +40,7 @@ def describe_value(value: Any, without: tuple[type, ...] = ()) -> str:
 
 
 class _Text(reprlib.Repr):
-    """Writes values, and cuts what is long."""
+    """A `reprlib.Repr` that shortens values and hides secrets."""
 
     def __init__(self, without: tuple[type, ...]) -> None:
         super().__init__()
@@ -75,16 +75,16 @@ class _Text(reprlib.Repr):
         return self._call(kind.__name__, (), arguments, level, hides=not is_ours)
 
     def _call(self, name: str, values: tuple[Any, ...], named: dict[str, Any], level: int, *, hides: bool) -> str:
-        """Write what is called, and with which arguments."""
+        """Return the text of a call with its arguments."""
         before, self._hides_strings = self._hides_strings, self._hides_strings or hides
         try:
             if level <= 0 or len(values) + len(named) > self.maxlist:
                 return f"{name}({CUT})"
-            told = [self.repr1(value, level - 1) for value in values]
-            told += [
+            texts = [self.repr1(value, level - 1) for value in values]
+            texts += [
                 f"{key}={self.repr1(value, level - 1)}" for key, value in named.items() if self._counts(key, value)
             ]
-            return f"{name}({', '.join(told)})"
+            return f"{name}({', '.join(texts)})"
         finally:
             self._hides_strings = before
 
@@ -93,12 +93,12 @@ class _Text(reprlib.Repr):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value, or all in a small collection, is plain, and no credential."""
+    """Whether a value, or everything in a small collection, is plain and not a credential."""
     if type(value) is dict:
         return not any(map(is_secret, map(str, value))) and is_constant(tuple(chain.from_iterable(value.items())))
     return is_constant(tuple(value)) if type(value) is list else is_constant(value) or _is_named(value)
 
 
 def _is_named(value: Any) -> bool:
-    """Whether the name of a value says all: it is a class of a library."""
+    """Whether a value is identified by its name, as a class of a library is."""
     return isinstance(value, type) and not is_users(value.__module__)

@@ -35,14 +35,14 @@ from wds_datapipes.io.redaction import may_hold_credentials, redact
 
 __all__ = ["Fingerprint", "fingerprint"]
 
-#: How deep values may be nested; what is deeper counts by its type.
+#: The maximum nesting depth; deeper values count by type only.
 MAX_DEPTH = 40
-#: How many values are looked into one by one, and how many bytes are digested. What is beyond counts by its size.
+#: The maximum number of values, and of bytes, that are digested; beyond them, only types and sizes count.
 MAX_VALUES, MAX_BYTES = 200_000, 256 << 20
 #: Larger collections are digested in batches of this many items.
 LARGE, BATCH = 1000, 100
 
-#: What tells generators and signatures apart in the flags of code; others depend on where a function is defined.
+#: The code flags that distinguish generators and signatures; others depend on where a function is defined.
 FLAGS = (
     inspect.CO_VARARGS
     | inspect.CO_VARKEYWORDS
@@ -55,14 +55,14 @@ FLAGS = (
 def fingerprint(*values: Any) -> str:
     """Return a digest of functions and values that is the same in another process and on another host.
 
-    A function counts by its name, its code, its defaults, what it closes over, and the code of the functions and
-    classes of its module that it calls by name. An object counts by its class and by the arguments that it was made
-    with; if it does not keep these under their names, by all that it holds. A method ``fingerprint()`` that returns a
-    string takes the place of both. Modules, comments and lines do not count, so a script has the same fingerprint as
-    the module that it is imported as. Neither do credentials, random generators, other global variables, and files
-    that are read. Another release of Python may compile other code from the same source.
+    A function is identified by its name, code, defaults and closure, and the code of the functions and classes of its
+    module that it calls by name. An object is identified by its class and the arguments that it was created with; if it
+    does not store these under their names, by its pickled state. A method ``fingerprint()`` that returns a string
+    replaces both. Module names, comments and line numbers are ignored, so a script has the same fingerprint as the same
+    code in a module. So are credentials, random generators, other global variables, and the content of files. Another
+    release of Python may compile the same source to different code.
 
-    The cost is bounded: beyond 256 MiB, or 200,000 values of classes, only sizes and types count.
+    The cost is bounded: beyond 256 MiB or 200,000 values, only sizes and types count.
 
     >>> fingerprint(str.upper, {"size": 224}) == fingerprint(str.upper, {"size": 224})
     True
@@ -76,24 +76,24 @@ def fingerprint(*values: Any) -> str:
 
 
 class Fingerprint:
-    """A digest of values, one after the other.
+    """A digest to which values are added one by one.
 
     Args:
-        without: classes whose objects do not count.
+        without: classes whose objects are excluded.
     """
 
     def __init__(self, without: tuple[type, ...] = ()) -> None:
         self._without = without
         self._digest = hashlib.sha256()
-        self._values_left = MAX_VALUES
-        self._bytes_left = MAX_BYTES
-        #: The objects that are being added, to end at what contains itself.
+        self._remaining_values = MAX_VALUES
+        self._remaining_bytes = MAX_BYTES
+        #: The objects being added, to detect cycles.
         self._open: list[int] = []
-        #: The digests of functions and classes, which refer to each other often, and the objects, so that they stay.
-        self._known: dict[int, tuple[bytes, Any]] = {}
+        #: The cached digests of functions and classes, and the objects themselves, to keep their IDs valid.
+        self._cached: dict[int, tuple[bytes, Any]] = {}
 
     def hexdigest(self) -> str:
-        """Return the digest of what was added, as 16 characters."""
+        """Return the digest of the added values, as 16 characters."""
         return self._digest.hexdigest()[:16]
 
     def add(self, value: Any) -> None:
@@ -101,8 +101,8 @@ class Fingerprint:
         if id(value) in self._open and not isinstance(value, CONSTANTS):
             self._put("cycle", str(len(self._open) - self._open.index(id(value))))
             return
-        self._values_left -= 1
-        if len(self._open) >= MAX_DEPTH or self._values_left < 0:
+        self._remaining_values -= 1
+        if len(self._open) >= MAX_DEPTH or self._remaining_values < 0:
             self._put("...", type(value).__qualname__)
             return
         self._open.append(id(value))
@@ -112,7 +112,7 @@ class Fingerprint:
             self._open.pop()
 
     def _put(self, kind: str, text: str | bytes = b"") -> None:
-        """Digest a token such that no other sequence of tokens has the same bytes."""
+        """Digest a token unambiguously: no other sequence of tokens has the same bytes."""
         data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
         self._digest.update(b"%s:%d:" % (kind.encode(), len(data)))
         self._digest.update(data)
@@ -161,8 +161,8 @@ class Fingerprint:
             self.add(value)
 
     def _add_once(self, value: FunctionType | CodeType | type) -> None:
-        """Add a function, code or a class; its digest is made once."""
-        if id(value) not in self._known:
+        """Add a function, code or class, and cache its digest."""
+        if id(value) not in self._cached:
             outer, self._digest = self._digest, hashlib.sha256()
             try:
                 if isinstance(value, FunctionType):
@@ -171,15 +171,15 @@ class Fingerprint:
                     self._add_code(value, None)
                 else:
                     self._add_class(value)
-                self._known[id(value)] = self._digest.digest(), value
+                self._cached[id(value)] = self._digest.digest(), value
             finally:
                 self._digest = outer
-        self._put("known", self._known[id(value)][0])
+        self._put("known", self._cached[id(value)][0])
 
     def _add_bytes(self, data: Any) -> None:
         self._put("bytes", str(len(data)))
-        part = data[: max(self._bytes_left, 0)]
-        self._bytes_left -= len(data)
+        part = data[: max(self._remaining_bytes, 0)]
+        self._remaining_bytes -= len(data)
         self._digest.update(part)
 
     def _add_array(self, array: Any) -> None:
@@ -194,18 +194,18 @@ class Fingerprint:
         try:
             flat = tensor.detach().cpu().contiguous().flatten()
             self._add_array(flat.view(sys.modules["torch"].uint8).numpy())
-        except (RuntimeError, TypeError, NotImplementedError):  # a layout without such bytes, as of sparse ones
+        except (RuntimeError, TypeError, NotImplementedError):  # a layout without dense bytes, such as sparse
             self._put("opaque")
 
     def _add_function(self, function: FunctionType) -> None:
         home = function.__globals__.get("__name__", "")
         wrapped = getattr(function, "__wrapped__", None)
         if not is_users(home):
-            if home.startswith("torch.utils.data") and wrapped is not None:  # its hook around a datapipe's methods
+            if home.startswith("torch.utils.data") and wrapped is not None:  # its wrapper of a datapipe's methods
                 self.add(wrapped)
                 return
             self._put("function", f"{home}.{function.__qualname__}")
-            if "<locals>" in function.__qualname__:  # one of many that a function has made
+            if "<locals>" in function.__qualname__:  # created by another function
                 self._add_closure(function)
             return
         self._put("function", short_name(function.__qualname__))
@@ -256,14 +256,14 @@ class Fingerprint:
             self._add_container(value)
             if kind not in CONTAINERS and kind.__module__ != "collections":
                 self._add_facts(getattr(value, "__dict__", {}))
-        elif getattr(value, "__qualname__", None) is not None:  # a function of a library that is none of Python's
+        elif getattr(value, "__qualname__", None) is not None:  # a library function not written in Python
             self._put("named", str(value.__qualname__))
         elif (arguments := arguments_of(value)) is not None:
             self._add_facts(arguments)
         else:
             try:
                 reduced = value.__reduce_ex__(4)
-            except Exception:  # noqa: BLE001 - objects fail in ways of their own; the class has to do
+            except Exception:  # noqa: BLE001  any error; only the class counts then
                 self._put("opaque")
                 return
             if isinstance(reduced, str):
@@ -278,9 +278,9 @@ class Fingerprint:
         state: Any = None,
         items: Iterable[Any] | None = None,
         pairs: Iterable[Any] | None = None,
-        setter: Any = None,  # noqa: ARG002 - as pickle has it
+        setter: Any = None,  # noqa: ARG002  part of the reduce protocol
     ) -> None:
-        """Add an object by what pickle would make it of."""
+        """Add an object by the result of its ``__reduce_ex__``."""
         self._put("made by", getattr(maker, "__qualname__", type(maker).__qualname__))
         self._add_all("arguments", arguments)
         for each in state if isinstance(state, tuple) else (state,):
@@ -300,7 +300,7 @@ class Fingerprint:
             self._add_items(value)
 
     def _add_facts(self, facts: Mapping[Any, Any]) -> None:
-        """Add names or keys with their values, in no order; not what is secret."""
+        """Add names or keys with their values, sorted and without secrets."""
         known = {key: value for key, value in facts.items() if not (isinstance(key, str) and is_secret(key))}
         self._put("facts", str(len(known)))
         is_named = all(type(key) is str for key in known)
@@ -323,25 +323,25 @@ class Fingerprint:
                 self.add(item)
             return
         iterator = iter(items)
-        while self._values_left > 0 and self._bytes_left > 0 and (batch := list(islice(iterator, BATCH))):
+        while self._remaining_values > 0 and self._remaining_bytes > 0 and (batch := list(islice(iterator, BATCH))):
             self._add_batch(batch)
 
     def _add_pairs(self, table: Mapping[Any, Any], keys: Collection[Any]) -> None:
         self._put("pairs", str(len(table)))
         iterator = iter(keys)
-        while self._values_left > 0 and self._bytes_left > 0 and (batch := list(islice(iterator, BATCH))):
+        while self._remaining_values > 0 and self._remaining_bytes > 0 and (batch := list(islice(iterator, BATCH))):
             self._add_batch(batch)
             self._add_batch([table[key] for key in batch])
 
     def _add_batch(self, batch: list[Any]) -> None:
-        """Add some of many items, at the speed of C if they are plain ones."""
+        """Add a batch of items, at the speed of C if they are plain."""
         if all(type(item) is str for item in batch):
             text = "\0".join(batch)
             self._add_bytes((redact(text) if may_hold_credentials(text) else text).encode("utf-8", "surrogatepass"))
             return
         try:
-            # Up to version 2, nothing in it depends on which objects are the same one. From Python 3.11 on, sets are in
-            # an order of their own.
+            # Up to version 2, the data does not depend on object identity. Since Python 3.11, sets are marshalled in a
+            # deterministic order.
             data = marshal.dumps(batch, 2) if sys.version_info >= (3, 11) else None
         except ValueError:
             data = None

@@ -1,4 +1,4 @@
-"""Building the index of a shard, and checking an index against its shard."""
+"""Index construction: builds the index of a shard, and checks an index against its shard."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.scanner import scan_shard
 from wds_datapipes.types import PlacedSample, ShardInfo
 
-__all__ = ["Depth", "build_index", "check_index", "written_index"]
+__all__ = ["Depth", "build_index", "check_index", "index_from_layout"]
 
 Depth: TypeAlias = Literal["size", "headers", "bytes"]
-"""How much of a shard `check_index` looks at."""
+"""How much of a shard `check_index` reads."""
 
 
 def build_index(
@@ -39,27 +39,26 @@ def build_index(
 ) -> ShardIndex:
     """Build the index of a shard.
 
-    Only the headers are read of a local shard, and of a remote one where its store gives parts of it. A compressed
-    shard is read as a whole; its index tells the keys, sizes and counts, and that samples cannot be read by it in any
-    order.
+    Only the headers of a local shard are read, and of a remote shard if its store supports range requests. A compressed
+    shard is read completely; its index has the keys, sizes and counts, but does not allow reading samples in any order.
 
     Args:
         url: the shard, a path or a URL.
-        key_rule: splits the members' names.
-        lowercase: call fields by their lower-case names.
-        on_duplicate: ``"raise"``, or which of two members counts that are the same field of one sample, ``"first"`` or
+        key_rule: splits member names.
+        lowercase: convert field names to lower case.
+        on_duplicate: if several members are the same field of a sample: ``"raise"``, or use the ``"first"`` or the
             ``"last"``.
-        on_repeated_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that comes back after other samples.
-        digest: form the SHA-256 of the shard too, for which all of it is read.
-        ignore_zeros: continue after an end marker, to read archives that were concatenated.
+        on_repeated_key: ``"warn"``, ``"raise"`` or ``"ignore"`` a key that recurs after other samples.
+        digest: compute the SHA-256 of the shard too, which reads all of it.
+        ignore_zeros: continue after an end marker, to read concatenated archives.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to a remote file system.
-        limits: what the shard may ask for, see `ReadLimits`.
+        limits: the limits for the shard, see `ReadLimits`.
 
     Raises:
-        ShardError: the shard cannot be read to its end, or asks for more than its limits.
-        SampleError: a field occurs twice, or a key comes back.
-        StaleSidecarError: the shard has changed meanwhile.
+        ShardError: the shard cannot be read to its end, or exceeds its limits.
+        SampleError: a field occurs twice, or a key recurs.
+        StaleSidecarError: the shard has changed while it was read.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -88,7 +87,7 @@ def build_index(
     return builder.finish(end=scan.end, facts=facts)
 
 
-def written_index(
+def index_from_layout(
     layout: Iterable[PlacedSample],
     info: ShardInfo,
     *,
@@ -97,27 +96,28 @@ def written_index(
     key_rule: KeyRule = first_dot,
     lowercase: bool = True,
 ) -> ShardIndex:
-    """Return the index of a shard that was just written, without reading it.
+    """Build the index of a shard that was just written, without reading it.
 
-    It knows no time, so that the same samples give the same index; it holds as long as it is newer than the shard.
+    It records no modification time, so that the same samples give the same index; it is valid while it is newer than
+    the shard.
 
     Args:
-        layout: where each sample is: ``layout`` of a `TarWriter`.
-        info: what the finished shard is: its ``info``.
-        end: where the archive ends, without its end marker: its ``size``.
-        compression: how it is compressed, by the names of `ShardFacts`.
-        key_rule: how the shard will be read.
-        lowercase: call fields by their lower-case names.
+        layout: the positions of the samples: ``layout`` of a `TarWriter`.
+        info: facts about the finished shard: ``info`` of the writer.
+        end: the size of the archive without its end marker: ``size`` of the writer.
+        compression: the kind of compression, named as in `ShardFacts`.
+        key_rule: the rule that the shard will be read with.
+        lowercase: convert field names to lower case.
 
     Raises:
-        DuplicateFieldError: a field occurs twice in a sample, when it is read.
+        DuplicateKeyError: a sample would have a field twice when it is read.
 
     Examples:
         >>> from wds_datapipes import TarWriter
         >>> with TarWriter("a.tar") as shard:
         ...     _ = shard.write({"__key__": "x", "txt": "one"})
-        >>> index = written_index(shard.layout, shard.info, end=shard.size)
-        >>> index.places_equal(build_index("a.tar"))
+        >>> index = index_from_layout(shard.layout, shard.info, end=shard.size)
+        >>> index.has_same_layout(build_index("a.tar"))
         True
     """
     builder = IndexBuilder(key_rule=key_rule, lowercase=lowercase, archive=redact(info.url) or "The shard")
@@ -137,21 +137,20 @@ def check_index(
     storage_options: Mapping[str, Any] | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> None:
-    """Raise unless an index belongs to a shard as it is now.
+    """Raise unless an index matches the current state of a shard.
 
     Args:
-        index: what `read_index` or `build_index` returned.
+        index: the index.
         url: the shard.
-        depth: ``"size"`` asks for the size of the shard, and for the version that its store tells; ``"headers"`` reads
-            all headers, and compares all that the index says of samples; ``"bytes"`` forms the digest too, if the index
-            has one.
-        key_rule: the rule that the index was built with, if it is none of this package.
+        depth: ``"size"`` compares the size of the shard, and its ETag if it has one; ``"headers"`` reads all headers
+            and compares the positions of all samples; ``"bytes"`` compares the digest too, if the index has one.
+        key_rule: the rule that the index was built with, if it is not one of this package.
         storage_options: passed to a remote file system.
-        limits: what the shard may ask for, see `ReadLimits`.
+        limits: the limits for the shard, see `ReadLimits`.
 
     Raises:
-        StaleSidecarError: the shard is another one now.
-        ShardError: it cannot be read.
+        StaleSidecarError: the shard has changed.
+        ShardError: the shard cannot be read.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -176,7 +175,7 @@ def check_index(
         path,
         key_rule=rule,
         lowercase=index.facts.lowercase,
-        on_duplicate=index.facts.on_duplicate,  # type: ignore[arg-type]  # a word, as it was when it was built
+        on_duplicate=index.facts.on_duplicate,  # type: ignore[arg-type]  # a recorded str
         on_repeated_key="ignore",
         digest=depth == "bytes" and index.facts.sha256 is not None,
         ignore_zeros=True,
@@ -185,30 +184,29 @@ def check_index(
         limits=limits,
     )
     if index.facts.bytes not in (None, now.facts.bytes):
-        raise _stale(path, f"it has {now.facts.bytes} bytes, and had {index.facts.bytes}")
-    if not index.places_equal(now):
+        raise _stale(path, f"it has {now.facts.bytes} bytes, not {index.facts.bytes}")
+    if not index.has_same_layout(now):
         raise _stale(path, _difference(index, now))
     if now.facts.sha256 is not None and now.facts.sha256 != index.facts.sha256:
-        raise _stale(path, f"its SHA-256 is {now.facts.sha256}, and was {index.facts.sha256}")
+        raise _stale(path, f"its SHA-256 is {now.facts.sha256}, not {index.facts.sha256}")
 
 
 def _check_facts(then: ShardFacts, now: FileFacts, archive: str) -> None:
     if None not in (then.bytes, now.bytes) and then.bytes != now.bytes:
-        raise _stale(archive, f"it has {now.bytes} bytes, and had {then.bytes}")
+        raise _stale(archive, f"it has {now.bytes} bytes, not {then.bytes}")
     if None not in (then.etag, now.etag) and then.etag != now.etag:
-        raise _stale(archive, f"its store calls it {now.etag!r}, and called it {then.etag!r}")
+        raise _stale(archive, f"its ETag is {now.etag!r}, not {then.etag!r}")
 
 
 def _difference(then: ShardIndex, now: ShardIndex) -> str:
     """Describe the first difference of two indexes."""
     for number, (old, new) in enumerate(zip(then, now, strict=False)):
         if old != new:
-            return f"sample {number} ({new.key!r}) is {new[1:]}, and was {old.key!r}, {old[1:]}"
-    return f"it has {len(now)} samples up to byte {now.end}, and had {len(then)} up to byte {then.end}"
+            return f"sample {number} ({new.key!r}) is {new[1:]}, not {old.key!r}, {old[1:]}"
+    return f"it has {len(now)} samples up to byte {now.end}, not {len(then)} up to byte {then.end}"
 
 
 def _stale(archive: str, found: str) -> StaleSidecarError:
     return StaleSidecarError(
-        f"{redact(archive)} has changed since its index was built: {found}. Build the index again, or fetch the shard "
-        f"that belongs to it"
+        f"{redact(archive)} has changed since its index was built: {found}. Build the index again, or restore the shard"
     )

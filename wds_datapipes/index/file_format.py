@@ -1,9 +1,9 @@
-"""Index file format: a JSON header, followed by columns that are memory-mapped.
+"""Index file format: a JSON header, followed by columns that can be memory-mapped.
 
-8 bytes   the mark ``WDSINDEX``
+8 bytes   the magic bytes ``WDSINDEX``
 4 bytes   the length of the JSON text, little-endian
 4 bytes   the CRC-32 of the JSON text, little-endian
-JSON      in ASCII, padded with blanks to a multiple of 64 bytes
+JSON      ASCII text, padded with blanks to a multiple of 64 bytes
 columns   each begins at a multiple of 64 bytes; zeros fill the gaps
 """
 
@@ -30,9 +30,9 @@ __all__ = ["INDEX_SUFFIX", "index_bytes", "index_url", "parse_index", "read_inde
 INDEX_SUFFIX = ".wdsidx"
 MAGIC = b"WDSINDEX"
 HEAD = struct.Struct("<8sII")
-#: Where columns begin: at the beginning of a line of the processor's cache.
+#: The alignment of columns, which is the size of a cache line.
 ALIGNMENT = 64
-#: The most that the JSON text may take; it takes a thousand bytes.
+#: The maximum size of the JSON text, which usually takes about 1,000 bytes.
 MAX_HEADER_BYTES = 64 * 1024
 FORMAT, VERSION = "wds-datapipes shard index", 1
 
@@ -47,17 +47,18 @@ def index_url(url: str, folder: str | os.PathLike[str] | None = None) -> str:
 
 
 def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Write an index to a file atomically, and replace an older one.
+    """Write an index to a file atomically, replacing an older one.
 
     Args:
-        index: what to write.
-        url: the file, a path or a URL; `index_url` tells which one belongs to a shard.
+        index: the index.
+        url: the file, a path or a URL; `index_url` returns the standard name for a shard.
         storage_options: passed to a remote file system.
 
     Raises:
         MissingSidecarError: the file cannot be written.
 
     Examples:
+        >>> from wds_datapipes.index import build_index
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}])
         >>> write_index(build_index(url), index_url(url))
@@ -68,9 +69,9 @@ def write_index(index: ShardIndex, url: str, *, storage_options: Mapping[str, An
 
 
 def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) -> ShardIndex:
-    """Read an index from a file. A local file is memory-mapped, so that processes share it.
+    """Read an index from a file. A local file is memory-mapped, so that processes share its memory.
 
-    Whether the shard is still what it was, `check_index` tells.
+    `check_index` checks whether the index still matches its shard.
 
     Args:
         url: the file, a path or a URL, such as ``"train-000000.tar.wdsidx"``.
@@ -78,22 +79,22 @@ def read_index(url: str, *, storage_options: Mapping[str, Any] | None = None) ->
 
     Raises:
         MissingSidecarError: there is no such file.
-        CorruptSidecarError: it is damaged, or is no index.
+        CorruptSidecarError: the file is damaged or not an index.
     """
     path = local_path(url)
     if path is None:
-        return parse_index(read_sidecar(url, storage_options), where=redact(url))
+        return parse_index(read_sidecar(url, storage_options), name=redact(url))
     try:
         with Path(path).open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             content: Any = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
     except OSError as error:
         raise MissingSidecarError(f"{redact(url)} cannot be read: {error.strerror or error}") from error
-    return parse_index(content, where=redact(url))
+    return parse_index(content, name=redact(url))
 
 
 def index_bytes(index: ShardIndex) -> bytes:
-    """Serialize an index: the same index gives the same bytes."""
+    """Serialize an index deterministically."""
     body = bytearray()
     columns = {}
     for name, kind in COLUMNS.items():
@@ -114,26 +115,26 @@ def index_bytes(index: ShardIndex) -> bytes:
     return HEAD.pack(MAGIC, len(text), crc32(text)) + text + body
 
 
-def parse_index(content: Any, *, where: str) -> ShardIndex:
+def parse_index(content: Any, *, name: str) -> ShardIndex:
     """Parse an index from bytes or a memory map, without a copy of its columns.
 
     Raises:
-        CorruptSidecarError: it is damaged, or is no index.
+        CorruptSidecarError: the file is damaged or not an index.
     """
     view = memoryview(content)
     if view[:8] != MAGIC:
-        raise CorruptSidecarError(
-            f"{where} is no index of a shard: it begins with {view[:8].tobytes()!r}, not {MAGIC!r}"
-        )
+        raise CorruptSidecarError(f"{name} is not a shard index: it begins with {view[:8].tobytes()!r}, not {MAGIC!r}")
     try:
         facts, body = _header(view)
         if len(body) != facts["bytes"] or crc32(body) != facts["crc32"]:
-            raise ValueError(f"its columns are {len(body)} bytes with the checksum {crc32(body):08x}, not what it says")
-        columns = {name: _column(body, name, place) for name, place in facts["columns"].items()}
+            raise ValueError(
+                f"its columns, {len(body)} bytes with the checksum {crc32(body):08x}, do not match its header"
+            )
+        columns = {each: _column(body, each, span) for each, span in facts["columns"].items()}
         shard = ShardFacts.from_json(facts["shard"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptSidecarError(f"{where} is damaged: {error}. Delete it, and build it again") from error
-    return ShardIndex(shard, columns, where=where)
+        raise CorruptSidecarError(f"{name} is damaged: {error}. Delete it and build it again") from error
+    return ShardIndex(shard, columns, name=name)
 
 
 def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
@@ -142,26 +143,26 @@ def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
         raise ValueError(f"it has only {len(view)} bytes")
     _, length, checksum = HEAD.unpack_from(view)
     if length > min(MAX_HEADER_BYTES, len(view) - HEAD.size):
-        raise ValueError(f"its header has {length} bytes, and the file {len(view)}")
+        raise ValueError(f"its header has {length} bytes, but the file only {len(view)}")
     text = bytes(view[HEAD.size : HEAD.size + length])
     if crc32(text) != checksum:
         raise ValueError("its header has a wrong checksum")
     facts = json.loads(text)
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise ValueError("its header is that of something else")
+        raise ValueError("its header has another format")
     if facts.get("version") != VERSION:
         raise ValueError(
-            f"it has version {facts.get('version')!r} of the format, and this version of wds-datapipes reads {VERSION}"
+            f"it has version {facts.get('version')!r} of the format, but this version of wds-datapipes reads {VERSION}"
         )
     return facts, view[HEAD.size + length :]
 
 
-def _column(body: memoryview, name: str, place: Any) -> np.ndarray[Any, Any]:
-    kind, offset, length = place
+def _column(body: memoryview, name: str, span: Any) -> np.ndarray[Any, Any]:
+    kind, offset, length = span
     if COLUMNS.get(name) != kind or type(offset) is not int or type(length) is not int:
-        raise ValueError(f"it has a column {name} at {place!r}")
+        raise ValueError(f"it has a column {name} at {span!r}")
     if not (0 <= offset <= len(body) and offset % ALIGNMENT == 0 and 0 <= length <= len(body)):
-        raise ValueError(f"its column {name} is outside of it, at {place!r}")
+        raise ValueError(f"its column {name} is outside of it, at {span!r}")
     if offset + length * np.dtype(kind).itemsize > len(body):
-        raise ValueError(f"its column {name} is outside of it, at {place!r}")
+        raise ValueError(f"its column {name} is outside of it, at {span!r}")
     return np.frombuffer(body, kind, length, offset)

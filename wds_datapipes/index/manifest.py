@@ -16,7 +16,7 @@ from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.url_safety import refuse_commands, refuse_unsafe
-from wds_datapipes.parallel.map_shards import each_shard
+from wds_datapipes.parallel.map_shards import map_shards
 
 __all__ = [
     "DescribedShard",
@@ -28,30 +28,30 @@ __all__ = [
 ]
 
 FORMAT, VERSION = "wds-datapipes manifest", 1
-#: How many requests are under way at once while sizes are asked for.
+#: The number of concurrent requests for sizes.
 THREADS = 16
-#: How many shards a message names.
+#: The number of shards that a message names.
 NAMED = 3
 
 
 class DescribedShard(Protocol):
-    """The description of a shard that was written or indexed, such as an `IndexResult`."""
+    """A description of a shard that was written or indexed, such as an `IndexResult`."""
 
     @property
     def url(self) -> str:
-        """Return the shard."""
+        """The path or URL of the shard."""
 
     @property
     def samples(self) -> int:
-        """Return how many samples it has."""
+        """The number of samples."""
 
     @property
     def bytes(self) -> int:
-        """Return its size."""
+        """The size in bytes."""
 
     @property
     def sha256(self) -> str | None:
-        """Return its digest, if that is known."""
+        """The digest, if known."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ManifestEntry:
 
     Attributes:
         url: the shard.
-        samples: how many samples it has.
+        samples: the number of samples.
         bytes: its size.
         sha256: its digest in hexadecimal digits, or ``None``.
     """
@@ -75,12 +75,13 @@ class Manifest:
     """The shards of a dataset in order, with their counts, sizes and digests.
 
     Args:
-        shards: what is known of each shard: what `build_indexes` returned, or each `ShardInfo` of a writer.
+        shards: a description of each shard: the results of `build_indexes`, or the `ShardInfo` from a writer.
 
     Attributes:
         entries: the shards, each a `ManifestEntry`.
 
     Examples:
+        >>> from wds_datapipes.index import Manifest, build_indexes
         >>> from wds_datapipes.testing import build_shard
         >>> for name in "ab":
         ...     _ = build_shard(f"{name}.tar", [{"__key__": name, "txt": "one"}])
@@ -97,18 +98,18 @@ class Manifest:
         for each in shards:
             if isinstance(each, str | os.PathLike):
                 raise TypeError(
-                    f"A Manifest is made of what is known of shards, and got the name {os.fspath(each)!r}. Pass what "
-                    f"build_indexes returns"
+                    f"A Manifest is built from descriptions of shards, not from the name {os.fspath(each)!r}. Pass the "
+                    f"results of build_indexes"
                 )
             entries.append(ManifestEntry(each.url, each.samples, each.bytes, each.sha256 or None))
         self.entries = tuple(entries)
 
     def __len__(self) -> int:
-        """How many shards there are."""
+        """Return the number of shards."""
         return len(self.entries)
 
     def __eq__(self, other: object) -> bool:
-        """Whether two manifests say the same."""
+        """Whether two manifests have the same entries."""
         return self.entries == other.entries if isinstance(other, Manifest) else NotImplemented
 
     def __hash__(self) -> int:
@@ -119,7 +120,7 @@ class Manifest:
 
     @property
     def urls(self) -> list[str]:
-        """The shards."""
+        """The URLs of the shards."""
         return [entry.url for entry in self.entries]
 
     @property
@@ -142,10 +143,10 @@ class Manifest:
 def write_manifest(
     manifest: Manifest, url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a manifest as JSON. Shards in or below its folder are relative to it, so that both may move.
+    """Write a manifest as JSON. Shards in or below its folder are named relative to it, so that both can be moved.
 
     Args:
-        manifest: what to write.
+        manifest: the manifest.
         url: the file, a path or a URL.
         storage_options: passed to a remote file system.
 
@@ -176,41 +177,41 @@ def read_manifest(
     Args:
         url: the file, a path or a URL.
         storage_options: passed to a remote file system.
-        safe: take no URLs but those of files on a network, that of the manifest included; see `ShardList`.
-        allow_commands: let a manifest that is not a file of this host name commands (``pipe:``) as shards.
+        safe: allow only URLs of files on a network, including that of the manifest; see `ShardList`.
+        allow_commands: allow commands (``pipe:``) as shards in a manifest from another host.
 
     Raises:
         MissingSidecarError: there is no such file.
-        CorruptSidecarError: it is damaged, or is something else.
-        RefusedURLError: it names a command and is not a file of this host; or, with ``safe``, something is no file on a
-            network.
+        CorruptSidecarError: the file is damaged or not a manifest.
+        UnsafeInputError: a manifest from another host names a command; or, with ``safe``, a URL is not that of a file
+            on a network.
     """
-    place = os.fspath(url)
+    path = os.fspath(url)
     if safe:
-        refuse_unsafe(place)
-    where = redact(place)
-    content = read_sidecar(place, storage_options)
-    folder = folder_of(place)
+        refuse_unsafe(path)
+    name = redact(path)
+    content = read_sidecar(path, storage_options)
+    folder = folder_of(path)
     try:
         facts = json.loads(content)
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-            raise ValueError("it is JSON of something else")
+            raise ValueError("it is JSON of another kind")
         if facts.get("version") != VERSION:
             raise ValueError(
-                f"it has version {facts.get('version')!r}, and this version of wds-datapipes reads {VERSION}"
+                f"it has version {facts.get('version')!r}, but this version of wds-datapipes reads {VERSION}"
             )
         entries = [_entry(each) for each in facts["shards"]]
         manifest = Manifest(ManifestEntry(**{**vars(entry), "url": join_name(folder, entry.url)}) for entry in entries)
-        told = (facts["fingerprint"], facts["samples"], facts["bytes"])
-        if told != (manifest.fingerprint, manifest.samples, manifest.bytes):
-            raise ValueError("its sums or its fingerprint are not those of its shards")
+        recorded = (facts["fingerprint"], facts["samples"], facts["bytes"])
+        if recorded != (manifest.fingerprint, manifest.samples, manifest.bytes):
+            raise ValueError("its totals or its fingerprint do not match its shards")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise CorruptSidecarError(f"{where} is no manifest, or is damaged: {error}. Write it again") from error
+        raise CorruptSidecarError(f"{name} is not a manifest, or is damaged: {error}. Write it again") from error
     for shard in manifest.urls:
         if safe:
             refuse_unsafe(shard)
         elif not allow_commands:
-            refuse_commands(shard, place)
+            refuse_commands(shard, path)
     return manifest
 
 
@@ -225,44 +226,44 @@ def check_manifest(
     """Raise unless all shards exist and match a manifest.
 
     Args:
-        manifest: what `read_manifest` returned.
-        depth: ``"size"`` asks for the sizes; ``"headers"`` counts the samples too, by the headers; ``"bytes"`` forms
-            the digests too, if the manifest has them.
-        executor: who reads the shards; by default processes of this host, and threads where only sizes are asked for.
-        max_workers: how many.
+        manifest: the manifest.
+        depth: ``"size"`` compares the sizes; ``"headers"`` also counts the samples, by reading the headers; ``"bytes"``
+            also compares the digests, if the manifest has them.
+        executor: any executor to read the shards; by default, processes on this host, or threads for ``"size"``.
+        max_workers: the number of processes or threads.
         storage_options: passed to remote file systems.
 
     Raises:
-        StaleSidecarError: shards differ, or are not there; the message names some of them.
+        StaleSidecarError: shards differ or are missing; the message names some of them.
     """
     if depth not in ("size", "headers", "bytes"):
         raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
     urls = manifest.urls
     expected = {entry.url: entry for entry in manifest.entries}
     if len(expected) < len(set(manifest.entries)):
-        raise StaleSidecarError("The manifest says different things of one shard. Write it again")
-    wrong: dict[int, str] = {}
+        raise StaleSidecarError("The manifest has contradictory entries for a shard. Write it again")
+    differences: dict[int, str] = {}
     threads = ThreadPoolExecutor(min(max_workers or THREADS, max(len(urls), 1))) if depth == "size" else None
     try:
         work = (expected, depth, storage_options)
-        for number, task in each_shard(_wrong, urls, work, executor=executor or threads, max_workers=max_workers):
+        for number, task in map_shards(_compare, urls, work, executor=executor or threads, max_workers=max_workers):
             if found := task.result():
-                wrong[number] = found
+                differences[number] = found
     finally:
         if threads is not None:
             threads.shutdown()
-    if wrong:
-        named = "; ".join(wrong[number] for number in sorted(wrong)[:NAMED])
+    if differences:
+        named = "; ".join(differences[number] for number in sorted(differences)[:NAMED])
         raise StaleSidecarError(
-            f"{len(wrong)} of {len(urls)} shards are not what the manifest says: {named}"
-            f"{'; ...' if len(wrong) > NAMED else ''}. Fetch these shards again, or write the manifest again"
+            f"{len(differences)} of {len(urls)} shards do not match the manifest: {named}"
+            f"{'; ...' if len(differences) > NAMED else ''}. Restore these shards, or write the manifest again"
         )
 
 
-def _wrong(
+def _compare(
     url: str, expected: Mapping[str, ManifestEntry], depth: Depth, storage_options: Mapping[str, Any] | None
 ) -> str:
-    """Return what is wrong with a shard, or nothing."""
+    """Return how a shard differs from its entry, or ""."""
     entry = expected[url]
     try:
         size = file_facts(url, storage_options=storage_options).bytes
@@ -286,9 +287,9 @@ def _wrong(
 def _entry(found: Mapping[str, Any]) -> ManifestEntry:
     entry = ManifestEntry(**found)
     numbers = (entry.samples, entry.bytes)
-    is_right = type(entry.url) is str and all(type(number) is int and number >= 0 for number in numbers)
-    if not is_right or type(entry.sha256) not in (str, type(None)):
-        raise ValueError(f"its entry {found!r} is not that of a shard")
+    is_valid = type(entry.url) is str and all(type(number) is int and number >= 0 for number in numbers)
+    if not is_valid or type(entry.sha256) not in (str, type(None)):
+        raise ValueError(f"its entry {found!r} is not valid")
     return entry
 
 

@@ -1,4 +1,4 @@
-"""Shard index: the offsets of samples and fields, as columns of numbers."""
+"""Shard index: the offsets of samples and fields in a shard, as columns of numbers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["COLUMNS", "Columns", "IndexEntry", "IndexedSample", "ShardFacts", "S
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """The facts that an index records about its shard; ``None`` if unknown.
+    """Facts that an index records about its shard; ``None`` if unknown.
 
     Attributes:
         bytes: the size of the file.
         sha256: its digest, in hexadecimal digits.
-        mtime_ns: when a local file was last changed, in nanoseconds since 1970.
-        etag: what a store calls this version of it.
+        mtime_ns: the modification time of a local file, in nanoseconds since 1970.
+        etag: the identifier of this version in a store.
         compression: ``"gzip"``, ``"bz2"``, ``"xz"`` or ``"zstd"``; ``None`` for a plain archive.
-        key_rule: the rule that has split the names: ``"first_dot"``, ``"last_dot"`` or ``"module:function"``.
-        lowercase: whether fields are called by their lower-case names.
-        on_duplicate: which of two members counts that are the same field of one sample; ``"raise"`` is neither.
+        key_rule: the rule that splits member names: ``"first_dot"``, ``"last_dot"`` or ``"module:function"``.
+        lowercase: whether field names are lowercased.
+        on_duplicate: which of several members with the same field of a sample counts; ``"raise"`` for none.
     """
 
     bytes: int | None = None
@@ -50,11 +50,11 @@ class ShardFacts:
         """Make facts from JSON, and check them.
 
         Raises:
-            ValueError: it makes no sense.
+            ValueError: the JSON is invalid.
         """
         names = {each.name for each in fields(cls)}
         if not isinstance(found, dict) or found.keys() != names:
-            raise ValueError(f"its facts on the shard are not {', '.join(sorted(names))}")
+            raise ValueError(f"its facts about the shard are not {', '.join(sorted(names))}")
         for name, kinds in _KINDS.items():
             if type(found[name]) not in kinds:
                 raise ValueError(f"its {name} is {found[name]!r}")
@@ -89,17 +89,17 @@ COLUMNS = {
     "field_ends": "<i8",
     "field_text": "|u1",
 }
-#: The key rules that an index knows by name.
+#: The key rules that an index refers to by name.
 RULES: dict[str, KeyRule] = {"first_dot": first_dot, "last_dot": last_dot}
 
 
 class IndexEntry(NamedTuple):
-    """The position of a field's bytes.
+    """The position of a field's data.
 
     Attributes:
-        field: its name, as in a sample.
-        offset: of its first byte, in the uncompressed archive.
-        size: in bytes.
+        field: the name of the field, as in a sample.
+        offset: the offset of its first byte in the uncompressed archive.
+        size: its size in bytes.
     """
 
     field: str
@@ -111,10 +111,10 @@ class IndexedSample(NamedTuple):
     """The position of a sample in its shard.
 
     Attributes:
-        key: of the sample.
-        offset: where its first header begins, in the uncompressed archive.
-        end: where the next sample begins, or the archive's end marker.
-        entries: its fields, in the order in which a sample has them.
+        key: the key of the sample.
+        offset: the offset of its first header in the uncompressed archive.
+        end: the offset of the next sample, or of the archive's end marker.
+        entries: the fields, in the order of the sample.
     """
 
     key: str
@@ -122,26 +122,37 @@ class IndexedSample(NamedTuple):
     end: int
     entries: tuple[IndexEntry, ...]
 
+    @property
+    def fields(self) -> dict[str, int]:
+        """The size of each field, in bytes."""
+        return {entry.field: entry.size for entry in self.entries}
+
+    @property
+    def bytes(self) -> int:
+        """The total size of the fields, in bytes."""
+        return sum(entry.size for entry in self.entries)
+
 
 class ShardIndex:
-    """The offsets of the samples of a shard and their fields: built by `build_index`, or read by `read_index`.
+    """The offsets of the samples of a shard and their fields, built by `build_index` or read by `read_index`.
 
-    ``len(index)`` is the number of samples, ``index[n]`` tells where sample n is, and iterating tells it of all.
+    ``len(index)`` is the number of samples, ``index[n]`` the position of sample n, and iterating yields all positions.
 
     Args:
-        facts: what is known of the shard.
-        columns: the arrays that the format describes. They are kept, not copied.
-        where: what errors call the index.
+        facts: facts about the shard.
+        columns: the arrays that the format describes; they are not copied.
+        name: the name of the index in error messages.
 
     Attributes:
-        facts: what is known of the shard, a `ShardFacts`.
-        columns: the arrays, by name, for work on all samples at once.
-        fields: the names of all fields of the shard, each once; ``member_fields`` counts in this list.
+        facts: facts about the shard, a `ShardFacts`.
+        columns: the arrays, by name, for vectorized work on all samples.
+        fields: the distinct names of all fields in the shard; ``member_fields`` refers to positions in this list.
 
     Raises:
-        CorruptSidecarError: the columns do not go together.
+        CorruptSidecarError: the columns are inconsistent.
 
     Examples:
+        >>> from wds_datapipes.index import build_index
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one", "cls": "1"}, {"__key__": "y", "txt": "two"}])
         >>> index = build_index(url)
@@ -153,53 +164,59 @@ class ShardIndex:
         1
     """
 
-    def __init__(self, facts: ShardFacts, columns: Columns, *, where: str = "An index") -> None:
+    def __init__(self, facts: ShardFacts, columns: Columns, *, name: str = "An index") -> None:
         self.facts = facts
         self.columns = dict(columns)
         try:
-            _check(self.columns)
+            _check_columns(self.columns)
             raw_fields = _texts(self.columns["field_ends"], self.columns["field_text"])
         except ValueError as error:
-            raise CorruptSidecarError(f"{where} is damaged: {error}. Delete it, and build it again") from error
-        #: The fields as the members' names have them, with their capitals.
+            raise CorruptSidecarError(f"{name} is damaged: {error}. Delete it and build it again") from error
+        #: The fields as written in member names, before lowercasing.
         self.raw_fields = raw_fields
         self.fields = [field.lower() for field in raw_fields] if facts.lowercase else raw_fields
-        self._where = where
-        self._found: dict[str, int] | None = None
+        self._name = name
+        self._number_of: dict[str, int] | None = None
 
     def __len__(self) -> int:
-        """How many samples the shard has."""
+        """Return the number of samples."""
         return len(self.columns["sample_offsets"]) - 1
 
     def __getitem__(self, number: int) -> IndexedSample:
-        """The position of a sample in its shard."""
+        """Return the position of a sample in its shard."""
         count = len(self)
         if not -count <= number < count:
-            raise IndexError(f"{self._where} has {count} samples, and none of number {number}")
+            raise IndexError(f"{self._name} has {count} samples, so there is no sample {number}")
         return self._sample(number % count)
 
     def __iter__(self) -> Iterator[IndexedSample]:
-        """Where each sample is, in the order of the shard."""
+        """Yield the position of each sample, in the order of the shard."""
         return map(self._sample, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         """Whether two indexes have the same content."""
         if not isinstance(other, ShardIndex):
             return NotImplemented
-        return self.facts == other.facts and self.places_equal(other)
+        return self.facts == other.facts and self.has_same_layout(other)
 
-    __hash__ = None  # type: ignore[assignment]  # it is compared by its arrays
+    __hash__ = None  # type: ignore[assignment]  # it compares arrays
 
     def __repr__(self) -> str:
         return f"<ShardIndex of {len(self)} samples, {self.members} members, {self.facts.bytes} bytes>"
 
     def __reduce__(self) -> tuple[Callable[..., ShardIndex], tuple[ShardFacts, dict[str, npt.NDArray[Any]], str]]:
-        return _rebuilt, (self.facts, {name: np.array(column) for name, column in self.columns.items()}, self._where)
+        return _rebuild, (self.facts, {name: np.array(column) for name, column in self.columns.items()}, self._name)
 
     @property
     def members(self) -> int:
         """The number of members of all samples."""
         return len(self.columns["member_offsets"])
+
+    @property
+    def sample_sizes(self) -> npt.NDArray[np.int64]:
+        """The size of all fields of each sample, in bytes."""
+        begins = self.columns["sample_members"][:-1]
+        return np.add.reduceat(self.columns["member_sizes"], begins) if len(begins) else np.empty(0, np.int64)
 
     @property
     def keys(self) -> list[str]:
@@ -213,46 +230,52 @@ class ShardIndex:
 
     @property
     def key_rule(self) -> KeyRule | None:
-        """The key rule, if it is one of this package."""
+        """The key rule, if it is one of this package, otherwise None."""
         return RULES.get(self.facts.key_rule)
+
+    def span_of(self, number: int) -> int:
+        """Return the bytes of a sample in the archive, with its headers."""
+        offset, end = self.columns["sample_offsets"][number : number + 2].tolist()
+        span: int = end - offset
+        return span
 
     def find(self, key: str) -> int:
         """Return the number of the first sample with a key.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such sample.
         """
-        if self._found is None:
+        if self._number_of is None:
             keys = self.keys
-            self._found = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
-        if key not in self._found:
-            raise KeyError(f"{self._where} has no sample {key!r}")
-        return self._found[key]
+            self._number_of = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
+        if key not in self._number_of:
+            raise KeyError(f"{self._name} has no sample {key!r}")
+        return self._number_of[key]
 
     def names(self, number: int) -> list[str] | None:
-        """Return the names that the members of a sample have in the archive, if the key rule tells them."""
+        """Return the member names of a sample in the archive; None if the key rule is not one of this package."""
         if self.key_rule is None:
             return None
         first, last = self.columns["sample_members"][number : number + 2]
         key = self._key(number)
         return [f"{key}.{self.raw_fields[field]}" for field in self.columns["member_fields"][first:last]]
 
-    def places_equal(self, other: ShardIndex) -> bool:
-        """Whether two indexes have the same samples in the same places, whatever else they know."""
+    def has_same_layout(self, other: ShardIndex) -> bool:
+        """Whether two indexes have the same samples at the same offsets, regardless of other facts."""
         return self.fields == other.fields and all(
             np.array_equal(self.columns[name], other.columns[name]) for name in COLUMNS
         )
 
     def check_random_access(self) -> None:
-        """Raise unless a sample can be read without all that is before it.
+        """Raise unless samples can be read in any order.
 
         Raises:
             UnsupportedSidecarError: the shard is compressed.
         """
         if self.facts.compression is not None:
             raise UnsupportedSidecarError(
-                f"{self._where} is of a shard that is compressed with {self.facts.compression}, so its samples can "
-                f"only be read from the first to the last. Unpack the shard to read them in any order"
+                f"{self._name} belongs to a shard compressed with {self.facts.compression}, so its samples can only be "
+                f"read in order. Decompress the shard to read them in any order"
             )
 
     def _key(self, number: int) -> str:
@@ -274,15 +297,15 @@ class ShardIndex:
 
 
 def rule_name(rule: KeyRule) -> str:
-    """What an index calls a key rule: those of this package by their names, and others by their places."""
+    """Return the name of a key rule in an index: plain for those of this package, otherwise with the module."""
     for name, known in RULES.items():
         if rule is known:
             return name
     return f"{getattr(rule, '__module__', '?')}:{getattr(rule, '__qualname__', type(rule).__qualname__)}"
 
 
-def _rebuilt(facts: ShardFacts, columns: Columns, where: str) -> ShardIndex:
-    return ShardIndex(facts, columns, where=where)
+def _rebuild(facts: ShardFacts, columns: Columns, name: str) -> ShardIndex:
+    return ShardIndex(facts, columns, name=name)
 
 
 def _text(raw: npt.NDArray[np.uint8]) -> str:
@@ -294,8 +317,8 @@ def _texts(ends: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8]) -> list[str]
     return [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in pairwise([0, *ends.tolist()])]
 
 
-def _check(columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Raise ValueError unless all numbers of the columns go together: none may lead outside of its sample."""
+def _check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Raise ValueError unless the columns are consistent: no offset may be outside of its sample."""
     if columns.keys() != COLUMNS.keys():
         raise ValueError(f"it has the columns {sorted(columns)}, not {sorted(COLUMNS)}")
     for name, kind in COLUMNS.items():
@@ -303,21 +326,23 @@ def _check(columns: dict[str, npt.NDArray[Any]]) -> None:
             raise ValueError(f"its column {name} is {columns[name].dtype} with {columns[name].ndim} dimensions")
     samples, counts = columns["sample_offsets"], columns["sample_members"]
     offsets, sizes, numbers = columns["member_offsets"], columns["member_sizes"], columns["member_fields"]
-    _all(len(samples) >= 1 and len(counts) == len(samples) == len(columns["key_ends"]) + 1, "its columns of samples")
-    _all(len(offsets) == len(sizes) == len(numbers), "its columns of members")
-    _all(samples[0] >= 0 and np.all(samples[1:] > samples[:-1]), "the offsets of its samples")
-    _all(counts[0] == 0 and counts[-1] == len(offsets) and np.all(counts[1:] > counts[:-1]), "its counts of members")
-    _all(not len(numbers) or numbers.max() < len(columns["field_ends"]), "its fields")
+    _expect(len(samples) >= 1 and len(counts) == len(samples) == len(columns["key_ends"]) + 1, "its columns of samples")
+    _expect(len(offsets) == len(sizes) == len(numbers), "its columns of members")
+    _expect(samples[0] >= 0 and np.all(samples[1:] > samples[:-1]), "the offsets of its samples")
+    _expect(counts[0] == 0 and counts[-1] == len(offsets) and np.all(counts[1:] > counts[:-1]), "its counts of members")
+    _expect(not len(numbers) or numbers.max() < len(columns["field_ends"]), "its fields")
     begins, ends = np.repeat(samples[:-1], np.diff(counts)), np.repeat(samples[1:], np.diff(counts))
-    _all(np.all((offsets % BLOCK == 0) & (offsets - BLOCK >= begins) & (offsets <= ends)), "the offsets of its members")
-    _all(np.all((sizes >= 0) & (sizes <= ends - offsets)), "the sizes of its members")
+    _expect(
+        np.all((offsets % BLOCK == 0) & (offsets - BLOCK >= begins) & (offsets <= ends)), "the offsets of its members"
+    )
+    _expect(np.all((sizes >= 0) & (sizes <= ends - offsets)), "the sizes of its members")
     for name in ("key", "field"):
         texts, raw = columns[f"{name}_ends"], columns[f"{name}_text"]
         whole = int(texts[-1]) if len(texts) else 0
-        _all(whole == len(raw) and (not len(texts) or texts[0] >= 0), f"its {name}s")
-        _all(np.all(texts[1:] >= texts[:-1]), f"its {name}s")
+        _expect(whole == len(raw) and (not len(texts) or texts[0] >= 0), f"its {name}s")
+        _expect(np.all(texts[1:] >= texts[:-1]), f"its {name}s")
 
 
-def _all(holds: Any, what: str) -> None:
-    if not holds:
-        raise ValueError(f"{what} do not go together")
+def _expect(condition: Any, what: str) -> None:
+    if not condition:
+        raise ValueError(f"{what} are inconsistent")

@@ -15,18 +15,18 @@ __all__ = ["AtomicFile", "sync_folder"]
 class AtomicFile:
     """Writes a file under a temporary name in the same folder, syncs it, and renames it.
 
-    The file is locked while it is written. So what a killed process has left can be told from what one is writing, and
-    is removed when a file of that name is written next.
+    The file is locked while it is written, which distinguishes it from the leftovers of a killed process. Leftovers are
+    removed the next time that a file of the same name is written.
 
     Args:
-        path: what the file will be called. One of that name stays until this one is finished.
-        buffer_bytes: the size of the stream's buffer; 0 is none.
+        path: the final name of the file. An existing file stays until this one is finished.
+        buffer_bytes: the size of the stream's buffer; 0 disables buffering.
 
     Raises:
         OSError: the file cannot be created.
 
     Attributes:
-        stream: what to write to.
+        stream: the stream to write to.
     """
 
     def __init__(self, path: str, *, buffer_bytes: int) -> None:
@@ -38,7 +38,7 @@ class AtomicFile:
         """Sync the file and rename it.
 
         Raises:
-            OSError: that failed, or the disk is full. `discard` removes what is left.
+            OSError: syncing or renaming failed, or the disk is full. Call `discard` to remove the temporary file.
         """
         self.stream.flush()
         os.fsync(self.stream.fileno())
@@ -50,12 +50,12 @@ class AtomicFile:
         """Remove the file, unless it is finished."""
         with contextlib.suppress(OSError):
             Path(self._part).unlink()
-        with contextlib.suppress(OSError):  # of what could not be written before either
+        with contextlib.suppress(OSError):  # closing flushes, which may fail as the write before it did
             self.stream.close()
 
 
 def sync_folder(path: str) -> None:
-    """Sync a folder, so that renamed files survive a loss of power."""
+    """Sync the folder of a file, so that a renamed file survives a power failure."""
     folder = os.open(Path(path).parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -68,9 +68,9 @@ def _create_locked(path: str, buffer_bytes: int) -> tuple[str, BinaryIO]:
     while True:
         part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
         stream: BinaryIO = open(part, "xb", buffering=buffer_bytes)  # noqa: PTH123, SIM115  the writer closes it
-        with contextlib.suppress(OSError):  # without locks nothing is ever taken for abandoned
+        with contextlib.suppress(OSError):  # a file system without locks never reports a file as abandoned
             fcntl.flock(stream, fcntl.LOCK_EX)
-        if Path(part).exists():  # and was not taken for abandoned before it was locked
+        if Path(part).exists():  # no other process removed it as abandoned before it was locked
             return part, stream
         stream.close()
 
@@ -78,7 +78,7 @@ def _create_locked(path: str, buffer_bytes: int) -> tuple[str, BinaryIO]:
 def _remove_abandoned(path: str) -> None:
     """Remove the temporary files of processes that were killed while writing ``path``."""
     folder, name = os.path.split(path)
-    for each in os.listdir(folder or "."):  # noqa: PTH208  names alone are wanted
+    for each in os.listdir(folder or "."):  # noqa: PTH208  only the names are needed
         if each.startswith(f"{name}.") and each.endswith(".part"):
             part = Path(folder, each)
             with contextlib.suppress(OSError), part.open("rb") as stream:

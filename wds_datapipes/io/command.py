@@ -11,7 +11,7 @@ import signal
 import subprocess
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
-from wds_datapipes.errors import CommandError, ShardOpenError
+from wds_datapipes.errors import ShardOpenError, ShardReadError
 from wds_datapipes.io.shell_process import ShellProcess, describe_exit
 from wds_datapipes.io.urls import split_scheme
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["open_command"]
 
-#: How much the command may write ahead, in bytes: the most that Linux allows everybody.
+#: Size of the pipe from the command, in bytes: the maximum for unprivileged processes on Linux.
 PIPE_BYTES = 1 << 20
-#: Bytes of the command's last output that the error shows.
-TOLD_BYTES = 2000
-#: How often a command that has closed its output is asked whether it has ended, in milliseconds.
-ASK_MS = 50
+#: The error of a failed command quotes this many bytes from the end of its standard error.
+STDERR_TAIL_BYTES = 2000
+#: Interval for polling a command that has closed its output but not exited, in milliseconds.
+POLL_MS = 50
 
 
 def open_command(url: str, /, **_options: object) -> BinaryIO:
@@ -43,22 +43,21 @@ def open_command(url: str, /, **_options: object) -> BinaryIO:
 class CommandStream(io.RawIOBase):
     """Reads the output of a command; raises at the end if the command has failed.
 
-    What the command says on its standard error is passed on as it comes, and its last lines are kept for the error.
-    Both are read by the one thread that reads the stream, so a command that says much waits for its reader.
+    The command's standard error is forwarded as it arrives, and its last lines are quoted in the error. The thread that
+    reads the stream reads both pipes, so a command with many messages waits for its reader.
     """
 
     def __init__(self, process: ShellProcess, command: str) -> None:
         self._process = process
         self._command = command
         self._received = 0
-        self._told = b""
-        # Both are pipes: open_command has asked for them.
+        self._stderr_tail = b""
         self._output = cast("IO[bytes]", process.stdout)
         self._errors = cast("IO[bytes]", process.stderr)
         self._poll = select.poll()
         self._poll.register(self._output, select.POLLIN)
         self._poll.register(self._errors, select.POLLIN)
-        with contextlib.suppress(AttributeError, OSError):  # not on this system, or beyond its limit: it stays small
+        with contextlib.suppress(AttributeError, OSError):  # unsupported or above the limit: keep the default size
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def readable(self) -> bool:
@@ -68,7 +67,7 @@ class CommandStream(io.RawIOBase):
         while not self._output.closed:
             for descriptor, _ in self._poll.poll():
                 if descriptor != self._output.fileno():
-                    self._pass_on()
+                    self._forward_stderr()
                     continue
                 size: int = cast(io.RawIOBase, self._output).readinto(buffer) or 0
                 if size:
@@ -77,45 +76,44 @@ class CommandStream(io.RawIOBase):
                 self._finish()
                 break
         if self._process.returncode != 0:
-            raise CommandError(self._verdict())
+            raise ShardReadError(self._failure_text())
         return 0
 
-    def _pass_on(self) -> None:
-        """Forward the messages of the command."""
-        said = os.read(self._errors.fileno(), 1 << 16)
-        if not said:
+    def _forward_stderr(self) -> None:
+        """Forward the standard error of the command."""
+        data = os.read(self._errors.fileno(), 1 << 16)
+        if not data:
             self._poll.unregister(self._errors)
             self._errors.close()
             return
-        self._told = (self._told + said)[-TOLD_BYTES:]
-        with contextlib.suppress(OSError):  # this process may have closed its own
-            os.write(2, said)
+        self._stderr_tail = (self._stderr_tail + data)[-STDERR_TAIL_BYTES:]
+        with contextlib.suppress(OSError):  # standard error of this process may be closed
+            os.write(2, data)
 
     def _finish(self) -> None:
-        """Wait for the command after its output has ended."""
+        """Wait for the command to exit after the end of its output."""
         self._poll.unregister(self._output)
         self._output.close()
         while self._process.poll() is None:
             if self._errors.closed:
                 self._process.wait()
-            elif self._poll.poll(ASK_MS):
-                self._pass_on()
-        # A process that the command has left behind may hold the pipe open: take what is there, do not wait for more.
+            elif self._poll.poll(POLL_MS):
+                self._forward_stderr()
+        # A background process of the command may keep the pipe open: read the available bytes, do not wait for more.
         while not self._errors.closed and self._poll.poll(0):
-            self._pass_on()
+            self._forward_stderr()
         self._errors.close()
         self._process.signal(signal.SIGTERM)
 
-    def _verdict(self) -> str:
-        """The error of a command that has failed."""
+    def _failure_text(self) -> str:
         status = self._process.wait()
-        told = self._told.decode(errors="replace").strip()
+        stderr = self._stderr_tail.decode(errors="replace").strip()
         return f"The command {self._command!r} {describe_exit(status)} after {self._received} bytes. " + (
-            f"It said last: {told}" if told else "It said nothing on its standard error."
+            f"Its standard error ends with: {stderr}" if stderr else "It wrote nothing to standard error."
         )
 
     def close(self) -> None:
-        """Close the pipes, and end the command with its child processes if it still runs."""
+        """Close the pipes, and terminate the command with its child processes if it is still running."""
         if self.closed:
             return
         super().close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from wds_datapipes.io.local import local_path
 from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.remote.resuming_stream import ForwardStream
-from wds_datapipes.io.remote.timeouts import OURS
+from wds_datapipes.io.remote.timeouts import STORE_OPTIONS
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import (
     OpeningURL,
@@ -29,23 +29,23 @@ __all__ = ["known_schemes", "local_path", "open_parts", "open_url", "redact", "r
 def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
     """Open a shard for reading, by the scheme of its URL.
 
-    A local path, ``file:`` URL, ``-`` (standard input), ``pipe:COMMAND``, a scheme of `register_opener`, or any
-    ``scheme://`` that fsspec knows.
+    Opens local paths, ``file:`` URLs, ``-`` (standard input), ``pipe:COMMAND``, schemes added by `register_opener`, and
+    every ``scheme://`` that fsspec knows.
 
     Args:
-        url: what to open. Percent signs, ``#`` and ``?`` in a local path are part of its name.
-        safe: open nothing but files on a network.
-        options: passed to the opener, which takes those that it knows: ``storage_options`` is for web servers and file
-            systems of fsspec, ``timeout_s`` (seconds without a byte) and ``retries`` for all stores.
+        url: the shard. Percent signs, ``#`` and ``?`` in a local path are part of its name.
+        safe: open only files on a network.
+        options: passed to the opener, which ignores those that it does not know: ``storage_options`` for web servers
+            and fsspec's file systems, ``timeout_s`` (seconds without a byte) and ``retries`` for all stores.
 
     Returns:
-        An unbuffered stream that reads forward, and seeks where its source does. Close it; it closes all it opened.
+        An unbuffered stream that reads forward, and seeks if its source does. Closing it releases everything it opened.
 
     Raises:
-        ShardOpenError: there is nothing to read at this URL, or it may not be read.
-        UnknownSchemeError: nothing answers for the scheme.
+        ShardOpenError: there is nothing to read at this URL, or access is denied.
+        UnknownSchemeError: the scheme has no opener.
         MissingDependencyError: the scheme needs a package that is not installed.
-        RefusedURLError: with ``safe``, it is a local file, a command, or of a scheme that could become one.
+        UnsafeInputError: ``safe`` is set, and the URL is a local file, a command, or has a scheme that may read one.
     """
     if safe:
         refuse_unsafe(url)
@@ -54,42 +54,43 @@ def open_url(url: str, /, *, safe: bool = False, **options: Any) -> BinaryIO:
     if isinstance(url, OpeningURL):
         return url.opened(**options)
     scheme, _ = split_scheme(url)
-    stream = find_opener(scheme)(url, **(_with_waiting(options) if is_registered(scheme) else options))
+    stream = find_opener(scheme)(url, **(_users_options(options) if is_registered(scheme) else options))
     if isinstance(stream, io.IOBase):
         return stream
-    # An opener of a user may return anything that has a read method, such as the body of an SDK's response.
+    # A registered opener may return any object with a read method, such as the body of an SDK's response.
     return cast(BinaryIO, ForwardStream(stream, url))
 
 
-def _with_waiting(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options as an opener of the user takes them: what is ours of the storage options are arguments."""
+def _users_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options for a registered opener: time-outs and retries in the storage options become arguments."""
+    options.pop("counters", None)
     given = options.get("storage_options")
-    if not given or given.keys().isdisjoint(OURS):
+    if not given or given.keys().isdisjoint(STORE_OPTIONS):
         return options
-    ours = {name: given[name] for name in OURS if name in given}
+    ours = {name: given[name] for name in STORE_OPTIONS if name in given}
     others = {name: value for name, value in given.items() if name not in ours}
     return {**ours, **options, "storage_options": others}
 
 
 def open_parts(url: str, /, *, safe: bool = False, **options: Any) -> RangeSource | None:
-    """Open a remote shard for reading ranges, or return None if it can only be read whole.
+    """Open a remote shard for range reads, or return None if it can only be read as a whole.
 
     Args:
-        url: what to open.
-        safe: open nothing but files on a network.
+        url: the shard.
+        safe: open only files on a network.
         options: see `open_url`.
 
     Raises:
-        ShardOpenError: there is nothing to read at this URL, or it may not be read.
-        UnknownSchemeError: nothing answers for the scheme.
+        ShardOpenError: there is nothing to read at this URL, or access is denied.
+        UnknownSchemeError: the scheme has no opener.
         MissingDependencyError: the scheme needs a package that is not installed.
-        RefusedURLError: with ``safe``, it is a local file, a command, or of a scheme that could become one.
+        UnsafeInputError: ``safe`` is set, and the URL is a local file, a command, or has a scheme that may read one.
     """
     if safe:
         refuse_unsafe(url)
     scheme, _ = split_scheme(url)
     if isinstance(url, OpeningURL) or not is_remote(scheme):
         return None
-    from wds_datapipes.io.remote.range_sources import open_remote_parts  # which imports fsspec
+    from wds_datapipes.io.remote.range_sources import open_remote_parts  # imports fsspec
 
     return open_remote_parts(url, **options)

@@ -21,98 +21,98 @@ __all__ = ["READ_AHEAD_BYTES", "ShardPrefetcher"]
 
 T = TypeVar("T")
 
-#: How much is read ahead by default, of all shards together.
+#: Default limit of prefetched bytes, for all shards together.
 READ_AHEAD_BYTES = 32 << 20
 #: Shards are read in blocks of at most this many bytes.
 BLOCK_BYTES = 1 << 20
-#: With less room than this, threads would wait for each other more than for a store.
-LEAST_BYTES = 128 << 10
-#: No more shards than this are read at a time, however small they are.
-MOST_SHARDS = 8
+#: With a smaller buffer than this, threads would wait for each other more than for the store.
+MIN_BYTES = 128 << 10
+#: At most this many shards are read concurrently, however small they are.
+MAX_SHARDS = 8
 #: At most this many URLs are taken from the source to find the next shard to prefetch.
-MOST_ADDRESSES = 1000
-#: How long the end of a pass waits for a response that is no longer needed, in seconds.
+MAX_PENDING = 1000
+#: Seconds for which closing waits for a response that is no longer needed.
 GRACE_S = 2.0
 
 
 class ShardPrefetcher(Iterable[T]):
     """Yields the URLs of shards, and opens the shards; threads prefetch the remote ones.
 
-    One address more than the present one is taken from the source only while all of these are remote shards: who yields
-    the path of a local file may wait until it was read. Errors of the source, and those of a shard, are raised where
-    they would be if nothing were read ahead.
+    URLs are taken from the source in advance only while all of them are remote shards: a source that yields a local
+    file may wait until the file was read. Errors of the source and of the shards are raised at the same point as
+    without prefetching.
 
     Args:
-        source: yields the addresses.
-        most_bytes: the most bytes to prefetch into memory, of all shards together: 128 KiB or more; 0
-            is nothing.
-        options: what the shards are opened with, as for `open_url`.
-        is_wanted: whether all of a shard will be read, by its number in the source.
+        source: yields the URLs.
+        most_bytes: the most bytes to prefetch into memory, for all shards together, raised to at least 128 KiB; 0
+            disables prefetching.
+        options: passed to `open_url`.
+        is_wanted: whether all of a shard will be read, by its index in the source.
     """
 
     def __init__(
         self, source: Iterable[T], most_bytes: int, options: Mapping[str, Any], is_wanted: Callable[[int], bool]
     ) -> None:
         self._source: Iterator[tuple[int, T]] | None = enumerate(source)
-        self._most = max(most_bytes, LEAST_BYTES) if most_bytes else 0
-        self._options, self._is_wanted = options, is_wanted
-        #: What came from the source, and was not yielded yet.
-        self._waiting: deque[tuple[int, T]] = deque()
+        self._max_bytes = max(most_bytes, MIN_BYTES) if most_bytes else 0
+        self._options, self._is_requested = options, is_wanted
+        #: URLs that were taken from the source and not yielded yet.
+        self._pending: deque[tuple[int, T]] = deque()
         self._failure: Exception | None = None
-        #: The shards that are read, by their numbers; the first may be the one that was yielded last.
+        #: The shards that are being read, by index; the first may be the one that was yielded last.
         self._fetches: dict[int, PrefetchThread] = {}
-        self._now = -1
-        self._goes_on = True
+        self._current = -1
+        self._can_extend = True
 
     def __iter__(self) -> Iterator[T]:
         try:
-            while self._waiting or self._take():
-                if (last := self._fetches.pop(self._now, None)) is not None:
+            while self._pending or self._take():
+                if (last := self._fetches.pop(self._current, None)) is not None:
                     last.close()
-                self._now, address = self._waiting.popleft()
-                self._goes_on = True
-                yield address
+                self._current, url = self._pending.popleft()
+                self._can_extend = True
+                yield url
             if self._failure is not None:
                 raise self._failure
-        finally:  # also if iteration is abandoned
+        finally:
             while self._fetches:
                 _, fetch = self._fetches.popitem()
                 fetch.close()
 
     def open(self, path: str, /, **options: Any) -> BinaryIO:
         """Open the shard that was yielded last, as `open_url` does."""
-        if not self._is_fetched(path):
+        if not self._is_prefetchable(path):
             return open_url(path, **options)
-        if self._now not in self._fetches:
-            self._fetches[self._now] = PrefetchThread(path, options, self._most // 2)
+        if self._current not in self._fetches:
+            self._fetches[self._current] = PrefetchThread(path, options, self._max_bytes // 2)
         self._extend()
-        return cast(BinaryIO, PrefetchedStream(self._fetches[self._now], self._extend))
+        return cast(BinaryIO, PrefetchedStream(self._fetches[self._current], self._extend))
 
-    def _is_fetched(self, address: object) -> bool:
-        if not self._most or not isinstance(address, str) or isinstance(address, OpeningURL):
+    def _is_prefetchable(self, url: object) -> bool:
+        if not self._max_bytes or not isinstance(url, str) or isinstance(url, OpeningURL):
             return False
-        return is_remote(split_scheme(address)[0])
+        return is_remote(split_scheme(url)[0])
 
     def _extend(self) -> None:
         """Start to prefetch the next shards, as far as the limit allows."""
-        while self._goes_on and len(self._fetches) < MOST_SHARDS and len(self._waiting) < MOST_ADDRESSES:
-            held = sum(fetch.claim for fetch in self._fetches.values())
-            if held + self._most // 2 > self._most or not self._take():
+        while self._can_extend and len(self._fetches) < MAX_SHARDS and len(self._pending) < MAX_PENDING:
+            reserved = sum(fetch.reserved_bytes for fetch in self._fetches.values())
+            if reserved + self._max_bytes // 2 > self._max_bytes or not self._take():
                 return
-            number, address = self._waiting[-1]
-            self._goes_on = self._is_fetched(address)
-            if self._goes_on and self._is_wanted(number):
-                self._fetches[number] = PrefetchThread(str(address), self._options, self._most // 2)
+            index, url = self._pending[-1]
+            self._can_extend = self._is_prefetchable(url)
+            if self._can_extend and self._is_requested(index):
+                self._fetches[index] = PrefetchThread(str(url), self._options, self._max_bytes // 2)
 
     def _take(self) -> bool:
-        """Take a URL from the source; return whether there was one."""
+        """Take a URL from the source; return False at its end."""
         if self._source is None:
             return False
         try:
-            self._waiting.append(next(self._source))
+            self._pending.append(next(self._source))
         except StopIteration:
             self._source = None
-        except Exception as error:  # noqa: BLE001  it is raised once the shards before it were read
+        except Exception as error:  # noqa: BLE001  raised after the pending shards were read
             self._source, self._failure = None, error
         return self._source is not None
 
@@ -122,14 +122,14 @@ class PrefetchThread:
 
     Args:
         url: the shard.
-        options: for `open_url`.
-        most_bytes: how much it may hold.
+        options: passed to `open_url`.
+        max_bytes: the most bytes to buffer.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], most_bytes: int) -> None:
-        self._url, self._options, self._most = url, options, most_bytes
+    def __init__(self, url: str, options: Mapping[str, Any], max_bytes: int) -> None:
+        self._url, self._options, self._max_bytes = url, options, max_bytes
         self._blocks: deque[bytes] = deque()
-        self._held = self._taken = 0
+        self._buffered = self._consumed = 0
         self._size: int | None = None
         self._error: BaseException | None = None
         self._has_ended = False
@@ -140,26 +140,26 @@ class PrefetchThread:
         self._thread.start()
 
     @property
-    def claim(self) -> int:
-        """The most bytes that it may hold."""
+    def reserved_bytes(self) -> int:
+        """The most bytes that the thread may still buffer."""
         if self._has_ended:
-            return self._held
-        left = sys.maxsize if self._size is None else self._size - self._taken
-        return min(left, self._most)
+            return self._buffered
+        remaining = sys.maxsize if self._size is None else self._size - self._consumed
+        return min(remaining, self._max_bytes)
 
     def take(self) -> bytes:
-        """Wait for the next bytes and return them, none at the end.
+        """Wait for the next bytes and return them; ``b""`` at the end.
 
         Raises:
-            Exception: what reading them has raised.
+            Exception: the error that reading raised in the thread.
         """
         with self._changed:
             while not self._blocks and not self._has_ended:
                 self._changed.wait()
             if self._blocks:
                 block = self._blocks.popleft()
-                self._held -= len(block)
-                self._taken += len(block)
+                self._buffered -= len(block)
+                self._consumed += len(block)
                 self._changed.notify_all()
                 return block
         if self._error is not None:
@@ -168,7 +168,7 @@ class PrefetchThread:
 
     def close(self) -> None:
         """Stop reading."""
-        if os.getpid() != self._process:  # it was forked meanwhile, and the thread is the parent's
+        if os.getpid() != self._process:  # in a forked process: the thread runs in the parent
             return
         with self._changed:
             self._stop.set()
@@ -182,12 +182,12 @@ class PrefetchThread:
         try:
             with open_url(self._url, **self._options, pause=self._pause) as stream:
                 if not isinstance(stream, ResumingStream):
-                    raise TypeError(f"{type(stream).__name__} is no stream of a store")
+                    raise TypeError(f"expected a ResumingStream, got {type(stream).__name__}")
                 self._stream, self._size = stream, stream.size
-                block = min(BLOCK_BYTES, self._most)
+                block = min(BLOCK_BYTES, self._max_bytes)
                 while not self._stop.is_set() and (data := stream.read_once(block)):
                     self._put(data)
-        except BaseException as error:  # noqa: BLE001  it is raised where the shard is read
+        except BaseException as error:  # noqa: BLE001  `take` raises it
             self._error = error
         with self._changed:
             self._has_ended = True
@@ -196,13 +196,13 @@ class PrefetchThread:
     def _put(self, data: bytes) -> None:
         with self._changed:
             self._blocks.append(data)
-            self._held += len(data)
+            self._buffered += len(data)
             self._changed.notify_all()
-            while self._held >= self._most and not self._stop.is_set():
+            while self._buffered >= self._max_bytes and not self._stop.is_set():
                 self._changed.wait()
 
     def _pause(self, seconds: float) -> None:
-        """Wait before the store is asked again."""
+        """Wait before a retry."""
         if self._stop.wait(seconds):
             raise AbandonedError
 
@@ -215,8 +215,8 @@ class PrefetchedStream(io.RawIOBase):
     """A stream of prefetched bytes.
 
     Args:
-        fetch: the shard; it is closed with this.
-        extend: is called when there is room for more.
+        fetch: the thread that reads the shard; closed with the stream.
+        extend: called when buffered bytes were consumed.
     """
 
     def __init__(self, fetch: PrefetchThread, extend: Callable[[], None]) -> None:

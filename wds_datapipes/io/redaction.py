@@ -9,17 +9,17 @@ from urllib.parse import quote, quote_plus
 
 __all__ = ["may_hold_credentials", "raise_alone", "redact", "redactor_of", "secrets_in"]
 
-# Errors hold what servers say, so all of these have to take a time in proportion to the text. What repeats is bounded
-# where another match could begin within it.
+# Errors quote untrusted responses of servers, so every pattern must run in linear time: repetitions are bounded
+# wherever another match could start within them.
 
-#: Anything in front of the ``@`` of a web address.
+#: The user info of a web URL: everything before the ``@``.
 WEB_USER = re.compile(r"(?i)(https?://)[^\s/?#]*@")
 #: ``user:password@`` of any scheme. Without a password it is a name, as in Azure's ``abfs://container@account``. Digits
-#: up to a slash are a port; otherwise even a slash may be one of the password, though it ought to be written as %2F.
+#: up to a slash are a port; any other text may be a password, even with a slash that should be escaped as %2F.
 PASSWORD = re.compile(r"(://)[^\s/?#:@\[]{0,1024}:(?!\d{1,9}(?:[/?#]|$))[^\s?#]{0,1024}@")
 
-#: The values of query parameters that sign or authorise: those of AWS, Google, Azure, CloudFront and common APIs. They
-#: may be parameters of a URL that is one itself.
+#: The values of query parameters that sign or authorise: those of AWS, Google, Azure, CloudFront and common APIs. The
+#: parameters may be percent-encoded within another URL.
 PARAMETER = re.compile(
     r"(?i)((?:[?&;]|%3F|%26)(?:[\w.-]{0,99}(?:auth|credential|passw|secret|signature|token|api-?_?key|accesskey|key-pair)"
     r"[\w.-]{0,99}|sig|key|policy|pwd)(?:=|%3D))[^&;\s'\"]+"
@@ -28,23 +28,25 @@ PARAMETER = re.compile(
 #: The values of headers such as ``Authorization`` and ``X-Auth-Token``.
 HEADER = re.compile(r"(?i)((?:authorization|token)\s*:\s*|\bbearer\s+)[^'\"\r\n]+")
 
-#: Quoted values as Python and JSON print them, and parts of connection strings.
+#: Quoted values as Python and JSON print them.
 NAMED = re.compile(
     r"(?i)((?:credential|passw|secret|signature|token|api_?key|access_?key|account_?key|authorization)[\w-]{0,99}"
     r"['\"]?\s*[:=]\s*b?)(['\"])(?:(?!\2).)+\2"
 )
+#: Parts of connection strings.
 CONNECTION = re.compile(r"(?i)\b((?:account_?key|shared_?access_?(?:key|signature)|password|pwd)=)[^;\s'\"&]+")
 
-#: What commands are given in options such as ``--token`` and ``-u name:password``, and in variables.
+#: The values of command-line options such as ``--token`` and ``-u name:password``, and of environment variables.
 COMMAND = re.compile(
     r"(?i)((?:^|[\s;'\":])(?:--[\w-]{0,99}(?:credential|passw|secret|token|api-?key|access-?key)[\w-]{0,99}(?:=|\s+)"
     r"|\w{0,99}(?:credential|passw|secret|token|api_?key|access_?key)\w{0,99}="
     r"|(?:-u|--(?:proxy-)?user)(?:=|\s{0,9})['\"]?[^\s:'\"]{1,99}:))[^\s;'\"]+"
 )
 
-#: So deep, values of options are looked into.
+#: Nested storage options are searched to this depth.
 DEPTH = 6
-#: Texts of at least this many characters are hidden also within words; numbers of at least this many digits are hidden.
+#: Values of at least this many characters are redacted within words too; numbers of at least this many digits are
+#: redacted.
 LONG, DIGITS = 8, 6
 
 
@@ -67,12 +69,12 @@ def redact(text: str) -> str:
 
 
 def may_hold_credentials(text: str) -> bool:
-    """Whether a text, such as one of many URLs, has any of the marks by which `redact` would change it."""
+    """Whether `redact` may change a text; cheaper than `redact` if it cannot."""
     return any(mark in text for mark in ("@", "=", "%3D", "%3d", "pipe:"))
 
 
 def redactor_of(storage_options: Mapping[str, object]) -> Callable[[str], str]:
-    """Return a `redact` that also hides every text in the options, as it is and as messages write it."""
+    """Return a function like `redact` that also redacts every value in the storage options, in any escaped form."""
     written = {form for secret in secrets_in(storage_options) for form in _forms(secret)}
     words = sorted(filter(None, written), key=len, reverse=True)
     if not words:
@@ -84,10 +86,10 @@ def redactor_of(storage_options: Mapping[str, object]) -> Callable[[str], str]:
 
 
 def secrets_in(value: object, depth: int = DEPTH) -> Iterator[str]:
-    """Return all texts in nested options and their objects: each may be a credential."""
+    """Yield all strings in nested options and their objects: each may be a credential."""
     if isinstance(value, str):
         yield value
-        if "=" in value:  # a connection string, of which a message may tell a part
+        if "=" in value:  # a connection string: an error may quote a part of it
             yield from (part for pair in re.split("[;&]", value) if len(part := pair.partition("=")[2]) >= LONG)
     elif isinstance(value, bytes | bytearray):
         yield value.decode(errors="replace")
@@ -100,7 +102,7 @@ def secrets_in(value: object, depth: int = DEPTH) -> Iterator[str]:
 
 
 def raise_alone(error: Exception) -> NoReturn:
-    """Raise an error without the context of a library's error, which may hold credentials."""
+    """Raise an error without chaining the library's error, which may contain credentials."""
     try:
         raise error from None
     finally:
@@ -109,7 +111,7 @@ def raise_alone(error: Exception) -> NoReturn:
 
 
 def _within(value: object) -> Iterable[object]:
-    """What is in a container, or in an object of a library, such as credentials."""
+    """Return the items of a container, or the attributes of an object, such as a library's credentials object."""
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, list | tuple | set | frozenset):
@@ -127,5 +129,5 @@ def _slots(kind: type) -> Iterable[str]:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """A text as it is, as parts of URLs have it, and as ``repr`` does."""
+    """Yield a string unchanged, percent-encoded, and escaped as by ``repr``."""
     yield from (secret, quote(secret, safe=""), quote(secret), quote_plus(secret), repr(secret)[1:-1])

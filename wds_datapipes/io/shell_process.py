@@ -1,4 +1,4 @@
-"""Shell commands in a process group of their own, which never outlive this process."""
+"""Shell commands that run in their own process group and never outlive this process."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from wds_datapipes.errors import ShardOpenError
 
 __all__ = ["ShellProcess", "describe_exit", "shell"]
 
-#: How long a command that is no longer needed may take to end after SIGTERM, in seconds.
+#: Seconds between SIGTERM and SIGKILL when a command is terminated.
 GRACE_S = 0.5
-#: What the watcher reads when the command may see the end of its input.
+#: Written to the watcher when the input of the command is complete.
 WHOLE = b"whole\n"
 
-#: Runs the command ("$@") next to a watcher in the same process group. The watcher blocks on the lifeline, a pipe whose
-#: other end only the process that runs the command has open: when that process ends, even by SIGKILL, the watcher reads
-#: the end of the pipe and kills the group. It also keeps the write end of the command's input open until then, so that
-#: the command never takes the death of its writer for the end of its data. SIGTERM must reach the command, and leave
-#: the watcher and this shell, which waits for both so that neither is left as a zombie. The shell's own messages about
-#: killed processes are not the command's, and go nowhere.
+#: Runs the command ("$@") next to a watcher in the same process group. The watcher blocks on a pipe whose write end is
+#: open only in the process that runs the command: when that process ends, even by SIGKILL, the watcher reads the end of
+#: the pipe and kills the group. Until then it also holds the write end of the command's input open, so that the command
+#: never mistakes the death of its writer for the end of its input. SIGTERM must reach the command but neither the
+#: watcher nor this shell, which waits for both so that neither becomes a zombie. The shell's own messages about killed
+#: processes are discarded.
 SUPERVISE = """
 exec {errors}>&2 2>/dev/null
 trap : TERM
 (
   trap '' HUP INT TERM
   exec {errors}>&- >/dev/null </dev/null
-  read -r word <&{lifeline}
+  read -r word <&{watch}
   [ "$word" = whole ] || kill -KILL 0
 ) &
 {close}
@@ -43,21 +43,21 @@ wait $!
 exit $status
 """
 
-#: The processes that run; a forked process closes its copies of their pipes.
+#: The running processes. A fork inherits their pipes, so a fork hook closes the copies.
 _running: weakref.WeakSet[ShellProcess] = weakref.WeakSet()
 
 
 class ShellProcess:
-    """A shell command in a process group of its own, killed as a group when this process ends for any reason.
+    """A shell command in its own process group, which is killed when this process ends for any reason.
 
-    In a pipeline of commands, each of them has to succeed.
+    The shell sets ``pipefail``: every command of a pipeline must succeed.
 
     Args:
-        command: what the shell runs.
+        command: the command line for the shell.
         feeds: whether this process writes the command's standard input. If so, the command sees the end of its input
             only after `finish_input`; otherwise its standard input is empty.
         cwd: the working directory of the command.
-        popen: standard output and standard error, as for ``subprocess.Popen``.
+        popen: standard output and standard error, as in ``subprocess.Popen``.
 
     Attributes:
         stdin: the unbuffered pipe to the command, or None.
@@ -65,7 +65,7 @@ class ShellProcess:
         stderr: the unbuffered pipe from its standard error, or None.
 
     Raises:
-        ShardOpenError: there is no suitable shell.
+        ShardOpenError: this host has no suitable shell.
         OSError: the command cannot be started.
         ValueError: the command contains a null byte.
     """
@@ -74,21 +74,21 @@ class ShellProcess:
         words = shell()
         self._owner = os.getpid()
         with contextlib.ExitStack() as opened:
-            lifeline, far = os.pipe()
-            opened.callback(os.close, lifeline)
-            self._lifeline: IO[bytes] = open(far, "wb", buffering=0)  # noqa: PTH123, SIM115  `close` closes it
-            passed = [lifeline]
+            watch, owned = os.pipe()
+            opened.callback(os.close, watch)
+            self._watch_pipe: IO[bytes] = open(owned, "wb", buffering=0)  # noqa: PTH123, SIM115  closed with the stdin
+            inherited = [watch]
             stdin: int = subprocess.DEVNULL
             self.stdin: IO[bytes] | None = None
             if feeds:
                 stdin, feed = os.pipe()
                 opened.callback(os.close, stdin)
                 self.stdin = open(feed, "wb", buffering=0)  # noqa: PTH123, SIM115  `finish_input` or `close` closes it
-                passed.append(feed)
+                inherited.append(feed)
             script = SUPERVISE.format(
-                errors=max(passed) + 1,  # free: the shell has no descriptors but the standard ones and these
-                lifeline=lifeline,
-                close="exec " + " ".join(f"{each}>&-" for each in passed),
+                errors=max(inherited) + 1,  # free: the shell inherits only these and the standard descriptors
+                watch=watch,
+                close="exec " + " ".join(f"{each}>&-" for each in inherited),
             )
             try:
                 self._process = subprocess.Popen(  # noqa: S603  running a command is the purpose
@@ -96,7 +96,7 @@ class ShellProcess:
                     stdin=stdin,
                     bufsize=0,
                     cwd=cwd,
-                    pass_fds=passed,
+                    pass_fds=inherited,
                     start_new_session=True,
                     **popen,
                 )
@@ -108,39 +108,39 @@ class ShellProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, or None if the command has not ended or has not been waited for."""
+        """The exit status, or None if the command is running or has not been waited for."""
         return self._process.returncode
 
     def poll(self) -> int | None:
-        """Return the exit status if the command has ended, and None otherwise."""
+        """Return the exit status if the command has exited, and None otherwise."""
         if self._process.poll() is not None:
             self._close_pipes()
         return self._process.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for the end of the command and return its exit status.
+        """Wait for the command to exit and return its exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended within ``timeout_s`` seconds.
+            subprocess.TimeoutExpired: the command is still running after ``timeout_s`` seconds.
         """
         status = self._process.wait(timeout_s)
         self._close_pipes()
         return status
 
     def finish_input(self) -> None:
-        """Let the command see the end of its standard input."""
-        with contextlib.suppress(BrokenPipeError):  # the command has ended before
-            self._lifeline.write(WHOLE)
+        """Close the command's standard input, so that it sees the end of the data."""
+        with contextlib.suppress(BrokenPipeError):  # the command has already exited
+            self._watch_pipe.write(WHOLE)
         self._close_pipes()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the command and to everything that it has started in its process group."""
+        """Send a signal to the process group of the command."""
         if os.getpid() == self._owner:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
     def end(self) -> None:
-        """End the command and everything that it has started: first by SIGTERM, then by SIGKILL."""
+        """Terminate the process group of the command: by SIGTERM first, then by SIGKILL."""
         if os.getpid() == self._owner and self.poll() is None:
             self.signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -148,21 +148,21 @@ class ShellProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the command and everything that it has started; in a forked process, forget the copy."""
+        """Kill the process group of the command; do nothing in a forked copy of this process."""
         if os.getpid() == self._owner:
             self.signal(signal.SIGKILL)
             self.wait()
         else:
-            self._process.returncode = 0  # or the copy would warn that its command still runs
+            self._process.returncode = 0  # otherwise the copy warns that its command is still running
 
     def _close_pipes(self) -> None:
-        self._lifeline.close()
+        self._watch_pipe.close()
         if self.stdin is not None:
             self.stdin.close()
 
 
 def _close_copies() -> None:
-    """Close, in a forked process, what would keep a command running after the process that it belongs to."""
+    """Close a forked process's copies of the pipes, which would keep a command running after its owner ends."""
     for process in list(_running):
         process._close_pipes()
 
@@ -182,35 +182,34 @@ def shell() -> tuple[str, ...]:
         return (bash, "-o", "pipefail", "-c")
     if sh := shutil.which("sh"):
         words = (sh, "-o", "pipefail", "-c")
-        # Numbers of descriptors above 9 are another thing that not every sh takes.
+        # Not every sh supports descriptor numbers above 9 either.
         probe = subprocess.run([*words, "exec 12</dev/null"], stderr=subprocess.DEVNULL, check=False)  # noqa: S603
         if probe.returncode == 0:
             return words
     raise ShardOpenError(
-        "A command needs a shell that has the option pipefail, and this host has neither bash nor such an sh. "
-        "Install bash"
+        "A command needs a shell with the option pipefail, and this host has neither bash nor such an sh. Install bash"
     )
 
 
 def describe_exit(status: int) -> str:
-    """A command's exit status in words.
+    """Describe a command's exit status.
 
     >>> describe_exit(1), describe_exit(127), describe_exit(-9)
-    ('ended with status 1', 'ended with status 127 (command not found)', 'was ended by SIGKILL')
+    ('exited with status 1', 'exited with status 127 (command not found)', 'was killed by SIGKILL')
     """
     if status < 0:
-        return f"was ended by {signal_name(-status)}"
+        return f"was killed by {signal_name(-status)}"
     if status == 128 + signal.SIGPIPE:
-        hint = "SIGPIPE: a later command of the pipeline stopped reading before an earlier one was done"
+        hint = "SIGPIPE: a later command of the pipeline stopped reading before an earlier one finished"
     elif status > 128:
         hint = signal_name(status - 128)
     else:
         hint = {126: "command not executable", 127: "command not found"}.get(status, "")
-    return f"ended with status {status}" + (f" ({hint})" if hint else "")
+    return f"exited with status {status}" + (f" ({hint})" if hint else "")
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
+    """Return the name of a signal, such as ``SIGKILL`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Small files next to shards, such as indexes: their names, and reading and writing them as a whole."""
+"""Sidecar files, such as the index of a shard: their names, and reading and writing them as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["folder_of", "join_name", "read_sidecar", "sidecar_name", "within", "
 
 
 def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = None) -> str:
-    """Return the name of a sidecar file: that of the shard with a suffix.
+    """Return the name of a sidecar file: the name of the shard plus a suffix.
 
     >>> sidecar_name("data/a.tar", ".wdsidx"), sidecar_name("https://host/a.tar?part=1", ".wdsidx", "indexes")
     ('data/a.tar.wdsidx', 'indexes/a.tar.wdsidx')
@@ -32,7 +32,10 @@ def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = 
     Args:
         url: the shard.
         suffix: appended to the name.
-        folder: where the file is, if not where the shard is.
+        folder: the folder of the sidecar file; that of the shard by default.
+
+    Raises:
+        ValueError: the shard is a command or standard input, and ``folder`` is not given.
     """
     scheme, _ = split_scheme(url)
     path, mark, query = url.partition("?") if scheme in ("http", "https") else (url, "", "")
@@ -40,40 +43,40 @@ def sidecar_name(url: str, suffix: str, folder: str | os.PathLike[str] | None = 
         return f"{os.fspath(folder).rstrip('/')}/{path.rstrip('/').rpartition('/')[2]}{suffix}"
     if scheme in ("-", "pipe"):
         raise ValueError(
-            f"{redact(url)} has no folder for files next to it. Name their folder, or write it to a file first"
+            f"{redact(url)} has no folder for sidecar files. Pass their folder, or write the shard to a file first"
         )
     return f"{path}{suffix}{mark}{query}"
 
 
 def folder_of(url: str) -> str:
-    """Return the folder of a file, with a slash at its end; "" for a bare name."""
+    """Return the folder of a file with a trailing slash; "" for a bare name."""
     scheme, _ = split_scheme(url)
     path = url.partition("?")[0] if scheme in ("http", "https") else url
     return path[: path.rfind("/") + 1]
 
 
 def within(folder: str, url: str) -> str:
-    """Return the name of a file relative to a folder, or its absolute name if it is elsewhere."""
+    """Return the name of a file relative to a folder, or its absolute name if it is not in the folder."""
     if folder and url.startswith(folder):
         return url[len(folder) :]
     if split_scheme(url)[0]:
         return url
     path = Path(url).absolute()
-    if not split_scheme(folder)[0] and path.is_relative_to(place := Path(folder).absolute()):
-        return str(path.relative_to(place))
+    if not split_scheme(folder)[0] and path.is_relative_to(base := Path(folder).absolute()):
+        return str(path.relative_to(base))
     return str(path)
 
 
 def join_name(folder: str, url: str) -> str:
-    """Return the name of a file that is relative to a folder."""
+    """Join a folder and a file name, unless the name is absolute."""
     return url if split_scheme(url)[0] or url.startswith("/") else folder + url
 
 
 def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
-    """Read a file as a whole.
+    """Read a whole file.
 
     Raises:
-        MissingSidecarError: it cannot be read.
+        MissingSidecarError: the file cannot be read.
     """
     path = local_path(url)
     try:
@@ -82,27 +85,27 @@ def read_sidecar(url: str, storage_options: Mapping[str, Any] | None = None) -> 
         if split_scheme(url)[0] in known_schemes():
             with open_url(url) as stream:
                 return b"".join(iter(lambda: stream.read(1 << 20), b""))
-        _, waiting = StoreTimeouts.split(storage_options)
-        retry = waiting.retry_policy()
-        filesystem, place = remote_filesystem(url, storage_options, retry=retry)
+        _, timeouts = StoreTimeouts.split(storage_options)
+        retry = timeouts.retry_policy()
+        filesystem, remote_path = remote_filesystem(url, storage_options, retry=retry)
 
         def read() -> bytes:
-            return bytes(Attempt(partial(filesystem.cat_file, place)).result(BLOCK_TIMEOUTS * waiting.seconds))
+            return bytes(Attempt(partial(filesystem.cat_file, remote_path)).result(BLOCK_TIMEOUTS * timeouts.seconds))
 
         return retry.call(read, f"{redact(url)} cannot be read")
     except ShardError as error:
         raise MissingSidecarError(str(error)) from None
     except WdsError:
         raise
-    except Exception as error:  # noqa: BLE001  the same
+    except Exception as error:  # noqa: BLE001  every file system has errors of its own
         raise_alone(_sidecar_error(url, storage_options, "read", error))
 
 
 def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Write a file atomically, and replace an older one.
+    """Write a file atomically, replacing an existing one.
 
     Raises:
-        MissingSidecarError: it cannot be written. One that was there is still there.
+        MissingSidecarError: the file cannot be written. An existing file is unchanged.
     """
     path = local_path(url)
     try:
@@ -110,7 +113,7 @@ def write_sidecar(url: str, content: bytes, storage_options: Mapping[str, Any] |
             _write_local(path, content)
         elif split_scheme(url)[0] in known_schemes():
             raise MissingSidecarError(
-                f"{redact(url)} cannot be written: its opener only reads. Say in which folder it shall be"
+                f"{redact(url)} cannot be written: its opener only reads. Pass another folder for it"
             )
         else:
             _write_remote(url, content, storage_options or {})

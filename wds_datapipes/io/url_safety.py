@@ -1,22 +1,22 @@
-"""URL safety: refuses untrusted URLs of local files and commands."""
+"""URL safety: rejects untrusted URLs of local files and commands."""
 
 from __future__ import annotations
 
-from wds_datapipes.errors import RefusedURLError
+from wds_datapipes.errors import UnsafeInputError
 from wds_datapipes.io.local import local_path
 from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.urls import is_registered, split_scheme
 
 __all__ = ["NETWORK_SCHEMES", "refuse_commands", "refuse_unsafe"]
 
-#: What ``safe=True`` opens: files on a network, each by one request to a store. Whatever is not here is refused, since
-#: fsspec has file systems that read local files, unpack archives, or read from what another URL names.
+#: The schemes that ``safe=True`` opens: files on a network. All others are rejected, since fsspec has file systems that
+#: read local files, unpack archives, or read from another URL.
 NETWORK_SCHEMES = frozenset(
     {"abfs", "abfss", "ais", "az", "ftp", "gcs", "gs", "hf", "http", "https", "s3", "s3a", "sftp"}
 )
-#: What runs or reads what is at this host, and is no file: a command, and standard input.
+#: The schemes of commands and standard input.
 COMMANDS = ("pipe", "-")
-#: Characters of a refused URL that the error shows.
+#: Errors show this many characters of a rejected URL.
 SHOWN = 200
 
 
@@ -24,14 +24,14 @@ def refuse_unsafe(url: str) -> None:
     """Raise unless a URL names a file on a network.
 
     Raises:
-        RefusedURLError: it is a path, a command or standard input; its scheme is not among `NETWORK_SCHEMES`, or has an
-            opener of the user; or it is a chain of file systems.
+        UnsafeInputError: the URL is a path, a command, standard input or a chain of file systems; or its scheme is not
+            in `NETWORK_SCHEMES`, or has an opener of `register_opener`.
     """
     scheme, _ = split_scheme(url)
     if scheme in COMMANDS:
         found = "a command" if scheme == "pipe" else "standard input"
     elif scheme == "":
-        found = "a path of this host"
+        found = "a local path"
     elif scheme not in NETWORK_SCHEMES:
         found = f"of the scheme {scheme!r}"
     elif is_registered(scheme):
@@ -40,28 +40,28 @@ def refuse_unsafe(url: str) -> None:
         found = "a chain of file systems"
     else:
         return
-    raise RefusedURLError(
-        f"{_redacted(url)} was refused: it is {found}. With safe=True nothing is opened but files on a network, of the "
+    raise UnsafeInputError(
+        f"{_redacted(url)} was refused: it is {found}. With safe=True, only files on a network are opened, with the "
         f"schemes {', '.join(sorted(NETWORK_SCHEMES))}"
     )
 
 
-def refuse_commands(url: str, origin: str) -> None:
+def refuse_commands(url: str, listed_in: str) -> None:
     """Raise if a URL from a remote file is a command or standard input.
 
     Args:
-        url: what stands there, or what it became by rules and variables.
-        origin: the file in which it stands, a path or a URL.
+        url: the URL, after rewriting rules and variables are applied.
+        listed_in: the path or URL of the file that lists it.
 
     Raises:
-        RefusedURLError: it is.
+        UnsafeInputError: it is a command or standard input, and the file is remote.
     """
     scheme, _ = split_scheme(url)
-    if scheme in COMMANDS and local_path(origin) is None:
+    if scheme in COMMANDS and local_path(listed_in) is None:
         found = "a command" if scheme == "pipe" else "standard input"
-        raise RefusedURLError(
-            f"{_redacted(url)} was refused: it is {found}, and stands in {redact(origin)}, which is no file of this "
-            f"host. If you trust the author of that file to run commands here, pass allow_commands=True"
+        raise UnsafeInputError(
+            f"{_redacted(url)} was refused: it is {found}, listed in {redact(listed_in)}, which is not a local file. "
+            f"If you trust the author of that file to run commands on this host, pass allow_commands=True"
         )
 
 

@@ -30,21 +30,22 @@ BUILT_IN: dict[str, str] = {
 #: The opener of a ``scheme://...`` without a registered one.
 FALLBACK = "wds_datapipes.io.remote.filesystem:open_remote"
 
-#: Two characters at least, so that the drive letter of a Windows path is no scheme.
+#: At least two characters, so that the drive letter of a Windows path is not a scheme.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?")
 
+#: The openers of `register_opener`, which is for a process.
 _registered: dict[str, Opener] = {}
 
 
 def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> None:
     r"""Register a function that opens the URLs of a scheme, in this process.
 
-    The function gets the whole URL, and the options of the stage that reads as keywords. It returns a binary stream
-    that reads forward; the stage closes it. From then on both ``scheme:...`` and ``scheme://...`` go to it, in front
-    of whatever fsspec knows under that name.
+    The function receives the whole URL, and the options of the reading stage as keyword arguments. It returns a binary
+    stream that reads forward; the stage closes it. It opens both ``scheme:...`` and ``scheme://...``, and takes
+    precedence over fsspec's file systems.
 
-    A worker process that is started by "spawn" or "forkserver" begins without it. Put the call into a module that the
-    workers import too, such as the one that defines the function.
+    Worker processes that are started by "spawn" or "forkserver" do not inherit the registration. Call this function in
+    a module that the workers import too, such as the one that defines the opener.
 
     Examples:
         >>> import io
@@ -58,13 +59,13 @@ def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> No
         b'\x00\x00\x00'
 
     Args:
-        scheme: the part before the colon: a letter, then letters, digits, ``+``, ``-`` or ``.``, two characters at
-            least. Upper and lower case are the same.
+        scheme: the part before the colon: a letter, then letters, digits, ``+``, ``-`` or ``.``; at least two
+            characters, case-insensitive.
         opener: the function, see `Opener`.
-        replace: allow the scheme to be one that has an opener already.
+        replace: replace the existing opener of the scheme.
 
     Raises:
-        ValueError: ``scheme`` is no scheme, or it has another opener and ``replace`` was not given.
+        ValueError: ``scheme`` is not a valid scheme, or it has another opener and ``replace`` is not set.
     """
     if not SCHEME.fullmatch(f"{scheme}:"):
         raise ValueError(
@@ -72,16 +73,16 @@ def register_opener(scheme: str, opener: Opener, *, replace: bool = False) -> No
             '"+", "-" or ".", without the colon'
         )
     name = scheme.lower()
-    taken = name in BUILT_IN or _registered.get(name, opener) is not opener
-    if taken and not replace:
+    has_other = name in BUILT_IN or _registered.get(name, opener) is not opener
+    if has_other and not replace:
         raise ValueError(f"URLs of the scheme {name!r} have an opener already. Pass replace=True to replace it")
     _registered[name] = opener
 
 
 def split_scheme(url: str) -> tuple[str, str]:
-    """Split a URL into its scheme, in lower case, and what follows the colon; the scheme of a local path is empty.
+    """Split a URL into its lower-case scheme and the part after the colon; the scheme of a local path is empty.
 
-    A name with a colon is a path unless the colon is followed by ``//``, or what stands before it has an opener here.
+    A name with a colon is a path unless the colon is followed by ``//``, or the part before it has an opener.
 
     >>> split_scheme("S3://bucket/000.tar"), split_scheme("pipe:cat 000.tar"), split_scheme("run:000.tar")
     (('s3', '//bucket/000.tar'), ('pipe', 'cat 000.tar'), ('', 'run:000.tar'))
@@ -96,10 +97,10 @@ def split_scheme(url: str) -> tuple[str, str]:
 
 
 class OpeningURL(str):
-    """A URL with an opener of its own.
+    """A URL that carries its own opener.
 
     Attributes:
-        local_path: the file that is read.
+        local_path: the local file that is read.
     """
 
     local_path: str
@@ -131,5 +132,5 @@ def is_remote(scheme: str) -> bool:
 
 
 def known_schemes() -> list[str]:
-    """The schemes with an opener of this package, without those of fsspec."""
+    """Return the schemes that do not need fsspec: the built-in ones, and those of `register_opener`."""
     return sorted({*BUILT_IN, *_registered} - {""})

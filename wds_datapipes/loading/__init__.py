@@ -1,1 +1,1 @@
-"""Reading services, datasets with a state, and everything else that knows torchdata's loaders."""
+"""Reading services, stateful datasets, and everything else that depends on torchdata's loaders."""

@@ -1,4 +1,4 @@
-"""The ranks of a distributed run: their shares, the seed they share, and ranks that are missing."""
+"""The ranks of a distributed run: their shares of the data, their common seed, and detection of lost ranks."""
 
 from __future__ import annotations
 
@@ -16,56 +16,57 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from wds_datapipes.errors import RankLostError
-from wds_datapipes.loading.rank_agreement import check_alike
-from wds_datapipes.loading.rank_and_worker import RankIdentity, split_by_rank
+from wds_datapipes.loading.rank_agreement import check_alike, default_store
+from wds_datapipes.loading.splitting import RankIdentity, split_by_rank
 
 __all__ = ["Ranks"]
 
-#: How long ranks wait for each other when nothing else is said, in seconds; that of torch's process groups.
+#: The default time that ranks wait for each other, in seconds; the default of torch's process groups.
 DEFAULT_TIMEOUT_S = 1800.0
 
-#: How long the first and the longest pause is before the store is asked again, in seconds.
+#: The first and the longest pause between requests to the store, in seconds.
 PAUSES_S = 0.0005, 0.05
 
-#: How long the store may take to answer after the ranks have waited for as long as they may, in seconds.
+#: How long the store may take to respond after the ranks' time limit has expired, in seconds.
 ANSWER_S = 2.0
 
-#: How long a rank that leaves waits for the store and for the others, in seconds.
-FAREWELL_S = 1.0
+#: How long a leaving rank waits for the store and for the other ranks, in seconds.
+LEAVE_S = 1.0
 
-#: How long the end of a thread that is no longer needed may take, in seconds; it takes longer only in a store's hands.
+#: How long to wait for an abandoned thread, in seconds. Only a thread that is blocked in a store takes longer.
 JOIN_S = 0.1
 
-#: How much of another rank's error is told, in characters.
-GIST_LENGTH = 500
+#: The number of characters shown of another rank's error.
+SUMMARY_LENGTH = 500
 
 T = TypeVar("T")
 
-#: What is in the place of a seed where no rank goes on in the middle of an epoch.
+#: Replaces the seed if no rank resumes mid-epoch.
 BEGINS = -1
 
-#: What is at the place of a rank that has come; with less, it has not come all the way.
-COME = 2
+#: The count of a rank that has arrived; a lower count means that it has not arrived completely.
+ARRIVED = 2
 
+#: Numbers the services of this process. Only their order, which is the same on all ranks, identifies them.
 _numbers = itertools.count()
 
 
 class Ranks:
-    """Lets the ranks of a run meet when a service starts and at the beginning of each epoch, and only there.
+    """Synchronizes the ranks of a run when a service starts and at the beginning of each epoch, and only then.
 
-    They meet at the store that torch's process group was set up with, so nothing is sent for each item, and no
-    process group has to be kept. All ranks must start their services in the same order.
+    The ranks use the store that torch's process group was initialized with, so nothing is sent per item, and the
+    process group may be destroyed. All ranks must start their services in the same order.
 
-    At each meeting there is a gate, which all find open or all find shut. The rank that comes last opens it. A rank
-    that has waited for too long, or that has left, shuts it, and says why. A meeting takes each rank a few short
-    messages to the store, which keeps nothing of meetings that are over.
+    Each meeting has a gate, which either opens or shuts for all ranks. The rank that arrives last opens it. A rank
+    that times out or leaves shuts it and records the reason. A meeting takes each rank a few short messages to the
+    store, and the entries of past meetings are deleted.
 
     Args:
-        timeout_s: how long a rank waits for the others, in seconds; None is for half an hour.
+        timeout_s: how long a rank waits for the others, in seconds; ``None`` means half an hour.
 
     Attributes:
-        rank: the number of this one.
-        size: how many there are.
+        rank: the number of this rank.
+        size: the number of ranks.
 
     Raises:
         RuntimeError: there is no process group.
@@ -77,17 +78,18 @@ class Ranks:
                 "ShardReadingService(distributed=True) needs torch.distributed.init_process_group to have been called, "
                 'as `init_process_group("gloo")` under torchrun does.'
             )
-        from torch.distributed import distributed_c10d  # where torch has no distributed part, it cannot be imported
-
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        store = distributed_c10d._get_default_store()
-        self._store = distributed_c10d.PrefixStore(f"wds_datapipes/{next(_numbers)}", store)
-        self._run = ""  # no other run that the store has seen has this name
-        self._begun, self._came = -1, -1  # meetings: the last that was a success, and the last that this rank came to
-        self._going_on: int | None = None
+        name = f"wds_datapipes/{next(_numbers)}"
+        self._store = dist.PrefixStore(name, default_store())  # type: ignore[attr-defined]  # it is not in __all__
+        self._run = ""  # unique among the runs that use the store
+        self._begun, self._arrived = (
+            -1,
+            -1,
+        )  # the last meeting that succeeded, and the last one at which this rank arrived
+        self._resumed_seed: int | None = None
         self._facts: Mapping[str, Any] = {}
-        self._firsts: Mapping[str, Any] = {}  # those of rank 0
+        self._firsts: Mapping[str, Any] = {}  # the facts of rank 0
         self._is_silent = self._has_left = False
         self._owner_pid = os.getpid()
 
@@ -95,84 +97,84 @@ class Ranks:
         """Wait until all ranks have started their services.
 
         Args:
-            seed: of the epoch in the middle of which this rank goes on; None if it begins one.
-            facts: what all ranks have to have alike.
+            seed: the seed of the epoch that this rank resumes mid-epoch; ``None`` if it begins one.
+            facts: what must be equal on all ranks.
 
         Returns:
-            That of any rank which goes on in the middle of an epoch, or None.
+            The seed of any rank that resumes mid-epoch, or ``None``.
 
         Raises:
-            RankLostError: one of them has failed, or does not come in time.
-            RuntimeError: the facts are not those of rank 0.
+            RankLostError: a rank has failed, or does not arrive in time.
+            RuntimeError: the facts differ from those of rank 0.
         """
-        self._going_on, self._facts = seed, dict(facts or {})
-        # torchrun restarts ranks with the store as they left it. So no name in it can be trusted, until rank 0 has
-        # answered to a word that this process has made up.
-        found = self._in_time(self._call if self.rank == 0 else self._answer)
+        self._resumed_seed, self._facts = seed, dict(facts or {})
+        # torchrun restarts ranks but keeps the store. So no name in it is trusted until rank 0 has answered with a
+        # token that this process has generated.
+        found = self._in_time(self._name_run if self.rank == 0 else self._join_run)
         check_alike(self.rank, self._facts, 0, self._firsts)
         return None if found == BEGINS else found
 
     @property
-    def place(self) -> RankIdentity:
-        """Which rank this is, and among how many."""
+    def identity(self) -> RankIdentity:
+        """The number of this rank and the number of ranks."""
         return RankIdentity(self.size, self.rank)
 
     def split(self, pipe: Any) -> Any:
-        """Give this rank its share of the data."""
-        return split_by_rank(pipe, self.place)
+        """Assign this rank its share of the data."""
+        return split_by_rank(pipe, self.identity)
 
     def meet(self, seed: int) -> int:
-        """Wait until all ranks have come to the next epoch, and return the seed of rank 0.
+        """Wait until all ranks have reached the next epoch, and return the seed of rank 0.
 
         Raises:
-            RankLostError: one of them has failed, has left, or does not come in time.
+            RankLostError: a rank has failed, has left, or does not arrive in time.
         """
-        return self._in_time(lambda patience: self._come(patience, seed))
+        return self._in_time(lambda timeout: self._arrive(timeout, seed))
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Tell the others, once they wait for it at their next meeting, that this rank will not come.
+        """Announce to the other ranks that this rank will not come to their next meeting.
 
         Args:
-            error: what went wrong here, if anything did.
+            error: the exception that ends this rank, if any.
         """
-        # A forked process has a copy of this object, and is no rank.
+        # A forked process has a copy of this object, but is not a rank.
         if os.getpid() != self._owner_pid or self._has_left or self._is_silent or not self._run:
             return
         self._has_left = True
-        # A generator that is broken off has not failed.
-        after = "" if error is None or isinstance(error, GeneratorExit) else f" after {_gist(error)}"
+        # Closing a generator early is not a failure.
+        after = "" if error is None or isinstance(error, GeneratorExit) else f" after {_summarize(error)}"
         why = f"rank {self.rank} has ended its service{after}"
-        # The store goes with the process that has it, and no thread starts when the interpreter ends.
+        # The store may have ended with the process that hosts it, and threads cannot start during interpreter shutdown.
         with suppress(RuntimeError, futures.TimeoutError):
-            # The store does not answer to this, so this does not wait for it.
-            self._store.set(self._gate(self._came + 1), json.dumps({"lost": why}))
-            self._in_thread(self._take_leave, FAREWELL_S, FAREWELL_S)
+            # The store sends no response to this, so this does not wait.
+            self._store.set(self._gate(self._arrived + 1), json.dumps({"lost": why}))
+            self._in_thread(self._clean_up, LEAVE_S, LEAVE_S)
 
-    def _call(self, patience: RankTimeout) -> int:
-        """As rank 0: give the run its name, and tell it every rank that asks."""
+    def _name_run(self, timeout: RankTimeout) -> int:
+        """As rank 0: name the run, and send the name to every rank that requests it."""
         self._run = secrets.token_hex(8)
-        self._tell()
-        self._store.set(self._place(0, "facts"), json.dumps(self._facts))
-        self._store.add(self._place(0, 0), COME)
-        told: dict[int, str] = {}
+        self._publish_seed()
+        self._store.set(self._key(0, "facts"), json.dumps(self._facts))
+        self._store.add(self._key(0, 0), ARRIVED)
+        answered_words: dict[int, str] = {}
         missing = list(range(self.size))
-        while missing := [rank for rank in missing if not self._has(self._place(0, rank))]:
+        while missing := [rank for rank in missing if not self._has(self._key(0, rank))]:
             for rank in missing:
-                if self._has(f"word/{rank}") and told.get(rank) != (word := self._get(f"word/{rank}")):
+                if self._has(f"word/{rank}") and answered_words.get(rank) != (word := self._get(f"word/{rank}")):
                     self._store.set(f"name/{rank}", json.dumps([word, self._run]))
-                    told[rank] = word
+                    answered_words[rank] = word
             if self._has(self._gate(0)):
                 break
-            if not patience.pause():
+            if not timeout.pause():
                 self._shut(0)
-        self._came = 0
-        place = self._place(0, "seed")
-        self._open(0, int(self._get(place)) if self._has(place) else BEGINS)
-        self._store.delete_key(place)
-        return self._pass(patience, 0)
+        self._arrived = 0
+        identity = self._key(0, "seed")
+        self._open(0, int(self._get(identity)) if self._has(identity) else BEGINS)
+        self._store.delete_key(identity)
+        return self._pass(timeout, 0)
 
-    def _answer(self, patience: RankTimeout) -> int:
-        """As another rank: ask rank 0 for the run's name."""
+    def _join_run(self, timeout: RankTimeout) -> int:
+        """As another rank: request the name of the run from rank 0."""
         word, own = secrets.token_hex(8), (f"word/{self.rank}", f"name/{self.rank}")
         self._store.set(own[0], word)
         run = ""
@@ -180,51 +182,51 @@ class Ranks:
             if self._has(own[1]):
                 answered, name = json.loads(self._get(own[1]))
                 run = name if answered == word else ""
-            if not run and not patience.pause():
+            if not run and not timeout.pause():
                 raise RankLostError(
-                    _complaint(0, f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for rank 0")
+                    _lost_message(0, f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for rank 0")
                 )
-        self._run, self._came = run, 0
-        self._tell()
-        self._store.add(self._place(0, self.rank), COME)
-        found = self._pass(patience, 0)
-        self._firsts = json.loads(self._get(self._place(0, "facts")))
+        self._run, self._arrived = run, 0
+        self._publish_seed()
+        self._store.add(self._key(0, self.rank), ARRIVED)
+        found = self._pass(timeout, 0)
+        self._firsts = json.loads(self._get(self._key(0, "facts")))
         for name in own:
             self._store.delete_key(name)
         return found
 
-    def _tell(self) -> None:
-        """Tell the others in which epoch this rank goes on."""
-        if self._going_on is not None:
-            self._store.set(self._place(0, "seed"), str(self._going_on))
+    def _publish_seed(self) -> None:
+        """Publish the seed of the epoch in which this rank resumes."""
+        if self._resumed_seed is not None:
+            self._store.set(self._key(0, "seed"), str(self._resumed_seed))
 
-    def _come(self, patience: RankTimeout, seed: int) -> int:
-        """Come to the next epoch, and return its seed."""
+    def _arrive(self, timeout: RankTimeout, seed: int) -> int:
+        """Arrive at the next epoch, and return its seed."""
         epoch = self._begun + 1
-        if self._came < epoch:  # else somebody has pressed Ctrl-C at the gate, and tries again
-            self._came = epoch
+        if self._arrived < epoch:  # else Ctrl-C was pressed at the gate, and this is a retry
+            self._arrived = epoch
             if self.rank == 0:
-                self._store.set(self._place(epoch, "seed"), json.dumps(seed))
-            self._store.add(self._place(epoch, self.rank), 1)
-            if self._store.add(self._place(epoch, "present"), 1) == self.size:
-                self._open(epoch, json.loads(self._get(self._place(epoch, "seed"))))
-                # Nobody needs these any more.
-                over = self._place(epoch, "seed"), self._place(epoch, "present"), self._gate(epoch - 1)
-                for name in (*over, self._place(epoch - 1, "facts")):
+                self._store.set(self._key(epoch, "seed"), json.dumps(seed))
+            self._store.add(self._key(epoch, self.rank), 1)
+            if self._store.add(self._key(epoch, "present"), 1) == self.size:
+                self._open(epoch, json.loads(self._get(self._key(epoch, "seed"))))
+                # Entries that are no longer needed.
+                over = self._key(epoch, "seed"), self._key(epoch, "present"), self._gate(epoch - 1)
+                for name in (*over, self._key(epoch - 1, "facts")):
                     self._store.delete_key(name)
-            self._store.add(self._place(epoch, self.rank), 1)  # so that whoever dies in between is known
-        return self._pass(patience, epoch)
+            self._store.add(self._key(epoch, self.rank), 1)  # so that a rank that dies in between is detected
+        return self._pass(timeout, epoch)
 
-    def _pass(self, patience: RankTimeout, epoch: int) -> int:
+    def _pass(self, timeout: RankTimeout, epoch: int) -> int:
         """Wait at a gate, and return the seed that it was opened with."""
         while not self._has(self._gate(epoch)):
-            if not patience.pause():
+            if not timeout.pause():
                 self._shut(epoch)
         verdict = json.loads(self._get(self._gate(epoch)))
-        self._store.delete_key(self._place(epoch, self.rank))
+        self._store.delete_key(self._key(epoch, self.rank))
         if "lost" in verdict:
-            raise RankLostError(_complaint(epoch, verdict["lost"]))
-        self._begun = self._came = epoch
+            raise RankLostError(_lost_message(epoch, verdict["lost"]))
+        self._begun = self._arrived = epoch
         return int(verdict["seed"])
 
     def _open(self, epoch: int, seed: int) -> None:
@@ -232,26 +234,26 @@ class Ranks:
         self._store.compare_set(self._gate(epoch), "", json.dumps({"seed": seed}))
 
     def _shut(self, epoch: int) -> None:
-        """Shut a gate where this rank has waited for too long, unless it is open."""
-        missing = [str(rank) for rank in range(self.size) if not self._has_come(epoch, rank)]
+        """Shut a gate at which this rank has timed out, unless it is open."""
+        missing = [str(rank) for rank in range(self.size) if not self._has_arrived(epoch, rank)]
         whom = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
         why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {whom}, dead or busy with something else"
         self._store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
 
-    def _take_leave(self, patience: RankTimeout) -> None:
-        """Leave nothing in the store that nobody needs, and do not take the store away from who does."""
-        epochs = range(max(self._begun, 0), self._came + 2)
+    def _clean_up(self, timeout: RankTimeout) -> None:
+        """Delete the entries that are no longer needed; the store itself lives as long as any rank uses it."""
+        epochs = range(max(self._begun, 0), self._arrived + 2)
         if self._store.add(f"{self._run}/left", 1) == self.size:
             for epoch, name in itertools.product(epochs, ("seed", "present", "facts", "gate")):
-                self._store.delete_key(self._place(epoch, name))
+                self._store.delete_key(self._key(epoch, name))
             self._store.delete_key(f"{self._run}/left")
-        elif self.rank == 0:  # its process may have the store, and may end now
-            others = [self._place(self._came, rank) for rank in range(1, self.size)]
-            while any(map(self._has, others)) and patience.pause():
+        elif self.rank == 0:  # its process may host the store, and may exit now
+            others = [self._key(self._arrived, rank) for rank in range(1, self.size)]
+            while any(map(self._has, others)) and timeout.pause():
                 pass
 
     def _in_time(self, action: Callable[[RankTimeout], T]) -> T:
-        """Do what needs other ranks, and say what is wrong when they, or the store, do not answer."""
+        """Run an action that depends on other ranks; raise if they or the store do not respond in time."""
         epoch = self._begun + 1
         try:
             return self._in_thread(action, self._timeout_s, self._timeout_s + ANSWER_S)
@@ -261,55 +263,55 @@ class Ranks:
             self._is_silent = True
             why = f"the process group's store has not answered for {self._timeout_s:g} s (timeout_s)"
             raise RankLostError(
-                _complaint(epoch, f"{why}: rank 0 or torchrun, which has it, is out of reach")
+                _lost_message(epoch, f"{why}: rank 0 or torchrun, which has it, is out of reach")
             ) from None
         except RuntimeError as error:
-            why = f"the process group's store does not answer ({_gist(error)})"
-            raise RankLostError(_complaint(epoch, f"{why}: rank 0 or torchrun, which has it, has ended")) from error
+            why = f"the process group's store does not answer ({_summarize(error)})"
+            raise RankLostError(_lost_message(epoch, f"{why}: rank 0 or torchrun, which has it, has ended")) from error
 
-    def _in_thread(self, action: Callable[[RankTimeout], T], patience_s: float, limit_s: float) -> T:
-        """Do something in a thread, since torch's stores wait for ever for some answers, and also after Ctrl-C."""
-        patience = RankTimeout(patience_s)
+    def _in_thread(self, action: Callable[[RankTimeout], T], timeout_s: float, limit_s: float) -> T:
+        """Run an action in a thread: torch's stores wait for some responses without a limit, and ignore Ctrl-C."""
+        timeout = RankTimeout(timeout_s)
         answer: futures.Future[T] = futures.Future()
 
         def act() -> None:
             try:
-                answer.set_result(action(patience))
+                answer.set_result(action(timeout))
             except Exception as error:  # noqa: BLE001 - the other thread raises it
                 answer.set_exception(error)
 
-        # A daemon, because an interpreter waits for other threads before it ends; and a loader may be found to be
-        # garbage while the threading module holds a lock that it takes for others only.
+        # A daemon thread, because the interpreter waits for other threads before it exits. A loader may also be garbage
+        # collected while the threading module holds a lock that it takes for non-daemon threads only.
         threading.Thread(target=act, name="wds_datapipes ranks", daemon=True).start()
         try:
             return answer.result(limit_s)
         finally:
-            patience.end()
+            timeout.end()
             futures.wait([answer], JOIN_S)
 
     def _gate(self, epoch: int) -> str:
-        return self._place(epoch, "gate")
+        return self._key(epoch, "gate")
 
-    def _place(self, epoch: int, name: object) -> str:
+    def _key(self, epoch: int, name: object) -> str:
         return f"{self._run}/{epoch}/{name}"
 
     def _has(self, name: str) -> bool:
         return bool(self._store.check([name]))
 
-    def _has_come(self, epoch: int, rank: int) -> bool:
-        place = self._place(epoch, rank)
-        return self._has(place) and int(self._store.add(place, 0)) == COME
+    def _has_arrived(self, epoch: int, rank: int) -> bool:
+        identity = self._key(epoch, rank)
+        return self._has(identity) and int(self._store.add(identity, 0)) == ARRIVED
 
     def _get(self, name: str) -> str:
-        """Return what the store has under a name that is there; for another one it would wait."""
+        """Return the value of an existing key; the store would block on a missing one."""
         return str(self._store.get(name), "utf-8")
 
 
 class RankTimeout:
-    """Says how long to wait until the store is asked again, and when it has been asked for long enough.
+    """A time limit with growing pauses between requests to the store.
 
     Args:
-        limit_s: how long that is, in seconds.
+        limit_s: the limit, in seconds.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -318,10 +320,10 @@ class RankTimeout:
         self._ended = threading.Event()
 
     def pause(self) -> bool:
-        """Wait a little; return whether there is time left.
+        """Wait a little; return whether any time is left.
 
         Raises:
-            CancelledError: nobody waits for the answer any more.
+            CancelledError: the result is no longer needed.
         """
         left_s = self._deadline - time.monotonic()
         if self._ended.wait(max(0.0, min(self._pause_s, left_s))):
@@ -330,18 +332,18 @@ class RankTimeout:
         return left_s > 0
 
     def end(self) -> None:
-        """End the thread that waits."""
+        """Make the waiting thread stop."""
         self._ended.set()
 
 
-def _complaint(epoch: int, why: str) -> str:
+def _lost_message(epoch: int, why: str) -> str:
     what = f"begin epoch {epoch} of a ShardReadingService" if epoch else "start a ShardReadingService"
     return f"The ranks cannot {what} together: {why}."
 
 
-def _gist(error: BaseException) -> str:
+def _summarize(error: BaseException) -> str:
     """Return an error's type and message, without the tracebacks that torch puts into the message."""
     torchs = ("Original Traceback", "Traceback", "This exception is thrown by", "Exception raised from", "frame #")
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", *torchs))]
     gist = f"{type(error).__name__}: {' '.join(lines)}".removesuffix(": ")
-    return gist if len(gist) <= GIST_LENGTH else f"{gist[:GIST_LENGTH]} ..."
+    return gist if len(gist) <= SUMMARY_LENGTH else f"{gist[:SUMMARY_LENGTH]} ..."

@@ -1,4 +1,4 @@
-"""Reading the progress of Lightning's training loop, for states that it saves."""
+"""Access to the progress of Lightning's training loop, for the states that it saves."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.seeds import derived_seed
+from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["training_loop", "without_ended_epoch"]
+__all__ = ["training_loop", "unknown_length_error", "without_ended_epoch"]
 
-#: How many calls are looked at between Lightning's loop and a loader.
+#: The maximum number of stack frames to search for Lightning's loop.
 DEPTH = 16
 
 
 def training_loop() -> Any:
-    """Return the ``FitLoop`` of Lightning that has called the caller, or None."""
+    """Return the ``FitLoop`` of Lightning that is in the call stack, or ``None``."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(DEPTH):
         if frame is None:
@@ -31,9 +32,10 @@ def training_loop() -> Any:
 
 
 def without_ended_epoch(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return what a loader loads: the end of the epoch, where Lightning has saved its state at the last step of one.
+    """Return the checkpoints to load; one saved by Lightning at the last step becomes the end of the epoch.
 
-    The loop counts the steps, and begins the next epoch then. The loader has met no end, and would have none left.
+    The loop counts its steps, and starts the next epoch after such a step. The loader has not reached its end, and
+    would resume with no items left.
     """
     loop = training_loop()
     progress = getattr(getattr(loop, "epoch_loop", None), "batch_progress", None)
@@ -46,5 +48,23 @@ def without_ended_epoch(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 def _is_chosen(checkpoint: Checkpoint) -> bool:
-    """Whether an epoch was chosen by its number, as the next one will be."""
+    """Whether an epoch was selected by its number, as the next one will be."""
     return checkpoint.seed == derived_seed("epoch", checkpoint.first, checkpoint.epoch)
+
+
+def unknown_length_error(error: TypeError) -> TypeError:
+    """Return the error for a pipeline of unknown length; warn if Lightning needs the length.
+
+    Lightning fetches one batch ahead from a loader without a length, to detect the last one, so its checkpoint contains
+    the state after that batch.
+
+    Args:
+        error: the exception that ``len()`` of the pipeline raised.
+    """
+    if training_loop() is not None:
+        warn_user(
+            "Lightning takes a batch ahead of a loader that has no length, so a checkpoint in the middle of an epoch "
+            "counts a batch that was not trained on, and a resumed run never sees it. Declare how many items an epoch "
+            "has on this rank with .with_length(n), or end it there with .with_epoch(n)"
+        )
+    return TypeError(f"{error}. Where you know how many items an epoch has on this rank, declare it: .with_length(n)")

@@ -1,4 +1,4 @@
-"""Checks that ranks which share data agree: on the number of workers, and on the list that is split."""
+"""Checks that ranks which share data agree on the number of workers and on the list that is split."""
 
 from __future__ import annotations
 
@@ -15,42 +15,44 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from wds_datapipes.loading.rank_and_worker import RankIdentity
+from wds_datapipes.loading.splitting import RankIdentity
 from wds_datapipes.pipes.shard_list import ShardList
 from wds_datapipes.pipes.sharding import splits, splitters
 from wds_datapipes.pipes.state.graph import upstream
 
-__all__ = ["RankAgreement", "check_alike", "facts_of", "lists_of"]
+__all__ = ["RankAgreement", "check_alike", "default_store", "facts_of", "lists_of"]
 
 Facts = Mapping[str, Any]
 
-#: How long the store may take to answer a worker.
+#: How long the store may take to respond to a worker.
 CONNECT = timedelta(seconds=5)
 
+#: The number of pipelines of each kind that this process has compared. The n-th one corresponds to the n-th one of the
+#: other ranks.
 _numbers = Counter[str]()
 
 
 class RankAgreement:
-    """Compares what the ranks of a run have to have alike, through the store of their process group.
+    """Compares facts that must be equal on all ranks, through the store of their process group.
 
-    No rank waits: each shows its facts, and compares them with those that its neighbours have shown. So whichever
-    comes last finds the difference. A worker process has a connection of its own, where the store is a ``TCPStore``.
+    No rank waits: each publishes its facts and compares them with those that its neighbors have published, so the rank
+    that comes last finds the difference. A worker process opens its own connection if the store is a ``TCPStore``.
 
     Args:
-        pipe: the pipeline. The n-th one of the same stages is that of the other ranks.
-        place: of this rank.
+        pipe: the pipeline. The n-th one of the same stages corresponds to the n-th one on the other ranks.
+        identity: the identity of this rank.
     """
 
-    def __init__(self, pipe: Any, place: RankIdentity) -> None:
+    def __init__(self, pipe: Any, identity: RankIdentity) -> None:
         kind = _digest(type(stage).__name__ for stage in upstream(pipe))
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store when it restarts ranks
-        self._name = f"wds_datapipes/alike/{attempt}/{place.ranks}/{kind}/{_numbers[kind]}"
-        self._ranks, self._rank = place
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store across restarts
+        self._name = f"wds_datapipes/alike/{attempt}/{identity.ranks}/{kind}/{_numbers[kind]}"
+        self._ranks, self._rank = identity
         self._address: tuple[str, int] | None = None
         _numbers[kind] += 1
 
     def compare(self, facts: Facts) -> None:
-        """Show facts, and compare them with those of other ranks, under the same names.
+        """Publish facts, and compare them with those that other ranks have published under the same names.
 
         Raises:
             RuntimeError: they differ.
@@ -59,9 +61,9 @@ class RankAgreement:
             check_alike(self._rank, facts, rank, found)
 
     def _neighbours(self, facts: Facts) -> dict[int, Facts]:
-        """Show facts, and return those of the neighbours, as far as they have come."""
+        """Publish facts, and return those that the neighbors have published so far."""
         found: dict[int, Facts] = {}
-        with suppress(RuntimeError):  # the group has gone, or its store is out of reach
+        with suppress(RuntimeError):  # the group was destroyed, or its store is unreachable
             if (store := self._store()) is not None:
                 name = f"{self._name}/{' '.join(facts)}"
                 store.set(f"{name}/{self._rank}", json.dumps(facts))
@@ -71,15 +73,14 @@ class RankAgreement:
         return found
 
     def _store(self) -> Any:
-        """Return the store of the process group; None in a worker that has no way to it."""
-        # Where torch has no distributed part, these cannot be imported.
-        from torch._C._distributed_c10d import PrefixStore, TCPStore
-        from torch.distributed import distributed_c10d
+        """Return the store of the process group; ``None`` in a worker that cannot connect to it."""
+        # A torch without distributed support lacks these. It does not list them in its __all__.
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         if get_worker_info() is not None:
-            # The connection that a fork has belongs to the main process.
+            # A fork shares its connection with the main process.
             return self._address and TCPStore(*self._address, is_master=False, timeout=CONNECT)
-        store = distributed_c10d._get_default_store()
+        store = default_store()
         while isinstance(store, PrefixStore):
             store = store.underlying_store
         if isinstance(store, TCPStore):
@@ -87,26 +88,33 @@ class RankAgreement:
         return store
 
 
+def default_store() -> Any:
+    """Return the store of the process group, through a private function of torch 2.4 to 2.13."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
 def facts_of(pipe: Any, workers: int) -> dict[str, Any]:
-    """Return what all ranks have to have alike.
+    """Return the facts that must be equal on all ranks.
 
     Args:
         pipe: the pipeline, before it is split.
-        workers: how many processes of this rank run it.
+        workers: the number of processes of this rank that run it.
     """
     return {"workers": max(workers, 1), **lists_of(pipe)} if any(map(splits, upstream(pipe))) else {}
 
 
 def lists_of(pipe: Any) -> dict[str, Any]:
-    """Return what all ranks have to have alike before it is known how many workers there are."""
-    return {"lists": [_outline(urls) for urls in _lists(pipe)]}
+    """Return the facts that must be equal on all ranks, other than the number of workers."""
+    return {"lists": [_summarize(urls) for urls in _lists(pipe)]}
 
 
 def check_alike(rank: int, facts: Facts, other: int, others: Facts) -> None:
-    """Make sure that two ranks have the same.
+    """Check that two ranks have the same facts.
 
     Raises:
-        RuntimeError: they do not.
+        RuntimeError: they differ.
     """
     if not (facts and others):
         return
@@ -127,7 +135,7 @@ def check_alike(rank: int, facts: Facts, other: int, others: Facts) -> None:
 
 
 def _lists(pipe: Any) -> Iterator[list[str]]:
-    """Yield the lists before what splits the data, as far as they are known before they are read."""
+    """Yield the lists before the split, as far as they are known before reading."""
     seen = set()
     for splitter in splitters(pipe):
         for stage in upstream(splitter):
@@ -143,8 +151,8 @@ def _is_list_of_urls(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
 
 
-def _outline(urls: list[str]) -> list[Any]:
-    """Return how many URLs there are, a digest of their names, and the first. Folders may differ from host to host."""
+def _summarize(urls: list[str]) -> list[Any]:
+    """Return the number of URLs, a digest of their names, and the first one. Folders may differ between hosts."""
     names = [re.split("[?#]", url.rstrip("/"))[0].rpartition("/")[2] for url in urls]
     return [len(names), _digest(names), *names[:1]]
 

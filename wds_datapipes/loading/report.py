@@ -1,41 +1,44 @@
-"""`LoadingReport`: what the workers have done, and whether the loop or the workers were waited for."""
+"""`LoadingReport`: the work that the workers have done, and whether the loop or the workers are the bottleneck."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from wds_datapipes.counters import Skipped
+from torch.utils.data import IterDataPipe
+
+from wds_datapipes.counters import Skipped, sum_skipped
 from wds_datapipes.extras import require
+from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.pipes.state.graph import upstream
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["LoadingReport", "WorkerReport", "log_skipped"]
+__all__ = ["LoadingReport", "WorkerReport", "count_skipped", "log_skipped"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What one worker has done since it was started.
+    """Statistics of one worker since it was started.
 
     Attributes:
         name: ``"Worker 0"``, or ``"The main process"`` if there are no workers.
-        pid: its process.
-        items: how many items it has made. They need not have been used yet.
-        bytes: how large they were on their way, in bytes; 0 in the main process.
-        making_s: how long the pipeline took to make them, in seconds, waiting for data included.
-        waiting_s: how long the worker waited for the loop to use them, in seconds.
-        waited_s: how long the loop waited for this worker, in seconds.
+        pid: the ID of its process.
+        items: the number of items it has made, including those that are not used yet.
+        bytes: the size of the items sent, in bytes; 0 in the main process.
+        making_s: the time the pipeline took to make them, in seconds, including waiting for data.
+        waiting_s: the time the worker waited for the loop, in seconds.
+        waited_s: the time the loop waited for this worker, in seconds.
         shard: the shard that it opened last, or "".
-        skipped: what its stages have passed over.
-        fetched_bytes: how much it has got from stores, in bytes.
-        fetching_s: how long it waited for stores, in seconds, all reads that were under way at a time added up. What is
-            read ahead is waited for, too, and need not hold up anybody.
+        skipped: the items that its stages have skipped.
+        fetched_bytes: the number of bytes received from stores.
+        fetching_s: the time spent waiting for stores, in seconds, summed over concurrent reads. Prefetching counts,
+            too, and need not delay the loop.
     """
 
     name: str
@@ -53,14 +56,14 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class LoadingReport:
-    """What the workers of a loader have done, in all epochs so far.
+    """Statistics of the workers of a loader, over all epochs so far.
 
-    ``print(report)`` shows a line, and rich's ``print`` a table.
+    ``print(report)`` prints one line, and rich's ``print`` a table.
 
     Attributes:
-        epoch: the number of the epoch that began last, from 1; 0 before the first.
+        epoch: the number of the latest epoch, from 1; 0 before the first.
         workers: one report for each worker.
-        dispatcher: that of the dispatching process, whose items the workers take, if there is one.
+        dispatcher: the report of the dispatching process, which feeds the workers, if there is one.
     """
 
     epoch: int
@@ -69,16 +72,13 @@ class LoadingReport:
 
     @property
     def items(self) -> int:
-        """How many items were made."""
+        """The number of items made."""
         return sum(worker.items for worker in self.workers)
 
     @property
     def skipped(self) -> Skipped:
-        """What was passed over, by all processes together."""
-        counts: Counter[str] = Counter()
-        for process in self._processes:
-            counts.update(process.skipped.counts)
-        return Skipped(dict(counts), tuple(error for process in self._processes for error in process.skipped.latest))
+        """The items that all processes have skipped."""
+        return sum_skipped(process.skipped for process in self._processes)
 
     @property
     def _processes(self) -> list[WorkerReport]:
@@ -96,7 +96,7 @@ class LoadingReport:
         stores = f"; {_size(fetched)} came from stores, in {fetching:.1f} s" if fetched or fetching else ""
         return (
             f"{epochs}: {self.items:,} items, {_size(size)}, from {makers}; the loop waited {waited:.1f} s for them, "
-            f"and they waited {waiting:.1f} s for the loop{stores}; passed over: {skipped or 0}"
+            f"and they waited {waiting:.1f} s for the loop{stores}; skipped: {skipped or 0}"
         )
 
     def __rich__(self) -> Table:
@@ -107,7 +107,7 @@ class LoadingReport:
 
         table = Table(title=Text(str(self)), title_justify="left", title_style="", box=SIMPLE_HEAD, padding=0)
         table.add_column("worker", no_wrap=True)
-        for heading in ("pid", "items", "size", "making", "waiting", "waited\nfor", "passed\nover"):
+        for heading in ("pid", "items", "size", "making", "waiting", "waited\nfor", "skipped"):
             table.add_column(heading, justify="right", no_wrap=True)
         has_stores = any(worker.fetching_s for worker in self._processes)
         for heading in ("from\nstores", "in") if has_stores else ():
@@ -126,27 +126,47 @@ class LoadingReport:
             )
             if has_stores:
                 row = (*row, _size(worker.fetched_bytes), f"{worker.fetching_s:.1f} s")
-            table.add_row(*row, Text(worker.shard.rpartition("/")[2]))  # no markup, whatever brackets it has
+            table.add_row(*row, Text(worker.shard.rpartition("/")[2]))  # no markup, even if it contains brackets
         return table
 
 
-def log_skipped(epoch: int, skipped: Skipped, told: Mapping[str, int]) -> Mapping[str, int]:
-    """Log one line about what was passed over, if anything was that was not told of yet; return what was told by now.
+def count_skipped(pipe: IterDataPipe[Any]) -> Skipped:
+    """Return the items that the stages of a pipeline have skipped in this process, in all passes so far.
+
+    With a loader, get a `LoadingReport` from its reading service instead, since it iterates over copies of the
+    pipeline.
+
+    Args:
+        pipe: the last stage.
+
+    Examples:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": "a", "cls": b"1"}, {"__key__": "b", "cls": b"x"}])
+        >>> pipe = samples.wds_decode(on_error="skip")
+        >>> len(list(pipe)), count_skipped(pipe).counts
+        (1, {'wds_decode: DecodeError': 1})
+    """
+    counters = {id(each): each for each in (as_stage(stage).counters for stage in upstream(pipe))}
+    return sum_skipped(each.skipped() for each in counters.values())
+
+
+def log_skipped(epoch: int, skipped: Skipped, logged: Mapping[str, int]) -> Mapping[str, int]:
+    """Log one line about the items skipped since the last call, if any; return the counts so far.
 
     Args:
         epoch: the number of the epoch that has ended.
-        skipped: what was passed over in all epochs.
-        told: what this has returned last, or nothing.
+        skipped: the items skipped in all epochs.
+        logged: the previous return value, or an empty mapping.
     """
-    new = {what: count - told.get(what, 0) for what, count in skipped.counts.items() if count > told.get(what, 0)}
+    new = {what: count - logged.get(what, 0) for what, count in skipped.counts.items() if count > logged.get(what, 0)}
     if new:
         counts = ", ".join(f"{count} x {what}" for what, count in sorted(new.items()))
-        LOGGER.warning("epoch %d: passed over %d items: %s", epoch, sum(new.values()), counts)
+        LOGGER.warning("epoch %d: skipped %d items: %s", epoch, sum(new.values()), counts)
     return skipped.counts
 
 
 def _within(name: str) -> str:
-    """Return a name as it stands within a sentence."""
+    """Return a name as it is written within a sentence."""
     return name[:1].lower() + name[1:]
 
 

@@ -1,7 +1,7 @@
-"""Seeding: from (seed, epoch, rank, worker) to the generators of a pipeline.
+"""Seeding: derives the generators of a pipeline from the seed, epoch, rank and worker.
 
-A ``SeedGenerator``, torchdata's or ours, has two sources of numbers. The shared one gives the same on every rank and
-worker, the other gives other numbers in each; both follow from the seed of the loader and the number of the epoch.
+A ``SeedGenerator``, torchdata's or ours, has two sources of seeds: a shared one, which is the same on every rank and
+worker, and one that differs between them. Both follow from the seed of the loader and the number of the epoch.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.random  # NumPy imports it when it is first used, and that would be in every worker
+import numpy.random  # NumPy imports it at first use, which would be in every worker
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
-from wds_datapipes.loading.philox import SeedGenerator
 from wds_datapipes.pipes.sharding import splits
-from wds_datapipes.pipes.state.graph import as_stage, takes_seed
+from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.pipes.state.graph import takes_seed
 from wds_datapipes.pipes.state.seeding import derive_later_seeds
 from wds_datapipes.pipes.state.shard_order import guard_listings, remove_listings, seed_listings
-from wds_datapipes.seeds import derived_seed
+from wds_datapipes.seeds import SeedGenerator, derived_seed
 
 __all__ = ["EpochSeeds", "call_with_pipeline", "guard_lists", "reset_pipeline", "seed_of", "seed_stages"]
 
 
 class EpochSeeds:
-    """The seeds of the epochs. Each follows from the one before, and the first is that of the loader.
+    """The seeds of the epochs. The first is the seed of the loader, and each follows from the previous one.
 
-    They are those of torchdata, whose generator (Philox) is the same in every release of Python and torch.
+    They equal those of torchdata, whose generator (Philox) is the same in every release of Python and torch.
 
     Attributes:
-        seed: of the present epoch.
+        seed: the seed of the current epoch.
         epoch: its number since the loader was seeded, from 0.
         first: the seed of the first epoch.
-        next: the seed of the next one, unless the loader is seeded before it.
-        wanted: the number that was chosen for the next one, or None.
+        next: the seed of the next epoch, unless the loader is seeded before it.
+        wanted: the number selected for the next epoch, or ``None``.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class EpochSeeds:
         self.epoch = 0
         self.first = 0
         self.next: int | None = None
-        #: The generator's two engines as the epoch found them, where another reading service has used it before.
+        #: The generator's two engines at the start of the epoch, if another reading service has used it before.
         self.engines: list[list[int]] | None = None
         self.wanted: int | None = None
 
@@ -53,14 +53,14 @@ class EpochSeeds:
         """Begin an epoch.
 
         Args:
-            seed_generator: of the loader, as the last epoch or somebody who has seeded it meanwhile has left it.
-            meet: returns the number of rank 0, of one on each rank; None if there is one rank.
-            rank: of this process, if another reading service has given the ranks their seeds.
+            seed_generator: the seed generator of the loader, as left by the previous epoch or by a new seed.
+            meet: exchanges a number of each rank for that of rank 0; ``None`` if there is one rank.
+            rank: the rank of this process, if another reading service has seeded the ranks.
         """
         if meet is not None:
             seed_generator.seed(meet(seed_generator.generate_shared_seed()))
-        # Ranks that share a seed draw it from that of the loader. It is judged by what all of them have, so that all
-        # count alike also where rank 0 alone was seeded anew.
+        # Ranks that share a seed draw it from the seed of the loader. The comparison uses what all ranks have, so that
+        # all count alike even if only rank 0 was seeded again.
         is_next = self.next is not None and seed_of(seed_generator) in (
             self.next,
             SeedGenerator(self.next).generate_shared_seed(),
@@ -86,34 +86,34 @@ class EpochSeeds:
         engines: list[list[int]] | None,
         wanted: int | None = None,
     ) -> None:
-        """Begin an epoch that was begun before."""
+        """Resume an epoch of an earlier run."""
         self.seed, self.epoch, self.first, self.engines, self.wanted = seed, epoch, first, engines, wanted
         seed_generator.seed(seed)
         for engine, facts in zip(seed_generator.__getstate__(), engines or [], strict=False):
             _set_engine(engine, facts)
 
     def follow(self, *, epoch: int, first: int, next: int | None, wanted: int | None = None) -> None:  # noqa: A002 - as the attribute is called
-        """Let the next epoch be the one after an epoch of another loader."""
+        """Continue after an epoch of another loader."""
         self.epoch, self.first, self.next, self.wanted = epoch, first, next, wanted
 
     def end(self, seed_generator: Any) -> None:
-        """Move the generator on, so that the next epoch has another order; it is the same on every rank."""
+        """Advance the generator, so that the next epoch has a different order; the result is the same on every rank."""
         seed_generator.seed(seed_generator.generate_shared_seed())
         self.next = seed_of(seed_generator)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the number of the next epoch."""
+        """Select the number of the next epoch."""
         self.wanted = epoch
 
 
 def seed_of(seed_generator: Any) -> int:
-    """Return what a generator was seeded with."""
+    """Return the seed of a generator."""
     low, high = seed_generator._shared_rng._seed
     return int(low | high << 32)
 
 
 def _engines_of(seed_generator: Any) -> list[list[int]] | None:
-    """Return where the engines of a generator are; None if it was seeded, and nothing more."""
+    """Return the positions of a generator's engines; ``None`` if it was only seeded."""
     here, seeded = (
         [_facts_of(engine) for engine in generator.__getstate__()]
         for generator in (seed_generator, SeedGenerator(seed_of(seed_generator)))
@@ -122,34 +122,34 @@ def _engines_of(seed_generator: Any) -> list[list[int]] | None:
 
 
 def _facts_of(engine: Any) -> list[int]:
-    """Return all that the numbers depend on which an engine will generate."""
+    """Return everything that determines the next numbers of an engine."""
     return [*engine._seed, *engine._ctr, *(engine._generated_seeds or ())]
 
 
 def _set_engine(engine: Any, facts: Sequence[int]) -> None:
-    """Have an engine generate the same as the one whose `_facts_of` are given."""
+    """Set an engine to the position described by `_facts_of`."""
     low, high, *others = facts
     engine.seed(low | high << 32)
     engine._ctr, engine._generated_seeds = others[:4], others[4:] or None
 
 
 def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None:
-    """Seed every stage that takes a seed: the same on every worker and rank before the data is split, another after.
+    """Seed every stage that takes a seed: the same on every worker and rank before the split, different ones after it.
 
-    A stage whose ``shares_seed`` is true gets the same everywhere behind the split, too.
+    A stage whose ``shares_seed`` is true has the same seed everywhere, even after the split.
 
-    What splits the data is any stage with ``apply_sharding``. torchdata looks for torch's ``ShardingFilter`` itself,
-    and with a stage of any other class lets each worker shuffle the shards in its own way.
+    Any stage with ``apply_sharding`` splits the data. torchdata looks for torch's ``ShardingFilter`` only, and with any
+    other class lets each worker shuffle the shards differently.
 
     Args:
         pipe: the last stage.
-        seed_generator: of this worker.
+        seed_generator: the seed generator of this worker.
         shared: seed all stages as if they came before the split.
     """
     derive_later_seeds(pipe)
     graph = traverse_dps(pipe)
     stages = _stages_in(graph)
-    # The stages draw their seeds in the same order as in torchdata, so that the orders of a seed stay as they were.
+    # Draw the seeds in the same order as torchdata, so that the order for a given seed does not change.
     before = (
         stages
         if shared
@@ -160,20 +160,20 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
         for stage in some.values():
             if takes_seed(stage):
                 stage.set_seed(draw())
-    # These seeds are not drawn, so that the others stay as they are.
+    # These seeds are derived rather than drawn, so that the others do not change.
     sharing = [stage for stage in after.values() if as_stage(stage).shares_seed]
     for number, stage in enumerate(sharing):
         stage.set_seed(derived_seed("shares_seed", seed_of(seed_generator), number))
 
 
 def guard_lists(pipe: Any, seed: int) -> None:
-    """Insert a `Listing` before what splits the data, and have it draw the same on every worker and rank.
+    """Insert a `Listing` before the stages that split the data, which draws the same on every worker and rank.
 
-    It comes behind the functions of the user, which find only their own stages in a pipeline.
+    Call this after the user's functions, so that they see only their own stages in the pipeline.
 
     Args:
         pipe: the last stage.
-        seed: of the epoch, which all workers and ranks share.
+        seed: the seed of the epoch, which all workers and ranks share.
     """
     guard_listings(pipe)
     seed_listings(pipe, seed)
@@ -203,14 +203,14 @@ def _splitters(graph: dict[int, Any], seen: set[int] | None = None) -> Iterator[
 
 
 def call_with_pipeline(name: str, pipe: Any) -> Any:
-    """Return what a function has returned that was given a pipeline.
+    """Return the result of a function that must return a pipeline.
 
     Args:
-        name: what the error calls the function.
-        pipe: what it has returned.
+        name: the name of the function in the error.
+        pipe: its result.
 
     Raises:
-        TypeError: it is no pipeline.
+        TypeError: the result is not a pipeline.
     """
     if not isinstance(pipe, (IterDataPipe, MapDataPipe)):
         raise TypeError(f"{name} has to return the pipeline, and has returned {pipe!r}")
@@ -227,17 +227,17 @@ def reset_pipeline(
     shared: bool = False,
     mark: int | None = None,
 ) -> Any:
-    """Begin an epoch in a worker: seed its global generators and its stages, and call what the user gave for that.
+    """Begin an epoch in a worker: seed its global generators and its stages, and call the user's reset function.
 
     Args:
         pipe: the last stage.
-        worker_info: of this worker.
-        seed_generator: of this worker.
-        iter_reset_fn: another reading service's, called with the pipe, which it returns.
+        worker_info: the ``WorkerInfo`` of this worker.
+        seed_generator: the seed generator of this worker.
+        iter_reset_fn: the reset function of another reading service, called with the pipe, which it returns.
         worker_reset_fn: the user's, called with the pipe, the worker and the generator; it returns the pipe.
-        shared: whether every worker gets what this one makes.
-        mark: identifies where the epoch is resumed; None at its beginning. With another one, the global generators
-            draw other numbers, as they would otherwise repeat those of the beginning.
+        shared: whether all workers share the items of this one.
+        mark: identifies the position at which the epoch resumes; ``None`` at its beginning. It changes the seeds of the
+            global generators, which would otherwise repeat the numbers from the beginning.
     """
     remove_listings(pipe)
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed

@@ -6,29 +6,28 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from wds_datapipes.counters import COUNTERS, SkippedItem
+from wds_datapipes.counters import Counters, SkippedItem
 from wds_datapipes.errors import (
     ErrorBudgetError,
     MissingDependencyError,
-    RefusedURLError,
     UnknownSchemeError,
-    UnsafeCodecError,
+    UnsafeInputError,
 )
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.remote.retry import is_systemic
 from wds_datapipes.on_error.quarantine import write_quarantine
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["ErrorBudget", "ErrorCounts", "ErrorPolicy", "OnError", "check_on_error", "note", "refuse_handler"]
+__all__ = ["CountedErrors", "ErrorBudget", "ErrorPolicy", "OnError", "check_on_error", "note", "refuse_handler"]
 
 T = TypeVar("T")
 
-#: Errors in how the pipeline was set up: they would come with every item, so no policy skips them.
-ALWAYS_RAISED = (ErrorBudgetError, MissingDependencyError, RefusedURLError, UnknownSchemeError, UnsafeCodecError)
+#: Configuration errors, which no policy skips, since they would occur for every item.
+ALWAYS_RAISED = (ErrorBudgetError, MissingDependencyError, UnknownSchemeError, UnsafeInputError)
 
-#: The handlers of webdataset whose names say all. Its own ones that warn sleep for half a second with each error.
+#: webdataset's handlers and the equivalent policies. Those of webdataset that warn sleep half a second per error.
 HANDLERS = {"reraise_exception": "raise", "warn_and_continue": "warn", "ignore_and_continue": "skip"}
 
 
@@ -36,21 +35,20 @@ HANDLERS = {"reraise_exception": "raise", "warn_and_continue": "warn", "ignore_a
 class ErrorBudget:
     """An error policy that skips some items, and raises when there are too many.
 
-    Each stage counts for itself, and starts at zero in each process and each epoch. It counts samples; in
-    ``load_wds_shards``, shards. Several limits may be given; the first one exceeded raises.
+    Each stage counts separately, and from zero in each process and epoch. It counts samples, or shards in
+    ``load_wds_shards``. If several limits are given, the first one exceeded raises.
 
     Args:
-        max_errors: how many may be skipped.
-        max_rate: what share of the items tried may be skipped, from 0 to 1. The first ``after`` are
-            only counted.
-        max_consecutive: how many may be skipped in a row.
-        after: how many have to be tried before ``max_rate`` applies.
-        warn: warn of the first error of each kind, and at the end of their numbers, as ``"warn"`` does.
-        quarantine: a file to which all processes append a line for each skipped item; see
-            `read_quarantine`. It may be given without any limit.
+        max_errors: the maximum number of skipped items.
+        max_rate: the maximum fraction of skipped items, from 0 to 1.
+        max_consecutive: the maximum number of items skipped in a row.
+        after: the number of items after which ``max_rate`` applies.
+        warn: warn about the first error of each kind, and about their counts at the end, as ``"warn"`` does.
+        quarantine: a file to which all processes append a line for each skipped item; see `read_quarantine`. It may be
+            given without any limit.
 
     Raises:
-        ValueError: a limit makes no sense, or there is none.
+            ValueError: a limit is invalid, or none is given.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -76,37 +74,28 @@ class ErrorBudget:
             if count is not None and not (isinstance(count, int) and count >= 0):
                 raise ValueError(f"{name} is a number from 0, not {count!r}")
         if self.max_rate is not None and not 0 <= self.max_rate <= 1:
-            raise ValueError(f"max_rate is a share from 0 to 1, such as 0.01, not {self.max_rate!r}")
+            raise ValueError(f"max_rate is a fraction from 0 to 1, such as 0.01, not {self.max_rate!r}")
 
 
 OnError: TypeAlias = Literal["raise", "warn", "skip"] | ErrorBudget | Callable[[Exception], bool]
-"""``"raise"``; ``"warn"``: skip the item and warn; ``"skip"``: skip it; an `ErrorBudget`: skip up to a number;
-or a handler as webdataset's, which gets the exception and returns True (continue with the next item), False (end the
+"""``"raise"``; ``"warn"`` to skip the item and warn; ``"skip"`` to skip it; an `ErrorBudget` to skip a limited number;
+or a handler like webdataset's, which takes the exception and returns True (continue with the next item), False (end the
 stage quietly) or raises."""
 
 
-class ErrorCounts:
-    """An ``on_error`` that counts the items skipped by all stages that share it.
+class CountedErrors(NamedTuple):
+    """An ``on_error`` together with the counters of the pipeline."""
 
-    Args:
-        on_error: what the user has asked for.
-
-    Attributes:
-        on_error: the same.
-        count: how many items were skipped.
-    """
-
-    def __init__(self, on_error: OnError) -> None:
-        self.on_error = on_error
-        self.count = 0
+    on_error: OnError
+    counters: Counters
 
 
 def check_on_error(on_error: object) -> None:
-    """Raise if a value is no error policy, when a stage is built."""
+    """Raise if a value is not an error policy."""
     if (
         on_error not in ("raise", "warn", "skip")
         and not callable(on_error)
-        and not isinstance(on_error, ErrorBudget | ErrorCounts)
+        and not isinstance(on_error, ErrorBudget | CountedErrors)
     ):
         raise ValueError(
             f'on_error is "raise", "warn", "skip", an ErrorBudget or a function that takes the exception, not '
@@ -123,22 +112,22 @@ def refuse_handler(keywords: Mapping[str, object], meaning: str) -> None:
 class ErrorPolicy:
     """Applies an ``on_error`` to one pass over the items of a stage.
 
-    ``"warn"`` warns of the first error of each kind as it comes, and once more at the end with the counts: a shard
-    with ten thousand bad samples costs two warnings.
+    ``"warn"`` warns about the first error of each kind, and at the end about the counts: a shard with ten thousand bad
+    samples causes two warnings.
 
     Args:
-        on_error: what the user has asked for.
-        stage: what messages call the stage.
+        on_error: the user's policy; with `CountedErrors`, skipped items are counted there.
+        stage: the name of the stage in messages.
 
     Attributes:
-        tried: how many items were tried, the present one included, where a budget needs to know.
-        skipped: how many items were skipped, by the kind of error.
+        counters: the counters of skipped items.
+        tried: the number of items tried, including the current one, if there is a budget.
+        skipped: the number of skipped items, by kind of error.
         has_ended: whether a handler has ended the stage.
     """
 
-    def __init__(self, on_error: OnError | ErrorCounts, stage: str) -> None:
-        self._tally = on_error if isinstance(on_error, ErrorCounts) else ErrorCounts(on_error)
-        on_error = self._tally.on_error
+    def __init__(self, on_error: OnError | CountedErrors, stage: str) -> None:
+        on_error, self.counters = on_error if isinstance(on_error, CountedErrors) else (on_error, Counters())
         self._budget = on_error if isinstance(on_error, ErrorBudget) else None
         self._on_error = ("warn" if self._budget.warn else "skip") if self._budget is not None else _plain(on_error)
         self._stage = stage
@@ -146,6 +135,11 @@ class ErrorPolicy:
         self.tried = 0
         self.has_ended = False
         self.skipped: Counter[str] = Counter()
+
+    @property
+    def always_raises(self) -> bool:
+        """Whether every error is raised."""
+        return bool(self._on_error == "raise")
 
     def counted(self, source: Iterable[T]) -> Iterable[T]:
         """Return ``source``, counted if a budget needs it."""
@@ -156,7 +150,7 @@ class ErrorPolicy:
             self.tried += 1
             yield item
 
-    def goes_on(
+    def handle(
         self,
         error: Exception,
         sample: Mapping[str, Any] | None = None,
@@ -168,40 +162,39 @@ class ErrorPolicy:
         """Raise ``error``, or record it and return whether the stage continues with its next item.
 
         Args:
-            error: what went wrong.
-            sample: the sample that it went wrong with, which tells its shard and its key.
-            url: or the shard,
-            key: and the key.
-            field: the field, if it was one.
+            error: the error.
+            sample: the sample that caused it, with its shard and key.
+            url: the shard, if there is no sample.
+            key: the key, if there is no sample.
+            field: the field that caused the error, if any.
 
         Raises:
-            ErrorBudgetError: there were too many.
+            ErrorBudgetError: the budget is exceeded.
         """
         if self._on_error == "raise" or concerns_all(error):
             try:
                 raise error
             finally:
-                del error  # this frame would hold the error, and the error its frames with all that they have open
-        goes_on = not callable(self._on_error) or bool(self._on_error(error))
-        self.has_ended |= not goes_on
+                del error  # avoid a reference cycle between the error and this frame
+        continues = not callable(self._on_error) or bool(self._on_error(error))
+        self.has_ended |= not continues
         if isinstance(sample, Mapping):
             url, key = str(sample.get("__url__", url)), str(sample.get("__key__", key))
         kind = type(error).__name__
-        told = redact(str(error))  # a user's function may put anything in it
-        item = SkippedItem(self._stage, kind, redact(url), key, field, told)
-        COUNTERS.passed_over(item)
+        reason = redact(str(error))  # may contain anything from a user's function
+        item = SkippedItem(self._stage, kind, redact(url), key, field, reason)
+        self.counters.count_skipped(item)
         if self._budget is not None and self._budget.quarantine is not None:
             write_quarantine(os.fspath(self._budget.quarantine), item)
         if self._on_error == "warn" and kind not in self.skipped:
-            warn_user(f"{self._stage} skipped an item: {kind}: {told}")
+            warn_user(f"{self._stage} skipped an item: {kind}: {reason}")
         self.skipped[kind] += 1
-        self._tally.count += 1
         if self._budget is not None:
             self._spend(self._budget, error)
-        return goes_on
+        return continues
 
     def finish(self) -> None:
-        """Warn of the skipped items, if there were more than already reported."""
+        """Warn about the skipped items, if there are more than already reported."""
         total = self.skipped.total()
         if self._on_error == "warn" and total > len(self.skipped):
             warn_user(f"{self._stage} skipped {total} items: {self._counts()}")
@@ -229,7 +222,7 @@ class ErrorPolicy:
 
 
 def concerns_all(error: Exception) -> bool:
-    """Whether an error would affect every item: one of the pipeline, the credentials or the host."""
+    """Whether an error would affect every item: an error of the pipeline, the credentials or the host."""
     return isinstance(error, ALWAYS_RAISED) or getattr(error, "concerns_all", False) or is_systemic(error)
 
 
@@ -240,7 +233,7 @@ def note(error: Exception, text: str) -> None:
 
 
 def _plain(on_error: Any) -> Any:
-    """Return the word for a handler of webdataset that has one, or what does as it does without the sleep."""
+    """Return the equivalent policy for a handler of webdataset, or any other policy unchanged."""
     if getattr(on_error, "__module__", None) != "webdataset.handlers":
         return on_error
     if on_error.__name__ == "warn_and_stop":
@@ -249,5 +242,5 @@ def _plain(on_error: Any) -> Any:
 
 
 def _warn_and_stop(error: Exception) -> bool:
-    warn_user(f"a stage has ended early: {type(error).__name__}: {error}")
+    warn_user(f"a stage ended early: {type(error).__name__}: {error}")
     return False

@@ -13,10 +13,10 @@ __all__ = ["read_quarantine", "write_quarantine"]
 
 
 def write_quarantine(path: str, item: SkippedItem) -> None:
-    """Append an item to the file; several processes may do so at the same time.
+    """Append an item to the file; this is safe for several processes at once.
 
     Raises:
-        MissingSidecarError: it cannot be written.
+        MissingSidecarError: the file cannot be written.
     """
     line = json.dumps(item._asdict()).encode() + b"\n"
     try:
@@ -39,10 +39,10 @@ def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> samples = IterableWrapper([{"__key__": "a", "cls": b"one"}, {"__key__": "b", "cls": b"2"}])
-        >>> budget = ErrorBudget(max_errors=10, quarantine="passed-over.jsonl", warn=False)
+        >>> budget = ErrorBudget(max_errors=10, quarantine="skipped.jsonl", warn=False)
         >>> len(list(samples.wds_decode(on_error=budget)))
         1
-        >>> [(item.key, item.field, item.error) for item in read_quarantine("passed-over.jsonl")]
+        >>> [(item.key, item.field, item.error) for item in read_quarantine("skipped.jsonl")]
         [('a', 'cls', 'DecodeError')]
 
     Args:
@@ -50,22 +50,22 @@ def read_quarantine(path: str | os.PathLike[str]) -> list[SkippedItem]:
 
     Raises:
         MissingSidecarError: there is no such file.
-        CorruptSidecarError: it is something else.
+        CorruptSidecarError: the file is not a quarantine file.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise MissingSidecarError(f"The quarantine file {path}, cannot be read: {error.strerror}") from error
+        raise MissingSidecarError(f"The quarantine file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise CorruptSidecarError(f"{path} is no quarantine file: {error}") from error
-    return [_item(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+        raise CorruptSidecarError(f"{path} is not a quarantine file: {error}") from error
+    return [_parse_line(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
 
 
-def _item(line: str, where: str) -> SkippedItem:
+def _parse_line(line: str, name: str) -> SkippedItem:
     try:
         item = SkippedItem(**json.loads(line))
         if not all(isinstance(value, str) for value in item):
-            raise ValueError("its values are texts, and here one is not")
+            raise ValueError("its values are not all text")
         return item
     except (TypeError, ValueError, RecursionError) as error:
-        raise CorruptSidecarError(f"{where} is no quarantine file: {error}") from error
+        raise CorruptSidecarError(f"{name} is not a quarantine file: {error}") from error

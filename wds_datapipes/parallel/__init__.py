@@ -1,1 +1,1 @@
-"""Mapping a function over many shards in several processes, or on an executor of the user's."""
+"""Parallel processing of shards, in several processes or on a user's executor."""

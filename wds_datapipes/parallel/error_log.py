@@ -1,4 +1,4 @@
-"""What many processes have passed over, told to the one that has begun them."""
+"""Error log: collects the errors skipped by many processes in the one that started them."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ if TYPE_CHECKING:
 
 __all__ = ["DaskErrorLog", "ErrorLog", "LoggedError", "message_of"]
 
-#: Errors of the host and not of a sample, which would be gone with more room or memory.
-NOT_OF_A_SAMPLE = {
+#: Errors of the host rather than of a sample, such as a full disk.
+HOST_ERRORS = {
     errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS, errno.EAGAIN,
 }  # fmt: skip
 
 
 class LoggedError(NamedTuple):
-    """An error that was passed over: its class and its message."""
+    """An error that was skipped: its class and its message."""
 
     kind: str
     message: str
 
 
 class ErrorLog:
-    """An ``on_error`` that passes over bad samples and shards, and notes each, also in processes that are forked.
+    """An ``on_error`` that skips bad samples and shards and records the errors, also in forked processes.
 
-    Errors of the host, such as a full disk, are raised: they would pass over everything.
+    Errors of the host, such as a full disk, are raised, since they would skip everything.
 
     Examples:
-        >>> with ErrorLog() as notes:
-        ...     _ = notes(ValueError("no number"))
-        ...     notes.read()
+        >>> with ErrorLog() as log:
+        ...     _ = log(ValueError("no number"))
+        ...     log.read()
         [LoggedError(kind='ValueError', message='no number')]
     """
 
     def __init__(self) -> None:
-        # It has no name that could be left behind, and who is forked has it open.
+        # A file without a name needs no cleanup, and forked processes inherit it.
         self._file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115  __exit__ closes it
 
     def __call__(self, error: Exception) -> bool:
-        """Note an error, and go on."""
-        if isinstance(error, MemoryError) or (not isinstance(error, WdsError) and _is_of_the_host(error)):
+        """Record an error, and return True to continue."""
+        if isinstance(error, MemoryError) or (not isinstance(error, WdsError) and _is_host_error(error)):
             raise error
-        self._note({"kind": type(error).__name__, "message": message_of(error)})
+        self._append({"kind": type(error).__name__, "message": message_of(error)})
         return True
 
     def read(self) -> list[LoggedError]:
-        """Return what was noted, the same once: a shard that was tried again has noted it each time."""
-        return list(dict.fromkeys(LoggedError(each["kind"], each["message"]) for each in self._notes()))
+        """Return the recorded errors without duplicates, as from a shard that was tried again."""
+        return list(dict.fromkeys(LoggedError(each["kind"], each["message"]) for each in self._entries()))
 
-    def _note(self, told: dict[str, str]) -> None:
-        self._file.write(f"{json.dumps(told)}\n".encode())  # in one call, so that lines of processes do not mix
+    def _append(self, entry: dict[str, str]) -> None:
+        self._file.write(f"{json.dumps(entry)}\n".encode())  # in one call, so that lines of processes do not mix
 
-    def _notes(self) -> list[dict[str, str]]:
+    def _entries(self) -> list[dict[str, str]]:
         self._file.seek(0)
         return [json.loads(line) for line in self._file.read().splitlines()]
 
@@ -70,22 +70,22 @@ class ErrorLog:
 
 
 class DaskErrorLog(ErrorLog):
-    """The same on the workers of a Dask cluster, which tell its scheduler.
+    """An `ErrorLog` for the workers of a Dask cluster, which send errors to its scheduler.
 
     Args:
-        client: reads what was noted; the workers, to which this is sent, do without.
+        client: reads the errors; copies on the workers do not need it.
     """
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self._topic = f"wds-datapipes {secrets.token_hex(8)}"
 
-    def _note(self, told: dict[str, str]) -> None:
+    def _append(self, entry: dict[str, str]) -> None:
         from distributed import get_worker
 
-        get_worker().log_event(self._topic, told)
+        get_worker().log_event(self._topic, entry)
 
-    def _notes(self) -> list[dict[str, str]]:
+    def _entries(self) -> list[dict[str, str]]:
         return [event for _, event in self._client.get_events(self._topic)]
 
     def __getstate__(self) -> str:
@@ -99,10 +99,10 @@ class DaskErrorLog(ErrorLog):
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error's message, with what was noted of the place where it was raised, unless it tells that itself."""
+    """Return the message of an error, with its notes if it is not an error of this package."""
     notes = () if isinstance(error, WdsError) else [str(note) for note in getattr(error, "__notes__", ())]
     return f"{error} ({'; '.join(notes)})" if notes else str(error)
 
 
-def _is_of_the_host(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in NOT_OF_A_SAMPLE
+def _is_host_error(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in HOST_ERRORS

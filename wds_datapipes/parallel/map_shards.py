@@ -1,4 +1,4 @@
-"""The same work for many shards, in several processes at once."""
+"""Calls a function for many shards, in several processes at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from contextlib import closing
 from typing import Any, TypeAlias, TypeVar
 
-from wds_datapipes.errors import PatternError, WorkerDiedError
+from wds_datapipes.errors import SpecError, WorkerDiedError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor
 from wds_datapipes.shards.patterns import expand_urls
 
-__all__ = ["Shards", "each_shard", "listed_shards", "run_all"]
-
-#: How often it is looked how others get on, in seconds.
-LOOK_S = 0.1
+__all__ = ["Shards", "map_shards", "resolve_shards", "run_tasks"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -26,16 +23,16 @@ Shards: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 """A pattern of shards without variables, or an iterable of URLs, such as a `ShardList`."""
 
 
-def listed_shards(urls: Shards) -> list[str]:
-    """Return the URLs of shards: those of a pattern, or those that an iterable yields, as they are."""
+def resolve_shards(urls: Shards) -> list[str]:
+    """Return the URLs of shards: expanded from a pattern, or unchanged from an iterable."""
     if isinstance(urls, str | os.PathLike):
         if "${" in (text := os.fspath(urls)):
-            raise PatternError(f"Only ShardList puts variables in. Pass ShardList({redact(text)!r})")
+            raise SpecError(f"Only ShardList substitutes variables. Pass ShardList({redact(text)!r})")
         return expand_urls(urls, variables={})
     return [os.fspath(url) for url in urls]
 
 
-def each_shard(
+def map_shards(
     work: Callable[..., T],
     urls: Sequence[str],
     arguments: Sequence[Any],
@@ -43,69 +40,66 @@ def each_shard(
     executor: Executor | None,
     max_workers: int | None,
 ) -> Generator[tuple[int, Future[T]], None, None]:
-    """Call ``work(url, *arguments)`` for each shard, and yield its number and its future as it is done.
+    """Call ``work(url, *arguments)`` for each shard, and yield its number and its future when it is done.
 
-    What has not begun is cancelled when the iteration is broken off.
+    If the iteration stops early, pending calls are cancelled.
 
     Args:
         work: a function that another process can import.
         urls: the shards.
-        arguments: what it gets besides, and can be pickled.
-        executor: who works; by default processes that are forked here and end with the iteration.
-        max_workers: how many of them, if not one for each processor. With 1, with one shard, or with standard
-            input among them, this process works itself.
+        arguments: further arguments, which must be picklable.
+        executor: the executor; by default, forked processes that end with the iteration.
+        max_workers: the number of processes; by default, one per processor. With 1, with a single shard, or with
+            standard input among the shards, the calls are made in this process.
 
     Raises:
-        ValueError: ``max_workers`` makes no sense.
-        WorkerDiedError: a worker process has ended without a result.
+        ValueError: ``max_workers`` is invalid.
+        WorkerDiedError: a worker process died without a result.
     """
     if max_workers is not None and max_workers < 1:
         raise ValueError(f"max_workers is a number from 1, not {max_workers!r}")
     workers = 1 if "-" in urls else min(max_workers or len(os.sched_getaffinity(0)), len(urls))
-    workforce: ShardExecutor
+    pool: ShardExecutor
     if executor is not None:
-        workforce = BorrowedExecutor(work, executor, None)
+        pool = BorrowedExecutor(work, executor, None)
     else:
-        workforce = InProcessExecutor(work) if workers <= 1 else ForkedPool(work, workers)
+        pool = InProcessExecutor(work) if workers <= 1 else ForkedPool(work, workers)
     waiting = deque((number, (url, *arguments)) for number, url in enumerate(urls))
-    with closing(run_all(workforce, waiting)) as tasks:
+    with closing(run_tasks(pool, waiting)) as tasks:
         for number, task in tasks:
             if isinstance(error := task.exception(), BrokenExecutor):
-                other = " or another shard" if executor is not None else ""  # whose process breaks all others
+                other = " or another shard" if executor is not None else ""  # a broken pool fails all its tasks
                 raise WorkerDiedError(
-                    f"A worker process has ended without a result, while {redact(urls[number])}{other} was worked on: "
-                    f"it may have been killed, as for its memory ({error})"
+                    f"A worker process died while it processed {redact(urls[number])}{other}: it may have been killed, "
+                    f"for example when out of memory ({error})"
                 ) from None
             yield number, task
 
 
-def run_all(
-    workforce: ShardExecutor, waiting: deque[tuple[K, tuple[Any, ...]]], look: Callable[[], object] | None = None
+def run_tasks(
+    pool: ShardExecutor, waiting: deque[tuple[K, tuple[Any, ...]]]
 ) -> Generator[tuple[K, Future[Any]], None, None]:
-    """Call the function of a workforce with all arguments that wait, also those that are added meanwhile.
+    """Call the function of a pool with all waiting arguments, including those added meanwhile.
 
-    Yields what they wait under, and a future, as it is done. Nobody works any more when the iteration has ended. What
-    ``look`` is, is called while others work, again and again.
+    Yields the key and the future of each call when it is done. The pool is shut down when the iteration ends.
     """
     running: dict[Future[Any], K] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < workforce.at_once:
+            while waiting and len(running) < pool.max_tasks:
                 key, arguments = waiting.popleft()
-                running[_submit(workforce, arguments)] = key
-            done = wait(running, None if look is None else LOOK_S, FIRST_COMPLETED).done
-            if look is not None:
-                look()
-            for task in [task for task in running if task in done]:  # in their order, where several are
+                running[_submit(pool, arguments)] = key
+            done = wait(running, None, FIRST_COMPLETED).done
+            for task in [task for task in running if task in done]:  # in submission order
                 yield running.pop(task), task
     finally:
-        workforce.end()
+        pool.shutdown()
 
 
-def _submit(workforce: ShardExecutor, arguments: tuple[Any, ...]) -> Future[Any]:
+def _submit(pool: ShardExecutor, arguments: tuple[Any, ...]) -> Future[Any]:
     try:
-        return workforce.submit(*arguments)
-    except Exception as error:  # noqa: BLE001  executors differ in how they are broken
+        return pool.submit(*arguments)
+    except Exception as error:  # noqa: BLE001  executors raise different errors
         refused: Future[Any] = Future()
         refused.set_exception(error)
         return refused

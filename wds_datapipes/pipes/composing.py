@@ -1,4 +1,4 @@
-"""Whole streams, handed to a function."""
+"""The stage that applies a function to the whole stream."""
 
 from __future__ import annotations
 
@@ -7,37 +7,32 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.stage import OpaqueValue, register_stage
-from wds_datapipes.pipes.state.derived_items import ExpandingStage
+from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
 
 __all__ = ["StreamComposer"]
 
-Stream = Callable[[Iterator[Any]], Iterable[Any]]
+Function = Callable[[Iterator[Any]], Iterable[Any]]
 
 
 @register_stage("compose")
-class StreamComposer(ExpandingStage):
-    """Hand the whole stream of items to a function (functional name: ``compose``).
+class StreamComposer(Stage[Any]):
+    """Apply a function to the whole stream of items (functional name: ``compose``).
 
-    A generator function that takes an iterator is all that a stage of one's own needs: it may yield several items for
-    one, leave some out, or look at neighbours. It is called anew in each epoch, and where it is broken off, it is
-    closed.
+    A custom stage can be written as a generator function of an iterator: it may yield several items for one, skip
+    items, or combine adjacent ones. It is called once per epoch, and closed if the epoch is abandoned.
 
-    Nobody can see what a function keeps of earlier items. So a loader can save its place in the stream only where you
-    say, by ``each_alone``, that it keeps nothing; `wds_datapipes.testing.check_resume` finds out whether that is so.
+    A pipeline with this stage resumes by replay, since the function may store earlier items.
 
     Yields:
-        Any: what the functions yield.
+        Any: the items of the last function.
 
     Args:
         source: yields anything.
-        through: functions from an iterator to an iterable, each applied to what the one before yields; with arguments,
-            as ``functools.partial``.
-        each_alone: what is yielded between taking one item and taking the next follows from the first of them alone,
-            be it nothing, one item or several. Then the stage has a state.
+        through: functions from an iterator to an iterable, each applied to the items of the previous one; use
+            ``functools.partial`` to pass arguments.
 
     Raises:
-        TypeError: one of them is no function, or returns nothing that can be iterated over.
+        TypeError: an argument is not a function, or does not return an iterable.
 
     Examples:
         >>> def pairs(numbers):
@@ -49,39 +44,22 @@ class StreamComposer(ExpandingStage):
         [1, -1, 2, -2]
     """
 
-    def __init__(self, source: IterDataPipe[Any], *through: Stream, each_alone: bool = False) -> None:
-        super().__init__(source)
+    def __init__(self, source: IterDataPipe[Any], *through: Function) -> None:
+        super().__init__()
         if not through:
             raise TypeError("compose needs a function from an iterator to an iterator, as in compose(patches)")
         for function in through:
             if not callable(function):
                 raise TypeError(f"compose takes functions from an iterator to an iterator, not {function!r}")
-        self.each_alone = each_alone
+        self.source = source
         self._through = OpaqueValue(through)
 
-    @property
-    def has_state(self) -> bool:
-        """Whether the functions keep nothing of earlier items."""
-        return self.each_alone
-
-    @property
-    def is_expanding(self) -> bool:  # type: ignore[override]  # it depends on an argument
-        """Whether the items that the functions yield are made again from the same samples to resume."""
-        return self.each_alone
-
     def __iter__(self) -> Iterator[Any]:
-        if self.each_alone:
-            yield from self._taken_apart(self._composed)
-        else:
-            yield from self._composed(iter(self.source))
-
-    def _composed(self, stream: Iterator[Any]) -> Iterator[Any]:
+        stream = iter(self.source)
         for function in self._through.value:
             items = function(stream)
             try:
                 stream = iter(items)
             except TypeError:
-                raise TypeError(
-                    f"compose: {function!r} has to return an iterable, and has returned {items!r}"
-                ) from None
-        return stream
+                raise TypeError(f"compose: {function!r} must return an iterable, but returned {items!r}") from None
+        yield from stream

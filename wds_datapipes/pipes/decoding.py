@@ -1,4 +1,4 @@
-"""Stages that decode samples, and the ways to add more of them."""
+"""The stage that decodes samples, and the registration of decoders as stages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any, TypeVar
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.codecs.decoding import Decoder, DecoderChain, decode_samples
-from wds_datapipes.codecs.extensions import ByExtension, ExtensionDecoder, handle_extension, split_extensions
-from wds_datapipes.codecs.images import ImageDecoder
-from wds_datapipes.codecs.registry import name_decoder
+from wds_datapipes.codecs.extensions import (
+    ByExtension,
+    ExtensionDecoder,
+    handle_extension,
+    split_extensions,
+)
+from wds_datapipes.codecs.registry import add_decoder
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.types import Sample
 
-__all__ = ["ImageDecoder", "RegisteredDecoder", "SampleDecoder", "handle_extension", "register_decoder"]
+__all__ = ["RegisteredDecoder", "SampleDecoder", "handle_extension", "register_decoder"]
 
 F = TypeVar("F", bound=Callable[[bytes], Any])
 
@@ -26,47 +30,47 @@ F = TypeVar("F", bound=Callable[[bytes], Any])
 class SampleDecoder(Stage[Sample]):
     """Decodes the fields of samples, each by its extension (functional name: ``wds_decode``).
 
-    Fields ending in ``.gz`` are decompressed first. Then the first of these that answers gives the value: the keyword
-    with the field's extension, the decoders in their order, and the basic table by the last extension:
+    Fields ending in ``.gz`` are decompressed first. The first match decodes a field: the keyword with the field's
+    extension, then the decoders in their order, then the basic table by the last extension:
 
     - ``txt text transcript html htm``: str, from UTF-8
     - ``cls cls2 class count index inx id``: int
-    - ``json jsn``, ``mp msgpack msg``, ``cbor``: what they hold; the last two need the extras ``msgpack`` and ``cbor``
+    - ``json jsn``, ``mp msgpack msg``, ``cbor``: any value; the last two need the extras ``msgpack`` and ``cbor``
     - ``npy``: array; ``npz``: dict of arrays; ``ten tenbin tb``: list of arrays
-    - ``pth``: what ``torch.save`` wrote, on the CPU, if it is tensors and plain Python values
+    - ``pth``: the tensors and plain Python values that ``torch.save`` wrote, on the CPU
     - ``pyd pickle pkl``: refused unless ``unsafe`` is true
 
-    All other fields stay bytes, images, video and audio too unless a decoder for them is named.
+    All other fields stay bytes. So do images, video and audio, unless a decoder for them is passed.
 
     Yields:
-        dict: a new one for each sample, with the same keys in the same order. Values of keys that begin with ``__`` are
-            not touched.
+        dict: a new one for each sample, with the same keys in the same order. Values of keys that start with ``__`` are
+            unchanged.
 
     Args:
         source: samples, as ``group_samples`` yields them.
-        decoders: an image spec (`ImageDecoder` has the table), ``"torch_video"``, ``"torch_audio"``, the name of a
-            registered decoder, an `ImageDecoder`, what `handle_extension` makes, or a function ``(field, data)`` that
-            gets the field's name without a leading dot (and without ``.gz``) and its bytes, and returns the value,
-            ``None`` for a field that it leaves to the next decoder, or a `Continue`. Functions written for webdataset,
-            which passes ``.png``, serve if they ask ``name.endswith(".png")``. A function that has decoded nothing
-            when the samples end, or after 1,000 of them, is warned of.
-        only: whole names of the fields to decode, ``"jpg cls"`` or a list of them; the others stay bytes.
-        partial: let values pass that are not bytes, such as those decoded before; they are an error otherwise.
-        unsafe: allow codecs that can run any code that is in the data: ``pyd pickle pkl``, and ``pth`` with other
+        decoders: an image spec (see `ImageDecoder`), ``"torch_video"``, ``"torch_audio"``, the name of a registered
+            decoder, an `ImageDecoder`, a result of `handle_extension`, or a function ``(field, data)``. The function
+            receives the field's name without a leading dot (and without ``.gz``) and its bytes, and returns the value,
+            ``None`` to leave the field to the next decoder, or a `Continue`. Functions written for webdataset, which
+            passes ``.png``, work if they test ``name.endswith(".png")``. A function that has decoded nothing after
+            1,000 samples, or at the end, causes a warning.
+        only: the names of the fields to decode, ``"jpg cls"`` or a list of them; the others stay bytes.
+        partial: accept values that are not bytes, such as already decoded ones; otherwise they are an error.
+        unsafe: allow codecs that can run arbitrary code in the data: ``pyd pickle pkl``, and ``pth`` with other
             objects.
-        on_error: ``"raise"``; or, to pass over the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        limits: what fields that are compressed within, such as ``json.gz`` and ``npz``, may expand to: ``member_bytes``
-            and ``expansion`` of `ReadLimits` count.
-        by_extension: functions ``bytes -> value``, such as ``json=parse``, before all other decoders.
+        on_error: ``"raise"``; or, to skip the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        limits: ``member_bytes`` and ``expansion`` of `ReadLimits` limit the decompressed size of compressed fields,
+            such as ``json.gz`` and ``npz``.
+        by_extension: functions ``bytes -> value``, such as ``json=parse``, which precede all other decoders.
 
     Raises:
-        DecodeError: bytes are not what the field's name says, or expand to more than the limits; the message has the
+        DecodeError: the bytes do not fit the field's name, or expand to more than the limits; the message has the
             shard, key, field and decoder.
-        UnsafeCodecError: a field needs ``unsafe``.
+        UnsafeInputError: a field needs ``unsafe``.
         MissingDependencyError: a field needs a package that is not installed.
 
-    A subclass is a decoder with arguments or state. It sets `extensions`, defines ``decode(self, data)``, and has a
-    constructor that passes ``source`` on; as a stage it decodes the fields with those extensions and passes the rest.
+    Subclass it to write a decoder with arguments or state: set `extensions`, define ``decode(self, data)``, and pass
+    ``source`` to the constructor of this class. The stage decodes the fields with those extensions only.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -95,10 +99,10 @@ class SampleDecoder(Stage[Sample]):
         check_on_error(on_error)
         refuse_handler(by_extension, "keywords are extensions, as in json=parse")
         if self.extensions and (decoders or by_extension):
-            raise TypeError(f"{type(self).__name__} decodes by itself, and takes no other decoders")
+            raise TypeError(f"{type(self).__name__} has its own decoder, and accepts no others")
         self.source = source
         self.on_error = on_error
-        # In an object of its own: torch pickles what is in tuples and dicts to find datapipes, and fails on a lambda.
+        # An object, since torch pickles tuples and dicts in attributes to find datapipes, and fails on a lambda.
         self._chain = DecoderChain(
             decoders,
             by_extension,
@@ -114,21 +118,23 @@ class SampleDecoder(Stage[Sample]):
         if cls.extensions:
             cls.extensions = split_extensions(cls.extensions)
             if cls.decode is SampleDecoder.decode:
-                raise TypeError(f"{cls.__name__} sets extensions, and has to define decode(self, data) too")
+                raise TypeError(f"{cls.__name__} sets extensions, so it must define decode(self, data)")
 
     def decode(self, data: bytes) -> Any:
-        """In a subclass: return the value of a field's bytes; ``None`` leaves the field as it is."""
-        raise NotImplementedError(f"{type(self).__name__} sets no extensions, so it has nothing to decode by itself")
+        """In a subclass: return the value of a field's bytes, or ``None`` to leave the field unchanged."""
+        raise NotImplementedError(f"{type(self).__name__} sets no extensions, so it has no decode method")
 
-    def _own(self) -> tuple[ByExtension, ...]:
+    def _own_decoders(self) -> tuple[ByExtension, ...]:
         return (handle_extension(self.extensions, self.decode),) if self.extensions else ()
 
     def __iter__(self) -> Iterator[Sample]:
-        yield from decode_samples(self.source, self._chain.after(*self._own()), self.on_error, warn_unused=True)
+        yield from decode_samples(
+            self.source, self._chain.prepend(*self._own_decoders()), self.counted_errors, warn_unused=True
+        )
 
 
 class RegisteredDecoder(SampleDecoder):
-    """The stage of a function that `register_decoder` has registered; it pickles as the function does.
+    """The stage of a function that `register_decoder` registered; it can be pickled if the function can.
 
     Args:
         source: samples.
@@ -151,24 +157,24 @@ class RegisteredDecoder(SampleDecoder):
         super().__init__(source, only=only, partial=partial, on_error=on_error, limits=limits)
         self.decoder = decoder
 
-    def _own(self) -> tuple[ByExtension, ...]:
+    def _own_decoders(self) -> tuple[ByExtension, ...]:
         return (self.decoder,)
 
 
 def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F], F]:
-    """Register a function ``bytes -> value`` as a stage, and as a word of ``wds_decode``; for use as a decorator.
+    """Register a function ``bytes -> value`` as a stage and as a decoder name of ``wds_decode``; used as a decorator.
 
-    From then on ``.name()`` exists on every datapipe, decodes the fields with those extensions, and passes the rest;
-    its arguments are ``only``, ``partial``, ``on_error`` and ``limits``. ``.wds_decode("name")`` does so among other
-    decoders. The decorator returns the function itself, so a pipeline pickles if the function does. Running the same
-    code again replaces the function; a pipeline that was built before keeps the old one.
+    Every datapipe gets a method ``.name()``, which decodes the fields with those extensions, and has the arguments
+    ``only``, ``partial``, ``on_error`` and ``limits``. ``.wds_decode("name")`` combines it with other decoders. The
+    decorator returns the function unchanged, so a pipeline can be pickled if the function can. Running the same code
+    again replaces the function; existing pipelines keep the old one.
 
     Args:
-        name: of the stage: a Python identifier that no datapipe has as a method.
+        name: the name of the stage: a Python identifier that is not a method of datapipes.
         extensions: as for `handle_extension`: ``"jpg seg.png"`` or a list of such words.
 
     Raises:
-        ValueError: the name cannot be used, or is taken.
+        ValueError: the name is invalid or taken.
 
     Examples:
         >>> @register_decoder("reversed_text", "rev")
@@ -181,7 +187,7 @@ def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F]
         [{'rev': 'hello', 'cls': 7}]
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise ValueError(f"a stage is called like a method, such as 'sketch', and not {name!r}")
+        raise ValueError(f"the name of a stage must be a valid method name, such as 'sketch', not {name!r}")
     words = split_extensions(extensions)
 
     def register(function: F) -> F:
@@ -189,10 +195,10 @@ def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F]
         registered = IterDataPipe.functions.get(name)
         if hasattr(IterDataPipe, name) or (registered is not None and not isinstance(registered, _Registration)):
             raise ValueError(
-                f"the stage name {name!r} is taken: every datapipe of torch or another package has it already. "
-                f"Choose another name for the decoder"
+                f"the stage name {name!r} is taken: datapipes have a method of that name. Choose another name for the "
+                f"decoder"
             )
-        name_decoder(name, decoder)
+        add_decoder(name, decoder)
         IterDataPipe.register_function(name, _Registration(decoder))
         return function
 
@@ -200,7 +206,7 @@ def register_decoder(name: str, extensions: str | Iterable[str]) -> Callable[[F]
 
 
 class _Registration:
-    """What a registered name calls: ``datapipe.name(...)``."""
+    """The callable behind the functional name of a registered decoder: ``datapipe.name(...)``."""
 
     def __init__(self, decoder: ExtensionDecoder) -> None:
         self.decoder = decoder

@@ -1,4 +1,4 @@
-"""A source of shards that another program writes meanwhile."""
+"""A source of shards that other programs write to a directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from wds_datapipes.errors import PatternError
+from wds_datapipes.errors import SpecError
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.shards.directory_queue import After, Select, take_files
 from wds_datapipes.shards.listing import SHARD_SUFFIXES
@@ -17,38 +17,37 @@ __all__ = ["DirectoryShards"]
 
 
 class DirectoryShards(Stage[str]):
-    """Take shards from a directory, as another program puts them there.
+    """Yield shards from a directory as other programs write them.
 
-    A shard is claimed before it is yielded: it is moved to a directory of the iteration's own, below ``.claims``. So
-    all workers, ranks and programs that read one directory share its shards, and none is read by two; there is no
-    ``.sharding_filter()`` then, and torch refuses one. Which of them reads a shard depends on time.
+    A shard is claimed before it is yielded, by moving it to a private directory below ``.claims``. So all workers,
+    ranks and programs that read the directory share its shards, and no shard is read by two of them; torch rejects an
+    additional ``.sharding_filter()``. The assignment of shards depends on timing.
 
-    It counts as read when the next one is asked for: put ``.load_wds_shards()`` directly behind. If an iteration is
-    broken off, its shard goes back. If its process dies, another one that looks for shards puts it back, which it
-    tells by a lock (``flock``) that the system releases at the end of a process. Several hosts may share a directory
-    if their file system has these locks between hosts, as NFS 4 and CephFS do.
+    A shard counts as read when the next one is requested: put ``.load_wds_shards()`` directly after this stage. If the
+    iteration is abandoned, its shard is returned. If the process dies, another reader returns it, as the system has
+    released its lock (``flock``). Several hosts may share a directory on a file system with locks between hosts, such
+    as NFS 4 and CephFS.
 
-    A program that writes shards has to write them under another name, such as one that begins with a dot, or in
-    another directory of the same file system, and rename them when they are complete. Links and hidden files are not
-    taken.
+    A program must write a shard under another name, such as a hidden one, or in another directory of the same file
+    system, and rename it when it is complete. Symbolic links and hidden files are ignored.
 
     Yields:
-        str: the path of each shard, where it is while it is claimed. It ends in the shard's own name.
+        str: the path of each claimed shard. It ends in the shard's own name.
 
     Args:
         path: the directory.
-        pattern: what the names of shards look like: ``*``, ``?``, ``[...]`` and braces. By default, all that end as
-            shards do, compressed ones too.
+        pattern: the pattern of the shards' names: ``*``, ``?``, ``[...]`` and braces. By default, all names with the
+            extensions of shards, compressed ones included.
         select: take the ``"oldest"`` shard next, or a ``"random"`` one.
-        after: what becomes of a shard that was read: ``"keep"`` it, in the subdirectory ``done``; ``"delete"`` it; or
-            ``"return"`` it to be taken again, behind those that are there. None is written over by one of the same
-            name: it gets a number in front.
-        poll_s: how many seconds pass between two looks at a directory without shards.
-        timeout_s: end after so many seconds without a shard; 0 ends when all that are there have been taken. By
-            default it waits without end.
+        after: what to do with a shard that was read: ``"keep"`` moves it to the subdirectory ``done``; ``"delete"``
+            removes it; ``"return"`` puts it back, to be read again after the others. If the name exists, a number is
+            put before it.
+        poll_s: seconds between two scans of a directory without shards.
+        timeout_s: end after this many seconds without a shard; 0 ends when the directory has no more shards. By default
+            it waits forever.
 
     Raises:
-        PatternError: there is no such directory, or the pattern cannot be read.
+        SpecError: there is no such directory, or the pattern is invalid.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -73,17 +72,17 @@ class DirectoryShards(Stage[str]):
     ) -> None:
         super().__init__()
         if not Path(path).is_dir():
-            raise PatternError(f"DirectoryShards needs a directory, and there is none at {os.fspath(path)!r}")
+            raise SpecError(f"DirectoryShards needs a directory, and there is none at {os.fspath(path)!r}")
         if not pattern or "/" in pattern:
-            raise PatternError(f'pattern tells the names of files, as "train-*.tar" does, not {pattern!r}')
+            raise SpecError(f'pattern must be a pattern of file names, such as "train-*.tar", not {pattern!r}')
         if select not in ("oldest", "random"):
-            raise ValueError(f'select is "oldest" or "random", not {select!r}')
+            raise ValueError(f'select must be "oldest" or "random", not {select!r}')
         if after not in ("keep", "delete", "return"):
-            raise ValueError(f'after is "keep", "delete" or "return", not {after!r}')
+            raise ValueError(f'after must be "keep", "delete" or "return", not {after!r}')
         if not 0 < poll_s < math.inf:
-            raise ValueError(f"poll_s is a number of seconds above 0, not {poll_s!r}")
+            raise ValueError(f"poll_s must be a positive number of seconds, not {poll_s!r}")
         if timeout_s is not None and not timeout_s >= 0:
-            raise ValueError(f"timeout_s is a number of seconds from 0, or None, not {timeout_s!r}")
+            raise ValueError(f"timeout_s must be a non-negative number of seconds or None, not {timeout_s!r}")
         self.path = os.fspath(path)
         self.pattern = pattern
         self.select = select
@@ -103,4 +102,4 @@ class DirectoryShards(Stage[str]):
         )
 
     def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: object = None) -> None:
-        """Change nothing, as claims split the shards; loaders call this, and refuse a second stage that has it."""
+        """Do nothing, since claims split the shards; loaders call this, and reject a second stage that defines it."""

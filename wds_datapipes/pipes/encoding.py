@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder, encode_samples
+from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
+from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.types import Sample
@@ -16,38 +17,39 @@ __all__ = ["SampleEncoder"]
 class SampleEncoder(Stage[Sample]):
     """Encodes the fields of samples, each by its extension (functional name: ``wds_encode``).
 
-    It is what ``wds_decode`` is the reverse of. Bytes are never touched, whatever their field is called. Other values
-    go to the keyword with the field's extension, and else by their last extension to this table:
+    The inverse of ``wds_decode``. Bytes are unchanged in any field. Other values are encoded by the keyword with the
+    field's extension, or else by the field's last extension:
 
     - ``txt text transcript html htm``: str, to UTF-8
     - ``cls cls2 class count index inx id``: int
-    - ``json jsn``, ``mp msgpack msg``, ``cbor``: what these hold; the last two need the extras ``msgpack`` and ``cbor``
-    - ``npy``: array or tensor; ``npz``: dict of these; ``ten tenbin tb``: one, or a list of these
+    - ``json jsn``, ``mp msgpack msg``, ``cbor``: any value of the format; the last two need the extras ``msgpack`` and
+      ``cbor``
+    - ``npy``: array or tensor; ``npz``: dict of them; ``ten tenbin tb``: one or a list of them
     - ``jpg jpeg img image png webp tif tiff ppm pgm pbm pnm``: an array (H, W) or (H, W, C), a tensor (H, W) or
       (C, H, W), of uint8 or of floats from 0 to 1, or a Pillow image. Gray arrays may be uint16 for ``png tif pgm``
-      and bool for ``pbm``. JPEG is written with the quality 100, and WebP without loss
-    - ``pth``: tensors, and plain Python values that hold them
+      and bool for ``pbm``. JPEG has the quality 100, and WebP is lossless
+    - ``pth``: tensors, and plain Python values that contain them
     - ``pyd pickle pkl``: refused unless ``unsafe`` is true
 
     A field that ends in ``.gz`` is encoded by the rest of its name, and compressed.
 
     Yields:
         dict: a new one for each sample, with the same keys in the same order and bytes as values. Values of keys that
-            begin with ``__`` are not touched.
+            start with ``__`` are unchanged.
 
     Args:
         source: samples.
-        only: whole names of the fields to encode, ``"jpg cls"`` or a list of them; the others stay as they are.
-        unsafe: allow codecs whose data can run any code when it is decoded: ``pyd pickle pkl``, and ``pth`` with other
+        only: the names of the fields to encode, ``"jpg cls"`` or a list of them; the others are unchanged.
+        unsafe: allow codecs whose data can run arbitrary code on decoding: ``pyd pickle pkl``, and ``pth`` with other
             objects.
-        on_error: ``"raise"``; or, to pass over the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        on_error: ``"raise"``; or, to skip the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         by_extension: functions from a value to bytes, such as ``pts=pack``; or options for Pillow's writer of an image
             format: ``jpg={"quality": 90}``.
 
     Raises:
-        EncodeError: a value is not what the field's name says, or nothing encodes such fields; the message has the
-            key, the field, what was found and what is accepted.
-        UnsafeCodecError: a field needs ``unsafe``.
+        EncodeError: a value does not fit the field's name, or the field has no encoder; the message has the key, the
+            field, the type found and the types accepted.
+        UnsafeInputError: a field needs ``unsafe``.
         MissingDependencyError: a field needs a package that is not installed.
 
     Examples:
@@ -74,8 +76,8 @@ class SampleEncoder(Stage[Sample]):
         refuse_handler(by_extension, "keywords are extensions, as in json=dump")
         self.source = source
         self.on_error = on_error
-        # In an object of its own: torch pickles what is in tuples and dicts to find datapipes, and fails on a lambda.
+        # An object, since torch pickles tuples and dicts in attributes to find datapipes, and fails on a lambda.
         self._chain = EncoderChain(by_extension, only=only, unsafe=unsafe)
 
     def __iter__(self) -> Iterator[Sample]:
-        yield from encode_samples(self.source, self._chain, self.on_error)
+        yield from convert_samples(self.source, self._chain, self.counted_errors)

@@ -1,54 +1,57 @@
-"""How long an epoch is, and how long a pipeline says that it is."""
+"""Stages that set the length of an epoch, and declare the length of a pipeline."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.sharding import has_no_share, number_instances, place_of, refuse_remote, share, turns_of
-from wds_datapipes.pipes.stage import Stage, register_stage
-from wds_datapipes.pipes.state.graph import position_reader_of
-from wds_datapipes.pipes.state.nested_sources import NestedPasses, beginning_of
+from wds_datapipes.pipes.sharding import (
+    find_rank_and_worker,
+    has_no_shards,
+    number_instances,
+    refuse_remote,
+    rotation_period,
+    share,
+)
+from wds_datapipes.pipes.stage import RecordedStage, Stage, position_reader_of, register_stage
+from wds_datapipes.pipes.state.nested_sources import NestedPasses
+from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.samples.epochs import Stream
 from wds_datapipes.shards.position import SamplePosition
-
-if TYPE_CHECKING:
-    from wds_datapipes.pipes.state.recording import Form, Recorder
 
 __all__ = ["EpochSetter", "LengthSetter"]
 
 
 @register_stage("with_epoch")
-class EpochSetter(Stage[Any]):
-    """End an epoch after ``n`` items, and go on from there in the next (functional name: ``with_epoch``).
+class EpochSetter(RecordedStage[Any]):
+    """End an epoch after ``n`` items, and continue from there in the next (functional name: ``with_epoch``).
 
-    The stream continues: the next epoch begins with the item after the last one, also where an epoch was broken off,
-    and the source begins again whenever it has ended. Workers share the ``n`` items of their rank, as
-    ``.sharding_filter()`` or ``.resample_wds_shards()`` before this stage tells them; without either, each worker
-    yields ``n``. Place it behind ``.batch()`` to count batches.
+    The next epoch starts with the next item, also after an abandoned epoch, and the source restarts whenever it is
+    exhausted. The workers of a rank share the ``n`` items if ``.sharding_filter()`` or ``.resample_wds_shards()``
+    precedes this stage; otherwise each worker yields ``n``. Put it after ``.batch()`` to count batches.
 
-    The place in the stream is kept in the process. It is lost where workers end with each epoch, as those of torch's
-    ``DataLoader`` do without ``persistent_workers=True``, unless the loop is over `StatefulShards.tracked`. Of an epoch
-    that is broken off, items that workers have made ahead are lost, but for such a loop.
+    The position in the stream is stored in the process. It is lost if workers end with each epoch, as those of torch's
+    ``DataLoader`` do without ``persistent_workers=True``, and items that workers have prefetched are lost if an epoch
+    is abandoned; loop over `StatefulShards.tracked` to avoid both.
 
-    The passes over the source follow from the seed of the first epoch, each with another order, the same on all ranks
-    and workers. The seeds that loaders set for later epochs change nothing here. With each pass, the shares of a
-    ``.sharding_filter()`` move on by one worker. So a worker whose shards hold nothing, or that has none as there are
-    more workers than shards, goes on with the next pass, and every rank has its ``n`` items.
+    The seed of the first epoch determines the order of every pass. Passes differ in their order, which is the same on
+    all ranks and workers. Seeds that loaders set for later epochs have no effect. With each pass, the assignment of a
+    ``.sharding_filter()`` rotates by one worker. So a worker without shards, or with empty ones, continues with the
+    next pass, and every rank yields ``n`` items.
 
     Yields:
         Any: the items of ``source``, unchanged.
 
     Args:
         source: yields anything.
-        n: how many items an epoch has, for the workers of a rank together. It is also the ``len()``.
+        n: the number of items in an epoch, of all workers of a rank together. It is also the ``len()``.
 
     Raises:
-        EmptySourceError: ``source`` has nothing to yield: all of it was read ten times without an item.
-        RuntimeError: ``source`` is what other processes send, which only a loader can begin again.
+        EmptySourceError: ten consecutive passes of ``source`` yielded no items.
+        RuntimeError: ``source`` is in another process, so that only a loader can restart it.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -62,14 +65,14 @@ class EpochSetter(Stage[Any]):
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         super().__init__()
         self.source = source
-        self.n = _number("n is the number of items in an epoch, from 1", n, 1)
+        self.n = _check_number("n must be the number of items in an epoch, at least 1", n, 1)
         self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
         self._stream: Stream[Any] = Stream()
-        self._passes = NestedPasses(source, place_of(source), None)
+        self._passes = NestedPasses(source, find_rank_and_worker(source), None)
         self._seed: int | None = None
 
     def set_seed(self, seed: int) -> EpochSetter:
-        """Give the seed that all passes follow from, if none has begun; loaders call this."""
+        """Set the seed of all passes, before the first pass; loaders call this."""
         self._seed = seed
         return self
 
@@ -80,109 +83,92 @@ class EpochSetter(Stage[Any]):
             return None
 
         def position() -> SamplePosition:
-            shard, start, end, way = known()
-            return SamplePosition(shard, start, end, (self._passes.number, *way))
+            shard, start, end, route = known()
+            return SamplePosition(shard, start, end, (self._passes.number, *route))
 
         return position
 
     def nested_sources(self) -> Sequence[IterDataPipe[Any]]:
-        """Return the source, which begins when the last pass has ended."""
+        """Return the source, which restarts after each pass."""
         return (self.source,)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how many items there were in this epoch, and where the stream is, which lasts beyond it.
+    def record_state(self, recorder: Recorder) -> Form:
+        """Record the number of items yielded in this epoch, and the position in the stream, which spans epochs.
 
         Raises:
-            StateError: a stage before holds samples back, and has no state.
+            StateError: a stage before this one buffers samples, and has no state.
         """
-        return self._saved(None)
-
-    def record_state(self, recorder: Recorder) -> Form:
-        """Return the form of what `state_dict` returns, with those of the stages before."""
-        return self._saved(recorder)
-
-    def _saved(self, recorder: Recorder | None) -> dict[str, Any]:
         if self._loaded is not None:
             return {"given": self._loaded[0].get("given", 0), "lasting": self._loaded[0]["lasting"]}
         stream, passes = self._stream, self._passes
-        lasting = None
-        if stream.is_begun:
-            if stream.is_open:
-                place = passes.state_dict(self.source, recorder)
-            else:
-                place = {"pass": stream.passes, "state": beginning_of(self.source)}
-            lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **place}
-        given = stream.given if stream.is_begun else 0
-        return {"given": given if recorder is None else recorder.number(given), "lasting": lasting}
+        if not stream.is_begun:
+            return {"given": 0, "lasting": None}
+        position = {"pass": stream.passes, "state": None}
+        if stream.is_open:
+            position = passes.record_state(self.source, recorder)
+        lasting = {"seed": passes.seed, "first": passes.first, "is_open": stream.is_open, **position}
+        return {"given": recorder.number(stream.given), "lasting": lasting}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Go on from a state when it is iterated next.
+        """Load a state, from which the next iteration resumes.
 
         Args:
-            state: what `state_dict` has returned. Without ``"given"``, an epoch begins; with ``"ends"``, only samples
-                that come again are left.
-            again: samples that wait in later stages, and are yielded first.
+            state: the result of `state_dict`. Without ``"given"``, an epoch starts.
+            again: the positions of samples that later stages have buffered; they are yielded first.
         """
         self._loaded = state, [*again]
 
     def reset_state(self) -> None:
-        """Begin an epoch when it is iterated next; the stream goes on as it would have."""
+        """Let the next iteration start an epoch, at the position in the stream that was loaded."""
         if self._loaded is not None:
             self._loaded = {"given": 0, "lasting": self._loaded[0]["lasting"]}, []
 
     def __iter__(self) -> Iterator[Any]:
         refuse_remote(self.source, "with_epoch")
-        number_instances(self.source)  # a loader may have split the source again meanwhile
+        number_instances(self.source)  # a loader may have split the source again
         state, again = self._loaded or ({}, [])
         self._stream.given = 0
-        if state.get("ends", False):
-            yield from self._made_again(state["lasting"], again)
-            return
         if state and state["lasting"] is None:
             self._stream = Stream()
         elif state:
             lasting = state["lasting"]
-            self._passes = NestedPasses(self.source, place_of(self.source), lasting["seed"], lasting["first"], lasting)
-            items = yield from self._passes.go_on(self.source, again)
+            self._passes = NestedPasses(
+                self.source, find_rank_and_worker(self.source), lasting["seed"], lasting["first"], lasting
+            )
+            items = yield from self._passes.resume_from(self.source, again)
             is_open = lasting["is_open"]
-            self._stream.go_on(items if is_open else None, lasting["pass"] + is_open, state.get("given", 0))
+            self._stream.resume_from(items if is_open else None, lasting["pass"] + is_open, state.get("given", 0))
             del items
-        self._loaded = None  # not before: whoever waits for samples that come again may stop at the last of them
+        self._loaded = None  # only now: a reader of repeated samples may stop at the last of them
         yield from self._stream.take(
-            share(self.n, place_of(self.source)),
+            share(self.n, find_rank_and_worker(self.source)),
             begin=self._begin,
-            has_no_share=lambda: has_no_share(self.source),
-            turns=lambda: turns_of(self.source),
+            has_no_shards=lambda: has_no_shards(self.source),
+            turns=lambda: rotation_period(self.source),
         )
 
     def __len__(self) -> int:
         return self.n
 
-    def _made_again(self, lasting: Mapping[str, Any], again: list[SamplePosition]) -> Iterator[Any]:
-        """Yield samples of earlier passes that later stages wait for."""
-        nothing_else = {"pass": -1, "state": lasting["state"]}
-        self._passes = NestedPasses(self.source, place_of(self.source), lasting["seed"], lasting["first"], nothing_else)
-        yield from self._passes.go_on(self.source, again)
-
     def _begin(self, number: int) -> Iterator[Any]:
         if number == 0:
-            self._passes = NestedPasses(self.source, place_of(self.source), self._seed)
+            self._passes = NestedPasses(self.source, find_rank_and_worker(self.source), self._seed)
         return self._passes.begin(self.source, number)
 
 
 @register_stage("with_length")
 class LengthSetter(Stage[Any]):
-    """Declare how many items there are, and change nothing else (functional name: ``with_length``).
+    """Declare the number of items, without changing them (functional name: ``with_length``).
 
-    ``len()`` is ``n``, also behind stages that compute theirs, such as ``.batch()``, and for torch's ``DataLoader``,
-    which warns when more items come than it has told. To make an epoch as long, use ``.with_epoch()``.
+    ``len()`` returns ``n``, also for stages that derive their length, such as ``.batch()``, and for torch's
+    ``DataLoader``, which warns if more items arrive than declared. Use ``.with_epoch()`` to set the length of an epoch.
 
     Yields:
         Any: the items of ``source``, unchanged.
 
     Args:
         source: yields anything.
-        n: how many items an epoch has, of all workers of a rank together.
+        n: the number of items in an epoch, of all workers of a rank together.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -196,7 +182,7 @@ class LengthSetter(Stage[Any]):
     def __init__(self, source: IterDataPipe[Any], n: int) -> None:
         super().__init__()
         self.source = source
-        self.n = _number("n is the number of items, from 0", n, 0)
+        self.n = _check_number("n must be the number of items, at least 0", n, 0)
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.source
@@ -205,8 +191,8 @@ class LengthSetter(Stage[Any]):
         return self.n
 
 
-def _number(what: str, value: Any, least: int) -> int:
-    """Return the number that an argument is, if it makes sense."""
+def _check_number(what: str, value: Any, least: int) -> int:
+    """Return an argument as an int; raise if it is not an integer of at least ``least``."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Choosing, renaming and mapping the fields of samples."""
+"""Stages that select, rename and map fields by name, and map whole samples."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ __all__ = ["DictMapper", "FieldRenamer", "SampleMapper", "TupleMaker", "TupleMap
 
 @register_stage("to_tuple")
 class TupleMaker(Stage[tuple[Any, ...]]):
-    """Turn samples into tuples of chosen fields (functional name: ``to_tuple``).
+    """Turn samples into tuples of selected fields (functional name: ``to_tuple``).
 
     Yields:
         tuple: one value for each spec.
 
     Args:
         source: yields samples.
-        specs: names of fields; ``"jpg;png"`` is the first of them that is there, and ``"jpg;png cls"`` means the
-            same as ``"jpg;png", "cls"``. ``__key__`` and ``__url__`` may be asked for too.
-        missing: what to do when none of the alternatives is there: ``"raise"``, or put ``None`` in its place
-            (``"none"``).
-        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        specs: names of fields, ``__key__`` and ``__url__`` included; ``"jpg;png"`` selects the first existing field,
+            and ``"jpg;png cls"`` means the same as ``"jpg;png", "cls"``.
+        missing: what to do if none of the alternatives exists: ``"raise"``, or use ``None`` as the value (``"none"``).
+        on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
         MissingFieldError: a sample has none of the alternatives.
@@ -57,27 +56,27 @@ class TupleMaker(Stage[tuple[Any, ...]]):
         check_on_error(on_error)
         parse_specs(specs)
         if missing not in ("raise", "none"):
-            raise ValueError(f'missing is "raise" or "none", not {missing!r}')
+            raise ValueError(f'missing must be "raise" or "none", not {missing!r}')
         self.source = source
         self.specs = specs
         self.missing = missing
         self.on_error = on_error
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        yield from to_tuple(self.source, self.specs, missing=self.missing, on_error=self.on_error)
+        yield from to_tuple(self.source, self.specs, missing=self.missing, on_error=self.counted_errors)
 
 
 @register_stage("rename")
 class FieldRenamer(Stage[Sample]):
-    """Give fields new names (functional name: ``rename``).
+    """Rename fields (functional name: ``rename``).
 
     Yields:
-        dict: the fields that are not mentioned, then the new ones. ``__key__`` and ``__url__`` always stay.
+        dict: the other fields, then the renamed ones. ``__key__`` and ``__url__`` always stay.
 
     Args:
         source: yields samples.
         keep: also keep the fields that are not mentioned.
-        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         new: the new name, and the old one or several: ``image="jpg;png"`` takes the first that is there. All old names
             that are mentioned go.
 
@@ -107,24 +106,24 @@ class FieldRenamer(Stage[Sample]):
         self.new = new
 
     def __iter__(self) -> Iterator[Sample]:
-        yield from rename(self.source, self.new, keep=self.keep, on_error=self.on_error)
+        yield from rename(self.source, self.new, keep=self.keep, on_error=self.counted_errors)
 
 
 @register_stage("map_samples")
 class SampleMapper(Stage[Any]):
     """Apply a function to whole samples (functional name: ``map_samples``).
 
-    It differs from torch's ``.map()`` in three points: a sample for which the function returns None is left out; an
-    error is told with the sample's key and shard, and may be passed over; and where the function takes a sample and
-    returns a dict, the ``__key__``, ``__url__`` and ``__local_path__`` of the sample stay, unless it has its own.
+    It differs from torch's ``.map()`` in three points: a sample is skipped if the function returns None; an error names
+    the sample's key and shard, and can be skipped by ``on_error``; and if the function takes a sample and returns a
+    dict, the dict keeps the sample's ``__key__``, ``__url__`` and ``__local_path__``, unless it sets its own.
 
     Yields:
-        Any: what the function returns.
+        Any: the results of the function.
 
     Args:
         source: yields samples, or anything else.
         function: called with each item.
-        on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first pass over the
+        on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first skip the
             item.
 
     Examples:
@@ -140,13 +139,13 @@ class SampleMapper(Stage[Any]):
         super().__init__()
         check_on_error(on_error)
         if not callable(function):
-            raise TypeError(f"map_samples applies a function to each sample, and {function!r} is none")
+            raise TypeError(f"map_samples applies a function to each sample, not {function!r}")
         self.source = source
         self.on_error = on_error
         self._function = function
 
     def __iter__(self) -> Iterator[Any]:
-        yield from map_samples(self.source, self._function, on_error=self.on_error)
+        yield from map_samples(self.source, self._function, on_error=self.counted_errors)
 
 
 @register_stage("map_dict")
@@ -154,12 +153,12 @@ class DictMapper(Stage[Sample]):
     """Apply functions to fields by name (functional name: ``map_dict``).
 
     Yields:
-        dict: a new one for each sample, which is itself left alone.
+        dict: a new one for each sample; the sample itself is unchanged.
 
     Args:
         source: yields samples.
-        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        by_field: the field, and the function that is applied to its value.
+        on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        by_field: the function to apply to each field.
 
     Raises:
         MissingFieldError: a sample lacks one of the fields.
@@ -180,13 +179,13 @@ class DictMapper(Stage[Sample]):
             raise ValueError("map_dict needs a function for at least one field, as in map_dict(txt=str.upper)")
         for field, function in by_field.items():
             if not callable(function):
-                raise TypeError(f"map_dict applies a function to the field {field!r}, and {function!r} is none")
+                raise TypeError(f"map_dict applies a function to the field {field!r}, not {function!r}")
         self.source = source
         self.on_error = on_error
         self._by_field = OpaqueValue(by_field)
 
     def __iter__(self) -> Iterator[Sample]:
-        yield from map_dict(self.source, self._by_field.value, on_error=self.on_error)
+        yield from map_dict(self.source, self._by_field.value, on_error=self.counted_errors)
 
 
 @register_stage("map_tuple")
@@ -198,8 +197,8 @@ class TupleMapper(Stage[tuple[Any, ...]]):
 
     Args:
         source: yields tuples or lists.
-        by_place: one function for each element, from the first; ``None`` leaves its element as it is.
-        on_error: ``"raise"``; or, to pass over the tuple, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        by_position: one function for each element, from the first; ``None`` leaves the element unchanged.
+        on_error: ``"raise"``; or, to skip the tuple, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
         ValueError: there are more functions than elements.
@@ -213,16 +212,16 @@ class TupleMapper(Stage[tuple[Any, ...]]):
     is_stateless = True
 
     def __init__(
-        self, source: IterDataPipe[Sequence[Any]], *by_place: Function | None, on_error: OnError = "raise"
+        self, source: IterDataPipe[Sequence[Any]], *by_position: Function | None, on_error: OnError = "raise"
     ) -> None:
         super().__init__()
         check_on_error(on_error)
-        for function in by_place:
+        for function in by_position:
             if function is not None and not callable(function):
-                raise TypeError(f"map_tuple applies functions, or None to leave an element as it is, not {function!r}")
+                raise TypeError(f"map_tuple applies functions, or None to leave an element unchanged, not {function!r}")
         self.source = source
-        self._by_place = OpaqueValue(by_place)
+        self._by_position = OpaqueValue(by_position)
         self.on_error = on_error
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        yield from map_tuple(self.source, self._by_place.value, on_error=self.on_error)
+        yield from map_tuple(self.source, self._by_position.value, on_error=self.counted_errors)

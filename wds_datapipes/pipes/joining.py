@@ -1,49 +1,43 @@
-"""Fields from elsewhere: from a table, by key, and from shards that stand beside those being read."""
+"""Stages that add fields from a table, or from parallel shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
-from wds_datapipes.pipes.state.graph import position_reader_of
-from wds_datapipes.samples.joined_position import JoinedPosition, source_of
 from wds_datapipes.samples.joining import Entry, add_columns, associate, parse_url_of
 from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.select import Lacking
-from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
-
-if TYPE_CHECKING:
-    from wds_datapipes.pipes.state.recording import Form, Recorder
 
 __all__ = ["Associator", "ColumnAdder"]
 
 
 @register_stage("associate")
 class Associator(Stage[Sample]):
-    """Add the fields that a table or a function has for a sample's key or shard (functional name: ``associate``).
+    """Add fields from a table, looked up by a sample's key or shard (functional name: ``associate``).
 
-    What is found takes the place of fields of the same name; ``__key__``, ``__url__`` and ``__local_path__`` stay.
+    Added fields replace fields of the same name, except ``__key__``, ``__url__`` and ``__local_path__``.
 
     Yields:
-        dict: a new one, with the fields of the sample and those that were found.
+        dict: a new one, with the fields of the sample and those of the table.
 
     Args:
         source: yields samples.
-        table: a mapping from ``__key__`` to a dict of fields; or a function of the key that returns one, or None if
-            there is none. Each worker process has a copy of a table; for a large one, a function that looks into a
-            file or a database is better.
-        by: the field to look up instead of ``__key__``, such as ``"__url__"`` for facts about whole shards.
-        missing: what to do with a sample for which nothing is found: ``"raise"``; hand it on as it is (``"keep"``); or
-            leave it out, which is no error and is not reported (``"skip"``).
-        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        table: a mapping from ``__key__`` to a dict of fields; or a function of the key that returns such a dict, or
+            None. Each worker process has a copy of the table; for a large one, use a function that queries a file or a
+            database.
+        by: the field to look up instead of ``__key__``, such as ``"__url__"`` for metadata of whole shards.
+        missing: what to do with a sample without an entry: ``"raise"``; ``"keep"`` it unchanged; or ``"skip"`` it,
+            which is neither an error nor reported.
+        on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
-        MissingEntryError: nothing is found for a sample.
+        MissingFieldError: a sample has no entry in the table.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -66,7 +60,7 @@ class Associator(Stage[Sample]):
         super().__init__()
         check_on_error(on_error)
         if missing not in ("raise", "keep", "skip"):
-            raise ValueError(f'missing is "raise", "keep" or "skip", not {missing!r}')
+            raise ValueError(f'missing must be "raise", "keep" or "skip", not {missing!r}')
         if not isinstance(table, Mapping) and not callable(table):
             raise TypeError(f"associate takes a mapping from keys to fields, or a function of a key, not {table!r}")
         self.source = source
@@ -78,42 +72,42 @@ class Associator(Stage[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         table = self._table.value
         find: Callable[[Any], Entry] = table.get if isinstance(table, Mapping) else table
-        yield from associate(self.source, find, by=self.by, missing=self.missing, on_error=self.on_error)
+        yield from associate(self.source, find, by=self.by, missing=self.missing, on_error=self.counted_errors)
 
 
 @register_stage("add_columns")
 class ColumnAdder(Stage[Sample]):
-    """Add the fields that samples have in parallel shards (functional name: ``add_columns``).
+    """Add the fields of the same samples in parallel shards (functional name: ``add_columns``).
 
-    Where the images are in ``images-000.tar`` and the captions, under the same keys and in the same order, in
-    ``captions-000.tar``, the first are read as ever, and this stage walks through the others in step. It stands
-    directly after ``group_samples``, before anything that leaves out, shuffles or mixes samples; shards may be shuffled
-    and split before. A sample gets all of its columns or is not handed on.
+    For example, ``images-000.tar`` contains images, and ``captions-000.tar`` captions with the same keys in the same
+    order; the pipeline reads the images, and this stage adds the captions. Put it directly after ``group_samples``,
+    before stages that skip, shuffle or mix samples; shards may be shuffled and split before. A sample without all of
+    its columns is not yielded.
 
-    A policy that passes over errors never shifts one shard against the other, as samples are told by their keys. Where
-    a sample is missing in the parallel shard, or a part of it cannot be read, the samples concerned are passed over
-    and counted, each. Where it has up to 63 samples that the first has not, such as ones that an earlier stage has
-    passed over, these are given up, and counted once. What is left in it when the first ends is counted once too.
+    Samples are matched by their keys, so skipped errors never misalign the shards. Each sample that is missing or
+    unreadable in a parallel shard is skipped and counted. Up to 63 consecutive samples that exist only in a parallel
+    shard, for example as an earlier stage has skipped them, are skipped and counted once; so is the rest of a parallel
+    shard after the end of the first one. A pipeline with this stage resumes by replay.
 
     Yields:
         dict: a new one, with the fields of the sample and those of the parallel shards.
 
     Args:
         source: yields samples with ``__url__``, as ``group_samples`` does.
-        url_of: makes the URL of the parallel shard: what to replace and by what, as in ``("images", "captions")``, or a
-            function of the URL; or a list of such, for several.
-        fields: the fields to add, which have to be there; all by default.
+        url_of: determines the URL of the parallel shard: a replacement, such as ``("images", "captions")``, or a
+            function of the URL; or a list of them, for several parallel shards.
+        fields: the fields to add, which must exist; all by default.
         key_rule: splits the names in the parallel shards, as in ``group_samples``.
-        rename_files: gets a file's name in a parallel shard and returns the one to use, where the keys are written
+        rename_files: a function from a file's name in a parallel shard to its new name, for keys that are written
             differently.
-        on_error: ``"raise"``; or, to pass over the samples that lack columns, ``"warn"``, ``"skip"``, an `ErrorBudget`
+        on_error: ``"raise"``; or, to skip the samples that lack columns, ``"warn"``, ``"skip"``, an `ErrorBudget`
             or a handler.
-        storage_options: what fsspec needs to open the parallel shards.
+        storage_options: options for fsspec to open the parallel shards.
 
     Raises:
-        MisalignedShardsError: the shards do not hold the same keys in the same order.
-        DuplicateFieldError: a field is in two of the shards.
-        MissingFieldError: one of ``fields`` is not there.
+        MisalignedShardsError: the shards do not contain the same keys in the same order.
+        DuplicateKeyError: two of the shards have the same field.
+        MissingFieldError: a sample lacks one of ``fields``.
         ShardError: a parallel shard cannot be read.
 
     Examples:
@@ -124,8 +118,6 @@ class ColumnAdder(Stage[Sample]):
         >>> [(sample["jpg"], sample["txt"]) for sample in samples.add_columns(("images", "captions"))]
         [(b'...', b'A cat.')]
     """
-
-    rereads_samples = True
 
     def __init__(
         self,
@@ -141,54 +133,21 @@ class ColumnAdder(Stage[Sample]):
         super().__init__()
         check_on_error(on_error)
         if isinstance(fields, str):
-            raise TypeError(f'fields is a collection of names, as in ["txt", "cls"], not the string {fields!r}')
+            raise TypeError(f'fields must be a collection of names, as in ["txt", "cls"], not the string {fields!r}')
         if not callable(key_rule):
-            raise TypeError(f"key_rule is first_dot, last_dot or another function of a name, not {key_rule!r}")
+            raise TypeError(f"key_rule must be first_dot, last_dot or another function of a name, not {key_rule!r}")
         if rename_files is not None and not callable(rename_files):
-            raise TypeError(f"rename_files is a function that gets a file's name, not {rename_files!r}")
+            raise TypeError(f"rename_files must be a function of a file's name, not {rename_files!r}")
         self.source = source
         self.fields = fields
         self.key_rule = key_rule
         self.rename_files = rename_files
         self.on_error = on_error
         self._url_of = OpaqueValue(parse_url_of(url_of))
-        # Not under its own name, which torch would print with its value in the text of every error.
+        # In a private attribute: torch prints public ones in error messages, and this may contain credentials.
         self._storage_options = storage_options
-        self._beside = JoinedPosition()
-        self._loaded: tuple[Mapping[str, Any], list[SamplePosition]] | None = None
-
-    def position_reader(self) -> Callable[[], SamplePosition] | None:
-        """Return a function that returns the position of the sample that was yielded last, in all of its shards."""
-        return None if position_reader_of(self.source) is None else lambda: self._beside.address()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the sample is that was yielded last, in its own shard and in those beside."""
-        return self._beside.state_dict() if self._loaded is None else {"waiting": [], "columns": [], **self._loaded[0]}
-
-    def record_state(self, recorder: Recorder) -> Form:
-        """Return the form of what `state_dict` returns."""
-        return recorder.keep_values(self, self.state_dict())
-
-    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Go on from a state when it is iterated next.
-
-        Args:
-            state: what `state_dict` has returned; or ``{}``, where only samples that come again are left.
-            again: samples that wait in later stages, and are yielded first.
-        """
-        self._loaded = state, [*again]
-
-    def reset_state(self) -> None:
-        """Begin anew when it is iterated next."""
-        self._loaded = None
-
-    def positions_before(self, again: Iterable[SamplePosition]) -> list[SamplePosition]:
-        """Return the positions that samples have before this stage, of those that they have after it."""
-        return [source_of(address) for address in again]
 
     def __iter__(self) -> Iterator[Sample]:
-        (state, again), self._loaded = self._loaded or ({}, []), None
-        self._beside = JoinedPosition(state, again)
         yield from add_columns(
             self.source,
             self._url_of.value,
@@ -196,7 +155,5 @@ class ColumnAdder(Stage[Sample]):
             fields=self.fields,
             rename_files=self.rename_files,
             storage_options=self._storage_options,
-            on_error=self.on_error,
-            state=self._beside,
-            address=position_reader_of(self.source),
+            on_error=self.counted_errors,
         )

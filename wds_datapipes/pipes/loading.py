@@ -1,8 +1,9 @@
-"""From shards to their members."""
+"""The stage that reads the members of shards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -26,46 +27,46 @@ class ShardLoader(Stage[Member]):
     """Read the files of each shard (functional name: ``load_wds_shards``).
 
     A shard is a local path, a ``file:`` URL, ``-`` for standard input, ``pipe:`` and a shell command that writes a tar
-    archive, a scheme of `register_opener`, or any URL that fsspec opens. gzip, bzip2, xz and zstd (extra ``zst``)
-    are recognised by content. Shards are read as streams, forward and once, and closed when they end, when they fail
-    and when iteration is abandoned.
+    archive, a URL with a scheme of `register_opener`, or any URL that fsspec opens. gzip, bzip2, xz and zstd (extra
+    ``zst``) are detected by content. Shards are streamed, and closed at their end, after an error, and when iteration
+    is abandoned.
 
     Yields:
-        Member: ``(shard, name: str, data: bytes, offset: int)`` of each regular file, in the order of the archive, and
-        the URL of its shard as ``url``; ``offset`` is where its first header begins in the uncompressed archive.
+        Member: ``(shard, name: str, data: bytes, offset: int)`` of each regular file, in the order of the archive, with
+        the URL of its shard as ``url``; ``offset`` is the byte at which its first header starts in the uncompressed
+        archive.
 
     Args:
         source: yields the URL of each shard.
-        select_files: gets a file's name before its data is read; files that it refuses are passed over without being
-            kept.
-        rename_files: gets a file's name and returns the one to use; ``select_files`` sees the new name.
-        ignore_zeros: go on behind an end marker, to read archives that were concatenated.
+        select_files: a function of a file's name, called before its data is read; return False to skip the file.
+        rename_files: a function from a file's name to its new name; ``select_files`` receives the new name.
+        ignore_zeros: continue after an end marker, to read concatenated archives.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros that end a tar archive. Such an
-            archive cannot be told from one that was cut between two files.
-        on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first pass over the
-            rest of a shard that cannot be read. The sample that was being read when it failed is never handed on.
-        storage_options: what fsspec needs to open the shards, such as credentials.
-        timeout_s: after how many seconds without an answer or a byte a store has failed; 30 by default for web servers.
-        retries: how often a shard of a store is asked for again, in all, after failures that may pass: a connection
-            that breaks, a server that is busy. It is read on from the byte that is next, if the store can tell that it
-            is still the same file; 10 by default, with growing pauses between them, of five minutes at the most.
-        read_ahead: how many bytes of remote shards are read by threads before they are asked for, those of the next
-            shards included, so that nothing waits for a store where a shard ends; 32 MiB by default, 128 KiB at
-            least, and 0 is none. The source is asked for the next shards meanwhile, while all of them are remote.
-        limits: what a shard may ask for: how large its members are, and more, see `ReadLimits`. The defaults refuse
-            what only an attack or damage asks for.
-        safe: open nothing but files on a network; see `ShardList`, which should have it as well.
+            archive cannot be distinguished from one that was truncated between two files.
+        on_error: ``"raise"``, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler; all but the first skip the rest of
+            an unreadable shard. The incomplete sample at the error is never yielded.
+        storage_options: options for fsspec to open the shards, such as credentials.
+        timeout_s: seconds without a response or a byte after which a store has failed; 30 by default for web servers.
+        retries: the number of retries per shard after transient failures, such as a broken connection or a busy server.
+            Reading resumes at the next byte, if the store can verify that the file is still the same. 10 by default,
+            with growing pauses of at most five minutes in total.
+        read_ahead: the number of bytes of remote shards, next shards included, that threads prefetch, so that the end
+            of a shard causes no wait; 32 MiB by default, at least 128 KiB, 0 to disable. URLs are taken from the source
+            in advance while all of them are remote.
+        limits: limits on the size of members, and others, see `ReadLimits`. The defaults reject only malicious or
+            damaged shards.
+        safe: open only files on a network; see `ShardList`, which should have it as well.
 
     Raises:
-        ShardOpenError: a shard is not there, or may not be read.
+        ShardOpenError: a shard does not exist, or access is denied.
         TruncatedShardError: a shard is cut anywhere, or ends without its end marker.
-        CorruptShardError: a header's checksum is wrong, or the file is no tar archive.
-        UnsupportedMemberError: a shard holds a sparse file.
-        ReadLimitError: a shard asks for more than its limits; a member that is too large is not read.
-        RefusedURLError: with ``safe``, a shard is a local file or a command; no ``on_error`` passes over that.
-        ChangedShardError: a shard was replaced while it was read; no ``on_error`` passes over that.
-        CommandError: a ``pipe:`` command ended with an error, even if the archive looked whole.
-        ShardReadError: the disk, the store or the network failed.
+        CorruptShardError: a header's checksum is wrong, or the file is not a tar archive.
+        UnsupportedMemberError: a shard contains a sparse file.
+        ReadLimitError: a shard exceeds its limits; a member that is too large is not read.
+        UnsafeInputError: ``safe`` is set, and a shard is a local file or a command; no ``on_error`` skips this.
+        ChangedShardError: a shard was replaced while it was read; no ``on_error`` skips this.
+        ShardReadError: a ``pipe:`` command failed, even if the archive is complete; or the disk, the store or the
+            network failed.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -91,7 +92,7 @@ class ShardLoader(Stage[Member]):
         safe: bool = False,
     ) -> None:
         super().__init__()
-        # Under one private name: torch prints the others in the text of every error, and these may hold secrets.
+        # In one private attribute: torch prints public ones in error messages, and these may contain credentials.
         self._options = ReadOptions(
             select_files=select_files,
             rename_files=rename_files,
@@ -105,7 +106,7 @@ class ShardLoader(Stage[Member]):
             limits=limits,
             safe=safe,
         )
-        # Those that determine the members, for the description of the pipeline in a state.
+        # The options that determine the members, for the fingerprint of the pipeline in a state.
         self.source = source
         self.select_files = select_files
         self.rename_files = rename_files
@@ -121,10 +122,11 @@ class ShardLoader(Stage[Member]):
         """Yield the shards with their members as plain tuples, without torch's hook around each; for grouping.
 
         Args:
-            resume: what a state has left to read, if not all.
+            resume: the part of the shards that a loaded state has left to read; None for all.
         """
         warn_if_hidden(self.source)
+        options = replace(self._options, on_error=self.counted_errors)
         if resume is None:
-            return read_shards(self.source, self._options)
-        source = self.source if resume.deal is None else unsplit(self.source)
-        return resume_shards(source, self._options, resume)
+            return read_shards(self.source, options)
+        source = self.source if resume.share is None else unsplit(self.source)
+        return resume_shards(source, options, resume)

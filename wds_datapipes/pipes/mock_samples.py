@@ -1,4 +1,4 @@
-"""A source of made-up samples."""
+"""A source of synthetic samples."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["MockSamples"]
 
 
 class MockSamples(Stage[Any]):
-    """Make up samples, to try a pipeline or to measure one without its data.
+    """Generate synthetic samples, to test or benchmark a pipeline without its data.
 
-    Every worker makes all of them, until ``.sharding_filter()`` deals them out.
+    Every worker generates all of them, unless ``.sharding_filter()`` splits them.
 
     Yields:
-        Any: ``length`` copies of ``sample``, each a deep one, so that what a stage changes in one shows in no other; or
-        what the function returns, as it is.
+        Any: ``length`` deep copies of ``sample``, so that changes to one do not affect the others; or the results of
+        the function.
 
     Args:
-        sample: a sample, or a function that makes one from its number.
-        length: how many there are.
+        sample: a sample, or a function from the index of a sample to the sample.
+        length: the number of samples.
 
     Raises:
-        TypeError: ``length`` is no whole number.
-        ValueError: or it is below 0.
+        TypeError: ``length`` is not an integer.
+        ValueError: ``length`` is negative.
 
     Examples:
         >>> list(MockSamples({"__key__": "a", "cls": 1}, 2))
@@ -39,9 +39,9 @@ class MockSamples(Stage[Any]):
     def __init__(self, sample: Callable[[int], Any] | Any, length: int) -> None:
         super().__init__()
         if isinstance(length, bool) or not isinstance(length, int):
-            raise TypeError(f"length is a number of samples, not {length!r}")
+            raise TypeError(f"length must be an integer, not {length!r}")
         if length < 0:
-            raise ValueError(f"length is a number of samples, from 0, not {length}")
+            raise ValueError(f"length must not be negative, not {length}")
         self.sample = sample if callable(sample) else deepcopy(sample)
         self.length = length
 

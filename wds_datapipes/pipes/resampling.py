@@ -1,4 +1,4 @@
-"""Shards drawn with replacement, by each worker of each rank for itself."""
+"""The stage that draws shards with replacement, independently in each worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.pipes.sharding import Groups, place_in, share
+from wds_datapipes.pipes.sharding import Groups, rank_and_worker_of, share
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -21,23 +21,23 @@ __all__ = ["ShardResampler"]
 
 @register_stage("resample_wds_shards")
 class ShardResampler(SeededStage, Stage[str]):
-    """Draw shards at random, with replacement, for ever (functional name: ``resample_wds_shards``).
+    """Draw shards at random with replacement, endlessly by default (functional name: ``resample_wds_shards``).
 
-    Each worker of each rank draws its own from all shards. So it takes the place of ``.sharding_filter()``, and the two
-    exclude each other: loaders refuse to split twice. What is drawn follows from the seed of the loader, another one
-    for each epoch, and from rank and worker. Let ``.with_epoch()`` end the epochs of an endless stream.
+    Each worker of each rank draws from all shards independently. So it replaces ``.sharding_filter()``; loaders refuse
+    to split twice. The shards are determined by the seed of the loader, which differs in each epoch, the rank and the
+    worker. Use ``.with_epoch()`` to end the epochs of an endless stream.
 
     Yields:
         str: URLs of ``source``, each as often as it is drawn.
 
     Args:
-        source: yields URLs of shards. It is read once, when an epoch begins.
-        count: how many shards the workers of a rank draw together in an epoch; for ever by default.
-        seed: another number draws other shards under the same seed of the loader.
+        source: yields URLs of shards. It is read once, at the start of an epoch.
+        count: the number of shards that the workers of a rank draw together in an epoch; unlimited by default.
+        seed: combined with the seed of the loader; change it to draw other shards.
 
     Raises:
-        EmptySourceError: ``source`` yields nothing. Or ten times as many shards as there are were drawn, and no
-            item has left the pipeline.
+        EmptySourceError: ``source`` yields nothing; or ten times as many shards as it has were drawn, and no item has
+            left the pipeline.
 
     Examples:
         >>> drawn = list(ShardList("{a..c}.tar").resample_wds_shards(10))
@@ -46,26 +46,26 @@ class ShardResampler(SeededStage, Stage[str]):
     """
 
     repeats_shards = True
-    moves_share = True
+    can_rotate = True
 
     def __init__(self, source: IterDataPipe[str], count: int | None = None, *, seed: int = 0) -> None:
         super().__init__()
         try:
             count = None if count is None else operator.index(count)
         except TypeError:
-            raise TypeError(f"count is a number of shards from 1, or None, not {count!r}") from None
+            raise TypeError(f"count must be a positive integer or None, not {count!r}") from None
         if count is not None and count < 1:
-            raise ValueError(f"count is a number of shards from 1, or None, not {count!r}")
+            raise ValueError(f"count must be a positive integer or None, not {count!r}")
         if not isinstance(seed, int):
-            raise TypeError(f"seed is a number, not {seed!r}")
+            raise TypeError(f"seed must be an integer, not {seed!r}")
         self.source = source
         self.count = count
         self.seed = seed
         self.groups: Groups = {}
-        #: By how many workers its share of ``count`` has moved on (see `turn_shares`).
+        #: The rotation of its share of ``count`` (see `rotate_assignments`).
         self.turn = 0
         self._rng = Random()
-        self._deliveries = EmptyPassGuard()
+        self._empty_passes = EmptyPassGuard()
 
     def apply_sharding(
         self,
@@ -73,16 +73,16 @@ class ShardResampler(SeededStage, Stage[str]):
         instance_id: int,
         sharding_group: SHARDING_PRIORITIES = SHARDING_PRIORITIES.DEFAULT,
     ) -> None:
-        """Take note of the rank or the worker; loaders call this.
+        """Set the rank or the worker; loaders call this.
 
         Args:
-            num_of_instances: how many there are.
-            instance_id: which of them this is.
-            sharding_group: whether they are ranks or workers, or ``DEFAULT`` for both at once.
+            num_of_instances: the number of ranks or workers.
+            instance_id: the index of this one.
+            sharding_group: ranks or workers, or ``DEFAULT`` for both at once.
 
         Raises:
-            ValueError: there is no such instance.
-            RuntimeError: both kinds of group were applied.
+            ValueError: ``instance_id`` is out of range.
+            RuntimeError: ``DEFAULT`` is mixed with the other groups.
         """
         if not 0 <= instance_id < num_of_instances:
             raise ValueError(f"resample_wds_shards cannot be instance {instance_id} of {num_of_instances}, from 0")
@@ -91,28 +91,28 @@ class ShardResampler(SeededStage, Stage[str]):
             raise RuntimeError("resample_wds_shards cannot mix DEFAULT and other sharding groups")
         self.groups[sharding_group] = (num_of_instances, instance_id)
 
-    def move_share(self, turn: int) -> None:
-        """Take the share of ``count`` of the worker that is ``turn`` numbers further."""
+    def rotate_assignment(self, turn: int) -> None:
+        """Use the share of ``count`` of the worker that is ``turn`` numbers further."""
         self.turn = turn
 
     def reset(self) -> None:
-        """Begin an epoch, with the seed that was set for it or one from torch's generator."""
-        place = place_in(self.groups)
-        self._rng.seed(derived_seed("resample_wds_shards", self.seed, self.take_seed(), place.rank, place.worker))
+        """Start an epoch, with the seed that was set for it or one from torch's generator."""
+        instance = rank_and_worker_of(self.groups)
+        self._rng.seed(derived_seed("resample_wds_shards", self.seed, self.take_seed(), instance.rank, instance.worker))
 
     def __iter__(self) -> Iterator[str]:
         yield from resample_wds_shards(
-            self.source, rng=self._rng, count=self._share(), on_round=lambda: self._deliveries.check(self)
+            self.source, rng=self._rng, count=self._share(), on_round=lambda: self._empty_passes.check(self)
         )
 
     def __len__(self) -> int:
         count = self._share()
         if count is None:
-            raise TypeError("resample_wds_shards draws shards for ever, and has a length only where a count is given")
+            raise TypeError("resample_wds_shards draws shards endlessly, and has a length only if count is set")
         return count
 
     def _share(self) -> int | None:
         if self.count is None:
             return None
-        place = place_in(self.groups)
-        return share(self.count, place._replace(worker=(place.worker + self.turn) % place.workers))
+        instance = rank_and_worker_of(self.groups)
+        return share(self.count, instance._replace(worker=(instance.worker + self.turn) % instance.workers))

@@ -1,4 +1,4 @@
-"""A short view of what passes by, and a line for each sample."""
+"""The stage that logs samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any, Literal, TextIO
 from torch import distributed
 from torch.utils.data import IterDataPipe, get_worker_info
 
-from wds_datapipes.pipes.sharding import place_of
-from wds_datapipes.pipes.stage import CountingStage, register_stage
-from wds_datapipes.pipes.state.graph import position_reader_of
+from wds_datapipes.pipes.sharding import find_rank_and_worker
+from wds_datapipes.pipes.stage import CountingStage, position_reader_of, register_stage
 from wds_datapipes.samples.sample_log import LogTarget, log_samples
 
 __all__ = ["SampleLogger"]
@@ -21,27 +20,26 @@ __all__ = ["SampleLogger"]
 
 @register_stage("log_samples")
 class SampleLogger(CountingStage[Any]):
-    """Show some of the samples, and keep a list of all (functional name: ``log_samples``).
+    """Log a summary of some samples, and the keys of all (functional name: ``log_samples``).
 
-    Of each value its type, shape, size and beginning are shown, never the whole of it. Samples are counted in each
-    worker and each epoch for itself.
+    The summary has the type, shape, size and start of each value. Samples are counted by worker and epoch.
 
     Yields:
         Any: the items of ``source``, unchanged.
 
     Args:
         source: yields samples, or anything else.
-        first: how many samples to show at the beginning.
-        every: after that, show each sample whose number, from 1, is a multiple of this.
+        first: the number of samples to log at the start.
+        every: after that, log each sample whose number, from 1, is a multiple of this.
         logger: a ``logging.Logger``, which gets records of the level INFO; or ``"stderr"`` or ``"stdout"``. By default
-            the logger ``wds_datapipes``, which shows nothing until the program has set up logging, as by
+            the logger ``wds_datapipes``, which shows nothing until the program configures logging, for example by
             ``logging.basicConfig(level="INFO")``.
-        key_log: a file to which a line is appended for each sample: its number from 0, worker, rank, key and shard,
-            separated by tabs. Tabs, line breaks and backslashes in a key are written as in Python. Several processes
-            may write to one local file. When a state is loaded, what was made ahead and never delivered is made again:
-            its lines come again, with the same numbers.
-        name: what the records begin with.
-        width: how many characters of a value to show at most.
+        key_log: a file to append a line to for each sample: its number from 0, worker, rank, key and shard, separated
+            by tabs. Tabs, line breaks and backslashes in a key are escaped as in Python. Several processes may append
+            to one local file. After a state is loaded, the lines of samples that were prefetched but not delivered are
+            repeated, with the same numbers.
+        name: the prefix of the records.
+        width: the most characters of a value to show.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -68,13 +66,13 @@ class SampleLogger(CountingStage[Any]):
             if number is None and option == "every":
                 continue
             if not isinstance(number, int) or number < least:
-                raise ValueError(f"{option} is a number from {least}, not {number!r}")
-        # A stream cannot be pickled, and a worker has its own.
+                raise ValueError(f"{option} must be an integer of at least {least}, not {number!r}")
+        # A stream cannot be pickled; each worker uses its own.
         target = "stdout" if logger is sys.stdout else "stderr" if logger is sys.stderr else logger
         if target is not None and not isinstance(target, logging.Logger) and target not in ("stdout", "stderr"):
             raise TypeError(
-                f'logger is a logging.Logger, "stderr" or "stdout", not {logger!r}: for a file, use a logger with a '
-                "FileHandler"
+                f'logger must be a logging.Logger, "stderr" or "stdout", not {logger!r}. To log to a file, use a '
+                "logger with a FileHandler"
             )
         self.source = source
         self.first = first
@@ -93,14 +91,14 @@ class SampleLogger(CountingStage[Any]):
             name=self.name,
             width=self.width,
             key_log=self.key_log,
-            place=self._place,
+            place=self._rank_and_worker,
             passed=self._begin_counting(),
             address=position_reader_of(self.source),
         )
 
-    def _place(self) -> tuple[int, int]:
-        """Return the rank and the worker, as the stage knows them that splits the data, or else as torch does."""
-        rank, _, worker = place_of(self)
+    def _rank_and_worker(self) -> tuple[int, int]:
+        """Return the rank and worker from torch, or else from the stages that split the data."""
+        rank, _, worker = find_rank_and_worker(self)
         info = get_worker_info()
         if info is not None:
             worker = info.id

@@ -1,4 +1,4 @@
-"""A part of a stream: drawn at random, or by position; and that there is anything at all."""
+"""Stages that select samples at random or by position, and check that there are any."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.pipes.sharding import place_of
-from wds_datapipes.pipes.stage import CountingStage, register_stage
-from wds_datapipes.pipes.state.graph import position_reader_of
+from wds_datapipes.pipes.sharding import find_rank_and_worker
+from wds_datapipes.pipes.stage import CountingStage, position_reader_of, register_stage
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
 from wds_datapipes.seeds import derived_seed
@@ -20,17 +19,17 @@ __all__ = ["NonEmptyChecker", "SampleRsampler", "SampleSlicer"]
 
 @register_stage("rsample")
 class SampleRsampler(SeededStage, CountingStage[Any]):
-    """Let each sample through with a probability (functional name: ``rsample``).
+    """Keep each sample with a given probability (functional name: ``rsample``).
 
-    Other samples are drawn in each epoch and worker, by a seed that comes from the loader. What is
-    not drawn is still read: put it right after ``group_samples``, or thin out the shards instead.
+    The seed comes from the loader, and differs in each epoch and worker. All samples are read: put it right after
+    ``group_samples``, or subsample the shards instead.
 
     Yields:
         Any: some of the items of ``source``, unchanged and in their order.
 
     Args:
         source: yields samples, or anything else.
-        probability: of each sample, from 0 to 1.
+        probability: the probability of keeping a sample, from 0 to 1.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -42,18 +41,18 @@ class SampleRsampler(SeededStage, CountingStage[Any]):
     def __init__(self, source: IterDataPipe[Any], probability: float = 0.5) -> None:
         super().__init__()
         if isinstance(probability, bool) or not isinstance(probability, int | float):
-            raise TypeError(f"probability is a number from 0 to 1, not {probability!r}")
+            raise TypeError(f"probability must be a number from 0 to 1, not {probability!r}")
         if not 0 <= probability <= 1:
-            raise ValueError(f"probability is a number from 0 to 1, not {probability!r}")
+            raise ValueError(f"probability must be a number from 0 to 1, not {probability!r}")
         self.source = source
         self.probability = probability
         self._rng = Random()
 
     def reset(self) -> None:
-        """Begin an epoch, with the seed that was set for it or one from torch's generator."""
-        # torch's DataLoader gives one seed to all workers, which would then draw the same positions.
-        place = place_of(self)
-        self._rng.seed(derived_seed("rsample", self.take_seed(), place.rank, place.worker))
+        """Start an epoch, with the seed that was set for it or one from torch's generator."""
+        # torch's DataLoader sets the same seed in all workers, which would then keep the same positions.
+        instance = find_rank_and_worker(self)
+        self._rng.seed(derived_seed("rsample", self.take_seed(), instance.rank, instance.worker))
 
     def __iter__(self) -> Iterator[Any]:
         passed = self._begin_counting()
@@ -63,19 +62,18 @@ class SampleRsampler(SeededStage, CountingStage[Any]):
 
 @register_stage("slice_samples")
 class SampleSlicer(CountingStage[Any]):
-    """Let the samples at some positions through (functional name: ``slice_samples``).
+    """Keep the samples at some positions (functional name: ``slice_samples``).
 
-    Positions count from 0 in each worker and each rank: two workers behind ``slice_samples(100)`` yield 200 samples.
-    Nothing is read beyond the last of the positions, and the shard that is open then is closed before that sample
-    leaves.
+    Positions count from 0 in each worker and rank: two workers with ``slice_samples(100)`` yield 200 samples. Nothing
+    is read after the last position, and the open shard is closed before that sample is yielded.
 
     Yields:
         Any: some of the items of ``source``, unchanged and in their order.
 
     Args:
         source: yields samples, or anything else.
-        positions: ``stop``, or ``start, stop`` and perhaps ``step``, as for ``itertools.islice``. ``stop`` may be
-            ``None``, for no end.
+        positions: ``stop``, or ``start, stop`` with an optional ``step``, as in ``itertools.islice``. ``None`` as
+            ``stop`` means no end.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -95,11 +93,10 @@ class SampleSlicer(CountingStage[Any]):
 
 @register_stage("non_empty")
 class NonEmptyChecker(CountingStage[Any]):
-    """Raise an error at the end if there was nothing (functional name: ``non_empty``).
+    """Raise an error if a source yields nothing (functional name: ``non_empty``).
 
-    A worker that gets no shard, as there are more workers than shards, ends at once, and that is no error: the others
-    have the data. So this stage belongs before ``.sharding_filter()``, where it sees the shards of all, or into a
-    pipeline without workers. Behind the split, it makes an error of each worker without a shard.
+    Put it before ``.sharding_filter()``, or in a pipeline without workers. After the split, it also raises in workers
+    without a shard, which is normal with more workers than shards.
 
     Yields:
         Any: the items of ``source``, unchanged.
@@ -108,7 +105,7 @@ class NonEmptyChecker(CountingStage[Any]):
         source: yields anything.
 
     Raises:
-        EmptySourceError: there was nothing.
+        EmptySourceError: ``source`` yields nothing.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -125,7 +122,7 @@ class NonEmptyChecker(CountingStage[Any]):
         yield from non_empty(self.source, upstream=self._upstream, passed=passed, address=address)
 
     def _upstream(self) -> str:
-        """Name the stages before this one, the nearest last."""
+        """Return the names of the stages before this one, the nearest last."""
         names: list[str] = []
         stage: Any = self.source
         while isinstance(stage, IterDataPipe) and len(names) < 20:

@@ -1,4 +1,4 @@
-"""Choosing and renaming the fields of samples by patterns."""
+"""Stages that select and rename fields by patterns."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ __all__ = ["FieldSelector", "KeyExtractor", "KeyRenamer"]
 
 @register_stage("select_fields")
 class FieldSelector(Stage[Sample]):
-    """Keep only some fields (functional name: ``select_fields``).
+    """Keep only the fields that match patterns (functional name: ``select_fields``).
 
-    A field is named by a shell pattern, without regard to case, which matches the field or the field with a dot before
-    it: ``"*.png"`` matches ``png`` and ``seg.png``. What begins with two underscores, such as ``__key__``, always
-    stays. ``group_samples(fields=...)`` does the same earlier, by whole names, and leaves out samples without any.
+    A shell pattern, case-insensitive, matches a field with or without a leading dot: ``"*.png"`` matches ``png`` and
+    ``seg.png``. Names that start with two underscores, such as ``__key__``, are always kept. To select fields by name
+    while reading, use ``group_samples(fields=...)``, which also skips samples without any of them.
 
     Yields:
-        dict: a new one, with the fields that any of the patterns matches, in the order of the sample.
+        dict: a new one, with the matching fields, in the order of the sample.
 
     Args:
         source: yields samples.
-        patterns: ``"jpg;png"``, or a list, means one of these; each of the arguments has to match a field.
-        missing: what to do with a sample in which one of them matches nothing: ``"raise"``; hand it on with what it has
-            (``"keep"``), even if that is its key alone; or leave it out, which is no error and is not reported
-            (``"skip"``).
-        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        patterns: each argument must match a field; ``"jpg;png"``, or a list, lists alternatives.
+        missing: what to do with a sample in which an argument matches no field: ``"raise"``; ``"keep"`` it with its
+            other fields, even if it has none; or ``"skip"`` it, which is neither an error nor reported.
+        on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
         MissingFieldError: one of the patterns matches no field of a sample.
@@ -66,35 +65,35 @@ class FieldSelector(Stage[Sample]):
         check_on_error(on_error)
         parse_patterns("select_fields", patterns)
         if missing not in ("raise", "keep", "skip"):
-            raise ValueError(f'missing is "raise", "keep" or "skip", not {missing!r}')
+            raise ValueError(f'missing must be "raise", "keep" or "skip", not {missing!r}')
         self.source = source
         self.patterns = patterns
         self.missing = missing
         self.on_error = on_error
 
     def __iter__(self) -> Iterator[Sample]:
-        yield from select_fields(self.source, self.patterns, missing=self.missing, on_error=self.on_error)
+        yield from select_fields(self.source, self.patterns, missing=self.missing, on_error=self.counted_errors)
 
 
 @register_stage("extract_keys")
 class KeyExtractor(Stage[tuple[Any, ...]]):
     """Turn samples into tuples of the fields that patterns match (functional name: ``extract_keys``).
 
-    Patterns are those of `FieldSelector`; ``"__key__"`` may be asked for too. Where webdataset's ``ignore_missing``
-    makes the tuple shorter, so that its elements change their places, this has None in the place of what is not there.
+    Patterns are those of `FieldSelector`, and also match ``"__key__"``. webdataset's ``ignore_missing`` shortens the
+    tuple, so that elements change their index; ``missing="none"`` yields None for a missing field instead.
 
     Yields:
         tuple: one value for each pattern.
 
     Args:
         source: yields samples.
-        patterns: each has to match one field; ``"jpg;png"``, or a list, means one of these.
-        missing: what to do when a pattern matches nothing: ``"raise"``, or put ``None`` in its place (``"none"``).
-        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        patterns: each must match one field; ``"jpg;png"``, or a list, lists alternatives.
+        missing: what to do if a pattern matches no field: ``"raise"``, or yield ``None`` for it (``"none"``).
+        on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
         MissingFieldError: a pattern matches no field.
-        DuplicateFieldError: a pattern matches several.
+        DuplicateKeyError: a pattern matches several.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -116,38 +115,38 @@ class KeyExtractor(Stage[tuple[Any, ...]]):
         check_on_error(on_error)
         parse_patterns("extract_keys", patterns)
         if missing not in ("raise", "none"):
-            raise ValueError(f'missing is "raise" or "none", not {missing!r}')
+            raise ValueError(f'missing must be "raise" or "none", not {missing!r}')
         self.source = source
         self.patterns = patterns
         self.missing = missing
         self.on_error = on_error
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        yield from extract_keys(self.source, self.patterns, missing=self.missing, on_error=self.on_error)
+        yield from extract_keys(self.source, self.patterns, missing=self.missing, on_error=self.counted_errors)
 
 
 @register_stage("rename_keys")
 class KeyRenamer(Stage[Sample]):
-    """Give the fields that patterns match new names (functional name: ``rename_keys``).
+    """Rename the fields that match patterns (functional name: ``rename_keys``).
 
-    Patterns are those of `FieldSelector`. Where several rules match a field, the last one counts; those of keywords
-    stand behind the pairs. What begins with two underscores, such as ``__key__``, always stays.
+    Patterns are those of `FieldSelector`. If several rules match a field, the last one applies; keywords come after
+    pairs. Names that start with two underscores, such as ``__key__``, are always kept.
 
     Yields:
-        dict: the meta data, then the renamed fields, in the order of the sample.
+        dict: the metadata, then the renamed fields, in the order of the sample.
 
     Args:
         source: yields samples.
-        pairs: ``(new name, pattern)``, for new names that are no Python names.
+        pairs: ``(new name, pattern)``, for new names that are not Python identifiers.
         keep_unselected: also keep the fields that no pattern matches.
-        must_match: it is an error if a rule applies to no field of a sample.
-        duplicate_is_error: it is an error if two fields would have one name; else the first of them is taken.
-        on_error: ``"raise"``; or, to pass over the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        new: the new name, and the pattern.
+        must_match: raise if a rule matches no field of a sample.
+        duplicate_is_error: raise if two fields get the same name; otherwise the first one is used.
+        on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
+        new: the pattern for each new name.
 
     Raises:
-        MissingFieldError: a rule applies to no field.
-        DuplicateFieldError: two fields would have one name.
+        MissingFieldError: a rule matches no field.
+        DuplicateKeyError: two fields get the same name.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -188,5 +187,5 @@ class KeyRenamer(Stage[Sample]):
             keep_unselected=self.keep_unselected,
             must_match=self.must_match,
             duplicate_is_error=self.duplicate_is_error,
-            on_error=self.on_error,
+            on_error=self.counted_errors,
         )

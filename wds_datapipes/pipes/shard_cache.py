@@ -1,62 +1,63 @@
-"""Local copies of shards."""
+"""The stage that caches shards. The cache is imported when the stage is used, since it imports fsspec."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import get_args
+from typing import TYPE_CHECKING, Literal
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.index.manifest import Manifest, read_manifest
 from wds_datapipes.pipes.directory_shards import DirectoryShards
 from wds_datapipes.pipes.stage import Stage, register_stage
 from wds_datapipes.pipes.state.graph import upstream
-from wds_datapipes.shard_cache.cached_shards import Known, cache_wds_shards
-from wds_datapipes.shard_cache.store import CacheFolder, Check
+
+if TYPE_CHECKING:
+    from wds_datapipes.index.manifest import Manifest
+    from wds_datapipes.shard_cache.cached_shards import KnownShards
 
 __all__ = ["ShardCacher"]
 
-#: The environment variable of webdataset that has each fetch told.
+#: The environment variable of webdataset that logs each download.
 VERBOSE = "WDS_VERBOSE_CACHE"
 
 
 @register_stage("cache_wds_shards")
 class ShardCacher(Stage[str]):
-    """Read local copies of shards, fetched when they are read first (functional name: ``cache_wds_shards``).
+    """Read shards from local copies, which are downloaded on first use (functional name: ``cache_wds_shards``).
 
-    Place it right before ``.load_wds_shards()``: while a shard is read, the next ones of its worker are fetched.
-    Nothing is fetched for a shard that is passed over, as when a state is loaded. ``__url__`` stays the shard's own
-    URL, and ``__local_path__`` is that of the copy.
+    Put it directly before ``.load_wds_shards()``: while a shard is read, the next shards of the worker are downloaded.
+    Shards that are skipped, as when a state is loaded, are not downloaded. ``__url__`` is the URL of the shard, and
+    ``__local_path__`` the path of the copy.
 
-    Any number of processes may share a folder: workers, ranks, other runs, and other hosts if its file system has locks
-    for them. A shard is fetched by one of them, while others that want it wait. A copy gets its name once it is whole
-    and on the disk. It stays while somebody reads it; of the others, the one that was used longest ago leaves first.
-    A copy that is no longer what was fetched is fetched again.
+    Any number of processes may share a folder: workers, ranks, other runs, and other hosts if the file system has locks
+    between hosts. One process downloads a shard while others wait for it. A copy appears under its name when it is
+    complete and synced. Copies that are being read are never evicted; of the others, the least recently used one is
+    evicted first. A copy that was modified is downloaded again.
 
-    Everything is copied but standard input: also files of this host, as the folder may be on a faster disk.
+    All shards except standard input are copied, local files too, since the folder may be on a faster disk.
 
-    Each fetch is logged at the level INFO; with ``WDS_VERBOSE_CACHE=1``, at WARNING.
+    Each download is logged at the level INFO, or at WARNING with ``WDS_VERBOSE_CACHE=1``.
 
     Yields:
         str: the URLs of ``source``, in their order.
 
     Args:
         source: yields URLs of shards.
-        cache_dir: the folder, which is made if need be. Its copies are called by a digest of the whole URL. A file
-            under webdataset's name for a shard is its copy, if it has the shard's size and is a whole archive.
-        max_bytes: how much all copies may have together, those of other processes included; None is as much as the disk
-            has. A shard for which there is no room is read from its source, with a warning.
-        prefetch: how many of the next shards are fetched while one is read; none behind `DirectoryShards`, where to ask
-            for the next one says that the last one was read.
-        manifest: of the dataset, or where it is. What is fetched has to have the size and the digest that it tells.
-        check: how a copy is held against what was fetched, each time that it is opened: ``"size"``, and the time of its
-            last change, costs nothing; ``"digest"`` reads all of it.
+        cache_dir: the folder, created if necessary. The name of a copy contains a digest of the URL. A file with
+            webdataset's name for a shard is used if it has the shard's size and is a complete archive.
+        max_bytes: the most bytes of all copies together, those of other processes included; None is limited only by
+            the disk. A shard that does not fit is read from its source, with a warning.
+        prefetch: the number of shards to download in advance; 0 after `DirectoryShards`, where requesting the next
+            shard marks the last one as read.
+        manifest: the manifest of the dataset, its path or URL. Downloads must match its sizes and digests.
+        check: how a copy is verified whenever it is opened: ``"size"``, by size and modification time, costs nothing;
+            ``"digest"`` reads the whole copy.
 
     Raises:
-        CacheError: the folder cannot be written, or the disk is full, with no copy left that could leave.
-        TruncatedShardError: less than the whole shard came, twice.
-        CorruptShardError: a shard has not the digest in the manifest, twice.
+        CacheError: the folder cannot be written, or the disk is full and no copy can be evicted.
+        TruncatedShardError: a download was incomplete twice.
+        CorruptShardError: a download did not match the digest in the manifest twice.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -66,7 +67,6 @@ class ShardCacher(Stage[str]):
         [('train.tar', '-train.tar')]
     """
 
-    #: A state goes on with other copies, or with none.
     is_transparent = True
 
     def __init__(
@@ -77,21 +77,21 @@ class ShardCacher(Stage[str]):
         max_bytes: int | None = None,
         prefetch: int = 1,
         manifest: Manifest | str | os.PathLike[str] | None = None,
-        check: Check = "size",
+        check: Literal["size", "digest"] = "size",
     ) -> None:
         super().__init__()
         if not isinstance(cache_dir, str | os.PathLike):
-            raise TypeError(f"cache_dir is the path of a folder, not {cache_dir!r}")
+            raise TypeError(f"cache_dir must be the path of a folder, not {cache_dir!r}")
         if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int)):
-            raise TypeError(f"max_bytes is a whole number of bytes, or None, not {max_bytes!r}")
+            raise TypeError(f"max_bytes must be a positive integer or None, not {max_bytes!r}")
         if max_bytes is not None and max_bytes < 1:
-            raise ValueError(f"max_bytes is a number of bytes from 1, or None, not {max_bytes!r}")
+            raise ValueError(f"max_bytes must be a positive integer or None, not {max_bytes!r}")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int):
-            raise TypeError(f"prefetch is a number of shards, not {prefetch!r}")
+            raise TypeError(f"prefetch must be a non-negative integer, not {prefetch!r}")
         if prefetch < 0:
-            raise ValueError(f"prefetch is a number of shards from 0, not {prefetch!r}")
-        if check not in get_args(Check):
-            raise ValueError(f'check is "size" or "digest", not {check!r}')
+            raise ValueError(f"prefetch must be a non-negative integer, not {prefetch!r}")
+        if check not in ("size", "digest"):
+            raise ValueError(f'check must be "size" or "digest", not {check!r}')
         self.source = source
         self.cache_dir = os.fspath(cache_dir)
         self.max_bytes = max_bytes
@@ -100,9 +100,12 @@ class ShardCacher(Stage[str]):
         self._known = _known_shards(manifest)
 
     def __iter__(self) -> Iterator[str]:
+        from wds_datapipes.shard_cache.cached_shards import cache_wds_shards
+        from wds_datapipes.shard_cache.store import CacheFolder
+
         verbose = os.environ.get(VERBOSE, "0") not in ("", "0")
         folder = CacheFolder(self.cache_dir, self.max_bytes, self.check, verbose=verbose)
-        # To ask DirectoryShards for the next shard says that the last one was read, and may be deleted.
+        # Requesting the next shard from DirectoryShards marks the last one as read, which may delete it.
         prefetch = 0 if any(isinstance(stage, DirectoryShards) for stage in upstream(self.source)) else self.prefetch
         yield from cache_wds_shards(self.source, folder, prefetch=prefetch, known=self._known)
 
@@ -110,8 +113,10 @@ class ShardCacher(Stage[str]):
         return len(self.source)
 
 
-def _known_shards(manifest: Manifest | str | os.PathLike[str] | None) -> Known:
+def _known_shards(manifest: Manifest | str | os.PathLike[str] | None) -> KnownShards:
     if manifest is None:
         return {}
-    found = manifest if isinstance(manifest, Manifest) else read_manifest(manifest)
-    return {entry.url: (entry.bytes, entry.sha256) for entry in found.entries}
+    from wds_datapipes.index.manifest import Manifest, read_manifest
+
+    manifest = manifest if isinstance(manifest, Manifest) else read_manifest(manifest)
+    return {entry.url: (entry.bytes, entry.sha256) for entry in manifest.entries}

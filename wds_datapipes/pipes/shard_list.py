@@ -11,7 +11,6 @@ from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import redact
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.pipes.state.seeding import SeededStage
-from wds_datapipes.shards.mixture_spec import read_mixture
 from wds_datapipes.shards.patterns import expand_urls
 from wds_datapipes.shards.url_rewriting import Rewrite
 
@@ -21,32 +20,32 @@ __all__ = ["DatasetSpec", "ShardList"]
 class ShardList(Stage[str]):
     """List the shards of a dataset.
 
-    Each of ``urls`` is expanded, in this order: ``::`` separates patterns; ``${NAME}`` stands for the environment
+    Each of ``urls`` is expanded in this order: ``::`` separates patterns; ``${NAME}`` is replaced by the environment
     variable ``WDS_NAME``; braces are expanded (``{000..146}``, steps, alternatives); ``*``, ``?`` and ``[...]`` match
-    local files, and ``*`` objects of every store that fsspec can list; a name that ends in ``/`` stands for the
-    archives in that directory, sorted. ``pipe:`` commands and ``-`` (standard input) stay as they are, but for
-    variables and braces.
+    local files, and ``*`` also objects in every store that fsspec can list; a name that ends in ``/`` lists the
+    archives in that directory, sorted. In ``pipe:`` commands and ``-`` (standard input), only variables and braces are
+    expanded.
 
-    The list is made once, when the pipeline is built, so that all workers deal out the same one.
+    The list is computed once, when the pipeline is built, so that all workers split the same list.
 
     Yields:
         str: the URL of each shard, in the order of the list.
 
     Args:
         urls: a pattern, a path, or an iterable of them.
-        storage_options: what fsspec needs to list a store, as in ``{"anon": True}``.
-        rewrite: pairs of a regular expression and its replacement. The first whose expression matches at the beginning
-            of a URL, and changes it, tells where the shard is read. By default they come from the environment variable
-            ``WDS_REWRITE``, or ``GOPEN_REWRITE``, as ``EXPRESSION=REPLACEMENT;...``. With ``AIS_ENDPOINT`` set, URLs of
-            AIStore (``ais://bucket/name``), and of the schemes that ``USE_AIS_FOR`` names, are read from there.
-        safe: for a list that somebody else has given. No shards are taken but files on a network (``abfs``, ``abfss``,
-            ``ais``, ``az``, ``ftp``, ``gcs``, ``gs``, ``hf``, ``http``, ``https``, ``s3``, ``s3a`` and ``sftp``), also
-            as what a rule makes of a URL: no file of this host, no command, no variable, nothing that fsspec makes of
-            another file, and no scheme of `register_opener`. Give it to ``.load_wds_shards()`` as well.
+        storage_options: options for fsspec to list a store, such as ``{"anon": True}``.
+        rewrite: pairs of a regular expression and its replacement. The first rule that matches the start of a URL and
+            changes it is applied. By default, rules come from the environment variable ``WDS_REWRITE``, or
+            ``GOPEN_REWRITE``, as ``EXPRESSION=REPLACEMENT;...``. If ``AIS_ENDPOINT`` is set, URLs of AIStore
+            (``ais://bucket/name``), and of the schemes in ``USE_AIS_FOR``, are read from there.
+        safe: set this for an untrusted list. Only files on a network are accepted (``abfs``, ``abfss``, ``ais``,
+            ``az``, ``ftp``, ``gcs``, ``gs``, ``hf``, ``http``, ``https``, ``s3``, ``s3a`` and ``sftp``), also after
+            rewriting: no local file, no command, no variable, no chained file system of fsspec, and no scheme of
+            `register_opener`. Set it for ``.load_wds_shards()`` as well.
 
     Raises:
-        PatternError: a pattern cannot be expanded, or matches nothing; or a rule cannot be read.
-        RefusedURLError: with ``safe``, a shard is something else.
+        SpecError: a pattern cannot be expanded, or matches nothing; or a rule is invalid.
+        UnsafeInputError: ``safe`` is set, and a shard is not a file on a network.
 
     Examples:
         >>> list(ShardList("train-{000..002}.tar"))
@@ -66,12 +65,13 @@ class ShardList(Stage[str]):
         safe: bool = False,
     ) -> None:
         super().__init__()
-        found = expand_urls(urls, variables=os.environ, storage_options=storage_options, rewrite=rewrite, safe=safe)
-        self._urls = _Listed(found)
+        self._urls = _UrlList(
+            expand_urls(urls, variables=os.environ, storage_options=storage_options, rewrite=rewrite, safe=safe)
+        )
 
     @property
     def urls(self) -> list[str]:
-        """All that are listed."""
+        """The URLs of all shards."""
         return self._urls.urls
 
     def __iter__(self) -> Iterator[str]:
@@ -82,12 +82,12 @@ class ShardList(Stage[str]):
 
 
 class DatasetSpec(SeededStage, Stage[str]):
-    """List the shards of several datasets that are mixed in proportions, as a YAML or JSON file tells them.
+    """List the shards of a mixture of datasets that a YAML or JSON file specifies.
 
-    The file holds the keys that webdataset's specifications have:
+    The file has the keys of webdataset's specifications:
 
-        prefix: "s3://"                # before each URL; may be left out
-        buckets: ["training-data"]     # for datasets that name none; may be left out
+        prefix: "s3://"                # before each URL; optional
+        buckets: ["training-data"]     # for datasets without buckets; optional
         datasets:
           - name: books                # for messages
             shards: ["books-{000..099}.tar"]
@@ -96,36 +96,34 @@ class DatasetSpec(SeededStage, Stage[str]):
             shards: "crawl-{0000..0999}.tar"
             resample: 0.5              # 500 draws in each epoch, with replacement
 
-    A URL is the prefix, the bucket and a slash, and the shard. It is expanded as by `ShardList`; a ``~`` at the
-    beginning of a bucket or a shard is the home directory. With ``choose``, an epoch has so many shards of the dataset,
-    each once; with ``resample``, so many draws with replacement; with neither, all shards. A whole number (``1``) is a
-    number of shards, and one with a point (``1.0``) a share of all, rounded, and at least one shard. ``scaleprob`` is
-    a share as well: ``scaleprob: 0.3`` means ``choose: 0.3``.
+    A URL consists of the prefix, the bucket, a slash and the shard. It is expanded as by `ShardList`; a ``~`` at the
+    start of a bucket or a shard is the home directory. ``choose`` selects this number of shards of the dataset in each
+    epoch, each once; ``resample`` draws this number with replacement; without either, all shards are used. An integer
+    (``1``) is a number of shards, and a float (``1.0``) a fraction of all, rounded, but at least one shard.
+    ``scaleprob`` is a fraction too: ``scaleprob: 0.3`` means ``choose: 0.3``.
 
-    A dataset may also say something about its samples: ``scale`` (a number or the two ends of a range, by which images
-    are to be resized), ``extensions`` (the fields that hold the image), and ``settings`` with keys of your own. These
-    do not change what is read. They are in `settings`, from where ``.associate(spec.settings, by="__url__")`` adds them
-    to samples.
+    A dataset may also describe its samples: ``scale`` (a number or a range for resizing images), ``extensions`` (the
+    fields with the image), and ``settings`` with custom keys. These do not change which samples are read. They are
+    available as `settings`; ``.associate(spec.settings, by="__url__")`` adds them to samples.
 
-    The shards come in the order of the file; put ``.shuffle()`` behind. Which are drawn changes with each epoch, and is
-    the same in all ranks and workers, since the loader gives the seed: the place for ``.sharding_filter()`` is behind.
+    The shards are in the order of the file; put ``.shuffle()`` and then ``.sharding_filter()`` after this stage. The
+    drawn shards differ in each epoch, and are the same in all ranks and workers, as the seed comes from the loader.
 
     Yields:
-        str: the URL of each shard of the epoch. ``len()`` tells how many there are.
+        str: the URL of each shard of the epoch. ``len()`` is their number.
 
     Args:
-        spec: the path or the URL of a ``.yaml``, ``.yml`` or ``.json`` file, or what such a file holds. YAML needs the
-            extra ``yaml``.
-        storage_options: what fsspec needs to read the file and to list a store, as in ``{"anon": True}``.
-        safe: take no URLs but those of files on a network, that of the file included; see `ShardList`.
-        allow_commands: let a file that is not of this host name commands (``pipe:``) as shards.
+        spec: the path or URL of a ``.yaml``, ``.yml`` or ``.json`` file, or its parsed content. YAML needs the extra
+            ``yaml``.
+        storage_options: options for fsspec to read the file and to list a store, such as ``{"anon": True}``.
+        safe: accept only URLs of files on a network, that of the file included; see `ShardList`.
+        allow_commands: let a remote file list commands (``pipe:``) as shards.
 
     Raises:
-        SpecError: the specification has an unknown key, lacks one, or has a value that makes no sense.
-        PatternError: a pattern in it cannot be expanded, or matches nothing.
+        SpecError: the specification has an unknown key, lacks one, or has an invalid value; or a pattern in it cannot
+            be expanded, or matches nothing.
         MissingDependencyError: PyYAML is not installed.
-        RefusedURLError: the file is not of this host and names a command; or, with ``safe``, something is no file on a
-            network.
+        UnsafeInputError: a remote file lists a command; or ``safe`` is set, and a URL is not a file on a network.
 
     Examples:
         >>> spec = DatasetSpec({"datasets": [{"shards": "a-{0..2}.tar"}, {"shards": "b-{0..9}.tar", "choose": 1}]})
@@ -144,6 +142,8 @@ class DatasetSpec(SeededStage, Stage[str]):
         allow_commands: bool = False,
     ) -> None:
         super().__init__()
+        from wds_datapipes.shards.mixture_spec import read_mixture  # imports fsspec
+
         self._mixture = read_mixture(
             spec,
             lambda pattern: expand_urls(pattern, variables=os.environ, storage_options=storage_options, safe=safe),
@@ -154,20 +154,20 @@ class DatasetSpec(SeededStage, Stage[str]):
         self._rng = Random()
 
     def reset(self) -> None:
-        """Begin an epoch, with the seed that was set for it or one from torch's generator."""
+        """Start an epoch, with the seed that was set for it or one from torch's generator."""
         if self._mixture.is_random:
             self._rng.seed(self.take_seed())
         self._seed = None
 
     @property
     def settings(self) -> dict[str, Mapping[str, Any]]:
-        """What the specification says about the samples of each shard, by URL; shards without settings are left out."""
+        """The settings of each shard by URL; shards without settings are not included."""
         return self._mixture.settings
 
     @property
     def repeats_shards(self) -> bool:  # type: ignore[override]  # it depends on an argument
-        """Whether one shard may come more than once in an epoch."""
-        return any(some.again for some in self._mixture.collections)
+        """Whether a shard may occur more than once in an epoch."""
+        return any(each.with_replacement for each in self._mixture.collections)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._mixture.draw(self._rng)
@@ -176,14 +176,14 @@ class DatasetSpec(SeededStage, Stage[str]):
         return len(self._mixture)
 
 
-class _Listed:
-    """Holds the URLs out of sight of torch, which looks into every list in an attribute, again for each epoch."""
+class _UrlList:
+    """Hides the URLs from torch, which searches every list in an attribute for datapipes in each epoch."""
 
     def __init__(self, urls: list[str]) -> None:
         self.urls = urls
 
     def fingerprint(self) -> str:
-        """Return how many shards there are, with the first and the last, and a digest of their URLs."""
+        """Return the number of shards, the first and last URL, and a digest of all."""
         text = f"{len(self.urls)} shards"
         if self.urls:
             text += f" from {redact(self.urls[0])} to {redact(self.urls[-1])}"

@@ -1,4 +1,4 @@
-"""How a pipeline is split between ranks and workers: which share this instance has, and which stages split."""
+"""Splitting of a pipeline between ranks and workers: the stages that split, and the share of this instance."""
 
 from __future__ import annotations
 
@@ -15,34 +15,32 @@ from torch.utils.data.datapipes.iter import Mapper, ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.stage import Stage
-from wds_datapipes.pipes.state.graph import as_stage, sources_of, upstream
+from wds_datapipes.pipes.stage import Groups, Stage, as_stage
+from wds_datapipes.pipes.state.graph import count_yielded, sources_of, upstream
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
     "Groups",
     "Instance",
+    "find_rank_and_worker",
     "groups_of",
-    "has_no_share",
+    "has_no_shards",
     "instance_of",
     "number_instances",
-    "place_in",
-    "place_of",
+    "rank_and_worker_of",
     "refuse_remote",
+    "rotate_assignments",
+    "rotation_period",
     "share",
     "splits",
     "splitters",
-    "turn_shares",
-    "turns_of",
     "unsplit",
     "warn_if_hidden",
 ]
 
-#: What torch's ``ShardingFilter`` remembers: for each kind of splitting, among how many and which of them.
-Groups = dict[int, tuple[int, int]]
 
-#: Where a ``.sharding_filter()`` keeps by how many numbers its share has moved on.
-_TURN = "_wds_datapipes_turn"
+#: The attribute of a ``.sharding_filter()`` that holds the rotation of its assignment.
+_ROTATION = "_wds_datapipes_turn"
 
 Pipe = IterDataPipe[Any]
 
@@ -55,26 +53,26 @@ class Instance(NamedTuple):
     worker: int = 0
 
 
-def share(count: int, place: Instance) -> int:
-    """Return how many of the ``count`` items of a rank its worker has to make.
+def share(count: int, instance: Instance) -> int:
+    """Return how many of the ``count`` items of a rank belong to one of its workers.
 
     >>> [share(8, Instance(workers=3, worker=worker)) for worker in range(3)]
     [3, 3, 2]
     """
-    return count // place.workers + (place.worker < count % place.workers)
+    return count // instance.workers + (instance.worker < count % instance.workers)
 
 
 def groups_of(splitter: Any) -> Groups | None:
-    """Return among how many ranks and workers a stage, of whichever package, splits the data; None if it is unknown."""
+    """Return the groups that a stage of any package splits the data between; None if they are unknown."""
     groups: Groups | None = splitter.groups if isinstance(splitter, Stage) else getattr(splitter, "groups", None)
     return groups
 
 
 def instance_of(groups: Groups) -> tuple[int, int]:
-    """Return among how many instances of a pipeline the data is split, and the number of this instance.
+    """Return the number of instances that the data is split between, and the index of this instance.
 
-    Instances are numbered as torch's ``DataLoader`` does: the first worker of every rank, then the second of every
-    rank, and so on. What is left over after an even deal then goes to different ranks.
+    Instances are numbered as by torch's ``DataLoader``: the first worker of every rank, then the second of every rank,
+    and so on. The remainder of an even split then goes to different ranks.
 
     >>> [instance_of({2: (2, rank), 3: (3, worker)}) for rank in range(2) for worker in range(3)]
     [(6, 0), (6, 2), (6, 4), (6, 1), (6, 3), (6, 5)]
@@ -87,42 +85,42 @@ def instance_of(groups: Groups) -> tuple[int, int]:
 
 
 def number_instances(pipe: Any) -> None:
-    """Have every ``.sharding_filter()`` deal as torch's ``DataLoader`` does, once it knows its rank and its worker.
+    """Number the instances of every ``.sharding_filter()`` as torch's ``DataLoader`` does; see `instance_of`.
 
-    Left alone, it numbers all workers of rank 0 first where ranks and workers are set one after the other. A share
-    that `turn_shares` has moved on stays where it is.
+    torch numbers all workers of rank 0 first if ranks and workers are set separately. The rotation of
+    `rotate_assignments` is kept.
     """
     for splitter in splitters(pipe):
         if isinstance(splitter, ShardingFilter):
             _number(splitter)
 
 
-def turn_shares(pipe: Any, turn: int) -> None:
-    """Give this instance the share that the instance ``turn`` numbers further on has by itself.
+def rotate_assignments(pipe: Any, turn: int) -> None:
+    """Give this instance the share that the instance ``turn`` numbers further would have without rotation.
 
-    Stages that begin their source again move all shares on by one with each pass. Each pass is still dealt whole, and
-    an instance without data in one pass, as there are fewer shards than workers or its shards are empty, gets to the
-    data of the others.
+    Stages that restart their source rotate the assignment by one with each pass. Each pass is still complete, and an
+    instance without data in one pass, as its shards are empty or there are fewer shards than workers, gets the data of
+    the others in later passes.
 
     Args:
-        pipe: the source of such a stage. Stages before it that count passes of their own count from here.
-        turn: by how many numbers.
+        pipe: the source of such a stage. Stages before it that count passes of their own start from this rotation.
+        turn: the rotation.
     """
-    for stage in _until_kept(pipe):
+    for stage in _rotating_stages(pipe):
         if isinstance(stage, ShardingFilter):
-            vars(stage)[_TURN] = turn
+            vars(stage)[_ROTATION] = turn
             _number(stage)
         else:
-            as_stage(stage).move_share(turn)
+            as_stage(stage).rotate_assignment(turn)
 
 
-def turns_of(pipe: Any) -> int:
-    """Return after how many passes an instance has had every share; 1 where nothing is split."""
-    turns = 1
-    for stage in _until_kept(pipe):
-        if _moves_share(stage):
-            turns = max(turns, instance_of(stage.groups)[0])
-    return turns
+def rotation_period(pipe: Any) -> int:
+    """Return the number of passes after which an instance has had every share; 1 if the data is not split."""
+    period = 1
+    for stage in _rotating_stages(pipe):
+        if _can_rotate(stage):
+            period = max(period, instance_of(stage.groups)[0])
+    return period
 
 
 def _number(splitter: Any) -> None:
@@ -130,24 +128,24 @@ def _number(splitter: Any) -> None:
     groups, only = splitter.groups, splitter.sharding_group_filter
     instances, instance = instance_of(groups) if only is None else groups.get(only, (1, 0))
     splitter.num_of_instances = instances
-    splitter.instance_id = (instance + vars(splitter).get(_TURN, 0)) % instances
+    splitter.instance_id = (instance + vars(splitter).get(_ROTATION, 0)) % instances
 
 
-def _until_kept(pipe: Any) -> Iterator[Any]:
-    """Yield a stage and those before it, up to those whose items belong to one instance in all passes."""
-    kept: set[int] = set()
+def _rotating_stages(pipe: Any) -> Iterator[Any]:
+    """Yield a stage and those before it, except those whose items belong to the same instance in all passes."""
+    fixed: set[int] = set()
     for stage in upstream(pipe):
-        if id(stage) not in kept:
-            if as_stage(stage).spans_epochs or as_stage(stage).rereads_source:
-                kept.update(map(id, upstream(stage)))
+        if id(stage) not in fixed:
+            if as_stage(stage).spans_epochs or as_stage(stage).keeps_share:
+                fixed.update(map(id, upstream(stage)))
             else:
                 yield stage
 
 
-def place_in(groups: Groups) -> Instance:
-    """Return the place that a loader has told to a stage that splits the data."""
+def rank_and_worker_of(groups: Groups) -> Instance:
+    """Return the rank and worker that a loader has set for a stage that splits the data."""
     if SHARDING_PRIORITIES.DEFAULT in groups:
-        # torch's DataLoader counts all workers of all ranks in one group, first those of the same number.
+        # torch's DataLoader numbers the workers of all ranks in one group, as `instance_of` describes.
         instances, instance = groups[SHARDING_PRIORITIES.DEFAULT]
         info = get_worker_info()
         if info is None:
@@ -157,62 +155,62 @@ def place_in(groups: Groups) -> Instance:
     return Instance(rank, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
 
 
-def place_of(pipe: Pipe) -> Instance:
-    """Return the place of a stage, as a stage before it knows it that splits the data."""
-    return next((place_in(groups) for groups in map(groups_of, splitters(pipe)) if groups), Instance())
+def find_rank_and_worker(pipe: Pipe) -> Instance:
+    """Return the rank and worker of a pipeline, from the stages that split its data."""
+    return next((rank_and_worker_of(groups) for groups in map(groups_of, splitters(pipe)) if groups), Instance())
 
 
-def has_no_share(pipe: Pipe) -> bool:
-    """Whether a stage before this one, whose shares stay where they are, had nothing to deal to this instance."""
-    turning = {id(stage) for stage in _until_kept(pipe) if _moves_share(stage)}
+def has_no_shards(pipe: Pipe) -> bool:
+    """Whether a stage whose assignment does not rotate had nothing to assign to this instance."""
+    rotating = {id(stage) for stage in _rotating_stages(pipe) if _can_rotate(stage)}
     return any(
         not _has_yielded(splitter) and any(map(_has_yielded, sources_of(splitter)))
         for splitter in splitters(pipe)
-        if id(splitter) not in turning
+        if id(splitter) not in rotating
     )
 
 
 def refuse_remote(pipe: Pipe, what: str) -> None:
-    """Refuse a source that only the loader can begin again, as its items come from another process.
+    """Raise if only the loader can restart a source, since its items come from another process.
 
     Args:
         pipe: the source.
-        what: what would begin it again.
+        what: the stage that would restart it.
 
     Raises:
-        RuntimeError: it is one.
+        RuntimeError: the source is remote.
     """
     for stage in upstream(pipe):
         if as_stage(stage).is_remote or type(stage).__module__ == "torchdata.dataloader2.communication.iter":
             raise RuntimeError(
-                f"{what} has to read its source on, and begin it again, at any time. Here its source is what other "
-                "processes send, which begins when the loader begins an epoch, and only then. Put the stage before "
-                "the one that is dispatched, or that stays in the main process."
+                f"{what} must be able to restart its source at any time, but its source is in another process, which "
+                "restarts only when the loader starts an epoch. Put the stage before the one that is dispatched or "
+                "that stays in the main process."
             )
 
 
 def splits(stage: object) -> bool:
-    """Whether a stage, of whichever package, splits the data between ranks and workers."""
+    """Whether a stage of any package splits the data between ranks and workers."""
     return inspect.ismethod(getattr(stage, "apply_sharding", None))
 
 
 def splitters(pipe: Pipe) -> Iterator[Any]:
-    """Yield the stages that split the data, at a stage or before it."""
+    """Yield the stages of a pipeline that split the data."""
     return filter(splits, upstream(pipe))
 
 
 def unsplit(pipe: Any) -> Any:
-    """Return a stage that yields what a stage would yield if the list of shards were not split.
+    """Return a copy of a stage that reads the list of shards before it is split.
 
     Raises:
-        StateError: it is no `.sharding_filter()`, and not a function of each URL behind one.
+        StateError: the stage is neither a ``.sharding_filter()`` nor a ``.map()`` after one.
     """
     if type(pipe) is ShardingFilter and pipe.sharding_group_filter is None:
         return pipe.source_datapipe
     if type(pipe) is not Mapper:
         raise StateError(
-            f"To go on with another number of ranks or workers, the list of shards is read as it was before it was "
-            f"split, and load_wds_shards reads from {type(pipe).__name__}. Put .sharding_filter() directly before it"
+            f"Resuming with another number of ranks or workers needs the list of shards before it is split, but "
+            f"load_wds_shards reads from {type(pipe).__name__}. Put .sharding_filter() directly before load_wds_shards"
         )
     mapper = copy.copy(pipe)
     mapper.datapipe = unsplit(pipe.datapipe)
@@ -220,20 +218,20 @@ def unsplit(pipe: Any) -> Any:
 
 
 def _has_yielded(stage: Any) -> bool:
-    """Whether a stage has ever yielded anything. torch counts that for the datapipes that are iterated."""
-    return not isinstance(stage, IterDataPipe) or stage._number_of_samples_yielded > 0
+    """Whether a stage has ever yielded an item, by torch's counter."""
+    return not isinstance(stage, IterDataPipe) or count_yielded(stage) > 0
 
 
-def _moves_share(stage: Any) -> bool:
-    """Whether `turn_shares` gives a stage that splits the data another share."""
-    return isinstance(stage, ShardingFilter) or as_stage(stage).moves_share
+def _can_rotate(stage: Any) -> bool:
+    """Whether `rotate_assignments` changes the share of a stage that splits the data."""
+    return isinstance(stage, ShardingFilter) or as_stage(stage).can_rotate
 
 
 def warn_if_hidden(pipe: Any) -> None:
-    """Warn where several workers or ranks read all of a list that has a ``.sharding_filter()``.
+    """Warn if several workers or ranks read all shards in spite of a ``.sharding_filter()``.
 
     Args:
-        pipe: yields the list. Nothing of it was read yet.
+        pipe: the source of shards, before iteration.
     """
     if all(not isinstance(each, ShardingFilter) or each.groups for each in splitters(pipe)):
         return
@@ -241,25 +239,25 @@ def warn_if_hidden(pipe: Any) -> None:
     if info is not None and info.num_workers > 1:
         if info.id == 0:
             warn_user(
-                f"Each of {info.num_workers} workers reads all shards, as no loader has found the .sharding_filter(): "
-                f"its data set is of the class {type(info.dataset).__name__}, which reads the pipeline itself. Give "
-                "the DataLoader the pipeline, or StatefulShards(pipeline), and leave the loader out of "
-                "accelerator.prepare(), which puts it into an IterableDatasetShard"
+                f"Each of {info.num_workers} workers reads all shards, since the DataLoader did not find the "
+                f".sharding_filter(): its dataset is a {type(info.dataset).__name__}, which wraps the pipeline. Pass "
+                "the pipeline or StatefulShards(pipeline) to the DataLoader, and do not pass the loader to "
+                "accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard"
             )
     elif dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and _is_read_by_shard():
         warn_user(
-            f"Each of {dist.get_world_size()} ranks reads all shards, in an order of its own, and takes every "
-            f"{dist.get_world_size()}th item or batch, so some samples come on several ranks and others on none: the "
-            "DataLoader was given to accelerator.prepare(), which puts the pipeline into an IterableDatasetShard. Use "
-            "StatefulShards(pipeline), which splits between ranks itself, and leave the loader out of prepare()"
+            f"Each of {dist.get_world_size()} ranks reads all shards, in a different order, and takes every "
+            f"{dist.get_world_size()}th item or batch, so samples are repeated on several ranks or missing on all: the "
+            "DataLoader was passed to accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard. Use "
+            "StatefulShards(pipeline), which splits between ranks itself, and do not pass the loader to prepare()"
         )
 
 
 def _is_read_by_shard() -> bool:
-    """Whether the pipeline is read by the data set with which accelerate and transformers split another one."""
+    """Whether the caller is accelerate's or transformers' ``IterableDatasetShard``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        # The locals of other functions are left alone: to look at them keeps them alive.
+        # Only the locals of this function are read, since reading them keeps them alive.
         if frame.f_code.co_name == "__iter__" and type(frame.f_locals.get("self")).__name__ == "IterableDatasetShard":
             return True
         frame = frame.f_back

@@ -1,77 +1,91 @@
-"""The base class of stages, their registration, and values that torch must not look into."""
+"""Base class and registration of stages, and a wrapper that hides values from torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, update_wrapper
+from typing import Any, Generic, TypeVar
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.samples.derived_position import pack_positions, unpack_positions
-from wds_datapipes.shards.position import SamplePosition, SkippedCount
+from wds_datapipes.counters import Counters
+from wds_datapipes.on_error.policy import CountedErrors, OnError
+from wds_datapipes.pipes.state.graph import sources_of, upstream
+from wds_datapipes.pipes.state.recording import Form, PlainRecorder, Recorder
+from wds_datapipes.shards.position import SamplePosition, SkippedCount, pack_positions, unpack_positions
 
-if TYPE_CHECKING:
-    from wds_datapipes.pipes.sharding import Groups
-    from wds_datapipes.pipes.state.recording import Form, Recorder
-
-__all__ = ["CountingStage", "OpaqueValue", "Stage", "pack_positions", "register_stage", "unpack_positions"]
+__all__ = [
+    "CountingStage",
+    "Groups",
+    "OpaqueValue",
+    "RecordedStage",
+    "Stage",
+    "as_stage",
+    "pack_positions",
+    "position_reader_of",
+    "register_stage",
+    "share_counters",
+    "unpack_positions",
+]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 C = TypeVar("C", bound=type[IterDataPipe[Any]])
 
 
+#: The groups of torch's ``ShardingFilter``: sharding priority -> number of instances, index of this instance.
+Groups = dict[int, tuple[int, int]]
+
+
 class Stage(IterDataPipe[T_co]):
-    """Base class of stages that take part in the state of a pipeline.
+    """Base class of stages whose state can be saved and loaded.
 
-    A state lets a run resume in the middle of an epoch. It holds the position in the shards, and what each stage adds
-    to it. A subclass defines ``__iter__``, keeps the stage that it reads from in an attribute, and declares one of
-    two things:
+    A state resumes a run in the middle of an epoch. It holds the position in the shards, and the state of each stage. A
+    subclass defines ``__iter__``, stores its source in an attribute, and is either stateless or stateful:
 
-    - It is **stateless**: between two items it keeps nothing, and it yields at most one item for each that it reads.
-      It sets ``is_stateless = True``, and there is nothing else to do.
-    - It has a **state**: it defines `state_dict` and `load_state_dict`, and `reset_state` if it keeps a loaded state.
+    - A **stateless** stage keeps nothing between two items, and yields at most one item for each item that it reads. It
+      sets ``is_stateless = True``.
+    - A **stateful** stage defines `state_dict` and `load_state_dict`, and `reset_state` if it keeps a loaded state.
 
-    Both promises hold for the loop of the class that makes them. A subclass that redefines ``__iter__`` makes its own.
-    A pipeline with a stage that promises nothing resumes by replay: it makes the items of the epoch again.
+    Either declaration applies to the ``__iter__`` of the same class; a subclass that overrides ``__iter__`` declares it
+    again. A pipeline with a stage that declares neither resumes by replay, which produces the items of the epoch again.
 
-    **State.** Loaders call `state_dict` after an item, often after each, so it has to be cheap. It returns a dictionary
-    of values that JSON has. `load_state_dict` gets this dictionary before iteration begins, or ``{}`` if the stage
-    only has to hand on items that later stages wait for. `reset_state` discards a loaded state. What is stored as
-    ``"lasting"`` is loaded at the beginning of the next epoch, too.
+    **State.** Loaders call `state_dict` after many or all items, so it must be cheap. It returns a JSON-serializable
+    dictionary. `load_state_dict` receives this dictionary before iteration starts, or ``{}`` if the stage only has to
+    yield items that later stages have buffered. `reset_state` discards a loaded state.
 
-    **Samples that wait.** A stage that holds samples back, such as a shuffle, does not store them. It sets
-    ``rereads_samples = True`` and stores their positions as ``"waiting"``: ``pack_positions([...])`` of what the
-    function returns that `source_position` provides, called after each item. When the state is loaded, the stages
-    before yield the samples at these positions once more, before all others, in the order of their positions.
+    **Buffered samples.** A stage that buffers samples, such as a shuffle, does not store them. It sets
+    ``rereads_samples = True`` and stores their positions under ``"waiting"`` with `pack_positions`. `source_position`
+    provides the position of each item that it reads. When the state is loaded, the stages before it first yield the
+    samples at these positions again, in the order of their positions.
 
-    **Position.** `position_reader` returns a function that returns the position of the item that was yielded last.
-    The default, None, is right for a stage that yields an item before it reads another one: the position is that of
-    the stage before. A stage with a state that defines it accepts ``again`` in `load_state_dict`: the positions of
-    samples that later stages wait for, which it yields first, without counting them.
+    **Position.** `position_reader` returns a function that returns the position of the item that was yielded last. The
+    default, None, suits a stage that yields an item before it reads another one: it has the position of the stage
+    before. A stateful stage that overrides it accepts ``again`` in `load_state_dict`: the positions of samples that
+    later stages have buffered, which it yields first, without counting them.
 
-    **Seed.** A stage that draws defines ``set_seed(seed)``, as torch's ``.shuffle()`` does; loaders call it before
-    each epoch. All ranks and workers get one seed before the data is split, and different ones after that, unless
-    ``shares_seed`` is true.
+    **Seed.** A stage that draws random numbers defines ``set_seed(seed)``, as torch's ``.shuffle()`` does; loaders call
+    it before each epoch. All ranks and workers get the same seed before the data is split, and different ones after it,
+    unless ``shares_seed`` is set.
 
-    **Length.** ``__len__`` returns the number of items of an epoch in this process, and is left out if it is unknown.
+    **Length.** ``__len__`` returns the number of items of an epoch in this process; omit it if the number is unknown.
 
     Attributes:
         is_stateless: whether it keeps nothing between two items, and yields at most one for each that it reads.
         rereads_samples: whether the samples at the ``"waiting"`` positions of its state are read again to resume.
-        rereads_source: whether it resumes by reading its source from the beginning of the epoch.
-        is_expanding: whether it makes several items of one, and makes them again from the same samples to resume.
-        spans_epochs: whether an epoch begins where the last one ended.
-        can_reshard: whether what is left of an epoch can be assigned to another number of workers: its state holds
-            ``"waiting"`` samples, and nothing else that matters.
-        is_transparent: whether it never affects which samples come, so that a state is valid with or without it.
+        spans_epochs: whether an epoch continues where the previous one ended.
+        keeps_share: whether its items belong to the same instance of the pipeline in all passes over its source.
+        can_reshard: whether the rest of an epoch can be assigned to another number of workers: its state consists of
+            ``"waiting"`` samples only.
+        is_transparent: whether it never affects which samples are yielded, so that a state is valid with or without it.
         is_remote: whether its items come from another process, so that only the loader can restart it.
-        shares_seed: whether all ranks and workers get one seed also after the data is split.
-        repeats_shards: whether a shard may come more than once in an epoch.
-        moves_share: of a stage that splits the data, whether `move_share` gives it the share of another worker.
-        skipped_shards: how many shards it skips before it reads one, to resume.
-        groups: of a stage that splits the data, among how many ranks and workers it does, and which this one is.
+        shares_seed: whether all ranks and workers get the same seed even after the data is split.
+        repeats_shards: whether a shard may occur more than once in an epoch.
+        can_rotate: whether it splits the data, and `rotate_assignment` gives it the share of another worker.
+        skipped_shards: the number of shards that it skips to resume.
+        on_error: the error policy; see `OnError`.
+        counters: the counters of skipped and read items; a loader makes all stages share one object.
+        groups: the numbers of ranks and workers that it splits the data between, and the indices of this instance.
 
     Examples:
         >>> class Lengths(Stage[int]):
@@ -88,127 +102,166 @@ class Stage(IterDataPipe[T_co]):
         [5]
     """
 
-    # torch asks every stage for each item whether it is one of several that a stage makes. Where the class does not
-    # have the answer, that is a search among the functional names, and an exception.
+    # torch looks this attribute up for each item; without it, the lookup searches the functional names and raises.
     _is_child_datapipe = False
 
     is_stateless: bool = False
     rereads_samples: bool = False
-    rereads_source: bool = False
-    is_expanding: bool = False
     spans_epochs: bool = False
+    keeps_share: bool = False
     can_reshard: bool = False
     is_transparent: bool = False
     is_remote: bool = False
     shares_seed: bool = False
     repeats_shards: bool = False
-    moves_share: bool = False
+    can_rotate: bool = False
     skipped_shards: int = 0
     groups: Groups | None = None
+    on_error: OnError = "raise"
+
+    @cached_property
+    def counters(self) -> Counters:
+        """The counters of skipped and read items."""
+        return Counters()
 
     @property
-    def has_state(self) -> bool:
-        """Whether it has a state: by default, whether its class defines `state_dict`."""
-        return type(self).state_dict is not Stage.state_dict
+    def counted_errors(self) -> Any:  # a CountedErrors, typed so that functions accept it as an OnError
+        """``on_error``, combined with ``counters``."""
+        return CountedErrors(self.on_error, self.counters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the stage needs to resume after the item that it has yielded last, as values that JSON has."""
+        """Return the state after the item that was yielded last, as a JSON-serializable dictionary."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Resume from a state when it is iterated next.
+        """Load a state, from which the next iteration resumes.
 
         Args:
-            state: what `state_dict` has returned; or ``{}``, if only the samples of ``again`` are left.
-            again: positions of samples that later stages wait for, and that are yielded first.
+            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
+            again: the positions of samples that later stages have buffered; they are yielded first.
         """
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict()")
 
     def reset_state(self) -> None:
-        """Discard a loaded state, and start from the beginning when it is iterated next."""
+        """Discard a loaded state, so that the next iteration starts from the beginning."""
 
     def record_state(self, recorder: Recorder) -> Form:
-        """Return the form of what `state_dict` returns, for the records that loaders keep of each item.
+        """Return the form of the result of `state_dict`, for the records that loaders make of each item.
 
-        The default serves every stage; one with a large state overrides it to record what has changed alone.
+        The default suits every stage; override it for a large state, to record only changes.
         """
-        return recorder.keep_json(self, self.state_dict())
+        return recorder.keep(self, self.state_dict())
 
     def position_reader(self) -> Callable[[], SamplePosition] | None:
         """Return a function that returns the position of the item that was yielded last.
 
-        None stands for the position of the stage before; it is the default.
+        The default, None, stands for the position of the stage before.
         """
         return None
 
     def source_position(self) -> Callable[[], SamplePosition] | None:
-        """Return a function that returns the position of the item that was read last; None if it is not known.
+        """Return a function that returns the position of the item that was read last; None if it is unknown.
 
-        Call this once, at the beginning of ``__iter__``, and the function after each item.
+        Call this once, at the start of ``__iter__``, and the function after each item.
         """
-        from wds_datapipes.pipes.state.graph import position_reader_of, sources_of
-
         sources = list(sources_of(self))
         return position_reader_of(sources[0]) if len(sources) == 1 else None
 
-    def positions_before(self, again: Sequence[SamplePosition]) -> list[SamplePosition]:
-        """Return the positions that samples have before this stage, of those that they have after it."""
-        return [*again]
-
     def nested_sources(self) -> Sequence[IterDataPipe[Any]]:
-        """Return the sources that it starts by itself, at any time, and whose states are part of its own."""
+        """Return the sources that it restarts at any time, and whose states are part of its own."""
         return ()
 
-    def move_share(self, turn: int) -> None:
-        """Take the share of the worker that is ``turn`` numbers further, if shares depend on this stage."""
+    def rotate_assignment(self, turn: int) -> None:
+        """Take the share of the worker that is ``turn`` numbers further, if this stage splits the data."""
 
 
-class CountingStage(Stage[T_co]):
-    """Base class of stages that hold nothing back, and count the items that pass."""
-
-    _passed = SkippedCount()
-    _loaded: SkippedCount | None = None
+class RecordedStage(Stage[T_co]):
+    """Base class of stages whose state is what `record_state` records."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many items have passed in this epoch."""
-        return {"passed": (self._loaded or self._passed).count}
+        """Return the state that `record_state` records."""
+        state: dict[str, Any] = self.record_state(PlainRecorder())
+        return state
 
     def record_state(self, recorder: Recorder) -> Form:
-        """Return the form of what `state_dict` returns."""
-        return recorder.keep_values(self, self.state_dict())
+        """Record the state, and return its form."""
+        raise NotImplementedError
+
+
+class CountingStage(RecordedStage[T_co]):
+    """Base class of stages that buffer nothing, and count the items that they read."""
+
+    _count = SkippedCount()
+    _loaded: SkippedCount | None = None
+
+    def record_state(self, recorder: Recorder) -> Form:
+        """Record the number of items that were read in this epoch."""
+        return {"passed": recorder.number((self._loaded or self._count).count)}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
-        """Resume from a state when it is iterated next.
+        """Load a state, from which the next iteration resumes.
 
         Args:
-            state: what `state_dict` has returned; or ``{}``, if only the items of ``again`` are left.
-            again: positions of items that have passed, wait in later stages, and pass once more.
+            state: the result of `state_dict`; or ``{}`` if only the items of ``again`` remain.
+            again: the positions of items that later stages have buffered; they are read again, and not counted.
         """
         self._loaded = SkippedCount(state.get("passed", 0), again)
 
     def reset_state(self) -> None:
-        """Discard a loaded state, and start from the beginning when it is iterated next."""
+        """Discard a loaded state, so that the next iteration starts from the beginning."""
         self._loaded = None
 
     def _begin_counting(self) -> SkippedCount:
-        """Begin an epoch, where a loaded state says if there is one."""
-        self._passed, self._loaded = self._loaded or SkippedCount(), None
-        return self._passed
+        """Start an epoch, from the loaded state if there is one."""
+        self._count, self._loaded = self._loaded or SkippedCount(), None
+        return self._count
+
+
+class _ForeignStage(Stage[Any]):
+    """Stands for a stage of another package, and promises nothing."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+
+_FOREIGN = _ForeignStage()
+
+
+def as_stage(pipe: Any) -> Stage[Any]:
+    """Return a stage as a `Stage`; for one of another package, a `Stage` that promises nothing."""
+    return pipe if isinstance(pipe, Stage) else _FOREIGN
+
+
+def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
+    """Return a function that returns the position of the item that a stage has yielded last; None if it is unknown."""
+    while (reader := as_stage(pipe).position_reader()) is None:
+        sources = list(sources_of(pipe))
+        if len(sources) != 1:
+            return None
+        pipe = sources[0]
+    return reader
+
+
+def share_counters(pipe: Any, counters: Counters) -> None:
+    """Have all stages of a pipeline update the same counters; loaders call this at the beginning of an epoch."""
+    for stage in upstream(pipe):
+        if isinstance(stage, Stage):
+            stage.counters = counters
 
 
 def register_stage(name: str) -> Callable[[C], C]:
-    """Register a class as a stage, as torch's ``functional_datapipe`` does, and leave all keywords to the class.
+    """Register a class as a stage, as torch's ``functional_datapipe`` does, with any keywords.
 
-    torch builds the stage in a function with parameters called ``cls`` and ``source_dp``, so a keyword of that name
-    is a TypeError there; and ``cls`` is among the most common fields.
+    torch builds the stage in a function with parameters ``cls`` and ``source_dp``, which raises TypeError for keywords
+    of these names; and ``cls`` is among the most common fields.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: another stage has this name.
     """
 
     def register(stage: C) -> C:
         if name in IterDataPipe.functions:
-            raise ValueError(f"the stage name {name!r} is taken already, so {stage.__name__} cannot have it")
+            raise ValueError(f"cannot register {stage.__name__}: another stage has the name {name!r}")
 
         construct: Callable[..., IterDataPipe[Any]] = stage
 
@@ -222,10 +275,10 @@ def register_stage(name: str) -> Callable[[C], C]:
 
 
 class OpaqueValue(Generic[T]):
-    """A value that torch does not search for datapipes.
+    """Wraps a value that torch should not search for datapipes.
 
-    torch pickles every collection in an attribute to find datapipes in it, again for each epoch. That takes long with
-    a million URLs, and is an error with a lambda.
+    torch pickles each collection in an attribute to find datapipes in it, in every epoch. That takes long for a million
+    URLs, and fails for a lambda.
 
     Attributes:
         value: the value.

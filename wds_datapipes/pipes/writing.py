@@ -1,4 +1,4 @@
-"""The stage that writes shards."""
+"""The stage that writes shards. The writer is imported when the stage is used, since most programs only read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.on_error.policy import OnError, check_on_error
-from wds_datapipes.pipes.sharding import groups_of, place_in, splitters
+from wds_datapipes.pipes.sharding import groups_of, rank_and_worker_of, splitters
 from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
 from wds_datapipes.types import Sample, ShardInfo
-from wds_datapipes.writing.journal import compare_journals
-from wds_datapipes.writing.shard_names import check_pattern, deal_numbers, journals_of_all
-from wds_datapipes.writing.shard_writer import ShardWriter, write_wds_shards
 
 __all__ = ["SampleWriter"]
 
@@ -26,34 +23,32 @@ __all__ = ["SampleWriter"]
 class SampleWriter(Stage[ShardInfo]):
     """Writes samples to shards, as `ShardWriter` does (functional name: ``write_wds_shards``).
 
-    It is the end of a pipeline, which has to be iterated to be written. Values are encoded as ``wds_encode`` does.
-    A loader that breaks off, or an error, leaves the finished shards, and nothing of the others.
+    It ends a pipeline, which writes while it is iterated. Values are encoded as by ``wds_encode``. If iteration is
+    abandoned or raises, the finished shards remain, and unfinished ones are removed.
 
-    In several workers and ranks, which share the data by ``sharding_filter``, each writes shards of its own. Where the
-    pattern has ``{worker}`` and ``{rank}``, these become numbers, and each counts from ``start_shard``. What the
-    pattern does not tell apart takes turns: of four workers, the second writes the numbers 1, 5, 9 and so on. Then
-    numbers may be missing at the end; a directory or ``*`` lists the shards that there are. A ``journal`` may have the
-    fields too. Each writer has its own, so ``resume=True`` goes on with as many workers and ranks as before, and
-    another number of them is an error.
+    Several workers and ranks that share the data by ``sharding_filter`` write separate shards. ``{worker}`` and
+    ``{rank}`` in the pattern become numbers, and each writer counts from ``start_shard``. Writers with the same name
+    pattern interleave their numbers: the second of four workers writes the numbers 1, 5, 9 and so on. Then numbers may
+    be missing at the end; a directory or ``*`` lists the existing shards. ``journal`` may contain the same fields. Each
+    writer has its own journal, so ``resume=True`` needs the same number of workers and ranks as before.
 
     Yields:
-        ShardInfo: of each shard, when it is finished: its name, how many samples and bytes it has, and its digest.
+        ShardInfo: the name of each finished shard, its number of samples and bytes, and its digest.
 
     Args:
         source: samples.
-        pattern: path or URL with ``%06d`` or the like for the number.
-        maxcount: how many samples a shard has at the most.
-        maxsize: how many bytes a shard has at the most before it is compressed; a single sample may be larger.
+        pattern: path or URL with ``%06d`` or similar for the number.
+        maxcount: the most samples of a shard.
+        maxsize: the most bytes of a shard before compression; a single sample may be larger.
         start_shard: the first number.
-        on_error: ``"raise"``; or, to pass over samples that cannot be encoded or would be read back as others,
+        on_error: ``"raise"``; or, to skip samples that cannot be encoded or would be read back differently,
             ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
         options: the other arguments of `ShardWriter`: ``resume``, ``compress``, ``encoder``, ``post`` and so on.
 
     Raises:
-        EncodeError: a value is not what the field's name says.
-        UnwritableSampleError: a sample would be read back as another.
+        EncodeError: a value does not fit the field's name; or a sample would be read back differently.
         ShardWriteError: a shard cannot be written.
-        StateError: a conversion is resumed, and was another one.
+        StateError: ``resume`` is set, and the journal is of another conversion.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -75,6 +70,9 @@ class SampleWriter(Stage[ShardInfo]):
         on_error: OnError = "raise",
         **options: Any,
     ) -> None:
+        from wds_datapipes.writing.shard_names import check_pattern
+        from wds_datapipes.writing.shard_writer import ShardWriter
+
         super().__init__()
         check_on_error(on_error)
         self.source = source
@@ -85,28 +83,34 @@ class SampleWriter(Stage[ShardInfo]):
         self.on_error = on_error
         unknown = sorted(set(options) - set(inspect.signature(ShardWriter).parameters))
         if unknown or "step" in options:
-            raise TypeError(f"write_wds_shards takes the arguments of ShardWriter but step, and no {unknown or 'step'}")
-        # Out of sight of torch: there may be credentials, and functions that do not pickle.
+            raise TypeError(
+                f"write_wds_shards takes the arguments of ShardWriter except step, but got {unknown or 'step'}"
+            )
+        # Hidden from torch: the options may contain credentials, and functions that cannot be pickled.
         self._options = OpaqueValue(options)
-        # Checks all arguments; nothing is opened before the first sample.
+        # Checks all arguments; no file is opened before the first sample.
         limits = {"maxcount": maxcount, "maxsize": maxsize, "start_shard": start_shard}
         ShardWriter(pattern, **limits, **{**options, "resume": False}).close()  # type: ignore[arg-type]  # mypy mixes the types
 
     def __iter__(self) -> Iterator[ShardInfo]:
-        place = _place_among_all(self.source)
-        pattern, start_shard, step = deal_numbers(self.pattern, self.start_shard, **place)
+        from wds_datapipes.writing.journal import compare_journals
+        from wds_datapipes.writing.shard_names import assign_numbers, find_journals
+        from wds_datapipes.writing.shard_writer import write_wds_shards
+
+        place = _find_writer(self.source)
+        pattern, start_shard, step = assign_numbers(self.pattern, self.start_shard, **place)
         options = dict(self._options.value)
         if options.get("resume"):
-            # With another number of writers, each would get other samples, also one with the same pattern and step.
+            # With another number of writers, each would get other samples, even with the same pattern and step.
             writers = f"{place['workers']} workers on each of {place['ranks']} ranks"
             tag = options.get("version_tag")
             options["version_tag"] = f"{tag}; {writers}" if tag else writers
             compare_journals(
-                journals_of_all(self.pattern, options.get("journal")),
+                find_journals(self.pattern, options.get("journal")),
                 {"step": step, "version_tag": options["version_tag"]},
             )
         if (journal := options.get("journal")) is not None:
-            options["journal"], _, _ = deal_numbers(os.fspath(journal), 0, **place)
+            options["journal"], _, _ = assign_numbers(os.fspath(journal), 0, **place)
         yield from write_wds_shards(
             self.source,
             pattern,
@@ -114,16 +118,16 @@ class SampleWriter(Stage[ShardInfo]):
             maxsize=self.maxsize,
             start_shard=start_shard,
             step=step,
-            on_error=self.on_error,
+            on_error=self.counted_errors,
             **options,
         )
 
 
-def _place_among_all(pipe: IterDataPipe[Any]) -> dict[str, int]:
-    """Return rank and worker, and how many of each there are, as a stage that splits the data knows or torch does."""
+def _find_writer(pipe: IterDataPipe[Any]) -> dict[str, int]:
+    """Return rank and worker, and their numbers, from the stages that split the data, or else from torch."""
     groups = next((groups for stage in splitters(pipe) if (groups := groups_of(stage))), None)
     if groups:
-        place = place_in(groups)
+        place = rank_and_worker_of(groups)
         instances, _ = groups.get(SHARDING_PRIORITIES.DEFAULT, (0, 0))
         ranks, _ = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
         ranks = max(instances // place.workers, 1) if instances else ranks

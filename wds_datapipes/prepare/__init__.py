@@ -1,1 +1,1 @@
-"""The work of the command line: create, convert, verify, count, sort, shuffle and show datasets."""
+"""Dataset preparation: create, convert, verify, count, reorder and preview shards."""

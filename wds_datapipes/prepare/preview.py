@@ -1,4 +1,4 @@
-"""A glance at a field: what it is, what it holds in short, and a small picture where there is one to see."""
+"""Previews of fields: the kind of data, a short text, and a thumbnail of images and videos."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from wds_datapipes.prepare.value_summary import (
     array_text,
     is_array,
     number_text,
-    outline,
     plain_array,
     pretty_json,
+    summarize_value,
 )
 
-__all__ = ["Preview", "glance"]
+__all__ = ["Preview", "preview_field"]
 
-#: The most bytes that compressed data may grow to.
-MOST_BYTES = 64 << 20
-#: How FFmpeg counts the time of a whole file.
+#: The most bytes that gzip data may decompress to.
+MAX_BYTES = 64 << 20
+#: The time base of FFmpeg's durations.
 MEDIA_TICKS_PER_S = 1_000_000
 
 
 class Preview(NamedTuple):
-    """What a look at a field shows.
+    """A short description of a field's content.
 
     Attributes:
-        field: its name.
-        size: its bytes.
-        kind: what it is, in few words.
-        text: what it holds, in one line or several; nothing if that is said, or is a picture.
-        picture: a small picture, ``"RGB"`` or ``"RGBA"``.
-        error: why it cannot be decoded.
+        field: the field's name.
+        size: the size in bytes.
+        kind: the kind of data, in a few words.
+        text: the content, in one or several lines; empty if the kind says it all, or for a picture.
+        picture: a thumbnail, ``"RGB"`` or ``"RGBA"``.
+        error: why the field cannot be decoded.
     """
 
     field: str
@@ -62,17 +62,19 @@ class _Found(NamedTuple):
     error: str = ""
 
 
-def glance(field: str, data: bytes, *, characters: int = 2000, pixels: int = 256) -> Preview:
-    """Look at a field, and raise nothing, whatever its bytes are. No code in the data is ever run.
+def preview_field(field: str, data: bytes, *, characters: int = 2000, pixels: int = 256) -> Preview:
+    """Describe a field without raising, whatever its bytes are. Code in the data is never run.
 
-    >>> glance("cls", b"7"), glance("pkl", b"no pickle is looked at").error
-    (Preview(field='cls', size=1, kind='int', text='7', picture=None, error=''), 'it is not decoded: that can run code')
+    >>> preview_field("cls", b"7")
+    Preview(field='cls', size=1, kind='int', text='7', picture=None, error='')
+    >>> preview_field("pkl", b"not even a pickle").error
+    'not decoded, as decoding can run code'
 
     Args:
-        field: its name; the last extension says what it is, and ``.gz`` behind it that it is compressed.
-        data: its bytes.
-        characters: about how much of a text is shown.
-        pixels: the longest side of the picture.
+        field: the field's name; its last extension selects the decoder, a final ``.gz`` means that it is compressed.
+        data: the field's bytes.
+        characters: the approximate length of the text.
+        pixels: the longest side of the thumbnail.
     """
     name, prefix = field.lower(), ""
     found = _Found(_kind_of_bytes(data))
@@ -84,13 +86,13 @@ def glance(field: str, data: bytes, *, characters: int = 2000, pixels: int = 256
         found = _Found(_kind_of_bytes(content))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # it may take all memory
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # it may exhaust the memory
             found = _look(name.rpartition(".")[2], content, characters, pixels)
     except MissingDependencyError as error:
         found = found._replace(error=str(error))
     except RecursionError:
-        found = found._replace(error="it is nested too deep")
-    except Exception as error:  # noqa: BLE001  decoders fail in ways of their own
+        found = found._replace(error="it is nested too deeply")
+    except Exception as error:  # noqa: BLE001  decoders raise all kinds of errors
         found = found._replace(error=f"{type(error).__name__}: {error}")
     text = found.text if len(found.text) <= characters else f"{found.text[:characters]}..."
     return Preview(field, len(data), prefix + found.kind, text, found.picture, found.error[:500])
@@ -102,7 +104,7 @@ def _look(extension: str, data: bytes, characters: int, pixels: int) -> _Found:
     if extension in AUDIO_EXTENSIONS or extension in VIDEO_EXTENSIONS:
         return _media(extension, data, pixels)
     if extension in UNSAFE:
-        return _Found("pickle", error="it is not decoded: that can run code")
+        return _Found("pickle", error="not decoded, as decoding can run code")
     codec = find_codec(extension)
     if codec is None:
         return _preview_text(data, characters)
@@ -110,20 +112,20 @@ def _look(extension: str, data: bytes, characters: int, pixels: int) -> _Found:
 
 
 def _image(data: bytes, pixels: int) -> _Found:
-    """Look at an image; one that is cut off still has its size."""
+    """Describe an image; a truncated one still has a size."""
     with open_image(data) as image:
         frames = getattr(image, "n_frames", 1)
         kind = f"{image.format} image, {image.width} x {image.height}, {image.mode}"
         kind += f", {frames} frames" if frames > 1 else ""
     try:
         picture = ImageDecoder("pilrgba", min_size=pixels, exif=True).decode(data)
-    except Exception as error:  # noqa: BLE001  whatever is wrong with it
+    except Exception as error:  # noqa: BLE001  damaged images raise all kinds of errors
         return _Found(kind, error=f"{type(error).__name__}: {error}")
     return _Found(kind, picture=_small(picture, pixels))
 
 
 def _small(picture: Image.Image, pixels: int) -> Image.Image:
-    """Make a picture fit, without an alpha channel that says nothing."""
+    """Scale a picture down, and drop an alpha channel that is opaque everywhere."""
     picture.thumbnail((pixels, pixels), Image.Resampling.BICUBIC)
     if picture.mode == "RGBA" and picture.getchannel("A").getextrema() == (255, 255):
         return picture.convert("RGB")
@@ -137,7 +139,7 @@ def _media(extension: str, data: bytes, pixels: int) -> _Found:
                 rate, channels = sound.getframerate(), sound.getnchannels()
                 return _Found(f"WAV audio, {_seconds(sound.getnframes() / rate)}, {rate} Hz, {_channels(channels)}")
         except wave.Error:
-            pass  # one of its many other encodings, which FFmpeg knows
+            pass  # another encoding, which FFmpeg may know
     with open_media(data) as container:
         parts = [container.format.name]
         video = next(iter(container.streams.video), None)
@@ -165,7 +167,7 @@ def _channels(count: int) -> str:
 
 
 def _preview_text(data: bytes, characters: int) -> _Found:
-    """Look at bytes that no codec is for: they may be a text."""
+    """Describe bytes without a codec, as text if they look like it."""
     try:
         text = data[: 4 * characters].decode("utf-8", "strict" if len(data) <= 4 * characters else "ignore")
     except UnicodeDecodeError:
@@ -192,18 +194,18 @@ def _value(value: Any, pixels: int) -> _Found:
         return _Found(type(value).__name__ if value is not None else "null", number_text(value))
     if is_array(value):
         return _Found(array_kind(value), array_text(value), _pixels(value, pixels))
-    told = outline(value)
+    summary = summarize_value(value)
     if isinstance(value, Mapping):
         kind = f"{type(value).__name__}, {len(value):,} entr{'y' if len(value) == 1 else 'ies'}"
     elif isinstance(value, list | tuple):
         kind = f"{type(value).__name__}, {len(value):,} item{'' if len(value) == 1 else 's'}"
     else:
         return _Found(type(value).__name__, reprlib.repr(value))
-    return _Found(kind, pretty_json(told))
+    return _Found(kind, pretty_json(summary))
 
 
 def _pixels(value: Any, pixels: int) -> Image.Image | None:
-    """Show an array that may well be an image."""
+    """Return a thumbnail of an array that looks like an image."""
     array = plain_array(value)
     if array is None or array.dtype != np.uint8 or array.ndim not in (2, 3) or min(array.shape[:2]) < 8:
         return None
@@ -213,18 +215,18 @@ def _pixels(value: Any, pixels: int) -> Image.Image | None:
 
 
 def _gunzip(data: bytes) -> bytes:
-    """Decompress at most so much: a few bytes may become very many."""
+    """Decompress gzip data up to `MAX_BYTES`, as a few bytes may expand to very many."""
     parts: list[bytes] = []
-    left = MOST_BYTES
+    remaining = MAX_BYTES
     while data:
         stream = zlib.decompressobj(31)
         try:
-            part = stream.decompress(data, left + 1)
+            part = stream.decompress(data, remaining + 1)
         except zlib.error as error:
-            raise ValueError(f"it is no gzip data: {error}") from None
-        left -= len(part)
-        if left < 0:
-            raise ValueError(f"it holds more than {MOST_BYTES >> 20} MiB, and is not decompressed")
+            raise ValueError(f"not gzip data: {error}") from None
+        remaining -= len(part)
+        if remaining < 0:
+            raise ValueError(f"it decompresses to more than {MAX_BYTES >> 20} MiB")
         if not stream.eof:
             raise EOFError("the compressed data end too early")
         parts.append(part)

@@ -1,4 +1,4 @@
-"""Drafts of samples: what a sample is to be made of, before any of its files is read."""
+"""Sample specs: the key of a sample and the origin of each field, before any file is read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = [
     "SampleSpec",
     "Source",
     "UrlPart",
-    "measure",
-    "read_draft",
+    "measure_sample",
+    "read_sample",
 ]
 
 
@@ -37,7 +37,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class UrlPart:
-    """The content of a file that is not of this host."""
+    """The content of a remote file."""
 
     url: str
     storage_options: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
@@ -45,77 +45,77 @@ class UrlPart:
 
 @dataclass(frozen=True)
 class CommandPart:
-    """What a command prints, which bash runs."""
+    """The standard output of a bash command."""
 
     command: str
 
 
 Part: TypeAlias = bytes | FilePart | UrlPart | CommandPart
-"""What the data of a field are: bytes, or where they come from."""
+"""The data of a field: bytes, or where to read them."""
 
 
 class SampleSpec(NamedTuple):
-    """A sample that is to be written.
+    """A sample to write.
 
     Attributes:
-        key: its key, as its source has it.
-        parts: its fields, in their order.
-        origin: where it comes from, for messages: a path, or a row of a table.
+        key: the key, as in the source.
+        parts: the data of each field, in order.
+        location: the origin of the sample for messages: a path, or a row of a table.
     """
 
     key: str
     parts: dict[str, Part]
-    origin: str
+    location: str
 
 
 class Source(Protocol):
-    """Samples that are not made yet, of which any can be asked for at any time."""
+    """A random-access source of sample specs."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of samples."""
 
-    def draft(self, number: int, /) -> SampleSpec:
-        """Return what one of them is to be made of; in a forked process, too.
+    def get_spec(self, number: int, /) -> SampleSpec:
+        """Return the spec of a sample. Forked processes may call this, too.
 
         Raises:
-            SampleSourceError: that cannot be said.
+            SampleSourceError: the source has no valid spec for this sample.
         """
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open files."""
 
 
 class MeasuredSample(NamedTuple):
-    """How large a sample will be, as far as that is known without reading it."""
+    """The size of a sample, as far as known without reading it."""
 
-    #: The bytes of each field; what is not known counts as none.
+    #: The size of each field in bytes; an unknown size counts as 0.
     sizes: list[int]
-    #: Whether all are known, which that of what a command prints is not.
+    #: Whether all sizes are known; that of a command's output is not.
     is_exact: bool
-    #: What differs, most likely, when a file has changed, or what it stands for: a number of 64 bits.
+    #: A 64-bit hash of names, sizes and modification times that changes when a file changes.
     stamp: int
 
 
-def measure(draft: SampleSpec) -> MeasuredSample:
-    """Ask for the sizes of all files of a sample.
+def measure_sample(spec: SampleSpec) -> MeasuredSample:
+    """Look up the sizes of all files of a sample.
 
     Raises:
-        SampleSourceError: a file is not there, or is none.
+        SampleSourceError: a file does not exist, or is not a regular file.
     """
     sizes = []
     is_exact = True
     digest = hashlib.blake2b(digest_size=8)
-    for field, part in draft.parts.items():
+    for field, part in spec.parts.items():
         facts: tuple[object, ...]
         if isinstance(part, FilePart):
-            found = _stat(part.path, field, draft)
+            found = _stat(part.path, field, spec)
             sizes.append(found.st_size)
             facts = (part.path, found.st_size, found.st_mtime_ns)
         elif isinstance(part, UrlPart):
-            known = _ask_size(part, field, draft)
+            known = _ask_size(part, field, spec)
             is_exact &= known.bytes is not None
             sizes.append(known.bytes or 0)
-            facts = (redact(part.url), *known)  # the signature of a URL may be another one each time
+            facts = (redact(part.url), *known)  # a signed URL may have a new signature each time
         elif isinstance(part, CommandPart):
             is_exact = False
             sizes.append(0)
@@ -127,77 +127,75 @@ def measure(draft: SampleSpec) -> MeasuredSample:
     return MeasuredSample(sizes, is_exact, int.from_bytes(digest.digest(), "little"))
 
 
-def read_draft(draft: SampleSpec) -> Sample:
+def read_sample(spec: SampleSpec) -> Sample:
     """Read the files and run the commands of a sample.
 
     Raises:
-        SampleSourceError: one of them fails.
+        SampleSourceError: a file cannot be read, or a command fails.
     """
-    sample: Sample = {"__key__": draft.key}
-    for field, part in draft.parts.items():
+    sample: Sample = {"__key__": spec.key}
+    for field, part in spec.parts.items():
         if isinstance(part, FilePart):
-            sample[field] = _read_part(part.path, field, draft)
+            sample[field] = _read_part(part.path, field, spec)
         elif isinstance(part, UrlPart):
-            sample[field] = _fetch_part(part.url, field, draft, storage_options=part.storage_options)
+            sample[field] = _fetch_part(part.url, field, spec, storage_options=part.storage_options)
         elif isinstance(part, CommandPart):
-            sample[field] = _fetch_part(f"pipe:{part.command}", field, draft)
+            sample[field] = _fetch_part(f"pipe:{part.command}", field, spec)
         else:
             sample[field] = part
     return sample
 
 
-def _stat(path: str, field: str, draft: SampleSpec) -> os.stat_result:
+def _stat(path: str, field: str, spec: SampleSpec) -> os.stat_result:
     try:
-        found = os.stat(path)  # noqa: PTH116  of a string, millions of times
+        found = os.stat(path)  # noqa: PTH116  faster than Path, called millions of times
     except (OSError, ValueError) as error:
-        raise _unreadable(path, field, draft, error) from None
+        raise _unreadable(path, field, spec, error) from None
     if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
-        raise SampleSourceError(f"{_file(path, field, draft)} is {kind}. Name a file")
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+        raise SampleSourceError(f"{_file(path, field, spec)} is {kind}. Name a file")
     return found
 
 
-def _read_part(path: str, field: str, draft: SampleSpec) -> bytes:
+def _read_part(path: str, field: str, spec: SampleSpec) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123  the same
-            return stream.readall()  # type: ignore[no-any-return, attr-defined, unused-ignore]  # it is a FileIO
+        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123  faster than Path
+            return stream.readall()  # type: ignore[no-any-return, attr-defined, unused-ignore]  # a FileIO
     except OSError as error:
-        raise _unreadable(path, field, draft, error) from None
+        raise _unreadable(path, field, spec, error) from None
 
 
-def _ask_size(part: UrlPart, field: str, draft: SampleSpec) -> FileFacts:
+def _ask_size(part: UrlPart, field: str, spec: SampleSpec) -> FileFacts:
     try:
         return file_facts(part.url, storage_options=part.storage_options)
     except ShardError as error:
-        raise _source_error(field, draft, error) from None
+        raise _source_error(field, spec, error) from None
 
 
-def _fetch_part(url: str, field: str, draft: SampleSpec, **options: Any) -> bytes:
+def _fetch_part(url: str, field: str, spec: SampleSpec, **options: Any) -> bytes:
     try:
         with open_url(url, **options) as stream:
             return b"".join(iter(lambda: stream.read(1 << 20), b""))
     except ShardError as error:
-        raise _source_error(field, draft, error) from None
+        raise _source_error(field, spec, error) from None
 
 
-def _source_error(field: str, draft: SampleSpec, error: ShardError) -> SampleSourceError | ShardError:
-    """Return what to raise: what concerns all files is no fault of a sample, and not passed over as one."""
+def _source_error(field: str, spec: SampleSpec, error: ShardError) -> SampleSourceError | ShardError:
+    """Wrap an error of a single sample; return an error that concerns all files as it is, so that it is not skipped."""
     return (
         error
         if error.concerns_all
-        else SampleSourceError(f"The field {field!r} of {draft.origin} cannot be made: {error}")
+        else SampleSourceError(f"The field {field!r} of {spec.location} cannot be made: {error}")
     )
 
 
-def _unreadable(path: str, field: str, draft: SampleSpec, error: Exception) -> SampleSourceError:
+def _unreadable(path: str, field: str, spec: SampleSpec, error: Exception) -> SampleSourceError:
     reason = getattr(error, "strerror", None) or str(error)
-    what = "is a link to nothing, or to itself" if os.path.islink(path) else "cannot be read"  # noqa: PTH114  it is a text
-    return SampleSourceError(
-        f"{_file(path, field, draft)} {what}: {reason}. Put the file there, or leave the sample out"
-    )
+    problem = "is a broken or circular link" if os.path.islink(path) else "cannot be read"  # noqa: PTH114  a string
+    return SampleSourceError(f"{_file(path, field, spec)} {problem}: {reason}. Provide the file, or remove the sample")
 
 
-def _file(path: str, field: str, draft: SampleSpec) -> str:
-    """Name a file, and the sample that it is for if the path does not tell that."""
-    told = f"The file {path!r}"
-    return told if draft.origin == path else f"{told}, for the field {field!r} of {draft.origin},"
+def _file(path: str, field: str, spec: SampleSpec) -> str:
+    """Describe a file, and its sample unless the path already identifies it."""
+    described = f"The file {path!r}"
+    return described if spec.location == path else f"{described}, for the field {field!r} of {spec.location},"

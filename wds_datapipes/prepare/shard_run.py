@@ -1,4 +1,4 @@
-"""The run of a function that writes many shards: finished ones stay, and what fails is tried again."""
+"""Run a function that writes many shards: keep finished ones in a journal, and retry failures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wds_datapipes.errors import (
     EncodeError,
     MissingDependencyError,
-    UnsafeCodecError,
-    UnwritableSampleError,
+    UnsafeInputError,
 )
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.sinks import size_of
 from wds_datapipes.parallel.executors import BorrowedExecutor, ForkedPool, InProcessExecutor, ShardExecutor, failure_of
-from wds_datapipes.parallel.map_shards import run_all
+from wds_datapipes.parallel.map_shards import run_tasks
 from wds_datapipes.types import ShardInfo
 from wds_datapipes.writing.journal import FinishedShard, ShardJournal
 from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_old_shards, remove_old_shards
@@ -29,11 +28,11 @@ from wds_datapipes.writing.shard_names import NUMBER, describe_old_shards, find_
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DETERMINISTIC_ERRORS", "REQUESTS_AT_ONCE", "ShardRun", "WrittenShard"]
+__all__ = ["DETERMINISTIC_ERRORS", "MAX_CONCURRENT_REQUESTS", "ShardRun", "WrittenShard"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: Errors of a function, or of what it returns: another attempt gives them again.
+#: Errors of a function or its results, which another attempt would repeat.
 DETERMINISTIC_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -47,22 +46,22 @@ DETERMINISTIC_ERRORS = (
     NotImplementedError,
     SyntaxError,
     TypeError,
-    UnsafeCodecError,
-    UnwritableSampleError,
+    UnsafeInputError,
+    EncodeError,
 )
-#: How many requests ask a store at once whether shards are there.
-REQUESTS_AT_ONCE = 16
+#: The number of concurrent requests for the sizes of existing shards.
+MAX_CONCURRENT_REQUESTS = 16
 
 
 class WrittenShard(NamedTuple):
-    """A shard as a worker has written it.
+    """A shard written by a worker.
 
     Attributes:
-        info: what was written.
-        read: how many samples were read.
-        skipped: how many faults were skipped.
+        info: the shard.
+        read: the number of samples read.
+        skipped: the number of faults skipped.
         version: distinguishes the input from a later one of the same name.
-        errors: those that were skipped, if the function reports them.
+        errors: the skipped errors, if the function reports them.
     """
 
     info: ShardInfo
@@ -73,66 +72,66 @@ class WrittenShard(NamedTuple):
 
 
 class ShardRun:
-    """The shards that one call writes: those of an earlier call, the journal, and the workers.
+    """The shards that one call writes, with its journal and workers.
 
     Args:
-        places: the path or URL of each shard.
-        pattern: the one that they come from.
+        outputs: the path or URL of each shard.
+        pattern: the pattern of the paths or URLs.
         journal: the path of the journal, if there is one.
-        of: the function, for the journal.
-        remove_old: remove the shards of an earlier run that had more of them, at the end.
-        storage_options: those of the output.
+        kind: the kind of the run, recorded in the journal.
+        remove_old: remove surplus shards of an earlier, larger run at the end.
+        storage_options: passed to the file system of the output.
 
     Raises:
-        ValueError: there are such shards, and ``remove_old`` is false.
-        StateError: another process has the journal.
+        ValueError: there are surplus shards, and ``remove_old`` is false.
+        StateError: another process uses the journal.
     """
 
     def __init__(
         self,
-        places: Sequence[str],
+        outputs: Sequence[str],
         pattern: str,
         *,
         journal: str | None,
-        of: str,
+        kind: str,
         remove_old: bool,
         storage_options: Mapping[str, Any] | None,
     ) -> None:
-        self._places, self._storage_options = places, storage_options
+        self._outputs, self._storage_options = outputs, storage_options
         is_numbered = NUMBER.search(pattern) is not None
-        self._old = find_old_shards(pattern, len(places), storage_options=storage_options) if is_numbered else []
+        self._old = find_old_shards(pattern, len(outputs), storage_options=storage_options) if is_numbered else []
         if self._old and not remove_old:
             raise ValueError(
                 f"{describe_old_shards(self._old)}. Nothing was written. Remove them, or pass remove_old=True"
             )
-        files = [*places] if journal is None else [*places, journal]
+        files = [*outputs] if journal is None else [*outputs, journal]
         for folder in {Path(local).parent for file in files if (local := local_path(file)) is not None}:
             folder.mkdir(parents=True, exist_ok=True)
-        self._journal = None if journal is None else ShardJournal(journal, {"of": of})
+        self._journal = None if journal is None else ShardJournal(journal, {"of": kind})
 
     def find_finished(
         self, identify: Callable[[int], str | None]
     ) -> tuple[dict[int, FinishedShard], dict[int, tuple[str, str]]]:
-        """Return the finished shards that are there and would be the same now, and the identities of the others.
+        """Return the finished shards that exist unchanged, and the old and new identities of the changed ones.
 
         Args:
-            identify: returns the identity that a shard would have now; None takes it as it is.
+            identify: returns the current identity of a shard; ``None`` accepts the shard as it is.
         """
         finished = () if self._journal is None else self._journal.finished
-        lines = {_name(shard.info.url): shard for shard in finished}  # the last one of a name holds
-        known = [number for number, place in enumerate(self._places) if _name(place) in lines]
+        lines = {_name(shard.info.url): shard for shard in finished}  # the last record of a name counts
+        recorded = [number for number, output in enumerate(self._outputs) if _name(output) in lines]
 
-        def identify_held(number: int) -> tuple[int, FinishedShard, str | None] | None:
-            shard = lines[_name(self._places[number])]
-            is_there = size_of(self._places[number], self._storage_options) == shard.info.bytes
-            return (number, shard, identify(number)) if is_there else None
+        def identify_existing(number: int) -> tuple[int, FinishedShard, str | None] | None:
+            shard = lines[_name(self._outputs[number])]
+            exists = size_of(self._outputs[number], self._storage_options) == shard.info.bytes
+            return (number, shard, identify(number)) if exists else None
 
         same: dict[int, FinishedShard] = {}
         others: dict[int, tuple[str, str]] = {}
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            for number, shard, now in filter(None, pool.map(identify_held, known)):
+        with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+            for number, shard, now in filter(None, pool.map(identify_existing, recorded)):
                 if now is None or shard.keys == now:
-                    same[number] = shard._replace(info=shard.info._replace(url=self._places[number]))
+                    same[number] = shard._replace(info=shard.info._replace(url=self._outputs[number]))
                 else:
                     others[number] = shard.keys, now
         return same, others
@@ -145,27 +144,25 @@ class ShardRun:
         executor: Executor | None = None,
         max_workers: int | None = None,
         retries: int = 0,
-        look: Callable[[], object] | None = None,
         names: Sequence[str] = (),
     ) -> Generator[tuple[int, WrittenShard | BaseException], None, None]:
-        """Call a function for each shard, and yield what was written, or why that failed for good.
+        """Call a function for each shard, and yield the written shard, or the error if it fails for good.
 
         Args:
-            work: writes a shard. Its last argument names the attempt, lest an executor returns an old result.
-            tasks: its other arguments, by the numbers of the shards.
-            executor: any executor of `concurrent.futures`; by default there are forked processes.
-            max_workers: how many, if not one for each processor; 0 is this process itself.
-            retries: how often a shard is tried again.
-            look: is called again and again meanwhile.
-            names: what the log calls the shards.
+            work: writes a shard. Its last argument identifies the attempt, so that no executor returns a cached result.
+            tasks: its other arguments, by the number of the shard.
+            executor: any executor of `concurrent.futures`; by default, processes are forked.
+            max_workers: the number of workers, by default one per CPU; 0 works in this process.
+            retries: how often a shard is retried.
+            names: the names of the shards for the log.
         """
         call = secrets.token_hex(8)
 
-        def task_of(number: int, attempt: int) -> tuple[tuple[int, int], tuple[Any, ...]]:
+        def make_task(number: int, attempt: int) -> tuple[tuple[int, int], tuple[Any, ...]]:
             return (number, attempt), (*tasks[number], f"{call}-{attempt}")
 
-        waiting = deque(task_of(number, 1) for number in tasks)
-        with closing(run_all(self._start_workers(work, executor, max_workers, len(tasks)), waiting, look)) as done:
+        waiting = deque(make_task(number, 1) for number in tasks)
+        with closing(run_tasks(self._start_workers(work, executor, max_workers, len(tasks)), waiting)) as done:
             for (number, attempt), task in done:
                 failure = failure_of(task)
                 if failure is None:
@@ -174,16 +171,16 @@ class ShardRun:
                     yield number, failure
                 else:
                     error = f"{type(failure).__name__}: {failure}"
-                    LOGGER.warning("%s was not converted, and is tried again: %s", names[number], error)
-                    waiting.append(task_of(number, attempt + 1))
+                    LOGGER.warning("%s could not be converted, and will be retried: %s", names[number], error)
+                    waiting.append(make_task(number, attempt + 1))
 
     def record(self, number: int, written: WrittenShard, identity: str) -> None:
-        """Write a shard into the journal, if there is one."""
+        """Record a finished shard in the journal, if there is one."""
         if self._journal is not None:
             self._journal.add(FinishedShard(number, written.info, written.read, identity, written.skipped))
 
     def remove_old(self) -> None:
-        """Remove the shards of the earlier run, after all new ones are there."""
+        """Remove surplus shards of an earlier run; call this after all new ones are written."""
         remove_old_shards(self._old, self._storage_options)
 
     def _start_workers(
@@ -194,7 +191,7 @@ class ShardRun:
         if max_workers == 0:
             return InProcessExecutor(work)
         count = max(1, min(max_workers or len(os.sched_getaffinity(0)), shards))
-        # A worker that had the journal would keep it locked until it has ended.
+        # A worker that inherits the journal would keep it locked until it ends.
         return ForkedPool(work, count, [] if self._journal is None else [self._journal.fileno()])
 
     def __enter__(self) -> Self:
@@ -205,6 +202,6 @@ class ShardRun:
             self._journal.close()
 
 
-def _name(place: str) -> str:
-    """Return a shard's name without its folder, which may be given in another way the next time."""
-    return place.rpartition("/")[2]
+def _name(output: str) -> str:
+    """Return the name of a shard without its folder, which may be spelled differently next time."""
+    return output.rpartition("/")[2]

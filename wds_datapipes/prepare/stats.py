@@ -1,4 +1,4 @@
-"""The statistics of a dataset: how many samples, which fields, and how large they are."""
+"""Statistics of a dataset: the numbers and sizes of its shards, samples and fields."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wds_datapipes.parallel.map_shards import each_shard
-from wds_datapipes.prepare.shard_contents import ShardFault, outline_shard
+from wds_datapipes.parallel.map_shards import map_shards
+from wds_datapipes.prepare.shard_contents import ShardFault, read_contents
 
 __all__ = ["DatasetStats", "Sizes", "dataset_stats"]
 
 
 class Sizes(NamedTuple):
-    """How large things are, in bytes.
+    """A summary of sizes, in bytes.
 
     Attributes:
-        number: how many there are.
+        number: the number of values.
         total: their sum.
-        smallest: the smallest.
-        median: the middle one, or the mean of two.
+        smallest: the minimum.
+        median: the median.
         mean: the mean.
-        largest: the largest.
+        largest: the maximum.
     """
 
     number: int
@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sequence[int] | npt.NDArray[np.int64]) -> Sizes:
-        """Sum up sizes.
+        """Summarize sizes.
 
         >>> Sizes.of([1, 2, 3, 10])
         Sizes(number=4, total=16, smallest=1, median=2.5, mean=4.0, largest=10)
@@ -58,16 +58,16 @@ class Sizes(NamedTuple):
 
 @dataclass
 class DatasetStats:
-    """What the headers of all shards tell.
+    """Statistics from the headers of all shards.
 
     Attributes:
-        shards: the sizes of the files that could be read to their end.
-        samples_per_shard: how many samples these have; ``total`` is that of all.
-        samples: the sizes of samples, which are those of their fields together.
-        fields: the sizes of each field, by its name, beginning with the one that most samples have.
-        histogram: how many samples have sizes from a power of two up to the next, by that power; 0 is for those of
-            no bytes.
-        faults: what is wrong with shards.
+        shards: the sizes of the shards that could be read to the end.
+        samples_per_shard: the number of samples of each shard.
+        samples: the sizes of samples, each the sum of its fields.
+        fields: maps each field to its sizes, the most frequent field first.
+        histogram: maps a power of two to the number of samples with sizes from there up to the next; 0 counts empty
+            samples.
+        faults: the faults of shards.
     """
 
     shards: Sizes
@@ -79,7 +79,7 @@ class DatasetStats:
 
 
 class _Part(NamedTuple):
-    """What one shard adds: sizes are packed as arrays of 8 bytes."""
+    """The statistics of one shard; sizes are packed as arrays of 8 bytes."""
 
     size: int | None
     samples: array[int]
@@ -95,18 +95,18 @@ def dataset_stats(
     on_shard: Callable[[int, int], object] | None = None,
     **options: Any,
 ) -> DatasetStats:
-    """Read the headers of shards, in parallel, and sum up sizes.
+    """Read the headers of shards in parallel, and summarize sizes.
 
     Args:
         urls: the shards.
-        executor: who works; by default processes of this host.
-        max_workers: how many.
-        on_shard: called with the number of samples and the size of each shard as it is done.
-        **options: for `outline_shard`.
+        executor: runs the tasks; by default local processes.
+        max_workers: the number of parallel tasks.
+        on_shard: called with the number of samples and the size of each finished shard.
+        **options: for `read_contents`.
 
     Raises:
-        UnknownSchemeError, MissingDependencyError: shards of this kind cannot be read at all.
-        WorkerDiedError: a process has ended without a result.
+        UnknownSchemeError, MissingDependencyError: shards of this kind are not supported.
+        WorkerDiedError: a process ended without a result.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -116,7 +116,7 @@ def dataset_stats(
         (2, 5, {2: 1, 4: 1})
     """
     parts: dict[int, _Part] = {}
-    for number, task in each_shard(_part, urls, (options,), executor=executor, max_workers=max_workers):
+    for number, task in map_shards(_part, urls, (options,), executor=executor, max_workers=max_workers):
         part = parts[number] = task.result()
         if on_shard is not None:
             on_shard(len(part.samples), part.size or 0)
@@ -136,12 +136,12 @@ def dataset_stats(
 
 
 def _part(url: str, options: dict[str, Any]) -> _Part:
-    outline = outline_shard(url, **options)
+    contents = read_contents(url, **options)
     fields: dict[str, array[int]] = {}
-    for sample in outline.samples:
+    for sample in contents.samples:
         for name, size in sample.fields.items():
             fields.setdefault(name, array("q")).append(size)
-    return _Part(outline.bytes, array("q", [sample.bytes for sample in outline.samples]), fields, outline.faults)
+    return _Part(contents.bytes, array("q", [sample.bytes for sample in contents.samples]), fields, contents.faults)
 
 
 def _concatenate(parts: Sequence[array[int]]) -> npt.NDArray[np.int64]:

@@ -1,10 +1,13 @@
-"""An excerpt: some samples of shards, with some of their fields, under other names, their bytes as they are."""
+"""Subsets of a dataset: selected samples and fields, renamed and rekeyed, and splits by key."""
 
 from __future__ import annotations
 
+import hashlib
 import string
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -20,39 +23,39 @@ from wds_datapipes.shards.position import SkippedCount
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 
-__all__ = ["Subset", "check_rekey"]
+__all__ = ["KeySplit", "Subset", "check_rekey", "make_key"]
 
-#: What a new key may be made of.
+#: The placeholders of a pattern for new keys.
 KEY_PARTS = ("number", "key", "name", "shard")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subset:
-    """What to take of shards, in the order of its attributes.
+    """Selects samples and fields of shards; applied in the order of the attributes.
 
     Attributes:
-        positions: the positions of samples in the whole stream, as for ``slice_samples``; none is all of them.
-        share: the probability with which each of these is taken.
-        seed: draws them.
-        select: patterns of the fields to take, as for ``select_fields``; none is all fields.
-        missing: what becomes of a sample without a selected field.
-        rename: new names of fields to old ones, as for ``rename``.
-        rekey: the new key, such as ``"{number:06d}"`` or ``"{shard}/{name}"``: ``number`` counts the samples that are
-            taken, ``key`` is the old key and ``name`` its last part, ``shard`` is the name of the shard.
-        key_rule: how the shards are read, and so for the next two.
+        positions: the positions of samples in the stream, as in ``slice_samples``; empty means all.
+        share: the probability with which each of these is selected.
+        seed: the seed of that choice.
+        select: patterns of the fields to select, as in ``select_fields``; empty means all fields.
+        missing: how to handle a sample that lacks a selected field.
+        rename: maps new field names to old ones, as in ``rename``.
+        rekey: a pattern for new keys, such as ``"{number:06d}"`` or ``"{shard}/{name}"``: ``number`` counts the
+            selected samples, ``key`` is the old key and ``name`` its last part, ``shard`` is the name of the shard.
+        key_rule: splits member names into keys and fields.
         end_marker: ``"optional"`` accepts shards without an end marker.
-        on_error: ``"raise"`` ends with the first bad shard or sample; others as in all stages.
+        on_error: how to handle bad shards and samples, as in all stages.
         storage_options: passed to remote file systems.
-        limits: what shards may ask for.
+        limits: the limits on memory and header sizes.
 
     Raises:
-        ValueError, TypeError: an attribute makes no sense.
+        ValueError, TypeError: an attribute is invalid.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
         >>> url = build_shard("a.tar", [{"__key__": f"old/{n}", "jpg": "x", "cls": str(n)} for n in range(4)])
-        >>> excerpt = Subset(positions=(1, 3), select=["cls"], rekey="{number:03d}-{name}")
-        >>> [(sample["__key__"], sample["cls"]) for sample in excerpt.samples([url])]
+        >>> subset = Subset(positions=(1, 3), select=["cls"], rekey="{number:03d}-{name}")
+        >>> [(sample["__key__"], sample["cls"]) for sample in subset.samples([url])]
         [('000-1', b'1'), ('001-2', b'2')]
     """
 
@@ -71,7 +74,7 @@ class Subset:
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
-            raise ValueError(f"the share of samples is from 0 to 1, not {self.share!r}")
+            raise ValueError(f"the share of samples must be between 0 and 1, not {self.share!r}")
         if self.positions:
             parse_slice(self.positions)
         if self.select:
@@ -80,17 +83,17 @@ class Subset:
             check_rekey(self.rekey)
 
     def samples(self, urls: Iterable[str], *, on_read: Callable[[Sample], object] | None = None) -> Iterator[Sample]:
-        """Yield the samples of shards that belong to the excerpt, with their fields as bytes.
+        """Yield the samples of the subset, with their fields as bytes.
 
-        Files that belong to no sample are left out.
+        Files that belong to no sample are skipped.
 
         Args:
-            urls: the shards, in the order in which they are read.
-            on_read: called with each sample that was read, whether it is taken or not.
+            urls: the shards, in reading order.
+            on_read: called with each sample read, whether selected or not.
 
         Raises:
             ShardError: a shard cannot be read.
-            SampleError: a sample has a field twice or comes in parts, or lacks what was asked for.
+            SampleError: a sample has a repeated field, is split into parts, or lacks a requested field.
         """
         shards = read_shards(
             urls,
@@ -115,23 +118,58 @@ class Subset:
         return _rekey_samples(samples, self.rekey) if self.rekey else samples
 
 
-def check_rekey(pattern: str) -> None:
-    """Raise unless keys can be made by a pattern.
+class KeySplit:
+    """Assigns samples to splits by their keys alone.
+
+    A sample stays in its split regardless of its shard, its position, and the other samples.
+
+    Args:
+        shares: maps the name of each split to its share; only their proportions count.
+        seed: a different seed assigns samples differently.
 
     Raises:
-        ValueError: they cannot, or all samples would have the same.
+        ValueError: there are no shares, or one is not positive.
+
+    Examples:
+        >>> splits = KeySplit({"train": 0.8, "val": 0.2})
+        >>> [splits.assign(f"{number:06d}") for number in range(6)]
+        ['train', 'train', 'train', 'train', 'train', 'train']
+    """
+
+    def __init__(self, shares: Mapping[str, float], *, seed: int = 0) -> None:
+        if not shares or not all(0 < share < float("inf") for share in shares.values()):
+            raise ValueError(
+                f"the shares of splits must be positive, as in {{'train': 0.9, 'val': 0.1}}, not {dict(shares)!r}"
+            )
+        self.names = list(shares)
+        self._ends = list(accumulate(shares.values()))
+        self._seed = str(seed).encode()[:64]
+
+    def assign(self, key: str) -> str:
+        """Return the split of the sample with this key."""
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=7, key=self._seed).digest()
+        # 53 bits are exact as a float.
+        at = int.from_bytes(digest, "big") >> 3
+        return self.names[bisect_right(self._ends, at / (1 << 53) * self._ends[-1], hi=len(self._ends) - 1)]
+
+
+def check_rekey(pattern: str) -> None:
+    """Check a pattern for new keys.
+
+    Raises:
+        ValueError: the pattern is invalid, or makes the same key for all samples.
     """
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None}
         pattern.format(number=1, key="a/b", name="b", shard="s")
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"The new key {pattern!r} cannot be made: {type(error).__name__}: {error}. It is made of "
+            f"The key pattern {pattern!r} is invalid: {type(error).__name__}: {error}. Use "
             f"{', '.join(f'{{{part}}}' for part in KEY_PARTS)}, as in '{{number:06d}}'"
         ) from None
     if not names & {"number", "key", "name"}:
         raise ValueError(
-            f"The new key {pattern!r} would be the same for all samples of a shard. It needs {{number}}, {{key}} or "
+            f"The key pattern {pattern!r} makes the same key for all samples of a shard. Add {{number}}, {{key}} or "
             f"{{name}}"
         )
 
@@ -142,16 +180,20 @@ def _observe_samples(samples: Iterable[Sample], on_read: Callable[[Sample], obje
         yield sample
 
 
+def make_key(pattern: str, number: int, sample: Sample) -> str:
+    """Return the new key of a sample."""
+    key = sample["__key__"]
+    return pattern.format(number=number, key=key, name=key.rpartition("/")[2], shard=_shard_name(sample["__url__"]))
+
+
 def _rekey_samples(samples: Iterable[Sample], pattern: str) -> Iterator[Sample]:
     """Yield samples with new keys."""
     for number, sample in enumerate(samples):
-        key = sample["__key__"]
-        new = pattern.format(number=number, key=key, name=key.rpartition("/")[2], shard=_shard_name(sample["__url__"]))
-        yield {**sample, "__key__": new}
+        yield {**sample, "__key__": make_key(pattern, number, sample)}
 
 
 def _shard_name(url: str) -> str:
-    """Return the name of a shard without folders and suffixes.
+    """Return the name of a shard without folders and extensions.
 
     >>> _shard_name("s3://bucket/train-000.tar.gz"), _shard_name("pipe:cat a.tar | gunzip"), _shard_name("-")
     ('train-000', 'gunzip', '-')

@@ -1,4 +1,4 @@
-"""A value in short: arrays by their shapes and ranges, long lists by their beginnings, and all of it as JSON."""
+"""Summaries of values as JSON: arrays by shape and range, long lists by their first items."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["array_kind", "array_text", "is_array", "number_text", "outline", "plain_array", "pretty_json"]
+__all__ = ["array_kind", "array_text", "is_array", "number_text", "plain_array", "pretty_json", "summarize_value"]
 
-#: How many entries of a list or a dict are told, and how deep.
+#: The most entries of a list or dict shown, and the deepest level.
 ENTRIES, DEPTH = 20, 6
-#: How long a line of JSON is.
+#: The length of a line of JSON.
 LINE = 72
-#: What stands for an array in an outline of values.
+#: Marks an array or another value without JSON.
 ARRAY = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}{}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 
 
-def outline(value: Any, depth: int = 0) -> Any:
-    """Return a value as JSON can show it, with arrays and much else in a few words."""
+def summarize_value(value: Any, depth: int = 0) -> Any:
+    """Return a value that JSON can represent, with arrays and other types described in a few words."""
     if is_array(value):
         return ARRAY.format(array_kind(value))
     if isinstance(value, bytes | bytearray | memoryview):
@@ -34,16 +34,16 @@ def outline(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping | list | tuple) and depth >= DEPTH:
         return ARRAY.format("...")
     if isinstance(value, Mapping):
-        told = {str(key)[:100]: outline(inner, depth + 1) for key, inner in list(value.items())[:ENTRIES]}
-        return told if len(value) <= ENTRIES else {**told, "...": f"{len(value) - ENTRIES:,} more"}
+        shown = {str(key)[:100]: summarize_value(inner, depth + 1) for key, inner in list(value.items())[:ENTRIES]}
+        return shown if len(value) <= ENTRIES else {**shown, "...": f"{len(value) - ENTRIES:,} more"}
     if isinstance(value, list | tuple):
-        items = [outline(inner, depth + 1) for inner in value[:ENTRIES]]
+        items = [summarize_value(inner, depth + 1) for inner in value[:ENTRIES]]
         return items if len(value) <= ENTRIES else [*items, ARRAY.format(f"{len(value) - ENTRIES:,} more")]
     return ARRAY.format(reprlib.repr(value))
 
 
 def pretty_json(value: Any, indent: str = "") -> str:
-    """Return JSON that has a line for each entry only where a line is too short for all."""
+    """Return JSON with one entry per line if it does not fit on a single line."""
     line = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list) or len(indent) + len(line) <= LINE:
         return line
@@ -59,7 +59,7 @@ def pretty_json(value: Any, indent: str = "") -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Return a number, ``true``, ``false`` or ``null``; of a very large one, how large it is."""
+    """Return a number, ``true``, ``false`` or ``null`` as JSON; for a huge integer, its number of bits."""
     if isinstance(value, int) and value.bit_length() > 1000:
         return f"{value.bit_length():,} bits"
     return json.dumps(value)
@@ -71,18 +71,18 @@ def is_array(value: Any) -> bool:
 
 
 def array_kind(value: Any) -> str:
-    """Tell of an array or a tensor its shape, dtype and range."""
+    """Describe an array or a tensor by its shape, dtype and range."""
     kind = "array" if isinstance(value, np.ndarray | np.generic) else type(value).__name__.lower()
     dtype = str(value.dtype).removeprefix("torch.")
-    told = f"{kind} ({', '.join(map(str, value.shape))}) {dtype}"
+    shown = f"{kind} ({', '.join(map(str, value.shape))}) {dtype}"
     array = plain_array(value)
     if array is None or array.dtype.kind not in "biuf" or not array.size:
-        return told
+        return shown
     if array.dtype.kind == "b":
-        return f"{told}, {np.count_nonzero(array):,} true"
+        return f"{shown}, {np.count_nonzero(array):,} true"
     finite = array if array.dtype.kind != "f" else array[np.isfinite(array)]
     span = f", {_short(finite.min())} to {_short(finite.max())}" if finite.size else ""
-    return f"{told}{span}{'' if finite.size == array.size else f', {array.size - finite.size:,} not finite'}"
+    return f"{shown}{span}{'' if finite.size == array.size else f', {array.size - finite.size:,} not finite'}"
 
 
 def _short(number: Any) -> str:
@@ -90,12 +90,12 @@ def _short(number: Any) -> str:
 
 
 def plain_array(value: Any) -> Any:
-    """Return an array of plain numbers, or ``None``."""
+    """Convert a value to a NumPy array, or return ``None`` if that is impossible."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     try:
         return np.asarray(value.detach().cpu().float() if str(value.dtype) == "torch.bfloat16" else value.detach())
-    except Exception:  # noqa: BLE001  sparse, quantized and other kinds have no plain numbers
+    except Exception:  # noqa: BLE001  sparse and quantized tensors cannot be converted
         return None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 __all__ = ["collate_samples", "take_lists_apart", "unbatch_samples"]
 
-#: What a batch may be made of.
+#: Kinds of batches, as messages name them.
 KINDS = "tensors, arrays and lists"
 
 Ragged: TypeAlias = Literal["raise", "list"]
@@ -27,14 +27,14 @@ def collate_samples(
     """Collate samples into one batch as webdataset does, for ``.batch(n).collate(collate_fn=collate_samples)``.
 
     Numbers become a NumPy array; tensors and arrays are stacked; everything else is a list: strings, bytes, None, PIL
-    images, and dicts and lists of any length, as JSON has them. torch's own collation, the default of ``.collate()``,
-    makes tensors of numbers and arrays, goes into dicts and lists, and refuses None, PIL images and lists of different
+    images, and dicts and lists of any length, as in JSON. torch's own collation, the default of ``.collate()``, makes
+    tensors of numbers and arrays, recurses into dicts and lists, and rejects None, PIL images and lists of different
     lengths.
 
     Args:
-        samples: dicts with the same keys, which make a dict of columns; or tuples of one length, which make a tuple.
-        combine_tensors: stack tensors and arrays; otherwise they are lists, too.
-        combine_scalars: make arrays of numbers; otherwise they are lists, too.
+        samples: dicts with the same keys, collated into a dict of columns; or tuples of one length, into a tuple.
+        combine_tensors: stack tensors and arrays instead of returning lists.
+        combine_scalars: make arrays of numbers instead of returning lists.
         ragged: what to do with tensors and arrays of different shapes: ``"raise"``, or leave them in a ``"list"``.
 
     Raises:
@@ -94,7 +94,7 @@ def _column(values: list[Any], name: object, combine_tensors: bool, combine_scal
 
 
 def unbatch_samples(source: Iterable[Any], *, nested_lists: bool = False, copy: bool = False) -> Iterator[Any]:
-    """Yield the samples of each batch, which are as the batch is: a dict of columns is taken apart into dicts."""
+    """Yield the samples of each batch, in the structure of the batch: a dict of columns becomes dicts."""
     for batch in source:
         columns = list(_columns(batch, (), nested_lists))
         if not columns:
@@ -108,13 +108,13 @@ def unbatch_samples(source: Iterable[Any], *, nested_lists: bool = False, copy: 
                 lists = "" if nested_lists else ". A list in a batch is one column, unless nested_lists=True is passed"
                 raise ValueError(
                     f"unbatch_samples takes batches whose columns have one length, and got one with {count} in "
-                    f"{_place(path)} and {length} in {_place(other)}{lists}"
+                    f"{_describe_path(path)} and {length} in {_describe_path(other)}{lists}"
                 )
         yield from _rows(batch, (), nested_lists, copy)
 
 
 def take_lists_apart(source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the items of each list, as they are."""
+    """Yield the items of each list unchanged."""
     for batch in source:
         if isinstance(batch, Mapping | str | bytes) or not isinstance(batch, Iterable):
             raise TypeError(
@@ -124,7 +124,7 @@ def take_lists_apart(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def _columns(value: Any, path: tuple[Any, ...], nested_lists: bool) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield where each column of a batch is, and its length."""
+    """Yield the path and the length of each column of a batch."""
     parts = _parts(value, path, nested_lists)
     if parts is None:
         yield path, len(value)
@@ -139,7 +139,7 @@ def _rows(value: Any, path: tuple[Any, ...], nested_lists: bool, copy: bool) -> 
     if parts is None:
         return _elements(value, copy)
     names = [name for name, _ in parts]
-    rows: Iterator[tuple[Any, ...]] = itertools.repeat(())  # of a group without columns; the lengths are compared above
+    rows: Iterator[tuple[Any, ...]] = itertools.repeat(())  # a group without columns; the lengths are compared above
     if parts:
         rows = zip(*(_rows(part, (*path, name), nested_lists, copy) for name, part in parts), strict=False)
     if isinstance(value, Mapping):
@@ -152,8 +152,8 @@ def _rows(value: Any, path: tuple[Any, ...], nested_lists: bool, copy: bool) -> 
 def _parts(value: Any, path: tuple[Any, ...], nested_lists: bool) -> list[tuple[Any, Any]] | None:
     """Return the parts of a group of columns with their names, or None for a column.
 
-    A list or tuple of nothing that could be a column, such as one of strings, is a column whatever it stands in: torch
-    puts the strings of a batch into a list in one case, and into a tuple in another.
+    A list or tuple without possible columns, such as one of strings, is itself a column: torch collates strings into
+    a list or a tuple, depending on the case.
     """
     if isinstance(value, Mapping):
         return list(value.items())
@@ -164,7 +164,7 @@ def _parts(value: Any, path: tuple[Any, ...], nested_lists: bool) -> list[tuple[
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise TypeError(
             f"unbatch_samples takes batches, which are made of columns ({KINDS}), and got a {type(value).__name__}"
-            f"{shape} in {_place(path)}. A list of samples is taken apart by collated=False"
+            f"{shape} in {_describe_path(path)}. A list of samples is taken apart by collated=False"
         )
     return None
 
@@ -189,5 +189,5 @@ def _elements(column: Any, copy: bool) -> Iterator[Any]:
     return iter(column)
 
 
-def _place(path: tuple[Any, ...]) -> str:
+def _describe_path(path: tuple[Any, ...]) -> str:
     return "batch" + "".join(f"[{name!r}]" for name in path)

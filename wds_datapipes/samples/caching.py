@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from wds_datapipes.errors import CacheError, ChangedShardError
+from wds_datapipes.errors import CacheError
 from wds_datapipes.on_error.policy import note
 from wds_datapipes.samples.sample_file import DamagedFile, SampleFileWriter, open_samples, payloads
-from wds_datapipes.shards.position import check_of
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["CachePosition", "CachedPart", "DiskCache", "MemoryCache", "SampleCache"]
+__all__ = ["CachedPart", "DiskCache", "MemoryCache", "SampleCache"]
 
 Begin = Callable[[], Iterable[Any]]
 """Begins a pass over the source."""
@@ -20,98 +19,32 @@ Begin = Callable[[], Iterable[Any]]
 Describe = Callable[[], list[str]]
 """Describes the stages of the source."""
 
-Wanted = Callable[[int], bool]
-"""Whether to yield the sample of a number, from 0. What is not wanted is kept all the same."""
-
-
-def always(number: int) -> bool:  # noqa: ARG001 - of Wanted
-    """Return True."""
-    return True
-
 
 class CachedPart(NamedTuple):
-    """The part of the data that passes through a pipeline instance."""
+    """The part of the data that a pipeline instance reads."""
 
     instances: int = 1
     instance: int = 0
 
 
-class CachePosition:
-    """The position of a pass over cached samples.
-
-    Args:
-        passed: how many samples were yielded.
-        check: `check_of` the key of the last of them.
-        again: the numbers of those that are yielded once more.
-        ends: whether nothing follows these.
-
-    Attributes:
-        at: the number of the sample that was yielded last, from 0.
-    """
-
-    def __init__(self, passed: int = 0, check: int = 0, again: Collection[int] = (), *, ends: bool = False) -> None:
-        self.passed = passed
-        self.check = check
-        self.at = -1
-        self._again = set(again)
-        self._ends = ends
-        self._seen = -1
-
-    def wants(self, number: int) -> bool:
-        """Tell whether a sample is needed: it is new, or comes again, or tells whether all is as it was."""
-        self._seen = number
-        return number >= self.passed - 1 or number in self._again
-
-    def counted(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Yield those of the samples that come again, and then what is new.
-
-        Raises:
-            ChangedShardError: the samples are not what they were.
-        """
-        if self._ends and not self._again:
-            return
-        for sample in samples:
-            number, check = self._seen, _check_of(sample)
-            if number == self.passed - 1 and check != self.check:
-                raise ChangedShardError(
-                    f"cache_samples resumes after its sample {number}, and that is another one than when the state "
-                    f"was saved. A state can be loaded only with the very shards that it was saved with"
-                )
-            if number >= self.passed and not self._ends:
-                self.at, self.passed, self.check = number, number + 1, check
-                yield sample
-            elif number in self._again:
-                self.at = number
-                self._again.remove(number)
-                yield sample
-                if self._ends and not self._again:
-                    return
-        if self._seen + 1 < self.passed:
-            raise ChangedShardError(
-                f"cache_samples resumes after {self.passed} samples, and there are {self._seen + 1} now. A state can "
-                f"be loaded only with the very shards that it was saved with"
-            )
-
-
 class SampleCache(Protocol):
     """A cache for the samples of a part."""
 
-    def cached(self, begin: Begin, part: CachedPart, stages: Describe, wanted: Wanted = always) -> Iterator[Any]:
+    def cached(self, begin: Begin, part: CachedPart, stages: Describe) -> Iterator[Any]:
         """Yield the samples of a pass: the cached ones, or those of the source, which are then cached.
 
         Args:
             begin: begins a pass over the source.
-            part: what the source yields of all data.
+            part: the part of the data that the source yields.
             stages: describes the stages of the source.
-            wanted: tells which samples to yield, for a pass that another process has begun.
         """
 
 
 class MemoryCache:
-    """Caches samples in memory, as pickled bytes, which no stage can change. Its copies are empty.
+    """Caches samples in memory, as pickled bytes, which no stage can change. Copies of the cache are empty.
 
     Args:
-        max_bytes: keep nothing if it would be more.
+        max_bytes: cache nothing if the samples need more.
     """
 
     def __init__(self, max_bytes: int | None) -> None:
@@ -128,33 +61,31 @@ class MemoryCache:
         begin: Begin,
         part: CachedPart,
         stages: Describe,  # noqa: ARG002 - of SampleCache
-        wanted: Wanted = always,
     ) -> Iterator[Any]:
         """Yield the samples of a pass: the cached ones, or those of the source, which are then cached."""
-        if self._kept is not None and self._part == part:  # a forked process has what another part was
-            yield from _choose_samples(self._kept, wanted)
+        if self._kept is not None and self._part == part:  # a forked process inherits the cache of another part
+            yield from map(_unpickle_sample, self._kept)
             return
         kept: list[bytes] | None = None if self._is_too_large else []
         size = 0
-        for number, sample in enumerate(begin()):
+        for sample in begin():
             if kept is not None:
                 payload = _pickle_sample(sample)
                 size += len(payload)
                 kept.append(payload)
                 if _exceeds(self._max_bytes, size, len(kept)):
                     kept, self._is_too_large = None, True
-            if wanted(number):
-                yield sample
+            yield sample
         if kept is not None:
             self._kept, self._part = kept, part
 
 
 class DiskCache:
-    """Caches samples in a directory, each part in a file of its own.
+    """Caches samples in a directory, with one file per part.
 
     Args:
         folder: the directory.
-        max_bytes: keep nothing of a part if it would be more.
+        max_bytes: cache nothing of a part that needs more.
     """
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
@@ -162,7 +93,7 @@ class DiskCache:
         self._max_bytes = max_bytes
         self._is_too_large = False
 
-    def cached(self, begin: Begin, part: CachedPart, stages: Describe, wanted: Wanted = always) -> Iterator[Any]:
+    def cached(self, begin: Begin, part: CachedPart, stages: Describe) -> Iterator[Any]:
         """Yield the samples of a pass: the cached ones, or those of the source, which are then cached."""
         path = f"{self._folder}/part-{part.instance:05d}-of-{part.instances:05d}.samples"
         facts = {"stages": stages()}
@@ -173,10 +104,9 @@ class DiskCache:
             stream = None
         if stream is not None:
             with stream:
-                yield from _choose_samples(payloads(stream, path), wanted)
+                yield from map(_unpickle_sample, payloads(stream, path))
             return
-        samples = begin() if self._is_too_large else self._writing(begin, path, facts)
-        yield from (sample for number, sample in enumerate(samples) if wanted(number))
+        yield from begin() if self._is_too_large else self._writing(begin, path, facts)
 
     def _writing(self, begin: Begin, path: str, facts: Mapping[str, Any]) -> Iterator[Any]:
         samples = iter(begin())
@@ -194,16 +124,6 @@ class DiskCache:
             writer.finish()
         finally:
             writer.discard()
-
-
-def _choose_samples(payloads: Iterable[bytes], wanted: Wanted) -> Iterator[Any]:
-    """Yield some of the cached samples."""
-    return (_unpickle_sample(payload) for number, payload in enumerate(payloads) if wanted(number))
-
-
-def _check_of(sample: object) -> int:
-    key = sample.get("__key__") if isinstance(sample, Mapping) else None
-    return check_of(key) if isinstance(key, str) else 0
 
 
 def _exceeds(max_bytes: int | None, size: int, count: int) -> bool:
@@ -230,7 +150,7 @@ def _pickle_sample(sample: object) -> bytes:
 
 def _unpickle_sample(payload: bytes) -> Any:
     try:
-        return pickle.loads(payload)  # noqa: S301 - the user has named this directory, and the docs tell to trust it
+        return pickle.loads(payload)  # noqa: S301 - the user has named this directory, and the docs say to trust it
     except Exception as error:
         note(error, "cache_samples has met this when it unpickled a sample that it had kept")
         raise

@@ -13,13 +13,13 @@ __all__ = ["EMPTY_PASSES", "Stream"]
 
 T = TypeVar("T")
 
-#: How many times in a row all of a source is read without an item before that is an error. Once is no proof, where a
-#: stage keeps a few samples that it draws.
+#: How many times in a row a source is read in full without an item before that is an error. Once is no proof: a stage
+#: may keep only a few random samples.
 EMPTY_PASSES = 10
 
 logger = logging.getLogger("wds_datapipes")
 
-#: Streams of the process that this one is a fork of. Their files and commands are still in use there, so they are
+#: Streams inherited from the parent process of a fork. Their files and commands are still in use there, so they are
 #: neither read nor closed here.
 _INHERITED: list[Iterator[Any]] = []
 
@@ -27,11 +27,11 @@ _INHERITED: list[Iterator[Any]] = []
 class Stream(Generic[T]):
     """A source that is read repeatedly, and kept open between epochs.
 
-    A copy of it, as in another process, begins at the beginning.
+    A copy, such as in another process, starts from the beginning.
 
     Attributes:
-        given: how many items it has yielded in this epoch.
-        passes: how many passes have begun.
+        given: the number of items yielded in this epoch.
+        passes: the number of passes begun.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Stream(Generic[T]):
         """Whether a pass is not known to have ended."""
         return self.is_begun and self._items is not None
 
-    def go_on(self, items: Iterator[T] | None, passes: int, given: int) -> None:
+    def resume_from(self, items: Iterator[T] | None, passes: int, given: int) -> None:
         """Resume in or after a pass, and within an epoch."""
         self._items, self._owner_pid, self.passes, self.given = items, os.getpid(), passes, given
 
@@ -62,20 +62,20 @@ class Stream(Generic[T]):
         count: int,
         *,
         begin: Callable[[int], Iterator[T]],
-        has_no_share: Callable[[], bool],
+        has_no_shards: Callable[[], bool],
         turns: Callable[[], int],
     ) -> Iterator[T]:
-        """Yield items until there were ``count`` in this epoch.
+        """Yield items until this epoch has had ``count``.
 
         Args:
-            count: how many, over as many passes as it takes.
-            begin: begins a pass, of which it is given the number, from 0.
-            has_no_share: whether nothing is ever dealt to this instance. It is asked after a pass without an item, and
-                if so, there are no items at all.
-            turns: in how many passes this instance gets to all of the source.
+            count: the number of items, over as many passes as necessary.
+            begin: begins a pass; called with its number, from 0.
+            has_no_shards: whether this instance never gets a shard. Called after a pass without an item; if it returns
+                True, there are no items at all.
+            turns: the number of passes in which this instance reads all of the source.
 
         Raises:
-            EmptySourceError: all of the source was read `EMPTY_PASSES` times without an item.
+            EmptySourceError: the source was read in full `EMPTY_PASSES` times without an item.
         """
         if self._owner_pid != os.getpid():
             if self._items is not None:
@@ -93,7 +93,7 @@ class Stream(Generic[T]):
                 self._items = None
                 if not is_new:
                     continue
-                if has_no_share():
+                if has_no_shards():
                     return
                 empty += 1
                 if empty == turns():
@@ -109,9 +109,9 @@ class Stream(Generic[T]):
                     ) from None
                 continue
             except BaseException:
-                self._items = None  # it has ended; the next epoch begins another pass
+                self._items = None  # the pass has ended; the next epoch begins another one
                 raise
             is_new, empty = False, 0
             self.given += 1
             yield item
-            del item  # so that it is not kept alive between two epochs
+            del item  # do not keep it alive between two epochs

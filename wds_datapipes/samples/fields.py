@@ -27,10 +27,10 @@ Missing: TypeAlias = Literal["raise", "none"]
 Function: TypeAlias = Callable[[Any], Any]
 T = TypeVar("T")
 
-#: No field has this name, so a sample's ``get`` returns None for it.
+#: The name of no field: a sample's ``get`` returns None for it.
 NO_FIELD = "\0"
 
-#: What tells where a sample is from.
+#: The metadata that identify a sample's source.
 ORIGIN = ("__key__", "__url__", "__local_path__")
 
 
@@ -55,7 +55,7 @@ def to_tuple(
     """Yield the named fields of each sample as a tuple."""
     policy = ErrorPolicy(on_error, "to_tuple")
     alternatives = parse_specs(specs)
-    # Samples have the same few sets of fields again and again; which of them to take is found out once for each.
+    # Samples share a few sets of fields; the choice is cached for each set.
     chosen: dict[tuple[str, ...], list[str]] = {}
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
@@ -65,7 +65,7 @@ def to_tuple(
             try:
                 names = [_choose(sample, options, missing) for options in alternatives]
             except MissingFieldError as error:
-                if policy.goes_on(error, sample):
+                if policy.handle(error, sample):
                     continue
                 break
             remember(chosen, fields, names)
@@ -80,7 +80,7 @@ def rename(
     policy = ErrorPolicy(on_error, "rename")
     alternatives = list(zip(new, parse_specs(list(new.values())), strict=True))
     taken = frozenset(name for _, names in alternatives for name in names)
-    chosen: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # as above: the new names, and the old ones
+    chosen: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # as above: pairs of new and old names
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
             raise no_sample("rename", sample)
@@ -90,7 +90,7 @@ def rename(
             try:
                 names = [*{**kept, **{name: _choose(sample, options) for name, options in alternatives}}.items()]
             except MissingFieldError as error:
-                if policy.goes_on(error, sample):
+                if policy.handle(error, sample):
                     continue
                 break
             remember(chosen, fields, names)
@@ -110,7 +110,7 @@ def map_samples(
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
             if origin:
                 note(error, f"This happened in {stage}, at {describe_sample(origin)}")
-            if policy.goes_on(error, origin):
+            if policy.handle(error, origin):
                 continue
             break
         if mapped is not None:
@@ -135,7 +135,7 @@ def map_dict(
                 mapped[field] = function(mapped[field])
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
             note(error, f"This happened in map_dict, at the field {field!r} of {describe_sample(sample)}")
-            if policy.goes_on(error, sample, field=field):
+            if policy.handle(error, sample, field=field):
                 continue
             break
         yield mapped
@@ -145,7 +145,7 @@ def map_dict(
 def map_tuple(
     source: Iterable[Sequence[Any]], functions: Sequence[Function | None], *, on_error: OnError = "raise"
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield each sequence as a tuple with the functions applied by position; None leaves one as it is."""
+    """Yield each sequence as a tuple with the functions applied by position; None leaves an element unchanged."""
     policy = ErrorPolicy(on_error, "map_tuple")
     for values in policy.counted(source):
         if isinstance(values, Mapping):
@@ -163,7 +163,7 @@ def map_tuple(
                     mapped[place] = function(mapped[place])
         except Exception as error:  # noqa: BLE001 - as above
             note(error, f"This happened in map_tuple, at element {place} of {len(mapped)}")
-            if policy.goes_on(error):
+            if policy.handle(error):
                 continue
             break
         yield tuple(mapped)
@@ -171,7 +171,7 @@ def map_tuple(
 
 
 def no_sample(stage: str, item: object) -> TypeError:
-    """Return the error for an item that is no sample."""
+    """Return the error for an item that is not a sample."""
     return TypeError(
         f"{stage} takes samples, each a dict of fields, and got a {type(item).__name__}: "
         f"put it after group_samples, and before stages such as to_tuple"
@@ -179,7 +179,7 @@ def no_sample(stage: str, item: object) -> TypeError:
 
 
 def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") -> str:
-    """Return the first of some fields that a sample has."""
+    """Return the first of the given fields that a sample has."""
     for name in names:
         if name in sample:
             return name
@@ -191,7 +191,7 @@ def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") 
 
 def remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:
     """Cache a result for samples with these fields, up to a limit."""
-    if len(chosen) > 1000:  # samples whose fields are never the same again
+    if len(chosen) > 1000:  # each sample has other fields
         chosen.clear()
     chosen[fields] = names
 

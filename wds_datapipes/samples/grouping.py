@@ -7,12 +7,12 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, TypeAlias
 
-from wds_datapipes.errors import ChangedShardError, DuplicateFieldError, RepeatedKeyError
+from wds_datapipes.errors import ChangedShardError, DuplicateKeyError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.samples.keys import KeyRule, first_dot, is_meta
 from wds_datapipes.shards.loading import ShardMembers
-from wds_datapipes.shards.position import Progress, check_of
+from wds_datapipes.shards.position import Progress, key_checksum
 from wds_datapipes.types import MemberTuple, Sample, Shard
 from wds_datapipes.user_warnings import warn_user
 
@@ -21,7 +21,7 @@ __all__ = ["OnDuplicate", "OnRepeatedKey", "check_next_key", "group_samples", "s
 OnDuplicate: TypeAlias = Literal["raise", "first", "last"]
 OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
 
-#: How many keys of a shard are remembered to notice one that is repeated: at most about 10 MB.
+#: How many keys of a shard are kept to detect repeated keys: at most about 10 MB.
 KEYS_REMEMBERED = 65_536
 #: No member's name begins with it.
 NO_NAME = "\0"
@@ -38,19 +38,19 @@ def group_samples(
     on_error: OnError = "raise",
     progress: Progress | None = None,
 ) -> Iterator[Sample]:
-    """Group neighbouring members that have one key into a sample; the end of a shard always ends a sample.
+    """Group consecutive members with the same key into samples; a sample never spans two shards.
 
-    The last sample of a shard that breaks off is dropped, since it may lack a field.
+    The last sample of a truncated shard is dropped, since it may lack a field.
 
     Args:
-        shards: the shards with their members, as `read_shards` yields them; `split_by_shard` makes them of any members.
+        shards: the shards with their members, as `read_shards` or `split_by_shard` yield them.
         key_rule: splits a name into key and field.
         fields: the fields to keep; all by default.
-        lowercase: call fields by their lower-case names.
+        lowercase: convert the names of fields to lower case.
         on_duplicate: what to do if a field occurs twice in a sample.
-        on_repeated_key: what to do if a key comes again after other keys of the same shard.
+        on_repeated_key: what to do if a key occurs again after other keys of the same shard.
         on_error: the error policy, applied to samples.
-        progress: gets the position of each sample, and that of the next one, before the sample is yielded.
+        progress: updated with the position of each sample, and of the next one, before the sample is yielded.
     """
     policy = ErrorPolicy(on_error, "group_samples")
     names = _FieldNames(lowercase)
@@ -61,12 +61,12 @@ def group_samples(
 
     for shard, members in shards:
         empty = _empty_sample(shard)
-        sample: Sample | None = None  # the one being grouped; None at the beginning, and after it was refused
-        key, start, offsets = None, 0, list[int]()  # of this sample: where it begins, and where each field does
-        prefix, skip = NO_NAME, len(NO_NAME)  # with which its names begin, where that is known
+        sample: Sample | None = None  # the current sample; None at the beginning, and after it was rejected
+        key, start, offsets = None, 0, list[int]()  # of this sample: its offset, and those of its fields
+        prefix, skip = NO_NAME, len(NO_NAME)  # the prefix of its names, if it is known
         seen.clear()
         for _, name, data, offset in members:
-            # A name that is the prefix and a known field need not be split.
+            # No need to split a name that consists of the prefix and a known field.
             if name[:skip] != prefix or (field := names.get(name[skip:], "")) == "":
                 member_key, _, raw_field = name.partition(".")
                 field = names.get(raw_field, "") if by_first_dot and name[:1] != "_" else ""
@@ -81,7 +81,7 @@ def group_samples(
                         progress.last, progress.next = (shard.number, start, offset), (shard.number, offset, member_key)
                         yield sample
                     key, start, offsets = member_key, offset, []
-                    # After a key like a meta member's, a name that continues it may be that of a meta member.
+                    # If the key looks like a meta member's, a name that continues it may name a meta member.
                     prefix = f"{key}." if by_first_dot and key[:2] != "__" else NO_NAME
                     skip = len(prefix)
                     sample = empty.copy()
@@ -93,7 +93,7 @@ def group_samples(
                     elif on_repeated_key == "raise":
                         sample = None
                         message = _repeated_key_message(shard.url, key, offset)
-                        if not policy.goes_on(RepeatedKeyError(message), url=shard.url, key=key):
+                        if not policy.handle(DuplicateKeyError(message), url=shard.url, key=key):
                             break
                     elif on_repeated_key == "warn":
                         on_repeated_key = "ignore"  # one warning is enough
@@ -104,14 +104,14 @@ def group_samples(
                 offsets.append(offset)
                 sample[field] = data
             elif field in empty:
-                continue  # another program's note of where it had the sample from
+                continue  # written by another program, to identify the source of the sample
             elif on_duplicate == "last":
                 sample[field] = data
             elif on_duplicate == "raise":
                 first = offsets[list(sample).index(field) - len(empty)]
                 sample = None
                 message = _duplicate_message(shard.url, name, key, field, first, offset)
-                if not policy.goes_on(DuplicateFieldError(message), url=shard.url, key=key or "", field=field):
+                if not policy.handle(DuplicateKeyError(message), url=shard.url, key=key or "", field=field):
                     break
         goes_on_here = shard.is_complete and shard.end >= 0
         progress.next = (shard.number, shard.end, "") if goes_on_here else (shard.number + 1, 0, "")
@@ -124,11 +124,11 @@ def group_samples(
 
 
 def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:
-    """Split a stream of members into shards, as `group_samples` needs them after a stage that yields members.
+    """Split a stream of members into shards, for `group_samples` after a stage that yields members.
 
     Raises:
-        TypeError: an item is no member.
-        ValueError: the members of a shard are not together, or not in their order.
+        TypeError: an item is not a member.
+        ValueError: the members of a shard are not consecutive, or not in order.
     """
     members = map(_check_member, source)
     first = next(members, None)
@@ -140,22 +140,22 @@ def split_by_shard(source: Iterable[MemberTuple]) -> Iterator[ShardMembers]:
             try:
                 raise error
             finally:
-                del error  # this frame would hold the error, and the error its frames with all that they have open
+                del error  # avoid a reference cycle: its frames would keep their files open
         first = run.next_member
 
 
 class _ShardRun:
-    """The next members of a stream that are of one shard.
+    """Consecutive members of one shard in a stream.
 
     Attributes:
         shard: their shard.
         next_member: the first member of the next shard, once the run has ended; None if there is none.
-        error: what the stream has raised after the end of the shard.
+        error: the error that the stream raised after the end of the shard.
     """
 
     def __init__(self, first: MemberTuple, members: Iterator[MemberTuple]) -> None:
         source = first[0]
-        # Only the URL is known of a member that a user has made. Such a shard counts as complete.
+        # For members made by a user, only the URL is known. Such a shard counts as complete.
         self.shard = Shard(source, is_complete=True, is_copy=True) if isinstance(source, str) else source
         self.next_member: MemberTuple | None = None
         self.error: Exception | None = None
@@ -171,7 +171,7 @@ class _ShardRun:
             except Exception as error:
                 if not shard.is_complete or shard.is_copy:
                     raise
-                self.error = error  # of the next shard: the last sample of this one comes before it
+                self.error = error  # it belongs to the next shard: first comes the last sample of this one
                 return
             if following is None:
                 return
@@ -186,8 +186,8 @@ class _ShardRun:
 def _continues_shard(member: MemberTuple, source: Shard | str, reached: int) -> bool:
     """Whether a member follows one at the offset ``reached`` in the same reading of the shard ``source``.
 
-    A stage may make several members of one. The members of one shard have equal, and not the same, shards if they were
-    pickled one by one; then the order of the offsets decides.
+    A stage may turn one member into several. Members that were pickled one by one have equal, but not identical,
+    shards; then the order of the offsets decides.
     """
     own, offset = member[0], member[3]
     if offset <= reached:
@@ -209,16 +209,16 @@ def _check_member(member: MemberTuple) -> MemberTuple:
 def check_next_key(
     shards: Iterable[ShardMembers], position: tuple[int, int], check: int, key_rule: KeyRule
 ) -> Iterator[ShardMembers]:
-    """Yield all shards, and check that the member at a position has the key that it had when a state was saved.
+    """Yield all shards, and check that the member at a position still has the key recorded in a state.
 
     Args:
         shards: the shards with their members.
         position: the number of the shard, and the offset of the member.
-        check: `check_of` the key.
+        check: the `key_checksum` of the key.
         key_rule: splits a name into key and field.
 
     Raises:
-        ChangedShardError: it has another key.
+        ChangedShardError: the key differs.
     """
     number, offset = position
     for shard, members in shards:
@@ -232,7 +232,7 @@ def _check_key(
         _, name, _, offset = member
         if offset == start:
             parts = key_rule(name)
-            if parts is None or check_of(parts[0]) != check:
+            if parts is None or key_checksum(parts[0]) != check:
                 raise ChangedShardError(
                     f"{redact(shard.url)} is not what it was when the state was saved: another sample begins at byte "
                     f"{offset}, with the file {name!r}. A state can be loaded only with the very shards that it was "
@@ -245,21 +245,21 @@ def _check_key(
 
 
 class _FieldNames(dict[str, str]):
-    """Maps fields as shards spell them to fields as samples have them: the same few strings for all samples."""
+    """Maps the fields of members to those of samples, so that all samples share the same few strings."""
 
     def __init__(self, lowercase: bool) -> None:
         self._lowercase = lowercase
 
     def __missing__(self, raw: str) -> str:
-        if len(self) > 4096:  # names that are never the same again, such as numbered frames
+        if len(self) > 4096:  # an unbounded set of names, such as numbered frames
             self.clear()
         field = self[raw] = sys.intern(raw.lower() if self._lowercase else raw)
         return field
 
 
 def _empty_sample(shard: Shard) -> Sample:
-    """Return what all samples of a shard begin with."""
-    # A string of its own for each reading of a shard: add_columns tells by it that a shard is read once more.
+    """Return the metadata that all samples of a shard start with."""
+    # Each reading of a shard gets a new string, by which add_columns notices that a shard is read again.
     empty: Sample = {"__key__": "", "__url__": f"{shard.url} "[:-1]}
     if shard.local_path is not None:
         empty["__local_path__"] = shard.local_path

@@ -6,25 +6,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from wds_datapipes.errors import MissingEntryError, MissingFieldError, WdsError
+from wds_datapipes.errors import MissingFieldError, WdsError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.on_error.policy import ErrorPolicy, OnError, note
+from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, note
 from wds_datapipes.samples.fields import ORIGIN, describe_sample, no_sample
 from wds_datapipes.samples.grouping import group_samples
-from wds_datapipes.samples.joined_position import JoinedPosition
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.samples.parallel_shard import ParallelShard, URLRule
 from wds_datapipes.samples.select import Lacking
 from wds_datapipes.shards.loading import ReadOptions, read_shards
-from wds_datapipes.shards.position import Progress, Resume, SamplePosition, samples_gone_error
-from wds_datapipes.shards.seeking import resume_shards
 from wds_datapipes.types import Sample
 
 __all__ = ["Entry", "Replacement", "add_columns", "associate", "parse_url_of"]
 
 Entry: TypeAlias = Mapping[str, Any] | None
 
-#: How many samples of a parallel shard are looked at to find a key, if errors are skipped.
+#: How many samples of a parallel shard are searched for a key, if errors are skipped.
 LOOK_AHEAD = 64
 
 
@@ -36,7 +33,7 @@ def associate(
     missing: Lacking = "raise",
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
-    """Yield each sample with the fields that are found by its key, or by another field."""
+    """Yield each sample with additional fields, looked up by its key or by another field."""
     policy = ErrorPolicy(on_error, "associate")
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
@@ -46,14 +43,14 @@ def associate(
                 raise MissingFieldError(f"associate looks samples up by their {by!r}, and one has only {list(sample)}")
             entry = find(sample[by])
             if entry is None and missing == "raise":
-                raise MissingEntryError(
+                raise MissingFieldError(
                     f"associate found nothing for {describe_sample(sample)}. "
                     f'Pass missing="keep" to hand such samples on as they are, or missing="skip" to leave them out'
                 )
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
             if not isinstance(error, WdsError):
                 note(error, f"This happened in associate, at {describe_sample(sample)}")
-            if policy.goes_on(error, sample):
+            if policy.handle(error, sample):
                 continue
             break
         if entry is None and missing == "skip":
@@ -82,7 +79,7 @@ class Replacement:
 
 
 def parse_url_of(url_of: Any) -> list[URLRule]:
-    """Return the URL rules given by a function, a pair of strings, or a list of these."""
+    """Return the URL rules from a function, a pair of strings, or a list of these."""
     if callable(url_of):
         return [url_of]
     if isinstance(url_of, list | tuple) and url_of:
@@ -106,37 +103,29 @@ def add_columns(
     rename_files: Callable[[str], str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_error: OnError = "raise",
-    state: JoinedPosition | None = None,
-    address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[Sample]:
     """Yield each sample with the fields that parallel shards have for it.
 
-    A sample gets all of its columns or is not yielded. Samples are matched by their keys alone, so what a policy passes
-    over in one shard never shifts those of another: if the key is not the next one, it is looked for among the next
-    `LOOK_AHEAD` of the parallel shard, and those before it are given up; if it is not among them, the sample is.
-
-    With ``state``, it resumes there, and keeps it up to date if ``address`` tells where the sample is that
-    ``source`` has yielded last.
+    A sample gets all of its columns or is not yielded. Samples are matched by key alone, so samples that a policy skips
+    in one shard never shift those of another. If the next sample of the parallel shard has another key, the next
+    `LOOK_AHEAD` are searched: if one matches, those before it are dropped, otherwise the sample is.
     """
     policy = ErrorPolicy(on_error, "add_columns")
-    passing = on_error != "raise"
-    options = ReadOptions(rename_files=rename_files, storage_options=storage_options)
+    passing = not policy.always_raises
+    counted = CountedErrors("raise", policy.counters)
+    options = ReadOptions(rename_files=rename_files, storage_options=storage_options, on_error=counted)
 
-    def read(
-        url: str, refuse: Callable[[Exception], bool], resume: Resume | None, progress: Progress
-    ) -> Iterator[Sample]:
-        shards = read_shards([url], options) if resume is None else resume_shards([url], options, resume)
+    def read(url: str, refuse: Callable[[Exception], bool]) -> Iterator[Sample]:
+        on_error: Any = CountedErrors(refuse if passing else "raise", policy.counters)
         return group_samples(
-            shards,
+            read_shards([url], options),
             key_rule=key_rule,
-            on_repeated_key="ignore",  # it is the same as in the first shard, or an error here
-            on_error=refuse if passing else "raise",
-            progress=progress,
+            on_repeated_key="ignore",  # the first shard has the same key, or joining fails
+            on_error=on_error,
         )
 
     columns = [ParallelShard(rule, read, LOOK_AHEAD if passing else 0) for rule in rules]
     names = None if fields is None else [field.lower() for field in fields]
-    told = JoinedPosition() if state is None else state
     url = ""
     try:
         for sample in policy.counted(source):
@@ -145,17 +134,8 @@ def add_columns(
             if not {"__key__", "__url__"} <= sample.keys():
                 raise TypeError(f"add_columns needs samples with '__key__' and '__url__', and one has {list(sample)}")
             key, beside = sample["__key__"], sample["__url__"]
-            at = None if address is None else address()
-            is_again = at is not None and told.is_again(at)
-            is_other = at is None or told.turn_to(at)
-            if at is not None and is_again:
-                if is_other:
-                    for column, resume in zip(columns, told.resumes(at), strict=True):
-                        column.begin(beside, resume)
-            # The samples of one reading of a shard share one string; a copy of it may be from a reading or the next.
-            elif (
-                beside is not url and is_other and (beside != url or not any(column.expects(key) for column in columns))
-            ):
+            # The samples of one reading of a shard share one string; a copy of it may be from this reading or the next.
+            if beside is not url and (beside != url or not any(column.expects(key) for column in columns)):
                 verdicts = [_skipped_entry(column.end(), policy, url=column.url) for column in columns]
                 if False in verdicts:
                     break
@@ -164,18 +144,12 @@ def add_columns(
             url = beside
             added: Sample = {}
             faults = list(filter(None, [column.add(sample, names, added) for column in columns]))
-            if is_again and (faults or any(column.gap for column in columns)):
-                raise samples_gone_error(1)
             verdicts = [_skipped_entry(column.gap, policy, url=column.url) for column in columns]
             if False in verdicts:
                 break
             if not faults:
-                if at is not None:
-                    told.note(at, [column.at for column in columns], is_new=not is_again)
-                    if is_again and not told.is_wanted(at):
-                        continue
                 yield {**sample, **added}
-            elif not policy.goes_on(faults.pop(0), sample):
+            elif not policy.handle(faults.pop(0), sample):
                 break
         else:
             for column in columns:
@@ -189,6 +163,6 @@ def add_columns(
 
 def _skipped_entry(fault: Exception | None, policy: ErrorPolicy, *, url: str) -> bool:
     try:
-        return fault is None or policy.goes_on(fault, url=url)
+        return fault is None or policy.handle(fault, url=url)
     finally:
-        del fault  # a frame that holds the error that goes through it would keep all open that other frames hold
+        del fault  # avoid a reference cycle: frames of the error would keep their files open

@@ -14,7 +14,7 @@ KeyRule: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 def first_dot(name: str) -> tuple[str, str] | None:
     """Split at the first dot of the base name, the rule of the format; the directory stays in the key.
 
-    Hidden files (a base name that begins with a dot), directories and files without a dot belong to no sample.
+    Hidden files (whose base name begins with a dot), directories and files without a dot belong to no sample.
 
     Examples:
         >>> first_dot("train/000123.seg.png")
@@ -32,7 +32,7 @@ def first_dot(name: str) -> tuple[str, str] | None:
 
 
 def last_dot(name: str) -> tuple[str, str] | None:
-    """Split at the last dot of the base name, for data whose keys hold dots.
+    """Split at the last dot of the base name, for keys that contain dots.
 
     Examples:
         >>> last_dot("scan-1.25mm.png")
@@ -48,7 +48,7 @@ def last_dot(name: str) -> tuple[str, str] | None:
 
 
 def is_meta(name: str) -> bool:
-    """Whether a member describes the shard, not a sample: its first part begins and ends with two underscores.
+    """Whether a member describes the shard: the first part of its name begins and ends with two underscores.
 
     >>> is_meta("__index__"), is_meta("__meta__/classes.json"), is_meta("d/__meta__"), is_meta("__a__.txt")
     (True, True, False, False)

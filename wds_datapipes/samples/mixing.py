@@ -24,8 +24,8 @@ class MixState:
 
     Args:
         left: the sources that have not ended.
-        turn: which of these is next, where each has its turn.
-        draws: how many numbers were drawn.
+        turn: the index of the next of these, without weights.
+        draws: the number of random numbers drawn.
 
     Attributes:
         at: the source of the last item.
@@ -40,29 +40,29 @@ class MixState:
 
 def mix_samples(
     passes: MutableSequence[Iterator[T]],
-    begin_again: Callable[[int], Iterator[T]],
+    restart: Callable[[int], Iterator[T]],
     *,
     weights: Sequence[float] | None,
     stop: Stop,
     rng: Random,
-    has_no_share: Callable[[int], bool],
+    has_no_shards: Callable[[int], bool],
     turns: Callable[[int], int],
     state: MixState,
 ) -> Iterator[T]:
-    """Yield items of several sources, from each in turn or from one that is drawn by its weight.
+    """Yield items of several sources, from each in turn or from one drawn by weight.
 
     Args:
-        passes: one over each source.
-        begin_again: begins another pass over a source.
+        passes: a pass over each source.
+        restart: begins another pass over a source.
         weights: one for each source, or None to take them in turn.
         stop: when to stop.
-        rng: draws.
-        has_no_share: whether nothing of a source is ever dealt to this instance.
-        turns: in how many passes this instance gets to all of a source.
-        state: where to begin; it is kept up to date.
+        rng: the random generator.
+        has_no_shards: whether this instance never gets a shard of a source.
+        turns: the number of passes in which this instance reads all of a source.
+        state: the state to resume from; updated in place.
 
     Raises:
-        EmptySourceError: a source that has to begin again has no item.
+        EmptySourceError: a source that must be restarted has no item.
     """
     left = state.left
     bounds = _bounds(left, weights)
@@ -78,10 +78,10 @@ def mix_samples(
         item = next(passes[source], _END)
         empty = 0
         while item is _END and stop == "never":
-            passes[source] = begin_again(source)
+            passes[source] = restart(source)
             item = next(passes[source], _END)
             if item is _END:
-                if has_no_share(source):
+                if has_no_shards(source):
                     break
                 empty += 1
                 if empty >= EMPTY_PASSES * turns(source):
@@ -101,5 +101,5 @@ def mix_samples(
 
 
 def _bounds(left: list[int], weights: Sequence[float] | None) -> list[float]:
-    """Return the upper bounds of what is drawn for each source."""
+    """Return, for each source, the upper bound of the random numbers that select it."""
     return [] if weights is None else list(accumulate(weights[source] for source in left))

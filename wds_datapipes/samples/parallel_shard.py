@@ -6,49 +6,45 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from wds_datapipes.errors import DuplicateFieldError, MisalignedShardsError, MissingFieldError
+from wds_datapipes.errors import DuplicateKeyError, MisalignedShardsError, MissingFieldError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import note
-from wds_datapipes.shards.position import Progress, Resume
 from wds_datapipes.types import Sample
 
 __all__ = ["ParallelShard", "Read", "URLRule"]
 
 URLRule: TypeAlias = Callable[[str], str]
 
-Read: TypeAlias = Callable[[str, Callable[[Exception], bool], Resume | None, Progress], Iterator[Sample]]
-"""Reads a shard, or what is left of it, with what judges its errors; and tells where the samples are."""
+Read: TypeAlias = Callable[[str, Callable[[Exception], bool]], Iterator[Sample]]
+"""Reads a shard, with what judges its errors."""
 
 
 class ParallelShard:
-    """Reads the shards parallel to others, one at a time.
+    """Reads parallel shards, one at a time.
 
     Attributes:
-        url: the shard that is being read.
-        gap: says what was given up to find the latest sample, if there was anything.
-        at: where the latest sample is in its shard, from one byte to another; -1 is the shard's end.
+        url: the URL of the current shard.
+        gap: describes the samples that were dropped to find the latest one, if any.
     """
 
     def __init__(self, rule: URLRule, read: Read, look_ahead: int) -> None:
         self.url = ""
         self.gap: MisalignedShardsError | None = None
-        self.at = (0, -1)
         self._rule = rule
         self._read = read
         self._look_ahead = look_ahead
         self._beside = ""
         self._samples: Iterator[Sample] | None = None
-        self._progress = Progress()
-        self._ahead: deque[tuple[Sample, tuple[int, int]]] = deque()
+        self._ahead: deque[Sample] = deque()
         self._broken: Exception | None = None
-        self._told = False  # whether it was said that it is broken
+        self._is_reported = False  # whether the failure was reported
         self._refused: Exception | None = None
 
-    def begin(self, beside: str, resume: Resume | None = None) -> None:
-        """Open the shard parallel to another one, or what is left to read of it."""
+    def begin(self, beside: str) -> None:
+        """Open the shard that is parallel to another one."""
         self.close()
         self._beside = self.url = beside
-        self._told = False
+        self._is_reported = False
         try:
             url: object = self._rule(beside)
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
@@ -58,21 +54,20 @@ class ParallelShard:
         if not isinstance(url, str):
             raise TypeError(f"add_columns needs the URL of a shard beside {redact(beside)}, and got {url!r}")
         self.url = url
-        self._progress = Progress()
-        self._samples = self._read(url, self._refuse, resume, self._progress)
+        self._samples = self._read(url, self._refuse)
 
     def expects(self, key: str) -> bool:
-        """Return whether the next sample has this key."""
+        """Whether the next sample has this key."""
         return self._reach(1) and self._key(0) == key
 
     def add(self, sample: Sample, names: list[str] | None, added: Sample) -> Exception | None:
-        """Put the fields for a sample into ``added``, or return what is wrong."""
+        """Put the fields for a sample into ``added``, or return the error."""
         found = self._find(sample["__key__"])
         if isinstance(found, Exception):
             try:
                 return found
             finally:
-                del found  # as in `_passed`: its frames lead back to this one
+                del found  # avoid a reference cycle: its frames refer to this one
         where = f"for the sample {sample['__key__']!r} of {redact(self._beside)}"
         for name in names if names is not None else found:
             if names is None and name[:2] == "__":
@@ -81,7 +76,7 @@ class ParallelShard:
                 fields = [field for field in found if field[:2] != "__"]
                 return MissingFieldError(f"add_columns needs {name!r} {where}, and {redact(self.url)} has {fields}")
             if name in sample or name in added:
-                return DuplicateFieldError(
+                return DuplicateKeyError(
                     f"add_columns got {name!r} from {redact(self.url)} {where}, and there is one already. Choose "
                     f"others by fields=, or rename the first before"
                 )
@@ -89,10 +84,10 @@ class ParallelShard:
         return None
 
     def end(self) -> Exception | None:
-        """Return what is wrong at the end of the samples, unless it was reported before."""
+        """Return the error at the end of the samples, unless it was reported before."""
         if self._reach(1):
             return self._misaligned(f"has the sample {self._key(0)!r} where {redact(self._beside)} has ended")
-        return None if self._told else self._broken
+        return None if self._is_reported else self._broken
 
     def close(self) -> None:
         """Close the shard."""
@@ -114,7 +109,7 @@ class ParallelShard:
                 self.gap = self._misaligned(f"has the samples {given_up}, which {redact(self._beside)} has not")
                 return self._next()
         if self._broken is not None and not self._ahead:
-            self._told = True
+            self._is_reported = True
             return self._broken
         other = f"the sample {self._key(0)!r}" if self._ahead else "ended"
         return self._misaligned(f"has {other} where {redact(self._beside)} has the sample {key!r}")
@@ -123,26 +118,24 @@ class ParallelShard:
         """Read until ``count`` samples are buffered; return False if the shard has fewer."""
         while len(self._ahead) < count and self._samples is not None:
             try:
-                sample = next(self._samples)
-                self._ahead.append((sample, self._progress.last[1:]))
-            except StopIteration:  # noqa: PERF203 - an error ends the reading, and not the loop
+                self._ahead.append(next(self._samples))
+            except StopIteration:  # noqa: PERF203 - an error ends the reading, not the loop
                 self._samples = None
-            except Exception as error:  # noqa: BLE001 - it is raised for each sample that is lost by it
+            except Exception as error:  # noqa: BLE001 - it is raised for each sample that it affects
                 self._broken, self._samples = error, None
         return len(self._ahead) >= count
 
     def _key(self, place: int) -> str:
         """Return the key of a buffered sample."""
-        key: str = self._ahead[place][0]["__key__"]
+        key: str = self._ahead[place]["__key__"]
         return key
 
     def _next(self) -> Sample:
         """Take the next buffered sample."""
-        sample, self.at = self._ahead.popleft()
-        return sample
+        return self._ahead.popleft()
 
     def _refuse(self, error: Exception) -> bool:
-        """Skip a sample of this shard; the sample it belongs to will be reported."""
+        """Skip a sample of this shard; the sample that it belongs to is reported."""
         self._refused = error
         return True
 

@@ -15,11 +15,11 @@ from wds_datapipes.io.atomic_file import AtomicFile
 
 __all__ = ["DamagedFile", "SampleFileWriter", "open_samples", "payloads"]
 
-#: A file begins with this, and then has frames: the facts that it was made from, and one for each sample.
+#: The first bytes of a file. Frames follow: one for the facts about the source, and one for each sample.
 MAGIC = b"wds-datapipes samples 1\n"
-#: The length of what follows, and its checksum.
+#: The head of a frame: the length and the checksum of its payload.
 FRAME = struct.Struct("<QI")
-#: A mark, the number of samples, the bytes of all frames, the checksum of their heads, and one of these four.
+#: The trailer: a mark, the number of samples, the size of all frames, the checksums of their heads and of the trailer.
 TRAILER = struct.Struct("<8sQQII")
 END = b"complete"
 
@@ -29,14 +29,14 @@ class DamagedFile(Exception):
 
 
 class SampleFileWriter:
-    """Writes a cache file, which gets its name when it is synced.
+    """Writes a cache file, which appears under its name once it is complete.
 
     Args:
-        path: what the file will be called.
-        facts: what the samples were made from.
+        path: the final path of the file.
+        facts: describe the source of the samples.
 
     Raises:
-        CacheError: the file cannot be written. Nothing is left of it then.
+        CacheError: the file cannot be written. The partial file is removed.
     """
 
     def __init__(self, path: str, facts: Mapping[str, Any]) -> None:
@@ -102,8 +102,8 @@ def open_samples(path: str, facts: Mapping[str, Any]) -> BinaryIO | None:
         The file, positioned after its facts, or ``None`` if there is none.
 
     Raises:
-        DamagedFile: it is cut off, or is none of ours.
-        CacheError: it was made from something else.
+        DamagedFile: the file is truncated, or is not a cache file.
+        CacheError: the file was made from another source.
     """
     try:
         stream = open(path, "rb")  # noqa: PTH123, SIM115  the caller closes it
@@ -146,7 +146,7 @@ def payloads(stream: BinaryIO, path: str) -> Iterator[bytes]:
 
 
 def _check(stream: BinaryIO, path: str, facts: Mapping[str, Any]) -> None:
-    """Check all but the samples."""
+    """Check everything but the samples."""
     size = stream.seek(0, os.SEEK_END)
     if size < len(MAGIC) + FRAME.size + TRAILER.size:
         raise DamagedFile(f"it has only {size} bytes")
@@ -179,7 +179,7 @@ def _trailer(count: int, frames_bytes: int, heads_sum: int) -> bytes:
 
 
 def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Describe the first difference of two pipelines."""
+    """Describe the first difference between two pipelines."""
     before, now = found.get("stages", []), facts.get("stages", [])
     for old, new in zip(before, now, strict=False):
         if old != new:

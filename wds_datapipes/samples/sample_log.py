@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 LogTarget: TypeAlias = "logging.Logger | Literal['stdout', 'stderr']"
 
-#: What separates the columns and lines of the file of keys, so that a key may hold it too.
+#: Escapes the separators of columns and lines in the key log, which a key may contain.
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-#: Numbers as people read them; of others, the first few are shown without a look at the rest.
+#: The kinds of NumPy arrays of which the first few values are shown.
 PLAIN_NUMBERS = "biufcSU"
 
 
@@ -41,13 +41,13 @@ def log_samples(
 ) -> Iterator[T]:
     """Yield all items; log the first ones and each ``every``-th, and write a line for each.
 
-    What passes once more was told before.
+    Items that are replayed after a resume are not logged again.
     """
     rank, worker = place()
     file = None if key_log is None else os.open(key_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         for item in source:
-            if passed.once_more(address):
+            if passed.is_repeat(address):
                 yield item
                 continue
             index = passed.count - 1
@@ -64,7 +64,7 @@ def log_samples(
 
 
 def describe(value: object, width: int = 60) -> str:
-    """Return a short view of a value: its type, its size, and how it begins.
+    """Return a short view of a value: its type, its size, and its beginning.
 
     >>> describe(b"abc" * 1000, width=12), describe(np.zeros((2, 3), np.uint8))
     ("bytes, 3,000 bytes: b'abcabca...", 'ndarray uint8 (2, 3), 6 bytes: [0, 0, 0]')
@@ -75,7 +75,7 @@ def describe(value: object, width: int = 60) -> str:
 def _describe_item(value: object, width: int, depth: int) -> str:
     try:
         return f"{type(value).__name__}{_facts(value, width, depth)}"
-    except Exception as error:  # noqa: BLE001 - a value that cannot be shown is no reason to stop the training
+    except Exception as error:  # noqa: BLE001 - a value that cannot be shown must not stop the training
         return f"{type(value).__name__}, which cannot be shown: {type(error).__name__}"
 
 
@@ -149,7 +149,7 @@ def _log_item(target: LogTarget, title: str, item: object, width: int) -> None:
 
 
 def _append(file: int, line: str) -> None:
-    """Append a line to a file in one write, so that lines of several processes do not mix."""
+    """Append a line to a file in a single write, so that lines of several processes do not mix."""
     data = line.encode("utf-8", "surrogateescape")
     written = os.write(file, data)
     if written != len(data):

@@ -30,24 +30,24 @@ def rsample(
     passed: SkippedCount,
     address: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield each item with a probability; items that come again were drawn before.
+    """Yield each item with a probability; items that are replayed were drawn before.
 
     Args:
         source: the items.
-        probability: of each item, from 0 to 1.
-        rng: draws.
-        passed: for how many was drawn; it is kept up to date.
-        address: tells where the item is that ``source`` has yielded last, if that is known.
+        probability: the probability of each item, from 0 to 1.
+        rng: the random generator.
+        passed: the number of items drawn for; updated in place.
+        address: returns the position of the last item of ``source``, if it is known.
     """
     for _ in range(passed.count):
         rng.random()
     for item in source:
-        if passed.once_more(address) or rng.random() < probability:
+        if passed.is_repeat(address) or rng.random() < probability:
             yield item
 
 
 def parse_slice(positions: tuple[int | None, ...]) -> tuple[int, int | None, int]:
-    """Return the start, stop and step that are meant, as for ``itertools.islice``.
+    """Return start, stop and step from the arguments, as for ``itertools.islice``.
 
     >>> parse_slice((10,)), parse_slice((2, None)), parse_slice((None, 10, 3))
     ((0, 10, 1), (2, None, 1), (0, 10, 3))
@@ -84,27 +84,27 @@ def slice_samples(
     Args:
         source: the items.
         start: the first position.
-        stop: the one after the last, or None.
-        step: from one to the next.
-        passed: how many items there were before; it is kept up to date.
-        address: tells where the item is that ``source`` has yielded last, if that is known.
+        stop: the position after the last, or None.
+        step: the distance between positions.
+        passed: the number of earlier items; updated in place.
+        address: returns the position of the last item of ``source``, if it is known.
     """
     wanted = range(start, sys.maxsize if stop is None else stop, step)
     if not wanted:
         return
     last = wanted[-1]
     items = iter(source)
-    if passed.count > last and not passed.awaits:
-        # The stages before use up the state that was loaded for them. Errors in what they would read now do not matter.
+    if passed.count > last and not passed.has_pending:
+        # Let the stages before consume the state that was loaded for them; errors in further items do not matter.
         with suppress(Exception):
             next(items, None)
         _close(items)
         return
-    while passed.awaits or passed.count <= last:
+    while passed.has_pending or passed.count <= last:
         item = next(cast(Iterator[object], items), _END)
         if item is _END:
             return
-        if passed.once_more(address):
+        if passed.is_repeat(address):
             yield cast(T, item)
         elif (position := passed.count - 1) in wanted:
             if position == last:
@@ -129,12 +129,12 @@ def non_empty(
 
     Args:
         source: the items.
-        upstream: names the stages before.
-        passed: how many items there were; it is kept up to date.
-        address: tells where the item is that ``source`` has yielded last, if that is known.
+        upstream: returns the names of the stages before.
+        passed: the number of items; updated in place.
+        address: returns the position of the last item of ``source``, if it is known.
     """
     for item in source:
-        passed.once_more(address)
+        passed.is_repeat(address)
         yield item
     if not passed.count:
         raise EmptySourceError(
@@ -153,16 +153,16 @@ def map_samples_with_rng(
     address: Callable[[], SamplePosition] | None = None,
     on_error: OnError = "raise",
 ) -> Iterator[Any]:
-    """Yield the result of a function for each item, with a generator seeded for it; None drops the item.
+    """Yield the result of a function for each item, with a generator seeded for the item; None drops the item.
 
     Args:
         source: the items.
-        function: gets an item and the generator.
-        seed: of this epoch, the same on all ranks and workers.
+        function: called with an item and the generator.
+        seed: the seed of this epoch, the same on all ranks and workers.
         place: the rank and the worker.
-        repeats: whether one shard may come more than once, so that shard and key do not tell one item from another.
-        address: tells where the item is that ``source`` has yielded last, if that is known.
-        on_error: what to do about an error of the function.
+        repeats: whether a shard may occur more than once, so that shard and key do not identify an item.
+        address: returns the position of the last item of ``source``, if it is known.
+        on_error: how to handle errors of the function.
     """
     rng = Random()
     last, number = None, 0
@@ -173,8 +173,8 @@ def map_samples_with_rng(
         if not repeats and isinstance(item, dict) and "__url__" in item and "__key__" in item:
             facts = (item["__url__"], item["__key__"])
         else:
-            at = None if address is None else address().place
-            number = number + 1 if at == last else 0  # among items from one place, as of a sample that was taken apart
+            at = None if address is None else address().identity
+            number = number + 1 if at == last else 0  # among items from one position, as after unbatching
             last = at
             facts = (*place, *(at or ()), number)
         rng.seed(derived_seed("map_samples_with_rng", seed, *facts))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from wds_datapipes.errors import DuplicateFieldError, MissingFieldError
+from wds_datapipes.errors import DuplicateKeyError, MissingFieldError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
 from wds_datapipes.samples.fields import NO_FIELD, Missing, describe_sample, no_sample, remember
 from wds_datapipes.types import Sample
@@ -24,9 +24,9 @@ Lacking: TypeAlias = Literal["raise", "keep", "skip"]
 
 
 class Pattern:
-    """Shell patterns, and what they match: a field, as it is or with a dot before it, in lower case.
+    """Shell patterns that match a field in lower case, with or without a dot before it.
 
-    Meta data are matched by patterns that begin with two underscores alone, so that ``*`` means the fields.
+    Only patterns that begin with two underscores match metadata, so ``*`` means all fields.
     """
 
     def __init__(self, alternatives: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ def rename_keys(
             if name not in found:
                 found[name] = field
             elif duplicate_is_error:
-                raise DuplicateFieldError(
+                raise DuplicateKeyError(
                     f"rename_keys would call both {found[name]!r} and {field!r} of {describe_sample(sample)} {name!r}. "
                     f"Make the patterns narrower, or pass duplicate_is_error=False to take the first"
                 )
@@ -134,7 +134,7 @@ def extract_keys(
         for pattern in parsed:
             matching = [field for field in sample if pattern(field)]
             if len(matching) > 1:
-                raise DuplicateFieldError(
+                raise DuplicateKeyError(
                     f"extract_keys takes one field for each pattern, and {pattern.text!r} matches {matching} of "
                     f"{describe_sample(sample)}. Make it narrower; to_tuple takes the first of several"
                 )
@@ -183,8 +183,8 @@ def _select_fields(
         if fields not in chosen:
             try:
                 names = find(sample)
-            except (DuplicateFieldError, MissingFieldError) as error:
-                if policy.goes_on(error, sample):
+            except (DuplicateKeyError, MissingFieldError) as error:
+                if policy.handle(error, sample):
                     continue
                 break
             remember(chosen, fields, names)

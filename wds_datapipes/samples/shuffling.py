@@ -8,28 +8,28 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
 
-from wds_datapipes.shards.position import SamplePosition, samples_gone_error
+from wds_datapipes.shards.position import SamplePosition, missing_samples_error
 
-__all__ = ["CAME", "ShuffleMoves", "ShuffleState", "nbytes", "shuffle_samples", "waiting_behind"]
+__all__ = ["CAME", "ShuffleMoves", "ShuffleState", "list_waiting", "nbytes", "shuffle_samples"]
 
 T = TypeVar("T")
 
 _END = object()
 
-#: Stands among the slots that items have left for an item that was added, which gets the last slot.
+#: Marks, among the slots that items have left, an item that was added, in the last slot.
 CAME = -1
 
 
 class ShuffleMoves:
-    """The changes of a shuffle buffer that was empty at first, as plain numbers to save memory.
+    """The changes to an initially empty shuffle buffer, as plain numbers to save memory.
 
     Args:
-        waiting: where the items are that have come at first.
+        waiting: the positions of the first items added.
 
     Attributes:
-        slots: those that items have left, with `CAME` for each item that has come.
+        slots: the slots that items have left, with `CAME` for each item that was added.
         came: the shard, start and end of each item that was added, flattened.
-        ways: of the items that have come which way: their numbers in this order, and the ways.
+        ways: the indices of the items that have a route, in this order, and the routes.
     """
 
     __slots__ = ("came", "slots", "ways")
@@ -37,7 +37,7 @@ class ShuffleMoves:
     def __init__(self, waiting: Iterable[SamplePosition] = ()) -> None:
         self.slots = array("q")
         self.came = array("q")
-        self.ways: list[tuple[int, tuple[Any, ...]]] = []
+        self.ways: list[tuple[int, tuple[int, ...]]] = []
         for address in waiting:
             self.come(address)
 
@@ -53,13 +53,13 @@ class ShuffleState:
     """Resume state of a shuffle.
 
     Attributes:
-        at: where the item is that it has yielded last.
-        waiting: where the items are that wait in its buffer, in their order there.
-        passing: what of its source a later stage waits for, which is handed on at once when it is read again.
-        draws: how many numbers were drawn.
-        room: how many items may wait.
-        moves: how ``waiting`` has changed since it was recorded; None if it is not.
-        is_unclear: whether two items in a row have come from one place, so that an address does not tell which it is.
+        at: the position of the last item yielded.
+        waiting: the positions of the buffered items, in the order of the buffer.
+        passing: the positions of items that a later stage waits for; they bypass the buffer when they are read again.
+        draws: the number of random numbers drawn.
+        room: the capacity of the buffer, in items.
+        moves: the changes to ``waiting`` since it was recorded; None if they are not recorded.
+        is_unclear: whether two successive items have the same position, so that a position does not identify an item.
     """
 
     def __init__(self, room: int) -> None:
@@ -83,17 +83,17 @@ def shuffle_samples(
 ) -> Iterator[T]:
     """Yield each item of ``source`` once, in an order drawn by ``rng``.
 
-    The first item leaves when as many are there as have room. From then on two come for each that leaves, until
-    ``buffer_size`` are there, and then one for one. Items also leave while those in the buffer hold more than
-    ``max_bytes``.
+    The first item is yielded when the initial capacity is filled. From then on, two items are read for each one
+    yielded, until the buffer holds ``buffer_size``, and then one for one. Items are also yielded while the buffer
+    exceeds ``max_bytes``.
 
     Args:
-        source: the items; at first those that wait according to ``state``, in any order, if there are any.
-        rng: draws.
-        buffer_size: how many items wait in the end.
-        state: where to begin; it is kept up to date.
-        max_bytes: how large the items may be that wait.
-        address: tells where the item is that ``source`` has yielded last, if that is known.
+        source: the items, preceded by those that ``state`` lists as buffered, in any order.
+        rng: the random generator.
+        buffer_size: the final number of buffered items.
+        state: the state to resume from; updated in place.
+        max_bytes: the maximum size of the buffered items.
+        address: returns the position of the last item of ``source``, if it is known.
     """
     items: Iterator[Any] = iter(source)
     buffer: list[T] = []
@@ -103,7 +103,7 @@ def shuffle_samples(
         for _ in range(state.draws):
             rng.random()
     waiting = state.waiting
-    sizes = [0 if max_bytes is None else nbytes(item) for item in buffer]  # in bytes; all 0 if there is no bound
+    sizes = [0 if max_bytes is None else nbytes(item) for item in buffer]  # in bytes; all 0 without a limit
     held = sum(sizes)
     while True:
         while len(buffer) >= state.room or (buffer and max_bytes is not None and held > max_bytes):
@@ -129,7 +129,7 @@ def shuffle_samples(
             waiting.append(at)
             if state.moves is not None:
                 state.moves.come(at)
-        del item  # so that what leaves is not kept alive by this name
+        del item  # do not keep the item alive once it is yielded
     while buffer:
         index = int(rng.random() * len(buffer))
         state.draws += 1
@@ -140,14 +140,14 @@ def shuffle_samples(
         yield _take(buffer, index)
 
 
-def waiting_behind(moves: Iterable[int]) -> list[int]:
+def list_waiting(moves: Iterable[int]) -> list[int]:
     """Return the numbers of the items that are buffered after some moves of an empty buffer.
 
     Args:
-        moves: the slot of each item that has left, and `CAME` for each that has come.
+        moves: the slot of each item that has left, and `CAME` for each that was added.
 
     Examples:
-        >>> waiting_behind([CAME, CAME, 0, CAME])
+        >>> list_waiting([CAME, CAME, 0, CAME])
         [1, 2]
     """
     waiting: list[int] = []
@@ -166,24 +166,24 @@ def waiting_behind(moves: Iterable[int]) -> list[int]:
 def _refill_buffer(
     items: Iterator[Any], state: ShuffleState, address: Callable[[], SamplePosition] | None
 ) -> Generator[T, None, list[T]]:
-    """Return the buffered items once they were read again; yield those that a later stage waits for."""
-    missing = {address.place: slot for slot, address in enumerate(state.waiting)}
-    passing = {address.place for address in state.passing}
+    """Return the buffered items once they are read again; yield those that a later stage waits for."""
+    missing = {address.identity: slot for slot, address in enumerate(state.waiting)}
+    passing = {address.identity for address in state.passing}
     buffer: list[Any] = [None] * len(missing)
     while missing or passing:
         item: Any = next(items, _END)
         if item is _END:
-            raise samples_gone_error(len(missing) + len(passing))
+            raise missing_samples_error(len(missing) + len(passing))
         at = address() if address is not None else SamplePosition(-1, 0, 0)
-        slot = missing.pop(at.place, None)
+        slot = missing.pop(at.identity, None)
         if slot is not None:
             buffer[slot] = item
-        elif at.place in passing:
-            passing.discard(at.place)
+        elif at.identity in passing:
+            passing.discard(at.identity)
             state.at = at
             yield item
-        else:  # it is new, and more new ones may come forever
-            raise samples_gone_error(len(missing) + len(passing))
+        else:  # a new item, and an unlimited number may follow
+            raise missing_samples_error(len(missing) + len(passing))
     return buffer
 
 

@@ -1,4 +1,4 @@
-"""Cache entry: the name of a copy, what is recorded about it, and when it was last used."""
+"""Cache entry: the name of a copy, the facts recorded about it, and the time of its last use."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["READ_ONLY", "CopyFacts", "Entry", "entries", "lock_file", "stamp"]
 
 FORMAT = "wds-datapipes copy"
 VERSION = 1
-#: Digits of the digest in a name: 128 bits.
+#: The number of hexadecimal digits of the digest in a name: 128 bits.
 DIGITS = 32
-#: How many characters of a shard's name are in that of its copy, for people who list the folder.
+#: How many characters of a shard's name are part of its copy's name, for people who list the folder.
 NAMED = 80
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 FACTS, PART, LOCK = ".json", ".part", ".lock"
-#: The file whose lock is held while room is made, and whose time is that of the last use of any copy.
+#: The file that is locked during eviction; its modification time is the last use of any copy.
 FOLDER_LOCK = "folder.lock"
-#: How a disk says that this process may only read.
+#: The errors of a read-only disk or folder.
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -43,7 +43,7 @@ class CopyFacts:
         url: the shard, without credentials.
         bytes: its size.
         sha256: its digest in hexadecimal digits.
-        mtime_ns: the time of the copy's last change, in nanoseconds, which changes when the copy is written to.
+        mtime_ns: the modification time of the copy, in nanoseconds.
     """
 
     url: str
@@ -57,7 +57,7 @@ class Entry:
 
     Args:
         folder: the folder of the cache.
-        digest: what tells one shard from all others.
+        digest: the digest of the shard's URL.
         name: the end of the copy's name.
     """
 
@@ -70,9 +70,9 @@ class Entry:
 
     @classmethod
     def of(cls, folder: Path, url: str) -> Entry:
-        """Return the entry of a shard, named by a digest of its URL, which shows no secret.
+        """Return the entry of a shard, named by a digest of its URL, which reveals no secret.
 
-        >>> Entry.of(Path("kept"), "https://me:pass@host/train/000.tar?sig=1").path.name.partition("-")[2]
+        >>> Entry.of(Path("cache"), "https://me:pass@host/train/000.tar?sig=1").path.name.partition("-")[2]
         '000.tar'
         """
         digest = hashlib.sha256(url.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
@@ -97,12 +97,12 @@ class Entry:
         """Write the facts about the copy.
 
         Raises:
-            OSError: that cannot be written.
+            OSError: the file cannot be written.
         """
-        described: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(facts)}
+        content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(facts)}
         part = Path(f"{self.facts_path}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
         try:
-            part.write_text(json.dumps(described), encoding="utf-8")
+            part.write_text(json.dumps(content), encoding="utf-8")
             part.replace(self.facts_path)
         finally:
             part.unlink(missing_ok=True)
@@ -115,21 +115,21 @@ class Entry:
 
 def entries(folder: Path) -> list[Entry]:
     """Return all copies of a folder, in the order of their names."""
-    found = [re.fullmatch(rf"([0-9a-f]{{{DIGITS}}})-(.+)", name) for name in sorted(os.listdir(folder))]  # noqa: PTH208  names are wanted
+    found = [re.fullmatch(rf"([0-9a-f]{{{DIGITS}}})-(.+)", name) for name in sorted(os.listdir(folder))]  # noqa: PTH208  only names
     return [Entry(folder, match[1], match[2]) for match in found if match]
 
 
 @contextmanager
-def lock_file(path: Path, *, wait: bool = True, keep: bool = False) -> Iterator[int | None]:
-    """Lock a file while in the context; yield its descriptor, or None if another process holds the lock.
+def lock_file(path: Path, *, wait: bool = True, keep_file: bool = False) -> Iterator[int | None]:
+    """Lock a file within the context; yield its descriptor, or None if another process holds the lock.
 
     Args:
-        path: the file, which is made if need be.
-        wait: wait for another owner.
-        keep: leave the file there in the end.
+        path: the file, which is created if needed.
+        wait: wait for the current owner of the lock.
+        keep_file: do not remove the file at the end.
 
     Raises:
-        OSError: the file cannot be made, or its file system has no locks.
+        OSError: the file cannot be created, or its file system does not support locks.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -139,14 +139,14 @@ def lock_file(path: Path, *, wait: bool = True, keep: bool = False) -> Iterator[
             except BlockingIOError:
                 yield None
                 return
-            if not _is_still(path, descriptor):  # its owner has removed it, and another one may have made it again
+            if not _is_same_file(path, descriptor):  # its last owner has removed it
                 continue
             try:
                 yield descriptor
             finally:
-                if not keep:
+                if not keep_file:
                     path.unlink(missing_ok=True)
-                # A process that was forked meanwhile has the descriptor, too, and would keep the lock.
+                # A process forked meanwhile has the descriptor too, and would keep the lock.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             return
         finally:
@@ -154,13 +154,13 @@ def lock_file(path: Path, *, wait: bool = True, keep: bool = False) -> Iterator[
 
 
 def stamp(folder: Path, path: Path) -> None:
-    """Record in a file's time that its copy is used now, monotonically even if the clock is not.
+    """Record in a file's modification time that its copy is used now, monotonically even if the clock is not.
 
-    On a disk that this process may only read, no copy leaves, and nothing needs a note.
+    Nothing is recorded on a read-only disk, where copies are never evicted.
     """
     try:
-        with lock_file(folder / FOLDER_LOCK, keep=True) as descriptor, contextlib.suppress(FileNotFoundError):
-            if descriptor is None:  # which cannot be: it was waited for
+        with lock_file(folder / FOLDER_LOCK, keep_file=True) as descriptor, contextlib.suppress(FileNotFoundError):
+            if descriptor is None:  # cannot happen after waiting
                 return
             now = max(time.time_ns(), os.fstat(descriptor).st_mtime_ns + 1000)
             os.utime(descriptor, ns=(now, now))
@@ -170,8 +170,8 @@ def stamp(folder: Path, path: Path) -> None:
             raise
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether a name still belongs to an open file."""
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    """Whether a path still refers to an open file."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Eviction: removes the least recently used copies that no process reads."""
+"""Eviction: removes the least recently used copies that no process is reading."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from pathlib import Path
 
 from wds_datapipes.shard_cache.entry import FACTS, FOLDER_LOCK, LOCK, PART, Entry, entries, lock_file
 
-__all__ = ["evict", "make_room", "used_bytes"]
+__all__ = ["evict", "reserve_space", "used_bytes"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: A file that belongs to no copy is left alone for so long, in seconds: its process may be about to use it.
+#: The minimum age of a stray file before it is removed, in seconds: a process may be about to use it.
 STRAY_S = 3600.0
 
 
-def make_room(folder: Path, own: Path | None, need: int, max_bytes: int) -> bool:
-    """Evict copies until there is room for ``need`` bytes; return whether that succeeded.
+def reserve_space(folder: Path, own: Path | None, need: int, max_bytes: int) -> bool:
+    """Evict copies until ``need`` bytes are free, and reserve them; return whether that succeeded.
 
-    What other processes fetch right now counts with the size that it will have.
+    Downloads in progress in other processes count with their final size.
 
     Args:
         folder: the folder of the cache.
-        own: the part that room is made for, which does not count.
-        need: how large it will be, in bytes.
-        max_bytes: how much all copies may have together.
+        own: the download to reserve space for, which does not count.
+        need: its final size, in bytes.
+        max_bytes: the maximum total size of all copies.
     """
     if need > max_bytes:
         return False
-    with lock_file(folder / FOLDER_LOCK, keep=True):
+    with lock_file(folder / FOLDER_LOCK, keep_file=True):
         _remove_abandoned(folder, own)
         used = used_bytes(folder, own)
         for entry in by_last_use(folder):
             if used + need <= max_bytes:
                 break
             used -= evict(entry)
-        is_room = used + need <= max_bytes
-        if is_room and own is not None:
-            os.truncate(own, need)  # by which others know how large it will be
-        return is_room
+        is_reserved = used + need <= max_bytes
+        if is_reserved and own is not None:
+            os.truncate(own, need)  # shows its final size to other processes
+        return is_reserved
 
 
 def evict_oldest(folder: Path) -> bool:
-    """Evict the least recently used copy; return whether there was one not in use."""
-    with lock_file(folder / FOLDER_LOCK, keep=True):
+    """Evict the least recently used copy that is not in use; return whether there was one."""
+    with lock_file(folder / FOLDER_LOCK, keep_file=True):
         return any(evict(entry) for entry in by_last_use(folder))
 
 
 def evict(entry: Entry) -> int:
     """Remove a copy, unless it is in use; return the number of freed bytes."""
-    with lock_file(entry.lock, wait=False) as mine:
-        if mine is None:  # another process downloads or checks it
+    with lock_file(entry.lock, wait=False) as descriptor:
+        if descriptor is None:  # another process downloads or checks it
             return 0
         try:
-            descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+            copy = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return 0
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            size = os.fstat(descriptor).st_size
+            fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            size = os.fstat(copy).st_size
             entry.remove()
         except BlockingIOError:
             return 0
         finally:
-            os.close(descriptor)
-        LOGGER.debug("The copy %s of %d bytes has left", entry.path, size)
+            os.close(copy)
+        LOGGER.debug("Evicted the copy %s of %d bytes", entry.path, size)
         return size
 
 
@@ -79,14 +79,14 @@ def used_bytes(folder: Path, own: Path | None = None) -> int:
         for each in found:
             if not each.name.endswith((FACTS, LOCK)) and (own is None or each.name != own.name):
                 with suppress(FileNotFoundError):
-                    used += each.stat(follow_symlinks=False).st_size  # a link leads to a file that counts by itself
+                    used += each.stat(follow_symlinks=False).st_size  # the target of a link counts separately
     return used
 
 
 def by_last_use(folder: Path) -> list[Entry]:
     """Return all copies that may be evicted, the least recently used first.
 
-    A link to a file that was put into the folder does not, since the file would stay.
+    Links to files that were put into the folder are excluded, since evicting them would free nothing.
     """
     return sorted((entry for entry in entries(folder) if not entry.path.is_symlink()), key=_last_use)
 
@@ -99,7 +99,7 @@ def _last_use(entry: Entry) -> int:
 
 
 def _remove_abandoned(folder: Path, own: Path | None) -> None:
-    """Remove the files of processes that were killed."""
+    """Remove the files of killed processes."""
     for path in folder.iterdir():
         if path == own or path.name == FOLDER_LOCK:
             continue
@@ -113,7 +113,7 @@ def _remove_abandoned(folder: Path, own: Path | None) -> None:
 
 
 def _is_stray(path: Path) -> bool:
-    """Whether a file describes a copy that has been missing for long."""
+    """Whether a file is old and belongs to a copy that does not exist."""
     digest = path.name.partition(".")[0]
     if path.suffix == FACTS and any(path.parent.glob(f"{digest}-*")):
         return False

@@ -1,4 +1,4 @@
-"""Copies under webdataset's names, put into the folder by its cache or by a user."""
+"""Foreign copies: files under webdataset's names, put into the folder by its cache or by a user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 from wds_datapipes.errors import MissingDependencyError, ShardError, ShardOpenError
 from wds_datapipes.io.openers import local_path
 from wds_datapipes.io.remote.range_reader import file_facts
-from wds_datapipes.shard_cache.download import FACTS_OPTIONS, WantedShard
+from wds_datapipes.shard_cache.download import FACTS_OPTIONS, DownloadRequest
 from wds_datapipes.shard_cache.entry import READ_ONLY, CopyFacts, Entry, entries
 from wds_datapipes.tar.scanner import scan_shard
 
@@ -22,14 +22,14 @@ __all__ = ["adopt", "webdataset_name"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: The schemes whose URLs webdataset names by their last part; all others by the whole URL, quoted.
+#: The schemes for which webdataset uses the last part of the URL as a name; for others, the whole URL, quoted.
 BY_LAST_PART = {"http", "https", "ftp", "ftps", "gs", "s3", "ais"}
-#: The characters that it does not quote, and how much of the end it keeps.
+#: The characters that it does not quote, and the length to which it truncates names.
 UNQUOTED, LONGEST = "_+{}*,-", 128
 
 
 def webdataset_name(url: str) -> str | None:
-    """Return the name of a shard's copy in webdataset's cache; None if it makes none.
+    """Return the name of a shard's copy in webdataset's cache; None if it would not cache the shard.
 
     >>> webdataset_name("https://host/train/000.tar?sig=1"), webdataset_name("pipe:cat a.tar")
     ('000.tar', 'pipe%3Acat%20a.tar')
@@ -44,22 +44,21 @@ def webdataset_name(url: str) -> str | None:
     return None if name in ("", ".", "..") else name
 
 
-def adopt(folder: Path, entry: Entry, wanted: WantedShard) -> io.FileIO | None:
-    """Return the copy under webdataset's name, open and pinned, if it is the copy of the shard.
+def adopt(folder: Path, entry: Entry, request: DownloadRequest) -> io.FileIO | None:
+    """Return the file under webdataset's name, open and pinned, if it is a copy of the shard.
 
-    The name holds neither host nor folder, so the size has to be that of the shard, the SHA-256 that of the manifest if
-    there is one, and the archive has to be whole. The copy then is a link to the file, which stays where it is, and no
-    other URL may have it.
+    The name contains neither host nor folder, so the file must be a complete archive with the size of the shard, and
+    the SHA-256 of the manifest if there is one. A link to the file becomes the copy; no other URL may link to it.
 
     Args:
         folder: the folder of the cache.
-        entry: of the shard; its lock is held, unless the disk can only be read.
-        wanted: the shard.
+        entry: the entry of the shard; its lock is held, unless the disk is read-only.
+        request: the shard.
 
     Raises:
         OSError: the file cannot be read.
     """
-    name = webdataset_name(wanted.url)
+    name = webdataset_name(request.url)
     if name is None:
         return None
     try:
@@ -69,20 +68,20 @@ def adopt(folder: Path, entry: Entry, wanted: WantedShard) -> io.FileIO | None:
     try:
         fcntl.flock(copy, fcntl.LOCK_SH)
         found = (
-            "another URL has the same name" if _has_owner(folder, name, entry) else _compare_with_shard(copy, wanted)
+            "another URL has the same name" if _has_owner(folder, name, entry) else _compare_with_shard(copy, request)
         )
         if isinstance(found, str):
-            LOGGER.warning("%s has webdataset's name for %s, and is not used: %s", folder / name, wanted.name, found)
+            LOGGER.warning("%s has webdataset's name for %s, but is not used: %s", folder / name, request.name, found)
             copy.close()
             return None
         try:
-            entry.remove()  # a link to what was there before
+            entry.remove()  # an old link
             entry.write_facts(found)
             entry.path.symlink_to(name)
         except OSError as error:
             if error.errno not in READ_ONLY:
                 raise
-        LOGGER.info("%s is read from %s, which has webdataset's name for it", wanted.name, folder / name)
+        LOGGER.info("Reading %s from %s, which has webdataset's name for it", request.name, folder / name)
         copy.seek(0)
     except BaseException:
         copy.close()
@@ -91,21 +90,21 @@ def adopt(folder: Path, entry: Entry, wanted: WantedShard) -> io.FileIO | None:
 
 
 def _has_owner(folder: Path, name: str, entry: Entry) -> bool:
-    """Whether a file is the copy of another shard."""
+    """Whether a file is a copy of another shard."""
     others = (each.path for each in entries(folder) if each.digest != entry.digest)
-    return any(path.is_symlink() and os.readlink(path) == name for path in others)  # noqa: PTH115  a text is compared
+    return any(path.is_symlink() and os.readlink(path) == name for path in others)  # noqa: PTH115  a string
 
 
-def _compare_with_shard(copy: io.FileIO, wanted: WantedShard) -> str | CopyFacts:
-    """Compare a file with a shard; return its facts, or the reason why it is not a copy."""
+def _compare_with_shard(copy: io.FileIO, request: DownloadRequest) -> str | CopyFacts:
+    """Compare a file with a shard; return its facts, or the reason why it is not a copy of the shard."""
     status = os.fstat(copy.fileno())
     if not S_ISREG(status.st_mode):
-        return "it is no file"
-    size = wanted.size
+        return "it is not a regular file"
+    size = request.size
     if size is None:
-        asked = {name: value for name, value in wanted.options.items() if name in FACTS_OPTIONS}
+        options = {name: value for name, value in request.options.items() if name in FACTS_OPTIONS}
         try:
-            size = file_facts(wanted.url, **asked).bytes
+            size = file_facts(request.url, **options).bytes
         except ShardOpenError as error:
             LOGGER.warning("The size of a copy cannot be compared with that of its shard: %s", error)
     if size not in (None, status.st_size):
@@ -115,10 +114,10 @@ def _compare_with_shard(copy: io.FileIO, wanted: WantedShard) -> str | CopyFacts
     while count := copy.readinto(buffer):
         digest.update(buffer[:count])
     found = digest.hexdigest()
-    if wanted.sha256 not in (None, found):
-        return f"its SHA-256 is {found}, where {wanted.sha256} is known"
+    if request.sha256 not in (None, found):
+        return f"its SHA-256 is {found}, not {request.sha256}"
     try:
         scan_shard(f"/proc/self/fd/{copy.fileno()}", lambda *_: None, ignore_zeros=True)
     except (ShardError, MissingDependencyError) as error:
-        return f"it is no whole archive ({type(error).__name__})"
-    return CopyFacts(wanted.name, status.st_size, found, status.st_mtime_ns)
+        return f"it is not a complete archive ({type(error).__name__})"
+    return CopyFacts(request.name, status.st_size, found, status.st_mtime_ns)

@@ -14,35 +14,35 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from wds_datapipes.errors import CacheError, CorruptShardError, ShardError, TruncatedShardError
-from wds_datapipes.shard_cache.download import WantedShard, fetch_copy
+from wds_datapipes.shard_cache.download import DownloadRequest, fetch_copy
 from wds_datapipes.shard_cache.entry import CopyFacts, Entry, lock_file, stamp
 from wds_datapipes.shard_cache.eviction import evict
 from wds_datapipes.shard_cache.foreign_copies import adopt
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["CacheFolder", "Check", "damage"]
+__all__ = ["CacheFolder", "Check", "describe_damage"]
 
 LOGGER = logging.getLogger("wds_datapipes")
 
 Check = Literal["size", "digest"]
-"""How a copy is held against what is known of it each time that it is opened: by its size and the time of its last
-change, which costs nothing, or by its digest, which reads all of it."""
+"""How a copy is verified each time that it is opened: by its size and modification time, which is free, or by its
+digest, which reads all of it."""
 
 
 class CacheFolder:
-    """A folder with complete copies of shards, shared by any number of processes, also on several hosts.
+    """A folder with complete copies of shards, shared by any number of processes on any number of hosts.
 
-    A copy is locked while it is fetched and pinned while it is read, by locks of the file system, which end with their
-    owner however it ends. So one shard is fetched once, however many ask for it.
+    A copy is locked during its download and pinned while it is read, by file locks that the operating system releases
+    when a process ends. So each shard is downloaded once, no matter how many processes request it.
 
     Args:
-        folder: the folder; it is made if need be.
-        max_bytes: how much all copies may have together; None is as much as the disk has.
+        folder: the folder, which is created if needed.
+        max_bytes: the maximum total size of all copies; None for no limit but the disk.
         check: see `Check`.
-        verbose: log each fetch as a warning, which shows where nothing sets up logging.
+        verbose: log each download as a warning, which is shown even if logging is not configured.
 
     Raises:
-        CacheError: the folder cannot be made.
+        CacheError: the folder cannot be created.
     """
 
     def __init__(
@@ -59,54 +59,54 @@ class CacheFolder:
         self.check = check
         self._warned = False
 
-    def warn_of_no_room(self, name: str) -> None:
-        """Warn once that shards are read from their source, as the cache is full."""
+    def warn_cache_full(self, name: str) -> None:
+        """Warn once that shards are read from their source because the cache is full."""
         if not self._warned:
             self._warned = True
             warn_user(
-                f"The cache {self.path} has no room for {name}: it may have {self.max_bytes} bytes, and what is read "
-                f"or fetched right now does not leave. This shard is read from its source, and so are others that find "
-                f"no room. Pass a larger max_bytes"
+                f"The cache {self.path} has no space for {name}: it is limited to {self.max_bytes} bytes, and copies "
+                f"in use cannot be evicted. This shard, and others that do not fit, are read from their source. Pass a "
+                f"larger max_bytes"
             )
 
     def open(
-        self, wanted: WantedShard, *, wait: bool = True, is_wanted: Callable[[], bool] = lambda: True
+        self, request: DownloadRequest, *, wait: bool = True, should_continue: Callable[[], bool] = lambda: True
     ) -> BinaryIO | None:
         """Return the copy of a shard, open and pinned until it is closed; download it if needed.
 
         Args:
-            wanted: the shard.
-            wait: wait for another process that fetches it; otherwise return None.
-            is_wanted: asked from time to time while it is fetched.
+            request: the shard.
+            wait: wait for another process that is downloading it; otherwise return None.
+            should_continue: called periodically during the download; False stops it.
 
         Raises:
-            CacheFullError: there is none, and none can be made.
-            Stopped: it is no longer wanted.
+            CacheFullError: there is no space for the copy.
+            DownloadStopped: ``should_continue`` returned False.
             CacheError: the folder cannot be used.
-            ShardError: the shard cannot be read, or is not what it should be.
+            ShardError: the shard cannot be read, or does not have the expected size or digest.
         """
-        entry = self.entry(wanted.url)
+        entry = self.entry(request.url)
         try:
-            if (copy := self._pinned(entry)) is not None:
+            if (copy := self._open_pinned(entry)) is not None:
                 return copy
             self.path.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.path, os.W_OK) and (copy := adopt(self.path, entry, wanted)):
+            if not os.access(self.path, os.W_OK) and (copy := adopt(self.path, entry, request)):
                 return copy
-            with lock_file(entry.lock, wait=wait) as mine:
-                if mine is None:
+            with lock_file(entry.lock, wait=wait) as descriptor:
+                if descriptor is None:
                     return None
-                # Another process may have fetched it while this one waited.
-                copy = self._pinned(entry, mine=True) or adopt(self.path, entry, wanted)
-                return self._fetched(entry, wanted, is_wanted) if copy is None else copy
+                # Another process may have downloaded it meanwhile.
+                copy = self._open_pinned(entry, is_locked=True) or adopt(self.path, entry, request)
+                return self._fetch(entry, request, should_continue) if copy is None else copy
         except ShardError:
             raise
         except OSError as error:
             raise CacheError(
-                f"The cache {self.path} cannot be used: {error.strerror or error}. Its file system has to have locks, "
-                f"and this user the right to write there"
+                f"The cache {self.path} cannot be used: {error.strerror or error}. Its file system must support locks, "
+                f"and the folder must be writable"
             ) from error
 
-    def fault(self, entry: Entry, *, remove: bool) -> str | None:
+    def find_damage(self, entry: Entry, *, remove: bool) -> str | None:
         """Return what is wrong with a copy, or None; with ``remove``, remove a bad copy."""
         with lock_file(entry.lock):
             try:
@@ -114,10 +114,10 @@ class CacheFolder:
             except FileNotFoundError:
                 return None
             with copy:
-                wrong = damage(copy, entry.facts(), self.check)
-            if wrong is not None and remove:
+                damage = describe_damage(copy, entry.facts(), self.check)
+            if damage is not None and remove:
                 entry.remove()
-            return wrong
+            return damage
 
     def entry(self, url: str) -> Entry:
         """Return the entry of a shard."""
@@ -126,35 +126,35 @@ class CacheFolder:
     def discard(self, url: str, error: ShardError) -> None:
         """Remove a damaged copy, so that the shard is downloaded again."""
         entry = self.entry(url)
-        with suppress(OSError):  # the folder may be gone, or only be read
+        with suppress(OSError):  # the folder may be gone or read-only
             if evict(entry):
                 LOGGER.warning(
-                    "The copy %s is removed, as it cannot be read to its end (%s). Its shard is fetched when it is "
-                    "read next",
+                    "Removed the copy %s, which cannot be read to its end (%s). Its shard is downloaded again when it "
+                    "is needed",
                     *(entry.path, type(error).__name__),
                 )
 
-    def _fetched(self, entry: Entry, wanted: WantedShard, is_wanted: Callable[[], bool]) -> BinaryIO:
-        LOGGER.debug("Fetching %s into %s", wanted.name, entry.path)
+    def _fetch(self, entry: Entry, request: DownloadRequest, should_continue: Callable[[], bool]) -> BinaryIO:
+        LOGGER.debug("Downloading %s to %s", request.name, entry.path)
         begin = time.monotonic()
         try:
-            copy = fetch_copy(self.path, entry, wanted, self.max_bytes, is_wanted)
+            copy = fetch_copy(self.path, entry, request, self.max_bytes, should_continue)
         except (CorruptShardError, TruncatedShardError) as error:
-            LOGGER.warning("%s. It is fetched once more", error)
-            copy = fetch_copy(self.path, entry, wanted, self.max_bytes, is_wanted, is_last=True)
+            LOGGER.warning("%s. Trying again", error)
+            copy = fetch_copy(self.path, entry, request, self.max_bytes, should_continue, is_last=True)
         LOGGER.log(
             logging.WARNING if self.verbose else logging.INFO,
-            "Fetched %s: %d bytes in %.1f s, into %s",
-            *(wanted.name, os.fstat(copy.fileno()).st_size, time.monotonic() - begin, entry.path),
+            "Downloaded %s: %d bytes in %.1f s, to %s",
+            *(request.name, os.fstat(copy.fileno()).st_size, time.monotonic() - begin, entry.path),
         )
         return copy
 
-    def _pinned(self, entry: Entry, *, mine: bool = False) -> BinaryIO | None:
+    def _open_pinned(self, entry: Entry, *, is_locked: bool = False) -> BinaryIO | None:
         """Return the copy, pinned, if it exists and is valid.
 
         Args:
-            entry: which copy.
-            mine: whether its lock is held, so that a damaged copy may be removed.
+            entry: the copy.
+            is_locked: whether its lock is held, so that a damaged copy may be removed.
         """
         while True:
             try:
@@ -162,13 +162,13 @@ class CacheFolder:
             except FileNotFoundError:
                 return None
             try:
-                fcntl.flock(copy, fcntl.LOCK_SH)  # waits for as long as another process needs to remove it
+                fcntl.flock(copy, fcntl.LOCK_SH)  # waits while another process removes it
                 if not os.fstat(copy.fileno()).st_nlink:
                     copy.close()
                     continue
                 facts = entry.facts()
-                wrong = damage(copy, facts, self.check)
-                if wrong is None:
+                damage = describe_damage(copy, facts, self.check)
+                if damage is None:
                     copy.seek(0)
                     stamp(self.path, entry.facts_path)
                     return copy
@@ -176,16 +176,16 @@ class CacheFolder:
                 copy.close()
                 raise
             copy.close()
-            if mine:
-                LOGGER.warning("The copy %s is damaged, as %s. The shard is fetched again", entry.path, wrong)
+            if is_locked:
+                LOGGER.warning("The copy %s is damaged: %s. Downloading the shard again", entry.path, damage)
                 entry.remove()
             return None
 
 
-def damage(copy: io.FileIO, facts: CopyFacts | None, check: Check) -> str | None:
+def describe_damage(copy: io.FileIO, facts: CopyFacts | None, check: Check) -> str | None:
     """Return what is wrong with a copy, or None."""
     if facts is None:
-        return "nothing is known of it"
+        return "nothing is recorded about it"
     status = os.fstat(copy.fileno())
     if status.st_size != facts.bytes:
         return f"it has {status.st_size} bytes, not {facts.bytes}"

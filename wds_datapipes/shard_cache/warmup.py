@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.errors import ShardError
 from wds_datapipes.io.openers import redact
-from wds_datapipes.shard_cache.cached_shards import Known
-from wds_datapipes.shard_cache.download import CacheFullError, WantedShard
+from wds_datapipes.shard_cache.cached_shards import KnownShards
+from wds_datapipes.shard_cache.download import CacheFullError, DownloadRequest
 from wds_datapipes.shard_cache.store import CacheFolder
 
 __all__ = ["WarmedShard", "warm_cache"]
@@ -22,51 +22,51 @@ class WarmedShard(NamedTuple):
     url: str
     #: The size of its copy.
     bytes: int = 0
-    #: Whether the copy was there before.
-    was_there: bool = False
-    #: Why there is no copy, or nothing.
+    #: Whether the copy existed before.
+    was_cached: bool = False
+    #: Why there is no copy, or "".
     error: str = ""
 
 
 def warm_cache(
-    copies: CacheFolder, urls: Sequence[str], *, known: Known, options: Mapping[str, Any], at_once: int
+    copies: CacheFolder, urls: Sequence[str], *, known: KnownShards, options: Mapping[str, Any], at_once: int
 ) -> Iterator[WarmedShard]:
     """Download shards in parallel, and yield the result of each.
 
     Args:
         copies: the folder.
         urls: the shards.
-        known: the sizes and digests that they have to have.
-        options: what they are opened with.
-        at_once: how many are fetched at a time.
+        known: their expected sizes and digests.
+        options: the options to open them with.
+        at_once: the number of concurrent downloads.
 
     Raises:
         CacheError: the folder cannot be written.
     """
 
     def fetch(url: str) -> WarmedShard | None:
-        """Fetch a shard; return None if there is no room for it."""
-        was_there = copies.entry(url).path.exists()
+        """Download a shard; return None if there is no space for it."""
+        was_cached = copies.entry(url).path.exists()
         size, sha256 = known.get(url, (None, None))
         try:
-            copy = copies.open(WantedShard(url, size, sha256, options))
+            copy = copies.open(DownloadRequest(url, size, sha256, options))
         except CacheFullError:
             return None
         except ShardError as error:
             return WarmedShard(url, error=str(error))
-        if copy is None:  # which cannot be: it was waited for
+        if copy is None:  # cannot happen after waiting
             return None
         with copy:
-            return WarmedShard(url, os.fstat(copy.fileno()).st_size, was_there)
+            return WarmedShard(url, os.fstat(copy.fileno()).st_size, was_cached)
 
     with ThreadPoolExecutor(at_once) as pool:
-        crowded_out = []
+        postponed = []
         for url, future in [(url, pool.submit(fetch, url)) for url in urls]:
             found = future.result()
-            if found is None:  # what is fetched at the same time does not leave
-                crowded_out.append(url)
+            if found is None:  # concurrent downloads cannot be evicted
+                postponed.append(url)
             else:
                 yield found
-    for url in crowded_out:
-        error = f"{redact(url)} has more bytes than all copies may have, or what is read needs them"
+    for url in postponed:
+        error = f"{redact(url)} is larger than the cache, or the cache is full of copies in use"
         yield fetch(url) or WarmedShard(url, error=error)

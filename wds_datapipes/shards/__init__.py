@@ -1,1 +1,1 @@
-"""Listing shards and loading their members."""
+"""Shards: pattern expansion, listing, mixtures, and loading of their members."""

@@ -1,4 +1,4 @@
-"""Directory queue: several processes take files from one directory, each file once."""
+"""Directory queue: distributes the files of a directory to several processes, each file once."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ __all__ = ["After", "DirectoryQueue", "Select", "take_files"]
 Select = Literal["oldest", "random"]
 After = Literal["keep", "delete", "return"]
 
-#: Where claimed files are, below the directory.
+#: The subdirectory for claimed files.
 CLAIMS = ".claims"
-#: Where files go that were read.
+#: The subdirectory for files that were read.
 DONE = "done"
-#: What a file system says that has no hard links.
+#: The errors of a file system without hard links.
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 def take_files(
     folder: str, patterns: Sequence[str], *, select: Select, after: After, poll_s: float, timeout_s: float | None
 ) -> Iterator[str]:
-    """Yield the paths of files that are in a directory, or come into it, until none has come for ``timeout_s``.
+    """Yield the paths of files in a directory, current and new ones, until none arrives for ``timeout_s``.
 
-    A file counts as read when the next one is asked for. The one that was yielded last is given back if the iteration
-    is broken off.
+    A file counts as read when the next one is requested. If the iteration stops early, the file yielded last is
+    returned to the directory.
     """
     rng = Random()
     with DirectoryQueue(folder) as claims:
-        waiting: list[str] = []  # the next one last
+        waiting: list[str] = []  # in reverse order
         latest = time.monotonic()
-        looked = -math.inf
+        checked = -math.inf
         while True:
             now = time.monotonic()
-            if now - looked >= poll_s:
-                looked = now
-                claims.give_back_lost()
+            if now - checked >= poll_s:
+                checked = now
+                claims.return_orphaned()
                 waiting.clear()
             if not waiting:
                 waiting = _list_files(folder, patterns)
@@ -59,7 +59,7 @@ def take_files(
                 path = claims.take(waiting.pop())
                 if path is not None:
                     yield path
-                    claims.settle(path, after)
+                    claims.finish(path, after)
                     latest = time.monotonic()
                     break
             else:
@@ -70,107 +70,107 @@ def take_files(
 
 
 class DirectoryQueue:
-    """The files that one iteration has taken: in a directory of its own, beside a file that it holds locked.
+    """The files claimed by one iteration: in a separate directory next to a lock file.
 
-    The system releases the lock when the process ends, however it ends. So a claim whose lock can be had is one of a
-    process that has died, and this holds for any process number and any host that sees the locks.
+    The operating system releases the lock when the process ends for any reason. So a claim that can be locked belongs
+    to a process that has died, on any host that sees the locks.
 
     Args:
-        folder: the directory that files are taken from.
+        folder: the directory to take files from.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
-        self._all = self._folder / CLAIMS
-        self._mine, self._lock = self._begun()
+        self._claims = self._folder / CLAIMS
+        self._claim, self._lock = self._create_claim()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end(self._mine)
+        self._release(self._claim)
         self._lock.close()
 
     def take(self, name: str) -> str | None:
-        """Take a file, and return its path; or ``None`` if it has gone, as when another process has taken it."""
-        path = self._mine / name
+        """Claim a file and return its path, or ``None`` if it is gone, for example claimed by another process."""
+        path = self._claim / name
         try:
             (self._folder / name).rename(path)
         except FileNotFoundError:
-            if not self._mine.is_dir():
+            if not self._claim.is_dir():
                 raise
             return None
         return str(path)
 
-    def settle(self, path: str, after: After) -> None:
-        """Do with a file what is to be done after it was read."""
-        with contextlib.suppress(FileNotFoundError):  # someone was faster
+    def finish(self, path: str, after: After) -> None:
+        """Keep, delete or return a file that was read."""
+        with contextlib.suppress(FileNotFoundError):  # already removed or moved
             if after == "delete":
                 Path(path).unlink()
             elif after == "keep":
                 (self._folder / DONE).mkdir(exist_ok=True)
                 _move(Path(path), self._folder / DONE)
             else:
-                os.utime(path)  # as the oldest, it would be taken again before all others
+                os.utime(path)  # so that it is not the oldest, which is taken first
                 _move(Path(path), self._folder)
 
-    def give_back_lost(self) -> int:
-        """Put files back that processes had claimed which have died; return how many."""
-        given = 0
-        for token in {name.removesuffix(".lock") for name in os.listdir(self._all)}:  # noqa: PTH208  names are wanted
-            if token == self._mine.name:
+    def return_orphaned(self) -> int:
+        """Return the files claimed by processes that have died to the directory; return their number."""
+        count = 0
+        for token in {name.removesuffix(".lock") for name in os.listdir(self._claims)}:  # noqa: PTH208  only names
+            if token == self._claim.name:
                 continue
-            with contextlib.suppress(FileNotFoundError), _lock_of_lost(self._all / f"{token}.lock") as is_lost:
-                if is_lost:
-                    given += self._end(self._all / token)
-        return given
+            with contextlib.suppress(FileNotFoundError), _try_lock(self._claims / f"{token}.lock") as is_locked:
+                if is_locked:
+                    count += self._release(self._claims / token)
+        return count
 
-    def _begun(self) -> tuple[Path, BinaryIO]:
-        """Lock a new file, and make the directory beside it."""
-        self._all.mkdir(exist_ok=True)
+    def _create_claim(self) -> tuple[Path, BinaryIO]:
+        """Lock a new file, and make the directory next to it."""
+        self._claims.mkdir(exist_ok=True)
         while True:
-            mine = self._all / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-            name = Path(f"{mine}.lock")
+            claim = self._claims / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+            name = Path(f"{claim}.lock")
             lock = name.open("wb")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if name.exists():  # and was not taken for a lost one before it was locked
-                    mine.mkdir()
-                    return mine, lock
+                if name.exists():  # it was not removed as orphaned before it was locked
+                    claim.mkdir()
+                    return claim, lock
             except BaseException:
                 lock.close()
                 name.unlink(missing_ok=True)
                 raise
             lock.close()
 
-    def _end(self, claims: Path) -> int:
-        """Put all files back of someone's claims, whose lock is held; return how many."""
-        given = 0
+    def _release(self, claim: Path) -> int:
+        """Return all files of a locked claim to the directory, and remove the claim; return their number."""
+        count = 0
         with contextlib.suppress(FileNotFoundError):
-            for path in sorted(claims.iterdir()):
+            for path in sorted(claim.iterdir()):
                 with contextlib.suppress(FileNotFoundError):
                     _move(path, self._folder)
-                    given += 1
-            claims.rmdir()
-        Path(f"{claims}.lock").unlink(missing_ok=True)
-        return given
+                    count += 1
+            claim.rmdir()
+        Path(f"{claim}.lock").unlink(missing_ok=True)
+        return count
 
 
 @contextlib.contextmanager
-def _lock_of_lost(path: Path) -> Iterator[bool]:
-    """Hold the lock on a file, or tell that another process does."""
+def _try_lock(path: Path) -> Iterator[bool]:
+    """Lock a file; yield False if another process holds the lock."""
     with path.open("ab") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            is_lost = False
+            is_locked = False
         else:
-            is_lost = True
-        yield is_lost
+            is_locked = True
+        yield is_locked
 
 
 def _list_files(folder: str, patterns: Sequence[str]) -> list[str]:
-    """Return the names of the files that may be taken, the oldest last."""
+    """Return the names of the available files, the oldest last."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -182,12 +182,12 @@ def _list_files(folder: str, patterns: Sequence[str]) -> list[str]:
 
 
 def _move(path: Path, folder: Path) -> None:
-    """Move a file into a directory; where there is one of its name already, a number comes before its own."""
+    """Move a file into a directory; if its name exists there, prefix it with a number."""
     number = 1
     while True:
         target = folder / (path.name if number == 1 else f"{number}-{path.name}")
         try:
-            target.hardlink_to(path)  # which a rename would do over the other file
+            target.hardlink_to(path)  # a rename would overwrite an existing file
         except FileExistsError:
             number += 1
             continue

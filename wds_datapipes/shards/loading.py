@@ -1,4 +1,4 @@
-"""Reading shards one after the other: open, decompress, read the members, close."""
+"""Shard loading: opens each shard in turn, decompresses it, reads its members and closes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import (
     ChangedShardError,
     CorruptShardError,
@@ -25,7 +24,7 @@ from wds_datapipes.io.prefetch import ShardPrefetcher
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.io.urls import OpeningURL
-from wds_datapipes.on_error.policy import ErrorPolicy, OnError, check_on_error
+from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, check_on_error
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.types import MemberTuple, Opener, Shard
@@ -47,19 +46,19 @@ class ReadOptions:
     """How shards are read; `ShardLoader` describes each option.
 
     Raises:
-        TypeError: an option is of another type.
-        ValueError: an option has a value that it cannot have.
+        TypeError: an option has the wrong type.
+        ValueError: an option has an invalid value.
     """
 
     select_files: Callable[[str], bool] | None = None
     rename_files: Callable[[str], str] | None = None
     ignore_zeros: bool = False
     end_marker: EndMarker = "required"
-    on_error: OnError = "raise"
+    on_error: OnError | CountedErrors = "raise"
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     timeout_s: float | None = None
     retries: int | None = None
-    #: In bytes; 0 reads nothing ahead.
+    #: In bytes; 0 disables prefetching.
     read_ahead: int = 0
     limits: ReadLimits = DEFAULT_LIMITS
     safe: bool = False
@@ -71,7 +70,7 @@ class ReadOptions:
         for option in ("select_files", "rename_files"):
             function = getattr(self, option)
             if function is not None and not callable(function):
-                raise TypeError(f"{option} is a function that gets a file's name, not {function!r}")
+                raise TypeError(f"{option} is a function of a file name, not {function!r}")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s is a number of seconds above 0, not {self.timeout_s!r}")
         if self.retries is not None and operator.index(self.retries) < 0:
@@ -83,7 +82,7 @@ class ReadOptions:
 
     @property
     def opener_options(self) -> dict[str, Any]:
-        """The options that are passed to `open_url`."""
+        """The options to pass to `open_url`."""
         options = {
             "storage_options": self.storage_options,
             "timeout_s": self.timeout_s,
@@ -96,16 +95,16 @@ class ReadOptions:
 DEFAULT_OPTIONS = ReadOptions()
 
 ShardMembers = tuple[Shard, Iterator[MemberTuple]]
-"""A shard, and its members; they are to be read before the next shard is asked for."""
+"""A shard and its members, which must be read before the next shard is requested."""
 
 
 def read_shards(
     source: Iterable[str | os.PathLike[str]], options: ReadOptions = DEFAULT_OPTIONS
 ) -> Iterator[ShardMembers]:
-    """Read the shards of ``source`` one after the other, and yield each with its members.
+    """Read the shards of ``source`` in turn, and yield each with its members.
 
-    The error policy applies to a shard: if reading fails, the rest of the shard is skipped. Its members so far were
-    yielded, so the shard stays marked as not complete.
+    The error policy applies per shard: if reading fails, the rest of the shard is skipped. The members yielded before
+    the error remain valid, and the shard is marked as incomplete.
 
     Remote shards are prefetched, up to ``read_ahead`` bytes: see `ShardPrefetcher`.
     """
@@ -127,8 +126,8 @@ class ShardReader:
 
     Args:
         source: yields the paths or URLs of shards.
-        options: how they are read.
-        is_whole: tells by the number of a shard whether all of it will be read, so that it may be prefetched.
+        options: how to read them.
+        is_whole: returns whether the shard with this number is read completely, and so may be prefetched.
     """
 
     def __init__(
@@ -138,37 +137,41 @@ class ShardReader:
         is_whole: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self.options = options
-        self.opener_options = options.opener_options
         self._policy = ErrorPolicy(options.on_error, "load_wds_shards")
+        self.opener_options = {**options.opener_options, "counters": self._policy.counters}
         self._prefetcher = ShardPrefetcher(source, options.read_ahead, self.opener_options, is_whole)
 
     def __iter__(self) -> Iterator[Shard]:
-        """Yield the shards in their order, until there are no more or the error policy ends reading."""
+        """Yield the shards in order, until the source is exhausted or the error policy ends reading."""
         for number, url in enumerate(self._policy.counted(self._prefetcher)):
             if not isinstance(url, str | os.PathLike):
                 raise TypeError(
-                    f"load_wds_shards reads shards by their URL, so its source has to yield str, not "
+                    f"load_wds_shards reads shards by their URL, so its source must yield str, not "
                     f"{type(url).__name__}: {reprlib.repr(url)}"
                 )
             path = os.fspath(url)
             if self.options.safe:
-                refuse_unsafe(path)  # whatever the policy is for bad data
+                refuse_unsafe(path)  # regardless of the error policy
             yield Shard(path, _local_path(path), number)
             if self._policy.has_ended:
                 return
         self._policy.finish()
 
     def read(self, shard: Shard) -> Iterator[MemberTuple]:
-        """Yield all members of the shard that was yielded last."""
-        COUNTERS.opened(redact(shard.url))
+        """Yield all members of the shard yielded last."""
+        self.record_shard(shard)
         with self.handle_errors(shard), ExitStack() as stack:
             stream = open_archive(
                 shard.url, self.opener_options, stack, self._prefetcher.open, limits=self.options.limits
             )
             yield from self.members(stream, shard)
 
+    def record_shard(self, shard: Shard) -> None:
+        """Record a shard as the one being read."""
+        self._policy.counters.record_shard(redact(shard.url))
+
     def members(self, stream: BinaryIO, shard: Shard, start: int = 0) -> Iterator[MemberTuple]:
-        """Yield the members in an uncompressed archive, or in a part of one that begins at the byte ``start``."""
+        """Yield the members of an uncompressed archive, or of the part of it that begins at byte ``start``."""
         options = self.options
         return read_members(
             stream,
@@ -185,17 +188,17 @@ class ShardReader:
 
     @contextmanager
     def handle_errors(self, shard: Shard) -> Iterator[None]:
-        """Note whether a shard was read to its end, and apply the error policy if reading fails."""
+        """Record whether a shard was read to its end, and apply the error policy if reading fails."""
         try:
             yield
             shard.is_complete = True
         except ChangedShardError:
-            raise  # whatever the policy is for bad data: the saved state does not fit
+            raise  # regardless of the error policy: the loaded state does not fit
         except ShardError as error:
             shard.is_complete = False
             if isinstance(shard.url, OpeningURL) and isinstance(error, CorruptShardError | TruncatedShardError):
                 shard.url.disown(error)
-            self._policy.goes_on(error, url=shard.url)
+            self._policy.handle(error, url=shard.url)
         finally:
             shard.is_complete = shard.is_complete is True
 
@@ -203,7 +206,7 @@ class ShardReader:
 def _local_path(url: str) -> str | None:
     try:
         return local_path(url)
-    except ShardOpenError:  # opening the shard raises it again, and the error policy sees it
+    except ShardOpenError:  # opening the shard raises it again, where the error policy applies
         return None
 
 

@@ -1,4 +1,4 @@
-"""Mixture of shard collections, specified in a YAML or JSON file."""
+"""Mixtures of shard collections, specified in a YAML or JSON file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, TypeGuard
 
-from wds_datapipes.errors import MissingSidecarError, PatternError, SpecError
+from wds_datapipes.errors import MissingSidecarError, SpecError
 from wds_datapipes.extras import require
 from wds_datapipes.fingerprint.values import fingerprint
 from wds_datapipes.io.openers import local_path, redact, split_scheme
@@ -20,57 +20,57 @@ from wds_datapipes.shards.patterns import MAX_SHARDS, split_patterns
 
 __all__ = ["Collection", "Mixture", "parse_plain_yaml", "read_mixture"]
 
-#: webdataset's documentation has called the last one by either name.
+#: webdataset's documentation uses both "datasets" and "dataset".
 TOP_KEYS = ("prefix", "buckets", "datasets", "dataset")
 DATASET_KEYS = ("buckets", "name", "shards", "resample", "choose", "scaleprob", "scale", "extensions", "settings")
 SUFFIXES = (".yaml", ".yml", ".json")
-#: What PyYAML raises besides its own errors: for an impossible date, an empty number, a text that nests too deep.
+#: Errors that PyYAML raises besides its own: for an invalid date, an empty number, a deeply nested text.
 YAML_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 class Collection(NamedTuple):
-    """A collection of shards, and how many of them an epoch has."""
+    """A collection of shards, and how many of them are part of an epoch."""
 
     name: str
     urls: list[str]
-    taken: int
-    #: Whether ``taken`` are drawn with replacement; otherwise without.
-    again: bool
-    #: What the specification says about its samples, for the pipeline to use.
+    count_per_epoch: int
+    #: Whether shards are drawn with replacement.
+    with_replacement: bool
+    #: The settings for its samples, for the pipeline to use.
     settings: Mapping[str, Any]
 
 
 class Mixture:
-    """The collections of a specification. Not a list, since torch traverses each of those in every epoch."""
+    """The collections of a specification. Not a list, since torch traverses lists in every epoch."""
 
     def __init__(self, collections: list[Collection]) -> None:
         self.collections = collections
 
     def __len__(self) -> int:
-        return sum(collection.taken for collection in self.collections)
+        return sum(each.count_per_epoch for each in self.collections)
 
     @property
     def is_random(self) -> bool:
         """Whether shards are drawn at random."""
-        return any(some.again or some.taken < len(some.urls) for some in self.collections)
+        return any(each.with_replacement or each.count_per_epoch < len(each.urls) for each in self.collections)
 
     @property
     def settings(self) -> dict[str, Mapping[str, Any]]:
         """The settings of each shard's collection, by URL."""
-        return {url: some.settings for some in self.collections if some.settings for url in some.urls}
+        return {url: each.settings for each in self.collections if each.settings for url in each.urls}
 
     def fingerprint(self) -> str:
-        """Return the number of shards of each dataset in an epoch, and a digest of their URLs."""
-        facts = [(some.name, some.urls, some.taken, some.again) for some in self.collections]
+        """Return the number of shards and of datasets, and a digest of their names, URLs and counts."""
+        facts = [each[:4] for each in self.collections]
         return f"{len(self)} shards of {len(self.collections)} datasets #{fingerprint(facts)[:12]}"
 
     def draw(self, rng: Random) -> Iterator[str]:
         """Yield the shards of an epoch, in the order of the specification."""
-        for _, urls, taken, again, _ in self.collections:
-            if again:
-                yield from map(urls.__getitem__, sorted(rng.choices(range(len(urls)), k=taken)))
-            elif taken < len(urls):
-                yield from map(urls.__getitem__, sorted(rng.sample(range(len(urls)), taken)))
+        for _, urls, count, with_replacement, _ in self.collections:
+            if with_replacement:
+                yield from map(urls.__getitem__, sorted(rng.choices(range(len(urls)), k=count)))
+            elif count < len(urls):
+                yield from map(urls.__getitem__, sorted(rng.sample(range(len(urls)), count)))
             else:
                 yield from urls
 
@@ -86,47 +86,46 @@ def read_mixture(
     """Read a specification.
 
     Args:
-        spec: the path or the URL of a file, or what such a file holds.
-        expand: makes the URLs of shards from a pattern.
-        storage_options: passed to the remote file system that the file is in.
-        safe: read the file only if it is on a network.
-        allow_commands: let a file that is not of this host name commands.
+        spec: the path or the URL of a file, or the content of such a file.
+        expand: expands a pattern to the URLs of shards.
+        storage_options: passed to the remote file system of the file.
+        safe: read the file only from a network.
+        allow_commands: allow commands in a file from another host.
 
     Raises:
-        SpecError: the specification is wrong.
-        PatternError: a pattern in it cannot be expanded, or matches nothing.
-        MissingDependencyError: it is a YAML file, and PyYAML is not installed.
-        RefusedURLError: it is not of this host and names a command, or ``safe`` does not allow it.
+        SpecError: the specification is invalid, or a pattern in it cannot be expanded or matches nothing.
+        MissingDependencyError: it is a YAML file and PyYAML is not installed.
+        UnsafeInputError: it comes from another host and names a command, or ``safe`` does not allow it.
     """
-    origin = None
+    file_url = None
     if isinstance(spec, Mapping):
         where: str = "the given specification"
         content: object = spec
     elif isinstance(spec, str | os.PathLike):
-        origin = os.fspath(spec)
+        file_url = os.fspath(spec)
         if safe:
-            refuse_unsafe(origin)
-        where = redact(origin)
-        content = _load_file(origin, where, storage_options)
+            refuse_unsafe(file_url)
+        where = redact(file_url)
+        content = _load_file(file_url, where, storage_options)
     else:
         raise SpecError(f"A specification is the path of a {', '.join(SUFFIXES)} file or a dict, not {spec!r}")
     top = _check_mapping(content, where, TOP_KEYS)
     if "datasets" in top and "dataset" in top:
-        raise SpecError(f"{where} has both 'datasets' and 'dataset'. Put all into the first")
+        raise SpecError(f"{where} has both 'datasets' and 'dataset'. Put all of them under 'datasets'")
     datasets = top.get("datasets", top.get("dataset"))
     if not isinstance(datasets, list) or not datasets:
         raise SpecError(f"{where} needs a list of at least one dataset under 'datasets', and has {datasets!r}")
     prefix = _text(top.get("prefix", ""), where, "prefix")
 
-    def admitted(pattern: str) -> list[str]:
+    def expand_safely(pattern: str) -> list[str]:
         urls = expand(pattern)
-        if origin is not None and not allow_commands:
+        if file_url is not None and not allow_commands:
             for url in urls:
-                refuse_commands(url, origin)
+                refuse_commands(url, file_url)
         return urls
 
     collections = [
-        _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), admitted)
+        _collection(dataset, f"{where}, datasets[{number}]", prefix, top.get("buckets", []), expand_safely)
         for number, dataset in enumerate(datasets)
     ]
     _check_settings(collections, where)
@@ -146,30 +145,30 @@ def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -
     except OSError as error:
         raise SpecError(f"The specification {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SpecError(f"The specification {path} is no text in UTF-8: {error}") from error
+        raise SpecError(f"The specification {path} is not UTF-8 text: {error}") from error
     if name.endswith(".json"):
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise SpecError(f"The specification {path} is no JSON: {error}") from error
+            raise SpecError(f"The specification {path} is not valid JSON: {error}") from error
     yaml = require("yaml", extra="yaml", purpose=f"read the specification {path}")
     try:
         return parse_plain_yaml(yaml, text)
     except ValueError as error:
-        raise SpecError(f"The specification {path} is no YAML of plain values: {error}") from error
+        raise SpecError(f"The specification {path} is not YAML with plain values: {error}") from error
 
 
 def parse_plain_yaml(yaml: Any, text: str | bytes) -> Any:
-    """Return the plain values of a YAML text.
+    """Parse YAML with plain values.
 
-    Aliases are refused: a few lines of them can stand for more values than any memory holds.
+    Aliases are refused: a few lines of them can expand to more values than fit in memory.
 
     Args:
-        yaml: the module of PyYAML.
-        text: what to parse.
+        yaml: the PyYAML module.
+        text: the YAML text.
 
     Raises:
-        ValueError: it is no YAML of plain values, or has an alias.
+        ValueError: the text is not YAML with plain values, or has an alias.
     """
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package is optional
@@ -201,14 +200,14 @@ def _collection(
         for text in patterns:
             for part in split_patterns(_text(text, where, "shards")):
                 urls += expand(prefix + os.path.join(_home(bucket), _home(part)))  # noqa: PTH118  URLs are no paths
-    except PatternError as error:
-        raise PatternError(f"{where}: {error}") from error
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from error
     given = [key for key in ("resample", "choose", "scaleprob") if key in found]
     if len(given) > 1:
-        raise SpecError(f"{where} has {' and '.join(given)}, and may have one of them")
+        raise SpecError(f"{where} has {' and '.join(given)}; only one of them is allowed")
     settings = _settings(found, where)
     if not given:
-        return Collection(name, urls, len(urls), again=False, settings=settings)
+        return Collection(name, urls, len(urls), with_replacement=False, settings=settings)
     key = given[0]
     return Collection(name, urls, _epoch_shards(key, found[key], len(urls), where), key == "resample", settings)
 
@@ -217,14 +216,14 @@ def _settings(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the settings of a dataset for its samples."""
     settings = dict(_string_keys(found.get("settings", {}), where))
     if twice := settings.keys() & {"scale", "extensions"} & found.keys():
-        raise SpecError(f"{where} has {' and '.join(sorted(twice))} twice: in its settings, and next to them")
+        raise SpecError(f"{where} has {' and '.join(sorted(twice))} twice: inside and outside of its settings")
     if "scale" in found:
         scale = found["scale"]
         limits = scale if isinstance(scale, list) and len(scale) == 2 else [scale, scale]
         if not all(_is_positive(limit) for limit in limits) or limits[0] > limits[1]:
             raise SpecError(
-                f"{where}: scale is a number above 0 or the least and the largest of a range, as in [0.5, 2.0], "
-                f"not {scale!r}"
+                f"{where}: scale is a number above 0 or a range with minimum and maximum, as in [0.5, 2.0], not "
+                f"{scale!r}"
             )
         settings["scale"] = scale
     if "extensions" in found:
@@ -243,17 +242,17 @@ def _string_keys(settings: object, where: str) -> Mapping[str, Any]:
 
 
 def _check_settings(collections: list[Collection], where: str) -> None:
-    """Raise if collections have different settings for one shard: a sample does not know its collection."""
-    said: dict[str, Collection] = {}
-    if not any(some.settings for some in collections):
+    """Raise if collections have different settings for the same shard: samples are looked up by shard."""
+    first: dict[str, Collection] = {}
+    if not any(each.settings for each in collections):
         return
-    for some in collections:
-        for url in some.urls:
-            other = said.setdefault(url, some)
-            if other.settings != some.settings:
+    for each in collections:
+        for url in each.urls:
+            other = first.setdefault(url, each)
+            if other.settings != each.settings:
                 raise SpecError(
-                    f"{where}: {redact(url)} is in {other.name} and in {some.name}, whose settings differ: "
-                    f"{dict(other.settings)!r} and {dict(some.settings)!r}"
+                    f"{where}: {redact(url)} is in {other.name} and in {each.name}, whose settings differ: "
+                    f"{dict(other.settings)!r} and {dict(each.settings)!r}"
                 )
 
 
@@ -262,24 +261,24 @@ def _is_positive(value: object) -> TypeGuard[int | float]:
 
 
 def _epoch_shards(key: str, value: object, shards: int, where: str) -> int:
-    """Return how many shards an epoch has, where it is given as a number or as a share of all."""
+    """Return the number of shards in an epoch, given as a number or as a fraction of all shards."""
     if not _is_positive(value):
         raise SpecError(f"{where}: {key} is a number above 0, not {value!r}")
     if key == "scaleprob":
         value = float(value)
     if key != "resample" and value > (shards if isinstance(value, int) else 1):
         raise SpecError(
-            f"{where}: {key} is {value!r}, and there are {shards} shards, each of which it takes at most once. "
-            f"Use resample to take some of them more than once"
+            f"{where}: {key} is {value!r}, but there are only {shards} shards, and it takes each at most once. Use "
+            f"resample to repeat shards"
         )
-    taken = value if isinstance(value, int) else max(1, math.floor(value * shards + 0.5))
-    if taken > MAX_SHARDS:
-        raise SpecError(f"{where}: {key} is {value!r:.100}, and {MAX_SHARDS:,} shards are the limit of an epoch")
-    return taken
+    count = value if isinstance(value, int) else max(1, math.floor(value * shards + 0.5))
+    if count > MAX_SHARDS:
+        raise SpecError(f"{where}: {key} is {value!r:.100}, but an epoch is limited to {MAX_SHARDS:,} shards")
+    return count
 
 
 def _bucket(buckets: object, where: str) -> str:
-    """Return the one bucket of a dataset, or nothing if it has none."""
+    """Return the bucket of a dataset, or "" if it has none."""
     several = [buckets] if isinstance(buckets, str) else buckets
     if not isinstance(several, list) or len(several) > 1:
         raise SpecError(f"{where}: buckets is a string, or a list of one string, not {buckets!r}")
@@ -287,12 +286,12 @@ def _bucket(buckets: object, where: str) -> str:
 
 
 def _check_mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return a mapping, and raise if it has other keys."""
+    """Return a mapping, or raise if it has other keys."""
     if not isinstance(value, Mapping):
-        raise SpecError(f"{where} has to be a mapping with some of the keys {', '.join(keys)}, not {value!r}")
+        raise SpecError(f"{where} must be a mapping with some of the keys {', '.join(keys)}, not {value!r}")
     unknown = [key for key in value if key not in keys]
     if unknown:
-        own = ". Put keys of your own under 'settings'" if "settings" in keys else ""
+        own = ". Put custom keys under 'settings'" if "settings" in keys else ""
         raise SpecError(
             f"{where} has the unknown keys {', '.join(map(repr, unknown))}; known are {', '.join(keys)}{own}"
         )

@@ -1,4 +1,4 @@
-"""Shard patterns: expands braces, variables and globs to the URLs of shards."""
+"""Shard patterns: expands variables, braces and globs to the URLs of shards."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any, TypeAlias
 
 from braceexpand import braceexpand
 
-from wds_datapipes.errors import PatternError, RefusedURLError
+from wds_datapipes.errors import SpecError, UnsafeInputError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.io.url_safety import refuse_unsafe
 from wds_datapipes.shards.listing import GLOB_MARKS, list_urls
-from wds_datapipes.shards.url_rewriting import Rewrite, Rules, rewrite_url, rules_of
+from wds_datapipes.shards.url_rewriting import Rewrite, Rules, compile_rules, rewrite_url
 
 __all__ = ["MAX_SHARDS", "Patterns", "expand_urls"]
 
 Patterns: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
-"""A pattern, or an iterable of patterns in the order that their shards shall have."""
+"""A pattern, or an iterable of patterns in the order of their shards."""
 
-#: How deep the values of variables may refer to further variables.
+#: How deeply variables may refer to other variables.
 MAX_ROUNDS = 10
 
-#: The most shards that the braces of one pattern stand for, and the most characters of their names together.
+#: The maximum number of shards in one pattern, and the maximum total length of their names in characters.
 MAX_SHARDS, MAX_CHARACTERS = 10_000_000, 1 << 31
 
-#: What stands between braces that count.
+#: A numeric range between braces.
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -43,18 +43,18 @@ def expand_urls(
 ) -> list[str]:
     r"""List the shards of one or more patterns, in order.
 
-    A pattern is read in these steps:
+    A pattern is expanded in these steps:
 
     1. ``::`` separates patterns.
-    2. ``${NAME}`` becomes the value of the variable ``WDS_NAME``, which may hold all of what follows.
+    2. ``${NAME}`` becomes the value of the variable ``WDS_NAME``, which may contain any of the following.
     3. Braces: ``{000..146}`` counts with leading zeros, ``{0..8..2}`` in steps, ``{9..0}`` down, ``{train,val}`` lists.
        They nest. In a pattern with braces, a backslash escapes the next character.
-    4. The first rule of `rules_of` that changes the URL does so.
-    5. A local path with ``*``, ``?``, ``[...]`` or ``**``, unless there is a file of that very name, becomes the files
-       that match it, sorted. In a URL of a remote file system only ``*`` does so.
-    6. A directory, which ends in ``/``, becomes its shards, sorted: the files that end in ``.tar``, ``.tgz`` and so on.
+    4. The first rule of `compile_rules` that changes the URL is applied.
+    5. A local path with ``*``, ``?``, ``[...]`` or ``**`` becomes the files that match it, sorted, unless a file of
+       exactly that name exists. In a URL of a remote file system, only ``*`` is a wildcard.
+    6. A directory, which ends in ``/``, becomes its shards, sorted: files that end in ``.tar``, ``.tgz`` and so on.
 
-    The steps 5 and 6 leave ``-``, ``pipe:`` and the schemes of `register_opener` alone.
+    Steps 5 and 6 do not apply to ``-``, ``pipe:`` and the schemes of `register_opener`.
 
     >>> expand_urls("s3://bucket/{train-{08..10},val-0}.tar", variables={})
     ['s3://bucket/train-08.tar', 's3://bucket/train-09.tar', 's3://bucket/train-10.tar', 's3://bucket/val-0.tar']
@@ -65,49 +65,49 @@ def expand_urls(
         urls: a string, a path, or an iterable of these.
         variables: the values for step 2, usually ``os.environ``.
         storage_options: passed to the remote file systems that are listed.
-        rewrite: the rules for step 4, see `rules_of`.
-        safe: take no URLs but those of files on a network, and no variables.
+        rewrite: the rules for step 4, see `compile_rules`.
+        safe: allow only URLs of files on a network, and no variables.
 
     Raises:
-        PatternError: a pattern cannot be read, or nothing matches it.
-        UnknownSchemeError: a remote file system has to be listed and is not known.
-        MissingDependencyError: or its package is not installed.
-        RefusedURLError: with ``safe``, a pattern has a variable, or stands for what is no file on a network.
+        SpecError: a pattern is invalid, or nothing matches it.
+        UnknownSchemeError: the remote file system to list is unknown.
+        MissingDependencyError: the package of the remote file system to list is not installed.
+        UnsafeInputError: with ``safe``, a pattern has a variable, or a URL is not that of a file on a network.
     """
     options = storage_options or {}
-    rules = rules_of(rewrite, variables)
+    rules = compile_rules(rewrite, variables)
     expanded: list[str] = []
     for text in pattern_texts(urls, safe):
         for pattern in split_patterns(text):
             if safe and (found := VARIABLE.search(pattern)):
-                raise RefusedURLError(
-                    f"The shard pattern {redact(pattern)!r} was refused: with safe=True no variable of the environment "
-                    f"is put in, as {found[0]} would be"
+                raise UnsafeInputError(
+                    f"The shard pattern {redact(pattern)!r} was refused: with safe=True, environment variables such as "
+                    f"{found[0]} are not substituted"
                 )
             expanded += expand_pattern(substitute(pattern, variables), options, rules, safe)
     if not expanded:
-        raise PatternError(f"There is no shard in {urls!r}. Name at least one")
+        raise SpecError(f"There is no shard in {urls!r}. Name at least one")
     return expanded
 
 
 def pattern_texts(urls: Patterns, safe: bool = False) -> Iterator[str]:
-    """Return the patterns as strings; with ``safe``, without a look at directories."""
+    """Return the patterns as strings; with ``safe``, without checking for directories."""
     if isinstance(urls, (str, os.PathLike)):
         yield pattern_text(urls, safe=safe)
         return
     if isinstance(urls, (set, frozenset)):
-        raise PatternError("Shards cannot be given as a set: its order differs between processes. Use sorted(...)")
+        raise SpecError("Shards cannot be given as a set: its order differs between processes. Use sorted(...)")
     if isinstance(urls, (bytes, bytearray, Mapping)) or not isinstance(urls, Iterable):
-        raise PatternError(f"Shards are given as a string, a path or a list of these, not as {type(urls).__name__}")
+        raise SpecError(f"Shards are given as a string, a path or a list of these, not as {type(urls).__name__}")
     for position, item in enumerate(urls):
         yield pattern_text(item, f" at position {position}", safe=safe)
 
 
 def pattern_text(item: object, where: str = "", *, safe: bool = False) -> str:
-    """Return a pattern as a string; a directory gets the slash that a path object cannot hold."""
+    """Return a pattern as a string; a directory gets the trailing slash that a path object lacks."""
     text = os.fspath(item) if isinstance(item, os.PathLike) else item
     if not isinstance(text, str):
-        raise PatternError(f"A shard pattern is a string or a path, and {item!r}{where} is {type(item).__name__}")
+        raise SpecError(f"A shard pattern is a string or a path, but {item!r}{where} is {type(item).__name__}")
     return f"{text}/" if isinstance(item, os.PathLike) and not safe and Path(text).is_dir() else text
 
 
@@ -121,7 +121,7 @@ def split_patterns(text: str) -> Iterator[str]:
             parts.append(piece)
     for part in parts:
         if not part:
-            raise PatternError(f"The shard pattern {redact(text)!r} {'has an empty part' if text else 'is empty'}")
+            raise SpecError(f"The shard pattern {redact(text)!r} {'has an empty part' if text else 'is empty'}")
         yield part
 
 
@@ -131,8 +131,8 @@ def substitute(pattern: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         name = f"WDS_{match[1]}"
         if name not in variables:
-            raise PatternError(
-                f"The shard pattern {redact(pattern)!r} needs {match[0]}, and the environment variable {name} is not "
+            raise SpecError(
+                f"The shard pattern {redact(pattern)!r} needs {match[0]}, but the environment variable {name} is not "
                 "set. Set it, or write the value into the pattern"
             )
         return variables[name]
@@ -143,9 +143,9 @@ def substitute(pattern: str, variables: Mapping[str, str]) -> str:
         if not changes:
             return text
     if VARIABLE.search(text):
-        raise PatternError(
-            f"The variables in the shard pattern {redact(pattern)!r} refer to others more than {MAX_ROUNDS} deep. One "
-            "of them may refer to itself"
+        raise SpecError(
+            f"The variables in the shard pattern {redact(pattern)!r} are nested more than {MAX_ROUNDS} deep. One of "
+            "them may refer to itself"
         )
     return text
 
@@ -154,16 +154,16 @@ def expand_pattern(pattern: str, storage_options: Mapping[str, Any], rules: Rule
     """Expand a pattern without variables; with ``safe``, check URLs before and after listing."""
     urls = expand_braces(pattern)
     if safe:
-        return [shard for url in urls for shard in _safely_listed(rewrite_url(url, rules), storage_options)]
-    # A million shards take little more than their strings do, if not each of them is looked at.
+        return [shard for url in urls for shard in _list_safely(rewrite_url(url, rules), storage_options)]
+    # A pattern of a million shards is not worth a check of each name.
     if not rules and GLOB_MARKS.isdisjoint(pattern) and not pattern.endswith(("/", "}")):
         return urls
     if "" in urls:
-        raise PatternError(f"One of the shards of the pattern {redact(pattern)!r} has an empty name")
+        raise SpecError(f"One of the shards of the pattern {redact(pattern)!r} has an empty name")
     return [shard for url in urls for shard in list_urls(rewrite_url(url, rules), storage_options)]
 
 
-def _safely_listed(url: str, storage_options: Mapping[str, Any]) -> list[str]:
+def _list_safely(url: str, storage_options: Mapping[str, Any]) -> list[str]:
     refuse_unsafe(url)
     found = list_urls(url, storage_options)
     for each in found:
@@ -178,23 +178,23 @@ def expand_braces(pattern: str) -> list[str]:
     try:
         count, longest = _braces(pattern)
         if count > MAX_SHARDS or count * longest > MAX_CHARACTERS:
-            raise PatternError(
-                f"The braces in the shard pattern {redact(pattern)[:200]!r} stand for {count:,} shards, and "
-                f"{MAX_SHARDS:,} are the limit. Name fewer at once"
+            raise SpecError(
+                f"The braces in the shard pattern {redact(pattern)[:200]!r} expand to {count:,} shards; the limit is "
+                f"{MAX_SHARDS:,}. Split the pattern"
             )
-        # Looking for backslashes in the results costs more than all of the rest.
+        # Unescaping costs more than the expansion itself.
         return list(braceexpand(pattern, escape="\\" in pattern))
-    except PatternError:
+    except SpecError:
         raise
     except (ValueError, RecursionError) as error:
-        raise PatternError(
-            f"The braces in the shard pattern {redact(pattern)!r} do not pair. Write \\{{ or \\}} for one that is part "
-            "of a name"
+        raise SpecError(
+            f"The braces in the shard pattern {redact(pattern)!r} are unbalanced. Write \\{{ or \\}} for a literal "
+            "brace"
         ) from error
 
 
 def _braces(pattern: str) -> tuple[int, int]:
-    """Return at most how many names the braces of a pattern expand to, and about how long they are.
+    """Return an upper bound of the number of names that a pattern expands to, and their approximate length.
 
     >>> _braces("a-{00..99}-{b,c{1..3}}.tar")
     (400, 15)
@@ -216,7 +216,7 @@ def _braces(pattern: str) -> tuple[int, int]:
             if match := RANGE.fullmatch(pattern, start, at):
                 first, last, step = int(match[1]), int(match[2]), int(match[3] or 1) or 1
                 part.count, part.length = abs(last - first) // step + 1, max(len(match[1]), len(match[2]))
-            elif pattern[start + 1 : start + 3] == ".." and at - start >= 4:  # letters, which are few
+            elif pattern[start + 1 : start + 3] == ".." and at - start >= 4:  # letters
                 part.count, part.length = (
                     max(part.count, abs(ord(pattern[start]) - ord(pattern[start + 3])) + 1),
                     part.length,
@@ -227,13 +227,13 @@ def _braces(pattern: str) -> tuple[int, int]:
             part.length += max(length for _, length in choices) + 2 * (not inner.before)
         else:
             part.length += 1
-    # Braces that do not pair stand for themselves.
+    # Unbalanced braces are literal.
     pieces = [piece for each in (*outer, part) for piece in (*each.before, (each.count, each.length + 1))]
     return math.prod(count for count, _ in pieces), sum(length + 1 for _, length in pieces) - 2
 
 
 class _Part:
-    """What was read between two braces, or a brace and a comma: how many names, and how long."""
+    """The number of names, and their length, of the text between two braces or a brace and a comma."""
 
     def __init__(self) -> None:
         self.before: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Positions in a list of shards: progress of a reader, and what is left to read after a resume."""
+"""Positions in a list of shards: the progress of a reader, and the part to read after a resume."""
 
 from __future__ import annotations
 
@@ -12,74 +12,78 @@ from zlib import crc32
 from wds_datapipes.errors import ChangedShardError
 
 __all__ = [
-    "NOTHING_LEFT",
-    "Origin",
+    "END_OF_SHARDS",
     "Progress",
     "Resume",
     "SamplePosition",
     "ShardShare",
     "SkippedCount",
-    "check_of",
-    "runs_of",
-    "samples_gone_error",
+    "key_checksum",
+    "merge_spans",
+    "missing_samples_error",
+    "pack_positions",
+    "unpack_positions",
 ]
 
 #: The position after all shards.
-NOTHING_LEFT = (sys.maxsize, 0)
+END_OF_SHARDS = (sys.maxsize, 0)
 
 
 class SamplePosition(NamedTuple):
     """The position of a sample in its shard.
 
     Attributes:
-        shard: the number of its shard among those that were opened, from 0.
-        start: where its first header begins in the archive, in bytes.
-        end: where the next sample begins; -1 if it is the last one of the shard.
-        way: which way it came, where there are several: for each stage that reads several sources, or one again and
-            again, the number of the source, if there are several, and that of the pass over it; for each that makes
-            several items of one, the number of the item among these, and the `Origin` of that one; for each that reads
-            other shards in step, where the sample is in these, as a tuple; the last stage first.
+        shard: the number of its shard among those opened, from 0.
+        start: the offset of its first header in the archive, in bytes.
+        end: the offset of the next sample; -1 if this is the last one of the shard.
+        route: for each stage that reads several sources, or one repeatedly, the number of the source, if there are
+            several, and that of the pass; the last stage first.
     """
 
     shard: int
     start: int
     end: int
-    way: tuple[Any, ...] = ()
+    route: tuple[int, ...] = ()
 
     @property
-    def place(self) -> tuple[int, ...]:
+    def identity(self) -> tuple[int, ...]:
         """A tuple that identifies the sample."""
-        return (self.shard, self.start, *_numbers(self.way)) if self.way else (self.shard, self.start)
-
-    @classmethod
-    def from_values(cls, values: Sequence[int]) -> SamplePosition:
-        """Make a position from the list of numbers in a state."""
-        shard, start, end, *way = values
-        return cls(shard, start, end, tuple(way))
+        return self.shard, self.start, *self.route
 
 
-class Origin(NamedTuple):
-    """The source of an item, of a stage that makes several items of one.
+def pack_positions(positions: Iterable[SamplePosition]) -> list[list[int]]:
+    """Return positions as plain lists, for a state.
 
-    Attributes:
-        is_last: whether the source has ended after these.
-        addresses: where the items are that it was made of, such as the samples of a batch, in their order.
+    >>> pack_positions([SamplePosition(0, 512, 1024, (1, 3))])
+    [[0, 512, 1024, 1, 3]]
     """
+    return [[shard, start, end, *route] for shard, start, end, route in positions]
 
-    is_last: bool
-    addresses: tuple[SamplePosition, ...]
+
+def unpack_positions(values: Iterable[Sequence[int]]) -> list[SamplePosition]:
+    """Return the positions that `pack_positions` has made lists of.
+
+    >>> unpack_positions([[0, 512, 1024, 3], [1, 0, -1]])
+    [SamplePosition(shard=0, start=512, end=1024, route=(3,)), SamplePosition(shard=1, start=0, end=-1, route=())]
+    """
+    positions = []
+    for shard, start, end, *route in values:
+        if {int} != {*map(type, (shard, start, end, *route))} or -1 < end < start:  # which is noticed late otherwise
+            raise ValueError(f"a position has the values {(shard, start, end, *route)!r:.200}")
+        positions.append(SamplePosition(shard, start, end, tuple(route)))
+    return positions
 
 
 class Progress:
     """The position of a reader: its last sample, and the next one.
 
     Args:
-        floor: the place before which there is only what is read again: a shard, and where in it.
-        check: `check_of` the key there.
+        floor: a shard and an offset in it; everything before is read only to restore samples.
+        check: the `key_checksum` of the key there.
 
     Attributes:
-        last: the shard of the one that it yielded last, where that begins there, and where the next one does, or -1.
-        next: the shard, and the place in it, where the next one begins, and its key, or "" if that is not known.
+        last: the shard of the sample yielded last, its offset, and the offset of the next one, or -1.
+        next: the shard and the offset of the next sample, and its key, or "" if unknown.
         floor: a bound just after the given ``floor``; later positions are greater.
     """
 
@@ -97,8 +101,8 @@ class Progress:
         """The position of the sample yielded last."""
         return SamplePosition(*self.last)
 
-    def place(self) -> tuple[int, int, int | str]:
-        """Return the position at which to resume, and the key there or `check_of` it."""
+    def resume_position(self) -> tuple[int, int, int | str]:
+        """Return the position at which to resume, and the key there or its `key_checksum`."""
         if self.floor < self.next:
             return self.next
         shard, offset = self.floor
@@ -108,37 +112,38 @@ class Progress:
 class SkippedCount:
     """Counts the items that have passed a stage, each once.
 
-    Those that later stages wait for are read again when a state is loaded, and pass the stages before once more.
+    After a state is loaded, samples that later stages had buffered are read again and pass the earlier stages a second
+    time, which does not count.
 
     Args:
-        count: how many have passed.
-        again: where those are that will pass once more, which does not count.
+        count: how many items have passed.
+        again: the positions of the items that will pass a second time.
     """
 
     __slots__ = ("_again", "count")
 
     def __init__(self, count: int = 0, again: Iterable[SamplePosition] = ()) -> None:
         self.count = count
-        self._again = {address.place for address in again}
+        self._again = {position.identity for position in again}
 
     @property
-    def awaits(self) -> bool:
-        """Whether some items are still to come again."""
+    def has_pending(self) -> bool:
+        """Whether some items have yet to pass a second time."""
         return bool(self._again)
 
-    def once_more(self, address: Callable[[], SamplePosition] | None) -> bool:
-        """Return whether an item comes again; otherwise count it.
+    def is_repeat(self, position: Callable[[], SamplePosition] | None) -> bool:
+        """Return whether an item passes for the second time; otherwise count it.
 
         Args:
-            address: tells where it is, if that is known.
+            position: returns its position; None if that is unknown.
 
         Raises:
-            ChangedShardError: it is a new one, and others were to pass before.
+            ChangedShardError: the item is new, although others are still pending.
         """
-        if self._again and address is not None:
-            if (place := address().place) not in self._again:
-                raise samples_gone_error(len(self._again))
-            self._again.remove(place)
+        if self._again and position is not None:
+            if (identity := position().identity) not in self._again:
+                raise missing_samples_error(len(self._again))
+            self._again.remove(identity)
             return True
         self.count += 1
         return False
@@ -148,15 +153,15 @@ class SkippedCount:
 class ShardShare:
     """The share of one pipeline instance in shards that all instances read.
 
-    Shards are numbered before the list of the epoch is split. When an epoch begins, all of them are assigned in turn.
-    When the rest of it is resharded, so are the shards that no instance can have begun; of the others, each instance
-    gets pieces.
+    Shards are numbered before the list of the epoch is split. At the start of an epoch, all of them are assigned
+    round-robin. When the rest of an epoch is resharded, so are the shards that no instance has started; of the others,
+    each instance gets pieces.
 
     Attributes:
-        every: among how many instances the shards are dealt.
-        turn: which of them this one gets: those whose numbers, divided by ``every``, leave this.
-        since: the first shard that is dealt in this way.
-        pieces: the parts to read of shards before it, in order, each from one place to another; -1 is the shard's end.
+        every: the number of instances that share the shards.
+        turn: the number of this instance: it reads the shards whose number modulo ``every`` is ``turn``.
+        since: the first shard assigned in this route.
+        pieces: the spans to read of earlier shards, in order, as pairs of offsets; -1 is the end of the shard.
     """
 
     every: int = 1
@@ -171,12 +176,12 @@ class ShardShare:
         return [(0, -1)] if shard % self.every == self.turn else ()
 
     def shards(self, end: int) -> Iterator[int]:
-        """Yield the numbers of the shards before ``end`` that have something to read, in no order."""
+        """Yield the numbers of the shards before ``end`` that have something to read, in no particular order."""
         yield from self.pieces
         yield from range(self.since + (self.turn - self.since) % self.every, end, self.every)
 
     def state_dict(self, after: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-        """Return the share as plain values, without most of what is before a position."""
+        """Return the share as plain values, without most of what precedes a position."""
         shard, reached = after
         pieces = [
             [number, start, end]
@@ -196,82 +201,73 @@ class ShardShare:
         numbers = [every - 1, turn, since, *(each for piece in state["pieces"] for each in piece[:2])]
         are_numbers = all(type(number) is int and number >= 0 for number in numbers)
         if not are_numbers or any(-1 < end < start for _, start, end in state["pieces"]):
-            raise ValueError(f"shards are dealt by {numbers!r:.200}")
+            raise ValueError(f"invalid shard assignment {numbers!r:.200}")
         return cls(every, turn, since, pieces)
 
 
-#: All shards of a list that is an instance's own.
+#: The share of an instance that does not share its list of shards.
 ALL = ShardShare()
 
 
 @dataclass(frozen=True)
 class Resume:
-    """The part of a list of shards that is left to read.
+    """The part of a list of shards that remains to be read.
 
     Attributes:
-        next: the shard, and the place in it, where that begins which was never read.
-        again: the places of samples before it to read again first, by the number of their shard.
-        deal: what of the list, before it is split, this instance has to read; None if the list is its own.
-        check: `check_of` the key of the sample at ``next``.
+        next: the shard and the offset from which nothing was read yet.
+        again: the spans of earlier samples to read again first, by the number of their shard.
+        share: the share of this instance in the list before it is split; None if the list is its own.
+        check: the `key_checksum` of the key of the sample at ``next``.
     """
 
     next: tuple[int, int] = (0, 0)
     again: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    deal: ShardShare | None = None
+    share: ShardShare | None = None
     check: int = 0
 
     @property
     def last(self) -> int:
         """The number of the last shard that may have something to read."""
-        return max(self.again, default=-1) if self.next == NOTHING_LEFT else NOTHING_LEFT[0]
+        return max(self.again, default=-1) if self.next == END_OF_SHARDS else END_OF_SHARDS[0]
 
     def spans(self, shard: int) -> list[tuple[int, int]]:
         """Return the spans of a shard to read, in order, as pairs of offsets; -1 is its end."""
-        spans = runs_of(self.again.get(shard, ()))
-        first, place = self.next
+        spans = merge_spans(self.again.get(shard, ()))
+        first, offset = self.next
         if shard >= first:
-            reached = place if shard == first else 0
-            own = (self.deal or ALL).spans(shard)
+            reached = offset if shard == first else 0
+            own = (self.share or ALL).spans(shard)
             spans += [(max(start, reached), end) for start, end in own if end < 0 or end > reached]
         return spans
 
 
-def _numbers(way: Iterable[Any]) -> Iterator[int]:
-    """Yield what tells one way from all others: no item is in two origins, so the last of one stands for it."""
-    for each in way:
-        if isinstance(each, Origin):
-            yield from _numbers(each.addresses[-1].way)
-        elif isinstance(each, int):
-            yield each
-
-
-def samples_gone_error(count: int) -> ChangedShardError:
+def missing_samples_error(count: int) -> ChangedShardError:
     """Return the error for buffered samples that are not found again."""
     return ChangedShardError(
-        f"{count} samples that waited in a shuffle buffer are no longer where they were. A state can be loaded only "
-        "with the very shards that it was saved with"
+        f"{count} samples from a shuffle buffer are not found at their saved positions. A state can only be loaded "
+        "with the same shards that it was saved with"
     )
 
 
-def check_of(key: str) -> int:
-    """Return a checksum of a key; 0 stands for an unknown key.
+def key_checksum(key: str) -> int:
+    """Return a checksum of a key; 0 for an unknown key.
 
-    >>> check_of("000123"), check_of("")
+    >>> key_checksum("000123"), key_checksum("")
     (2478529769, 0)
     """
     return crc32(key.encode("utf-8", "surrogateescape")) if key else 0
 
 
-def runs_of(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_spans(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge adjacent spans.
 
-    >>> runs_of([(512, 1024), (4096, -1), (1024, 2048)])
+    >>> merge_spans([(512, 1024), (4096, -1), (1024, 2048)])
     [(512, 2048), (4096, -1)]
     """
-    runs: list[tuple[int, int]] = []
-    for start, end in sorted(places):
-        if runs and runs[-1][1] == start:
-            runs[-1] = (runs[-1][0], end)
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
         else:
-            runs.append((start, end))
-    return runs
+            merged.append((start, end))
+    return merged

@@ -1,4 +1,4 @@
-"""Resuming: reads what a state has left of shards, from an offset if the shard can be read from there."""
+"""Resuming: reads the remaining parts of shards, from an offset if the shard supports it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
-from typing import Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
-from wds_datapipes.counters import COUNTERS
 from wds_datapipes.errors import (
     ChangedShardError,
     CorruptShardError,
@@ -20,10 +19,12 @@ from wds_datapipes.errors import (
 from wds_datapipes.io.compression.decompress import buffer_stream
 from wds_datapipes.io.compression.formats import detect_compression
 from wds_datapipes.io.openers import open_parts, redact
-from wds_datapipes.io.remote.range_sources import RangeSource
 from wds_datapipes.shards.loading import ReadOptions, ShardMembers, ShardReader, open_archive, read_error
 from wds_datapipes.shards.position import Resume
 from wds_datapipes.types import MemberTuple, Shard
+
+if TYPE_CHECKING:
+    from wds_datapipes.io.remote.range_sources import RangeSource
 
 __all__ = ["resume_shards"]
 
@@ -38,19 +39,19 @@ WHOLE = (0, -1)
 
 
 def resume_shards(source: Iterable[Any], options: ReadOptions, resume: Resume) -> Iterator[ShardMembers]:
-    """Read what a state has left of the shards of ``source``: samples that are to be read again, and all after them.
+    """Read the part of the shards of ``source`` that remains after a state: buffered samples, and all that follow.
 
-    Each part of a shard is yielded as a shard of its own, of the same number.
+    Each part of a shard is yielded as a separate shard with the same number.
 
     Raises:
-        ChangedShardError: a shard is not what it was when the state was saved.
+        ChangedShardError: a shard has changed since the state was saved.
     """
 
     def is_whole(number: int) -> bool:
         return number <= resume.last and resume.spans(number) == [WHOLE]
 
-    left = source if resume.last == sys.maxsize else islice(source, resume.last + 1)  # the list may have no end
-    reader = ShardReader(left, options, is_whole)
+    remaining = source if resume.last == sys.maxsize else islice(source, resume.last + 1)  # may be infinite
+    reader = ShardReader(remaining, options, is_whole)
     for shard in reader:
         spans = resume.spans(shard.number)
         if spans == [WHOLE]:
@@ -60,7 +61,7 @@ def resume_shards(source: Iterable[Any], options: ReadOptions, resume: Resume) -
 
 
 def _read_spans(reader: ShardReader, shard: Shard, spans: Sequence[tuple[int, int]]) -> Iterator[ShardMembers]:
-    COUNTERS.opened(redact(shard.url))
+    reader.record_shard(shard)
     archive = _SpanReader(reader, shard, last_start=spans[-1][0])
     try:
         for start, end in spans:
@@ -83,21 +84,21 @@ def _read_span(
             archive.close()
             raise
         if is_last:
-            archive.close()  # which may fail, as for a command
+            archive.close()  # may raise, as for a command that failed
 
 
 class SeekableShard(Protocol):
-    """An uncompressed archive of which spans are read, in the order of their offsets."""
+    """An uncompressed archive that is read in spans, in the order of their offsets."""
 
     def open_span(self, start: int, end: int) -> BinaryIO:
-        """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the archive if that is -1.
+        """Return a stream of the bytes from ``start`` to ``end``, or to the end of the archive if ``end`` is -1.
 
-        The streams before are no longer read.
+        Earlier streams become invalid.
         """
 
 
 class _SpanReader:
-    """Opens a shard when its first span is read, and once for all spans."""
+    """Opens a shard once for all its spans, when the first is read."""
 
     def __init__(self, reader: ShardReader, shard: Shard, last_start: int) -> None:
         self._reader, self._shard, self._last_start = reader, shard, last_start
@@ -125,7 +126,7 @@ class _SpanReader:
 
 
 class _RemoteSpans:
-    """Reads each span by a range request of its own."""
+    """Reads each span with a separate range request."""
 
     def __init__(self, remote: RangeSource) -> None:
         self._remote = remote
@@ -142,7 +143,7 @@ class _RemoteSpans:
 
 
 class _StreamSpans:
-    """Reads all spans from one stream, by seeking if it can seek, and otherwise by reading and skipping once."""
+    """Reads all spans from one stream, by seeking if possible, otherwise by skipping the bytes between them."""
 
     def __init__(self, stream: BinaryIO, archive: str, last_start: int) -> None:
         self._stream = stream
@@ -152,7 +153,7 @@ class _StreamSpans:
         self._section = _Section(stream, 0)
         if not self._seeks and last_start >= LOGGED_FROM_BYTES:
             LOGGER.info(
-                "%s cannot be read from the middle, so its first %d MB are skipped to resume there",
+                "%s cannot be read from an offset: skipping its first %d MB to resume",
                 archive,
                 last_start // 1_000_000,
             )
@@ -162,9 +163,9 @@ class _StreamSpans:
             if self._seeks:
                 self._stream.seek(start)
             else:
-                left = start - (self._at - self._section.left)
-                while left > 0 and (piece := self._stream.read(min(left, PIECE))):
-                    left -= len(piece)
+                remaining = start - (self._at - self._section.remaining)
+                while remaining > 0 and (piece := self._stream.read(min(remaining, PIECE))):
+                    remaining -= len(piece)
         except ShardError:
             raise
         except OSError as error:
@@ -180,11 +181,11 @@ class _Section:
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream = stream
-        self.left = size
+        self.remaining = size
 
     def read(self, size: int) -> bytes:
-        data = self._stream.read(min(size, self.left))
-        self.left -= len(data)
+        data = self._stream.read(min(size, self.remaining))
+        self.remaining -= len(data)
         return data
 
     def seekable(self) -> bool:
@@ -192,7 +193,7 @@ class _Section:
 
 
 def check_unchanged(members: Iterator[MemberTuple], archive: str, start: int, end: int) -> Iterator[MemberTuple]:
-    """Yield the members of a span, and check that they are where they were.
+    """Yield the members of a span, and check that their offsets are unchanged.
 
     Raises:
         ChangedShardError: no member begins at ``start``; or, if there is an end, they do not end there.
@@ -206,7 +207,7 @@ def check_unchanged(members: Iterator[MemberTuple], archive: str, start: int, en
             yield from members
     except (CorruptShardError, TruncatedShardError, UnsupportedMemberError) as error:
         raise ChangedShardError(
-            f"{archive} is not what it was when the state was saved: what began at byte {start} is no longer there. A "
-            f"state can be loaded only with the very shards that it was saved with"
+            f"{archive} has changed since the state was saved: the sample at byte {start} is no longer there. A state "
+            f"can only be loaded with the same shards that it was saved with"
         ) from error
     yield from members

@@ -1,1 +1,1 @@
-"""Tar archives: reading headers and members, and making headers."""
+"""Tar archives: readers of headers and members, and a header writer."""

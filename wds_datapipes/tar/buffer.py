@@ -1,4 +1,4 @@
-"""Read buffer on a stream, from which small members are sliced."""
+"""Read buffer over a stream, from which small members are sliced."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from wds_datapipes.errors import ShardError, ShardReadError
 
 __all__ = ["ReadBuffer"]
 
-#: Bytes that are not wanted are skipped in pieces of this size, or by a seek if there are more.
+#: The size of the pieces in which unwanted bytes are skipped; a seek skips more.
 PIECE = 128 * 1024
 
 
 class ReadBuffer:
-    """A window on a forward stream; the tar reader slices small members out of it without a call."""
+    """A window over a forward stream; the tar reader slices small members out of it without a call."""
 
     __slots__ = ("archive", "at", "position", "stream", "window")
 
     def __init__(self, stream: BinaryIO, archive: str, position: int = 0) -> None:
         self.stream = stream
-        #: What errors call it.
+        #: The name of the archive in errors.
         self.archive = archive
-        #: What was read last.
+        #: The bytes read last.
         self.window = b""
-        #: How much of it is used.
+        #: The number of these that are consumed.
         self.at = 0
-        #: Where the window ends in the archive.
+        #: The offset of the window's end in the archive.
         self.position = position
 
     @property
@@ -36,7 +36,7 @@ class ReadBuffer:
 
     @property
     def left(self) -> int:
-        """The number of bytes in the window that are not used yet."""
+        """The number of unconsumed bytes in the window."""
         return len(self.window) - self.at
 
     def take(self, count: int) -> bytes:
@@ -50,37 +50,38 @@ class ReadBuffer:
         return window[at:] + self._read(end - len(window))
 
     def fill(self, count: int) -> None:
-        """Move the unused bytes to the begin of the window, and fill it up to ``count`` bytes."""
+        """Move the unconsumed bytes to the start of the window, and fill it up to ``count`` bytes."""
         rest = self.window[self.at :]
         self.window, self.at = b"", 0
         self.window = rest + self._read(max(count - len(rest), 0))
 
-    def skip(self, count: int) -> bool:
-        """Skip ``count`` bytes, by a seek if the stream can."""
+    def skip(self, count: int, *, least: int, seek_from: int = PIECE) -> bool:
+        """Skip up to ``count`` bytes, by a seek if the stream can; return whether there are at least ``least``."""
         left = count - (len(self.window) - self.at)
         if left <= 0:
             self.at += count
             return True
         self.window, self.at = b"", 0
-        if left > PIECE and self.stream.seekable():
+        least -= count - left
+        if left > seek_from and self.stream.seekable():
             try:
                 here = self.stream.tell()
-                if here + left > self.stream.seek(0, io.SEEK_END):
-                    return False
-                self.stream.seek(here + left)
+                there = self.stream.seek(0, io.SEEK_END) - here
+                self.stream.seek(here + min(left, there))
             except OSError as error:
                 raise self._failed(error) from error
-            self.position += left
-            return True
+            self.position += min(left, there)
+            return there >= least
+        there = left
         while left and (piece := self._read(min(left, PIECE))):
             left -= len(piece)
-        return not left
+        return there - left >= least
 
     def _read(self, count: int) -> bytes:
         try:
             data = self.stream.read(count)
             while len(data) < count and (more := self.stream.read(count - len(data))):
-                data += more  # an unbuffered file may give less than was asked for
+                data += more  # an unbuffered file may return less than requested
         except ShardError:
             raise
         except OSError as error:

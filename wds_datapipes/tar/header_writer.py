@@ -12,17 +12,17 @@ from wds_datapipes.tar.headers import BLOCK
 
 __all__ = ["END", "NAME_BYTES", "PADDING", "TOO_LARGE", "HeaderWriter"]
 
-#: What ends an archive.
+#: The end marker of an archive.
 END = bytes(2 * BLOCK)
 #: The padding of data, by its size modulo a block.
 PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
-#: From here on, a size has more digits than the header has room for.
+#: The smallest size whose digits do not fit into a header.
 TOO_LARGE = 8**11
 NAME_BYTES, PREFIX_BYTES = 100, 155
 
 
 class _Checksums(dict[int, bytes]):
-    """Caches the text of checksums, of which there are a few thousand."""
+    """Caches the text of checksums; there are a few thousand different ones."""
 
     def __missing__(self, total: int) -> bytes:
         field = self[total] = b"%06o\0 " % total
@@ -33,7 +33,7 @@ CHECKSUMS = _Checksums()
 
 
 class HeaderWriter:
-    """Makes headers of plain files that differ only in name and size.
+    """Makes headers for plain files that differ only in name and size.
 
     Args:
         user: the name of the owner, whose number is 0.
@@ -64,21 +64,21 @@ class HeaderWriter:
         self._before_prefix = bytes(100) + b"ustar\x0000" + names[0] + names[1] + owner + owner
         self._tail = b"0" + self._before_prefix + bytes(PREFIX_BYTES + 12)
         self._tail_sum = sum(self._tail) + 8 * ord(" ")
-        #: Size -> what stands between the name and the checksum, and the sum of a header without a name.
+        #: Size -> the bytes between the name and the checksum, and the sum of a header without a name.
         self._middles: dict[int, tuple[bytes, int]] = {}
 
     def header(self, name: str, size: int) -> bytes:
         """Return all header blocks of a file.
 
         Raises:
-            UnicodeEncodeError: half of a surrogate pair is in the name.
+            UnicodeEncodeError: the name contains half of a surrogate pair.
         """
         if len(name) <= NAME_BYTES and size < TOO_LARGE and name.isascii():
             return b"".join(self.plain(name.encode("ascii"), size))
         try:
             raw, binary = name.encode("utf-8"), False
         except UnicodeEncodeError:
-            raw, binary = name.encode("utf-8", "surrogateescape"), True  # of a file name that was no UTF-8
+            raw, binary = name.encode("utf-8", "surrogateescape"), True  # a file name that is not UTF-8
         records = b""
         prefix, short = (b"", raw) if name.isascii() else (b"", b"")
         if len(short) > NAME_BYTES:
@@ -117,7 +117,7 @@ class HeaderWriter:
 
 
 def _split(raw: bytes) -> tuple[bytes, bytes]:
-    """Split a long name at a slash into a prefix and what is left; both are empty if no slash is right."""
+    """Split a long name at a slash into a prefix and the rest; both are empty if no slash fits."""
     at = raw.rfind(b"/", 0, PREFIX_BYTES + 1)
     short = raw[at + 1 :]
     return (raw[:at], short) if at > 0 and 0 < len(short) <= NAME_BYTES else (b"", b"")

@@ -1,4 +1,4 @@
-"""Tar headers: parses the blocks of 512 bytes that describe members."""
+"""Tar header parser for the blocks of 512 bytes that describe members."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from zlib import adler32
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError, UnsupportedMemberError
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, padded_too_far
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 from wds_datapipes.tar.buffer import ReadBuffer
 
 __all__ = [
@@ -20,8 +20,8 @@ __all__ = [
     "NUMBERS",
     "PAX_LOCAL",
     "EndMarker",
-    "Entry",
     "HeaderReader",
+    "MemberHeader",
     "text",
 ]
 
@@ -30,13 +30,13 @@ EndMarker: TypeAlias = Literal["required", "optional"]
 BLOCK = 512
 ZERO_BLOCK = bytes(BLOCK)
 END_MARKER_BYTES = 2 * BLOCK
-#: The most bytes that a long name or a PAX header may take; real ones take some hundred.
+#: The maximum size of a long name or a PAX header in bytes; real ones take a few hundred.
 MAX_EXTENSION = 1024 * 1024
 
 #: name, size, checksum, kind, magic, prefix
 FIELDS = Struct("100s 24x 12s 12x 8s c 100x 6s 82x 155s")
 SIGNED_BYTES = Struct("512b")
-#: What a header's own field for a name holds.
+#: The size of the name field in a header.
 NAME_BYTES = 100
 
 FILE, OLD_FILE, CONTIGUOUS_FILE = b"0", b"\0", b"7"
@@ -51,20 +51,20 @@ AGAIN = "The file was not copied or written to its end; write or fetch it again"
 DAMAGED = "The archive is damaged; write or fetch it again"
 
 
-class Entry(NamedTuple):
-    """A member, as its headers describe it."""
+class MemberHeader(NamedTuple):
+    """A member as described by its headers."""
 
-    #: Its whole name.
+    #: The full name.
     name: str
-    #: How much data follows the header, in bytes, without what fills up its last block.
+    #: The size of the data in bytes, without the padding of the last block.
     size: int
     is_file: bool
-    #: Where its first header begins in the archive, be that the one of its long name or of its PAX records.
+    #: The offset of its first header in the archive, which may be that of its long name or of its PAX records.
     start: int
 
 
 class HeaderReader:
-    """Interprets headers that are not those of plain files, and finds the end of the archive."""
+    """Interprets headers other than those of plain files, and finds the end of the archive."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class HeaderReader:
         self._limits = limits
         self._most_headers, self._most_of_gap = limits.most("headers"), limits.most("gap_bytes")
         self._most_of_name, self._most_of_tail = limits.most("name_bytes"), limits.most("tail_bytes")
-        #: The begin of the last gap, and its end so far.
+        #: The start of the last gap, and its end so far.
         self._gap_from = self._gap_to = -1
         self._stop = stop
         self._archive = archive
@@ -89,13 +89,13 @@ class HeaderReader:
         self._globals: dict[str, bytes] = {}
         #: Whether the last member was a link.
         self.is_link = False
-        #: Whether a header without a long name or PAX header before it means what it says, and is within the limits.
+        #: Whether a header without a long name or PAX header before it can be taken literally, within the limits.
         self.plain = self._is_plain()
 
-    def resolve(self, block: bytes) -> Entry | None:
-        """Follow the headers from ``block``, just taken, to the next member; return None at the archive's end."""
+    def resolve(self, block: bytes) -> MemberHeader | None:
+        """Follow the headers from ``block``, just read, to the next member; return None at the archive's end."""
         start = position = self._ahead.offset - len(block)
-        if position != self._gap_to:  # a file was between
+        if position != self._gap_to:  # a file came between
             self._gap_from = position
         pending: dict[str, bytes] = {}
         count = 0
@@ -135,12 +135,12 @@ class HeaderReader:
                 raise limit_error(self._limits, "headers", found)
             self._extend(pending, kind, size, position)
             if kind == PAX_GLOBAL and start == position:
-                start = self._ahead.offset  # it stands for itself, and belongs to no member
+                start = self._ahead.offset  # a global header, which belongs to no member
             position = self._ahead.offset
             block = self._ahead.take(BLOCK)
 
     def may_be_ignored(self, records: bytes) -> bool:
-        """Whether PAX records are valid, and do not affect how a member is read."""
+        """Whether PAX records are valid and do not affect how a member is read."""
         try:
             return not self._records(records, 0)
         except CorruptShardError:
@@ -164,7 +164,7 @@ class HeaderReader:
             for keyword, value in self._records(content[:size], position).items():
                 pending.setdefault(keyword, value)
 
-    def _entry(self, block: bytes, records: dict[str, bytes], start: int) -> Entry:
+    def _entry(self, block: bytes, records: dict[str, bytes], start: int) -> MemberHeader:
         """Return the member that the header ``block`` and the records before it describe."""
         raw_name, raw_size, _, kind, magic, raw_prefix = FIELDS.unpack_from(block)
         path = records.get("path")
@@ -193,13 +193,13 @@ class HeaderReader:
         self.is_link = kind in (HARD_LINK, SYMBOLIC_LINK)
         is_directory = kind == OLD_FILE and name.endswith("/")
         if kind in (FILE, OLD_FILE, CONTIGUOUS_FILE) and not is_directory:
-            return Entry(name, size, True, start)
-        return Entry(name, 0 if is_directory or kind in WITHOUT_DATA else size, False, start)
+            return MemberHeader(name, size, True, start)
+        return MemberHeader(name, 0 if is_directory or kind in WITHOUT_DATA else size, False, start)
 
     def _check_end(self, block: bytes, position: int, *, inside: bool) -> None:
         """Raise unless an archive may end with ``block``, which is shorter than a header, at ``position``.
 
-        It may not ``inside`` the headers of one member.
+        ``inside`` the headers of one member, it may not end.
         """
         if position == 0:
             what = "is empty" if not block else "is shorter than one tar header"
@@ -215,7 +215,7 @@ class HeaderReader:
             )
 
     def _after_zeros(self, position: int) -> tuple[bytes, int]:
-        """Read past the zeros from the block at ``position``: to the next header, or to the end, which is ``b""``."""
+        """Skip zeros from the block at ``position``: return the next header, or ``b""`` at the end."""
         zeros_at = position
         while True:
             position += BLOCK
@@ -223,7 +223,7 @@ class HeaderReader:
             is_too_long = position + len(block) - zeros_at - END_MARKER_BYTES > self._most_of_tail
             if block == ZERO_BLOCK:
                 if is_too_long and not self._ignore_zeros:  # whatever follows
-                    raise padded_too_far(self._limits, self._archive, f"its end marker at byte {zeros_at}")
+                    raise trailing_zeros_error(self._limits, self._archive, f"its end marker at byte {zeros_at}")
                 self._go_on_to(position)
                 continue
             if block.strip(b"\0"):
@@ -240,7 +240,7 @@ class HeaderReader:
                     f'{AGAIN}; or, if it was written so, pass end_marker="optional"'
                 )
             if is_too_long:
-                raise padded_too_far(self._limits, self._archive, f"its end marker at byte {zeros_at}")
+                raise trailing_zeros_error(self._limits, self._archive, f"its end marker at byte {zeros_at}")
             return b"", position
 
     def _verify(self, block: bytes, raw_checksum: bytes, position: int) -> None:
@@ -249,7 +249,7 @@ class HeaderReader:
             return
         stored = NUMBERS[raw_checksum]
         others = block[:148] + b" " * 8 + block[156:]
-        # Some old programs summed signed bytes, which differs where a name is not ASCII.
+        # Some old programs summed signed bytes, which differs for names beyond ASCII.
         if stored not in (sum(others), sum(SIGNED_BYTES.unpack(others))):
             if position == 0:
                 raise CorruptShardError(
@@ -262,7 +262,7 @@ class HeaderReader:
             )
 
     def _records(self, content: bytes, position: int) -> dict[str, bytes]:
-        """Parse the records of a PAX header, and keep those that say how to read a member."""
+        """Parse the records of a PAX header, and keep those that affect how a member is read."""
         records: dict[str, bytes] = {}
         at = 0
         while at < len(content) and content[at]:
@@ -289,7 +289,7 @@ class HeaderReader:
         return not self._globals and self._most_of_name >= NAME_BYTES
 
     def _go_on_to(self, position: int) -> None:
-        """Record that there is no file up to an offset, and raise if the gap is too large."""
+        """Record that there is no file before an offset, and raise if the gap is too large."""
         self._gap_to = position
         if position - self._gap_from > self._most_of_gap:
             found = f"{self._archive} has no file from byte {self._gap_from} to byte {position}"
@@ -308,7 +308,7 @@ def round_to_blocks(size: int) -> int:
 
 
 def text(raw: bytes) -> str:
-    """Decode a name field; bytes that are not UTF-8 are kept as surrogate escapes, as Python does for file names."""
+    """Decode a name field; bytes that are not UTF-8 become surrogate escapes, as in Python's file names."""
     try:
         return raw.partition(b"\0")[0].decode()
     except UnicodeDecodeError:
@@ -330,7 +330,7 @@ def _adler(raw_checksum: bytes) -> int:
 
 
 class _Remembered(dict[bytes, int]):
-    """Caches the values of a function, as sizes and checksums repeat."""
+    """Caches the values of a function, since sizes and checksums repeat."""
 
     def __init__(self, function: Callable[[bytes], int]) -> None:
         self._function = function
@@ -342,9 +342,9 @@ class _Remembered(dict[bytes, int]):
         return value
 
 
-#: A number field to its number: octal digits, or base 256 where it is too large for them; -1 is not a number.
+#: Maps a number field to its number: octal digits, or base 256 for large numbers; -1 if it is invalid.
 NUMBERS = _Remembered(_number)
-#: A checksum field to the low half that the Adler-32 of its header has if the checksum is right, or -1. A tar checksum
-#: is the sum of the header's bytes with blanks for the checksum itself. The low half of Adler-32 is one plus the sum of
-#: all bytes, modulo 65521, and takes a tenth of the time of `sum`. The two differ by what the field itself holds.
+#: Maps a checksum field to the low half of the Adler-32 of its header, provided the checksum is right; or to -1. A tar
+#: checksum is the sum of the header's bytes with blanks for the checksum itself. The low half of Adler-32 is one plus
+#: the sum of all bytes, modulo 65521, and ten times as fast as `sum`. The two differ by the bytes of the field itself.
 ADLERS = _Remembered(_adler)

@@ -1,22 +1,22 @@
 """Tar reader: yields the members of an archive.
 
-The reader needs a stream that reads forward and nothing more. It knows ustar with its name prefix, the v7 format before
-it, GNU long names and base-256 numbers, and PAX headers (IEEE Std 1003.1, "pax Interchange Format"). Directories, links
-and devices are skipped; sparse files and the parts of multi-volume archives, which cannot be read faithfully, are
-refused. Every header's checksum is verified, and the end marker has to be there: an archive that breaks off between two
-members looks like a shorter one, and would lose data in silence.
+The reader only needs a forward stream. It supports ustar with its name prefix, the older v7 format, GNU long names and
+base-256 numbers, and PAX headers (IEEE Std 1003.1, "pax Interchange Format"). Directories, links and devices are
+skipped; sparse files and parts of multi-volume archives, which cannot be read faithfully, are rejected. The checksum of
+every header is verified, and the end marker is required: an archive truncated between two members looks like a shorter
+one, and would lose data silently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from struct import Struct
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 from zlib import adler32
 
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error
-from wds_datapipes.tar.buffer import ReadBuffer
+from wds_datapipes.tar.buffer import PIECE, ReadBuffer
 from wds_datapipes.tar.headers import (
     ADLERS,
     AGAIN,
@@ -26,24 +26,30 @@ from wds_datapipes.tar.headers import (
     NUMBERS,
     PAX_LOCAL,
     EndMarker,
-    Entry,
     HeaderReader,
+    MemberHeader,
 )
 from wds_datapipes.types import MemberTuple, Shard
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["read_members"]
+__all__ = ["MemberCallback", "read_members"]
 
-#: A member below this size, in bytes, is read together with the header after it; a larger one straight into its bytes.
+#: A member below this size, in bytes, is read together with the header after it; a larger one directly into its bytes.
 JOINT_READ_BELOW = 16 * 1024
-#: After this many members in a row below the size before it, in bytes, so much is read at once.
+#: After this many consecutive members below the first size, in bytes, this many bytes are read at once.
 SMALL, SMALL_IN_A_ROW, READ_AHEAD = 4096, 8, 64 * 1024
+#: If only headers are wanted: how much is read at once at first, doubled each time up to `READ_AHEAD`, and the minimum
+#: size of data skipped by a seek.
+FIRST_AHEAD, SEEK_FROM = 4 * 1024, 16 * 1024
 
-#: What tells the header of a plain file: name, size, checksum, kind, the first byte of the prefix.
+MemberCallback: TypeAlias = Callable[[str, int, int, int], object]
+"""Called with a file's name, the offsets of its first header and of its data, and the size of the data in bytes."""
+
+#: The fields that identify the header of a plain file: name, size, checksum, kind, the first byte of the prefix.
 PLAIN_FIELDS = Struct("100s 24x 12s 12x 8s c 188x c")
 
 
-#: Archives with links of which this process has warned: at most one.
+#: The archive whose links this process has warned of; a warning for each shard would make thousands.
 _warned_of_links: list[str] = []
 
 
@@ -59,55 +65,69 @@ def read_members(
     start: int = 0,
     stop: int = -1,
     limits: ReadLimits = DEFAULT_LIMITS,
-) -> Iterator[MemberTuple]:
+    on_header: MemberCallback | None = None,
+) -> Generator[MemberTuple, None, int]:
     """Yield the regular files of a tar archive, and read the stream to its end.
+
+    The generator returns the offset of the archive's end, without its end marker.
 
     Args:
         stream: an uncompressed archive, or a part of one; it is not closed.
         shard: the first item of each member.
         archive: the name of the archive in messages; the shard's URL by default.
-        select_files: gets a member's name before its data is read; what it refuses is skipped without being kept.
-        rename_files: gets a member's name and returns the one to use, before ``select_files`` sees it.
-        ignore_zeros: continue after an end marker, to read archives that were concatenated.
+        select_files: called with a member's name before its data is read; returns False to skip the member.
+        rename_files: maps a member's name to the one to use, before ``select_files`` is called.
+        ignore_zeros: continue after an end marker, to read concatenated archives.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
-        start: where the stream begins in the archive, in bytes: 0, or the ``offset`` of a member.
-        stop: where it ends, if that is before the end of the archive: the ``offset`` of another member.
-        limits: what the archive may ask for.
+        start: the offset of the stream in the archive, in bytes: 0, or the ``offset`` of a member.
+        stop: the offset of its end, if it ends before the archive: the ``offset`` of another member.
+        limits: the limits for what the archive may request.
+        on_header: called with each file once its header is read. No file is yielded then, and data are skipped if the
+            stream can seek.
 
     Raises:
         TruncatedShardError: the archive ends inside a member or without its end marker.
         CorruptShardError: a header is damaged, or data follows the end marker.
         UnsupportedMemberError: a member is sparse, or continues on another volume.
-        ReadLimitError: a member exceeds its limit, which is checked before it is read, or another limit is exceeded.
+        ReadLimitError: a member exceeds its limit, which is checked before reading it, or another limit is exceeded.
     """
     archive = archive or (shard if isinstance(shard, str) else shard.url)
     ahead = ReadBuffer(stream, archive, start)
     headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, stop=stop, limits=limits)
     most = limits.most("member_bytes")
-    # Nothing in a window of this size is beyond a limit. What may be is left to the headers' reader, which counts.
+    # Nothing in a window up to this size exceeds a limit; the header reader checks larger ones.
     harmless = min(most, limits.most("headers") * BLOCK)
     choose = _chooser(select_files, rename_files)
-    small = 0  # how many small members came in a row
-    # What stands between the data of two large members, in blocks: small members and headers, the same ones again and
-    # again. It is read at once, but not more of the next large member, which would have to be copied together.
+    small = 0  # the number of consecutive small members
+    # The number of blocks between the data of two large members: headers and small members, usually the same ones each
+    # time. They are read at once, without data of the next large member, which would have to be copied.
     between, data_end = 1, start
+    scan_ahead = FIRST_AHEAD
     while True:
         entry = None
+        if on_header is not None and ahead.left < BLOCK:
+            ahead.fill(scan_ahead)
+            scan_ahead = min(scan_ahead * 2, READ_AHEAD)
         if headers.plain and len(ahead.window) <= harmless:
-            members, entry = _plain_members(ahead, headers, shard, choose)
+            members, entry = _plain_members(ahead, headers, shard, choose, on_header)
             yield from members
-            del members  # so that they can be freed before more is read
+            del members  # free them before reading more
         if entry is None:
+            end = ahead.offset
             entry = headers.resolve(ahead.take(BLOCK))
             if entry is None:
-                return
+                return end
         name, size, is_file, start = entry
         chosen = choose(name) if is_file and choose is not None else name
         padding = -size % BLOCK
         if size > most and is_file and chosen is not None and limits.member_bytes is not None:
             found = f"{archive} has the member {name!r} (header at byte {start}) of {size} bytes"
             raise limit_error(limits, "member_bytes", found)
-        if is_file and size < JOINT_READ_BELOW:
+        if is_file and on_header is not None:
+            on_header(name, start, ahead.offset, size)
+            chosen = None
+            scan_ahead = FIRST_AHEAD if size >= SEEK_FROM else scan_ahead
+        if is_file and size < JOINT_READ_BELOW and on_header is None:
             small = small + 1 if size < SMALL else 0
             if ahead.left < size + padding + BLOCK:
                 ahead.fill(size + padding + (READ_AHEAD if small > SMALL_IN_A_ROW else BLOCK))
@@ -125,11 +145,13 @@ def read_members(
             ahead.fill(padding + between * BLOCK)
             data_end = ahead.offset + padding
         else:
-            if headers.is_link and not is_file and select_files is None:  # which is asked for files alone
+            if headers.is_link and not is_file and select_files is None and on_header is None:  # called for files only
                 _warn_of_link(name if rename_files is None else rename_files(name), archive, start)
-            if not ahead.skip(size + padding):
+            # If the end marker is optional, so is the padding of the last file.
+            seek_from = PIECE if on_header is None else SEEK_FROM
+            if not ahead.skip(size + padding, least=size if is_file else size + padding, seek_from=seek_from):
                 raise _cut(entry, archive, "not all of its data is there")
-            data_end += size + padding  # it is not between them, and stays unread
+            data_end += size + padding  # not between them, and still unread
             continue
         if len(data) != size:
             raise _cut(entry, archive, f"{len(data)} of its {size} bytes are there")
@@ -140,11 +162,15 @@ def read_members(
 
 
 def _plain_members(
-    ahead: ReadBuffer, headers: HeaderReader, shard: Shard | str, choose: Callable[[str], str | None] | None
-) -> tuple[list[MemberTuple], Entry | None]:
-    """Slice plain files out of the window, as far as they are complete in it.
+    ahead: ReadBuffer,
+    headers: HeaderReader,
+    shard: Shard | str,
+    choose: Callable[[str], str | None] | None,
+    on_header: MemberCallback | None,
+) -> tuple[list[MemberTuple], MemberHeader | None]:
+    """Slice the plain files out of the window that are complete in it.
 
-    Return them, and the one after them if it is a plain file too, of which the window has the header and not all data.
+    Return them, and the next one if it is a plain file whose header, but not all of its data, is in the window.
     """
     window, at = ahead.window, ahead.at
     available = len(window)
@@ -159,7 +185,7 @@ def _plain_members(
             break
         next_at = data_at + ((size + BLOCK - 1) & -BLOCK)
         if kind != FILE:
-            # A PAX header that says nothing of how to read the member, as tarfile writes one for a fractional time.
+            # A PAX header that does not affect how the member is read; tarfile writes one for a fractional time.
             if kind != PAX_LOCAL or next_at > available or not headers.may_be_ignored(window[data_at : data_at + size]):
                 break
             at = next_at
@@ -170,8 +196,10 @@ def _plain_members(
             break
         if next_at > available:
             ahead.at = data_at
-            return members, Entry(name, size, True, begin + first_at)
-        if choose is None:
+            return members, MemberHeader(name, size, True, begin + first_at)
+        if on_header is not None:
+            on_header(name, begin + first_at, begin + data_at, size)
+        elif choose is None:
             members.append((shard, name, window[data_at : data_at + size], begin + first_at))
         elif (chosen := choose(name)) is not None:
             members.append((shard, chosen, window[data_at : data_at + size], begin + first_at))
@@ -195,8 +223,8 @@ def _chooser(
 
 
 def _warn_of_link(name: str, archive: str, start: int) -> None:
-    """Warn, once in a process, of a link that would be a field if it were a file."""
-    if _warned_of_links or name.rpartition("/")[2].find(".") <= 0:  # no field's name
+    """Warn, once per process, of a link that would be a field if it were a file."""
+    if _warned_of_links or name.rpartition("/")[2].find(".") <= 0:  # not the name of a field
         return
     _warned_of_links.append(archive)
     warn_user(
@@ -206,7 +234,7 @@ def _warn_of_link(name: str, archive: str, start: int) -> None:
     )
 
 
-def _cut(entry: Entry, archive: str, found: str) -> TruncatedShardError:
+def _cut(entry: MemberHeader, archive: str, found: str) -> TruncatedShardError:
     return TruncatedShardError(
         f"{archive} ends inside the member {entry.name!r} (header at byte {entry.start}): {found}. {AGAIN}"
     )

@@ -1,48 +1,38 @@
-"""Tar scanner: reads the headers of a shard, and seeks past the data where it can."""
+"""Tar scanner: reads the headers of a shard, and seeks past the data if possible."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
-from zlib import adler32
 
-from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, StaleSidecarError, TruncatedShardError
+from wds_datapipes.errors import ChangedShardError, ShardError, ShardReadError, StaleSidecarError
 from wds_datapipes.io.compression.decompress import compression_name, decompress_stream
 from wds_datapipes.io.compression.formats import HEAD_BYTES, detect_compression
 from wds_datapipes.io.openers import open_url, redact
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_reader import FileFacts, file_facts, open_ranges
-from wds_datapipes.tar.buffer import ReadBuffer
-from wds_datapipes.tar.headers import ADLERS, AGAIN, BLOCK, FILE, NUMBERS, PAX_LOCAL, EndMarker, Entry, HeaderReader
-from wds_datapipes.tar.reader import PLAIN_FIELDS
+from wds_datapipes.tar.headers import EndMarker
+from wds_datapipes.tar.reader import MemberCallback, read_members
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Scan", "scan_shard"]
-
-#: Bytes per read: first and after a large member, doubled each time, up to the maximum.
-FIRST_AHEAD, MOST_AHEAD = 4 << 10, 256 << 10
-#: What is skipped is read as well where it is less than this, in bytes.
-SEEK_FROM = 16 << 10
-
-Found = Callable[[str, int, int, int], None]
-"""Gets a file's name, where its first header begins, where its data begins, and how many bytes they are."""
+__all__ = ["Scan", "open_archive_ranges", "scan_shard"]
 
 
 class Scan(NamedTuple):
     """The result of a scan.
 
     Attributes:
-        end: where the archive ends, without its end marker, in uncompressed bytes.
+        end: the offset of the archive's end, without its end marker, in uncompressed bytes.
         bytes: the size of the file.
-        sha256: its digest, if that was asked for.
-        mtime_ns: when it was changed, if it is a local file.
-        etag: what its store calls this version of it.
-        compression: how it is compressed, if it is.
+        sha256: its digest, if requested.
+        mtime_ns: the time of its last change, if it is a local file.
+        etag: the version of the file in its store.
+        compression: the compression of the file, if any.
     """
 
     end: int
@@ -55,7 +45,7 @@ class Scan(NamedTuple):
 
 def scan_shard(
     url: str,
-    found: Found,
+    found: MemberCallback,
     *,
     digest: bool = False,
     ignore_zeros: bool = False,
@@ -65,24 +55,35 @@ def scan_shard(
 ) -> Scan:
     """Read the headers of a shard, and report each file in it.
 
-    Data are skipped where the shard is a plain archive that can be read by ranges, and no digest is asked for.
+    Data are skipped if the shard is an uncompressed archive that supports range reads, and no digest is requested.
 
     Raises:
-        ShardError: the shard cannot be read to its end; the same errors as in reading.
-        StaleSidecarError: it has changed meanwhile.
+        ShardError: the shard cannot be read to its end; the same errors as when reading it.
+        StaleSidecarError: the shard changed during the scan.
     """
     archive = redact(url)
     before = file_facts(url, storage_options=storage_options)
     with ExitStack() as opened:
         try:
             counted = None
-            stream = None if digest else _plain_ranges(url, storage_options, opened)
-            if stream is None:
+            stream = None if digest else open_archive_ranges(url, storage_options=storage_options)
+            if stream is not None:
+                opened.enter_context(stream)
+            else:
                 options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
                 counted = Counted(opened.enter_context(open_url(url, **options)), digest)
                 stream = opened.enter_context(decompress_stream(cast(BinaryIO, counted), url=url, limits=limits))
-            total = before.bytes if counted is None else None
-            end = _scan(stream, archive, found, ignore_zeros, end_marker, total, limits)
+            end = _end_of(
+                read_members(
+                    stream,
+                    shard=url,
+                    archive=archive,
+                    ignore_zeros=ignore_zeros,
+                    end_marker=end_marker,
+                    limits=limits,
+                    on_header=found,
+                )
+            )
             compression = compression_name(stream)
             size = before.bytes if counted is None else counted.finish()
         except ChangedShardError as error:
@@ -103,114 +104,32 @@ def _changed_error(archive: str) -> StaleSidecarError:
     return StaleSidecarError(f"{archive} has changed while its headers were read. Build its index again")
 
 
-def _plain_ranges(url: str, storage_options: Mapping[str, Any] | None, opened: ExitStack) -> BinaryIO | None:
-    """Open a shard for seeking, if it is not compressed and can be read by ranges."""
-    stream = open_ranges(url, storage_options=storage_options)
-    if stream is None:
-        return None
-    opened.enter_context(stream)
-    head = stream.read(HEAD_BYTES)
-    stream.seek(0)
-    return stream if detect_compression(head) is None else None
+def open_archive_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:
+    """Open a shard for random access; return None if it is compressed or can only be read from its beginning.
 
-
-def _scan(
-    stream: BinaryIO,
-    archive: str,
-    found: Found,
-    ignore_zeros: bool,
-    end_marker: EndMarker,
-    total: int | None,
-    limits: ReadLimits,
-) -> int:
-    """Report each file; return the offset at which the archive ends, without its end marker.
-
-    The stream seeks if the ``total`` of its bytes is known.
+    Raises:
+        ShardOpenError: the shard does not exist, or access is denied.
     """
-    ahead = ReadBuffer(stream, archive)
-    headers = HeaderReader(ahead, archive, ignore_zeros=ignore_zeros, end_marker=end_marker, limits=limits)
-    most, most_before = limits.most("member_bytes"), limits.most("headers") * BLOCK
-    read_ahead = FIRST_AHEAD
-    while True:
-        if ahead.left < BLOCK:
-            ahead.fill(read_ahead)
-            read_ahead = min(read_ahead * 2, MOST_AHEAD)
-        entry = _plain_members(ahead, headers, found, most, most_before) if headers.plain else None
-        if entry is None:
-            begin = ahead.offset
-            entry = headers.resolve(ahead.take(BLOCK))
-            if entry is None:
-                return begin
-        name, size, is_file, start = entry
-        if is_file:
-            if size > most and limits.member_bytes is not None:
-                what = f"{archive} has the member {name!r} (header at byte {start}) of {size} bytes"
-                raise limit_error(limits, "member_bytes", what)
-            found(name, start, ahead.offset, size)
-        needed = size + -size % BLOCK
-        if needed <= ahead.left:
-            ahead.at += needed
-            continue
-        # Of a file, the zeros that fill up its last block may be missing where the end marker may.
-        enough = size if is_file else needed
-        if total is not None and needed - ahead.left >= SEEK_FROM:
-            read_ahead = FIRST_AHEAD
-            data_at = ahead.offset
-            is_there = data_at + enough <= total
-            if is_there:
-                _jump(ahead, min(data_at + needed, total))
-        elif is_there := ahead.skip(enough):
-            ahead.fill(read_ahead)
-            read_ahead = min(read_ahead * 2, MOST_AHEAD)
-            ahead.at += min(needed - enough, ahead.left)
-        if not is_there:
-            raise TruncatedShardError(
-                f"{archive} ends inside the member {name!r} (header at byte {start}): not all of its data is there. "
-                f"{AGAIN}"
-            )
+    with ExitStack() as opened:
+        stream = open_ranges(url, storage_options=storage_options)
+        if stream is None:
+            return None
+        opened.enter_context(stream)
+        if detect_compression(stream.read(HEAD_BYTES)) is not None:
+            return None
+        stream.seek(0)
+        opened.pop_all()
+        return stream
 
 
-def _jump(ahead: ReadBuffer, position: int) -> None:
-    """Continue at another offset of a seekable stream."""
-    ahead.stream.seek(position)
-    ahead.window, ahead.at, ahead.position = b"", 0, position
-
-
-def _plain_members(ahead: ReadBuffer, headers: HeaderReader, found: Found, most: int, most_before: int) -> Entry | None:
-    """Report the plain files that are complete in the window, as `read_members` slices them out of it.
-
-    Return the one after them if it is a plain file too, of which the window has the header and not all data.
-    """
-    window, at = ahead.window, ahead.at
-    available = len(window)
-    begin = ahead.position - available  # of the window in the archive
-    first_at = at  # of the first header of the member
-    while (data_at := at + BLOCK) <= available:
-        block = window[at:data_at]
-        raw_name, raw_size, raw_checksum, kind, prefix = PLAIN_FIELDS.unpack_from(block)
-        size = NUMBERS[raw_size]
-        if prefix != b"\0" or not 0 <= size <= most or adler32(block) & 0xFFFF != ADLERS[raw_checksum]:
-            break
-        next_at = data_at + ((size + BLOCK - 1) & -BLOCK)
-        if kind != FILE:
-            # A PAX header that says nothing of how to read the member, as tarfile writes one for a fractional time.
-            if kind != PAX_LOCAL or next_at > available or not headers.may_be_ignored(window[data_at : data_at + size]):
-                break
-            at = next_at
-            if at - first_at > most_before:
-                break
-            continue
-        try:
-            name = raw_name.partition(b"\0")[0].decode()
-        except UnicodeDecodeError:
-            break
-        if next_at > available:
-            ahead.at = data_at
-            return Entry(name, size, True, begin + first_at)
-        found(name, begin + first_at, begin + data_at, size)
-        at = first_at = next_at
-    ahead.at = first_at
-    return None
+def _end_of(members: Generator[object, None, int]) -> int:
+    """Exhaust a reader that yields nothing, and return the offset of the archive's end."""
+    try:
+        next(members)
+    except StopIteration as ended:
+        end: int = ended.value
+        return end
+    raise AssertionError("it reads headers alone")
 
 
 class Counted(io.RawIOBase):

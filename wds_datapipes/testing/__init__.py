@@ -1,4 +1,4 @@
-"""Tools for tests of pipelines and stages: write shards, check a stage's contract, check sharing and resuming."""
+"""Tools for testing pipelines and stages: test shards, and checks of stages, of sharding and of resuming."""
 
 from wds_datapipes.testing.pipeline_checks import check_coverage, check_resume
 from wds_datapipes.testing.stage_contract import check_stage

@@ -1,4 +1,4 @@
-"""Simulating ranks and workers in one process, to see that each sample comes exactly once."""
+"""Coverage check: simulates ranks and workers in one process, and counts how often each sample occurs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from wds_datapipes.loading.philox import SeedGenerator
-from wds_datapipes.loading.rank_and_worker import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.loading.seeding import EpochSeeds, reset_pipeline
+from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
 from wds_datapipes.pipes.sharding import splitters
+from wds_datapipes.seeds import SeedGenerator
 
-__all__ = ["MISSING", "describe_item", "rehearse_coverage"]
+__all__ = ["MISSING", "describe_item", "simulate_ranks"]
 
 Pipe = IterDataPipe[Any]
 
-#: What is in the place of an item where there is none.
+#: A placeholder for a missing item.
 MISSING = object()
 
 
-def rehearse_coverage(
+def simulate_ranks(
     make_pipeline: Callable[[], Pipe],
     *,
     ranks: int,
@@ -31,53 +31,54 @@ def rehearse_coverage(
     seed: int,
     key: Callable[[Any], Hashable] | None,
 ) -> None:
-    """Give each worker of each rank its share, and see whether they are all; see `testing.check_coverage`."""
-    known = _item_key if key is None else key
-    wanted = Counter(known(item) for item in _seed_pipeline(make_pipeline(), WorkerIdentity(1, 0), SeedGenerator(seed)))
-    if not wanted:
+    """Iterate the share of each worker of each rank, and compare their union; see `testing.check_coverage`."""
+    key_of = _item_key if key is None else key
+    whole = _seed_pipeline(make_pipeline(), WorkerIdentity(1, 0), SeedGenerator(seed))
+    expected = Counter(map(key_of, whole))
+    if not expected:
         raise AssertionError(
-            "The pipeline yields nothing at all, also without a split. Is its list of shards empty, or does a stage "
+            "The pipeline yields nothing, even without a split. Is its list of shards empty, or does a stage "
             "drop all samples?"
         )
-    places = [(rank, worker) for rank in range(ranks) for worker in range(max(workers, 1))]
+    instances = [(rank, worker) for rank in range(ranks) for worker in range(max(workers, 1))]
     pipes: dict[tuple[int, int], Any] = {}
     logs: dict[tuple[int, int], list[list[Any]]] = {}
-    for rank, worker in places:
+    for rank, worker in instances:
         pipe: Any = make_pipeline()
-        logs[rank, worker] = [_listened_to(stage) for stage in splitters(pipe)]
+        logs[rank, worker] = [_record_inputs(stage) for stage in splitters(pipe)]
         pipe = split_by_rank(pipe, RankIdentity(ranks, rank))
         pipes[rank, worker] = split_by_worker(pipe, WorkerIdentity(max(workers, 1), worker), RankIdentity(ranks, rank))
-    seeds = {place: EpochSeeds() for place in places}
-    generators = {place: SeedGenerator(seed) for place in places}
+    seeds = {instance: EpochSeeds() for instance in instances}
+    generators = {instance: SeedGenerator(seed) for instance in instances}
     for epoch in range(2):
         owners = defaultdict(list)
-        for place in places:
-            rank, worker = place
-            for log in logs[place]:
+        for instance in instances:
+            rank, worker = instance
+            for log in logs[instance]:
                 log.clear()
-            generator = generators[place]
-            seeds[place].begin(generator)
+            generator = generators[instance]
+            seeds[instance].begin(generator)
             own = generator.spawn(rank).spawn(worker)
-            for item in _seed_pipeline(pipes[place], WorkerIdentity(max(workers, 1), worker), own):
-                owners[known(item)].append(place)
-            seeds[place].end(generator)
-            for log, first in zip(logs[place], logs[places[0]], strict=True):
+            for item in _seed_pipeline(pipes[instance], WorkerIdentity(max(workers, 1), worker), own):
+                owners[key_of(item)].append(instance)
+            seeds[instance].end(generator)
+            for log, first in zip(logs[instance], logs[instances[0]], strict=True):
                 _check_order(log, first, f"Epoch {epoch}: rank {rank}, worker {worker}")
-        for item in {**wanted, **owners}:
+        for item in {**expected, **owners}:
             found = owners.get(item, [])
-            if len(found) != wanted[item]:
-                where = ", ".join(f"rank {rank}, worker {worker}" for rank, worker in found) or "nowhere"
+            if len(found) != expected[item]:
+                sources = ", ".join(f"rank {rank}, worker {worker}" for rank, worker in found) or "never"
                 advice = (
-                    "" if any(logs.values()) else ". No stage splits the data: put .sharding_filter() behind the shards"
+                    "" if any(logs.values()) else ". No stage splits the data: add .sharding_filter() to the shards"
                 )
                 raise AssertionError(
-                    f"Epoch {epoch}: {item!r} has to come {_times(wanted[item])}, and comes {_times(len(found))} "
-                    f"({where}){advice}"
+                    f"Epoch {epoch}: {item!r} should occur {_times(expected[item])}, but occurs {_times(len(found))} "
+                    f"({sources}){advice}"
                 )
 
 
 def describe_item(item: Any) -> str:
-    """Return an item as a message has it, or that there is none."""
+    """Return the text of an item for a message, or "none" if it is missing."""
     text = "none" if item is MISSING else repr(item)
     return text if len(text) <= 300 else f"{text[:300]}..."
 
@@ -92,18 +93,18 @@ def _seed_pipeline(pipe: Pipe, info: Any, generator: Any) -> Pipe:
 
 
 def _item_key(item: Any) -> Hashable:
-    """Return what a sample is known by; for anything else, all that it is."""
+    """Return the URL and key of a sample, or any other item in a hashable form."""
     if isinstance(item, Mapping) and "__key__" in item:
         return str(item.get("__url__", "")), item["__key__"]
     try:
         hash(item)
     except TypeError:
         return pickle.dumps(item)
-    return item  # type: ignore[no-any-return]  # it can be hashed
+    return item  # type: ignore[no-any-return]  # hashable
 
 
-class _SplitListener(IterDataPipe[Any]):
-    """Notes what passes."""
+class _InputRecorder(IterDataPipe[Any]):
+    """Records the items that pass."""
 
     def __init__(self, source: Pipe, log: list[Any]) -> None:
         self.source = source
@@ -115,20 +116,20 @@ class _SplitListener(IterDataPipe[Any]):
             yield item
 
 
-def _listened_to(stage: Any) -> list[Any]:
-    """Return a list of what a stage gets from its sources, which fills up when it is iterated."""
+def _record_inputs(stage: Any) -> list[Any]:
+    """Return a list to which the items that a stage gets from its sources are added during iteration."""
     log: list[Any] = []
     for name, value in list(vars(stage).items()):
         if isinstance(value, IterDataPipe):
-            setattr(stage, name, _SplitListener(value, log))
+            setattr(stage, name, _InputRecorder(value, log))
     return log
 
 
-def _check_order(log: list[Any], first: list[Any], who: str) -> None:
-    for number, (found, wanted) in enumerate(zip_longest(log, first, fillvalue=MISSING)):
-        if found is MISSING or wanted is MISSING or _item_key(found) != _item_key(wanted):
+def _check_order(log: list[Any], first: list[Any], instance: str) -> None:
+    for number, (found, expected) in enumerate(zip_longest(log, first, fillvalue=MISSING)):
+        if found is MISSING or expected is MISSING or _item_key(found) != _item_key(expected):
             raise AssertionError(
-                f"{who} has another order before the split than rank 0, worker 0: item {number} is "
-                f"{describe_item(found)}, not {describe_item(wanted)}. What shuffles there has to take the seed that "
-                f"the loader gives it (set_seed)"
+                f"{instance} has another order before the split than rank 0, worker 0: item {number} is "
+                f"{describe_item(found)}, not {describe_item(expected)}. Stages that shuffle there must use the seed "
+                f"from the loader (set_seed)"
             )

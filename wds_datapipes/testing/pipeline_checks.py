@@ -1,4 +1,4 @@
-"""Checks of a whole pipeline: that it resumes exactly, and that ranks and workers share all samples."""
+"""Checks of a whole pipeline: exact resuming, and complete sharding among ranks and workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.extras import require
-from wds_datapipes.testing.coverage import rehearse_coverage
+from wds_datapipes.testing.coverage import simulate_ranks
 from wds_datapipes.testing.stage_contract import same_items
 
 __all__ = ["check_coverage", "check_resume"]
@@ -17,26 +17,26 @@ __all__ = ["check_coverage", "check_resume"]
 def check_resume(
     make_pipeline: Callable[[], IterDataPipe[Any]], *, workers: int = 0, cuts: int = 20, seed: int = 0
 ) -> None:
-    """Check that a pipeline goes on from a saved state exactly where it was.
+    """Check that a pipeline resumes exactly from a saved state.
 
-    Its state is saved after items of an epoch, and each state is loaded in a process with a new interpreter. What
-    follows there has to be what follows here, and so has the epoch after it. All states have to name the same things.
-    `DataLoader2` with a `ShardReadingService` does the loading.
+    A state is saved at several positions of an epoch, and each state is loaded in a new interpreter. The items that
+    follow there, and those of the next epoch, must be the same as here. All states must have the same structure. The
+    loader is a `DataLoader2` with a `ShardReadingService`.
 
-    The other process is spawned: a script needs ``if __name__ == "__main__":``, and functions in the pipeline have to
-    be picklable.
+    The other process is spawned: a script needs ``if __name__ == "__main__":``, and functions in the pipeline must be
+    picklable.
 
     Args:
-        make_pipeline: builds the pipeline anew; its epochs have an end.
-        workers: how many worker processes there are.
-        cuts: after how many items, at the most, a state is saved: after each if there are fewer, or else at even
-            distances, with the beginning and the end; at least 2.
-        seed: of the loader.
+        make_pipeline: builds a new pipeline; its epochs must be finite.
+        workers: the number of worker processes.
+        cuts: the maximum number of positions at which a state is saved, at least 2: after every item if there are
+            fewer, otherwise evenly spaced, including the beginning and the end.
+        seed: the seed of the loader.
 
     Raises:
-        AssertionError: something differs; it tells the place, and the first item that does. Or the pipeline has no
-            state, or does not repeat itself with the same seed.
-        ValueError: an argument makes no sense.
+        AssertionError: the items differ; the message names the position and the first different item. Or the pipeline
+            has no state, or is not reproducible with the same seed.
+        ValueError: an argument is invalid.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -47,14 +47,14 @@ def check_resume(
         ...     return pipe.shuffle(buffer_size=3).with_epoch(5)
         >>> check_resume(make_stream)
         Traceback (most recent call last):
-        AssertionError: After 0 of 5 items, there is no state: Shuffler may hold samples back, and cannot tell which...
+        AssertionError: After 0 of 5 items, there is no state: Shuffler has no position in the shards. Use ...
     """
     if cuts < 2:
-        raise ValueError(f"check_resume needs 2 cuts or more, the beginning and the end, not {cuts}")
+        raise ValueError(f"check_resume needs at least 2 cuts, the beginning and the end, not {cuts}")
     require("torchdata.dataloader2", extra="dataloader2", purpose="check how a pipeline resumes")
-    from wds_datapipes.testing.resume_laws import rehearse_resume
+    from wds_datapipes.testing.resume_laws import compare_resumed_runs
 
-    rehearse_resume(make_pipeline, workers=workers, cuts=cuts, seed=seed, same=same_items)
+    compare_resumed_runs(make_pipeline, workers=workers, cuts=cuts, seed=seed, same=same_items)
 
 
 def check_coverage(
@@ -65,24 +65,24 @@ def check_coverage(
     seed: int = 0,
     key: Callable[[Any], Hashable] | None = None,
 ) -> None:
-    """Check that ranks and workers have all samples between them, each of them once, in two epochs.
+    """Check that ranks and workers together yield all samples exactly once, in two epochs.
 
-    Each worker of each rank gets its share and its seeds as from the loader, one after the other in this process. What
-    comes before the split, which is the order of the shards, has to be the same for all of them.
+    The workers of all ranks are simulated in this process, one after the other, with the shares and seeds that a loader
+    would assign. The items before the split, that is, the order of the shards, must be the same for all of them.
 
     Args:
-        make_pipeline: builds the pipeline anew. Without a split, it yields each sample as often as it has to come. What
-            batches samples is best left out, since shares end in batches of their own.
-        ranks: how many ranks there are.
-        workers: how many workers each of them has; 0 is one, too.
-        seed: of the loader.
-        key: returns what an item is known by. By default, that is ``__url__`` and ``__key__`` of a sample, and
-            the whole of any other item.
+        make_pipeline: builds a new pipeline. Without a split, it must yield each sample as often as expected. Leave out
+            batching, since the last batch of each share is smaller.
+        ranks: the number of ranks.
+        workers: the number of workers per rank; 0 counts as one.
+        seed: the seed of the loader.
+        key: returns an identifier of an item. By default, ``__url__`` and ``__key__`` of a sample, and any other item
+            as a whole.
 
     Raises:
-        AssertionError: a sample comes too often or not often enough, or an order differs; it tells which and where. Or
-            the pipeline yields nothing.
-        ValueError: an argument makes no sense.
+        AssertionError: a sample occurs too often or not often enough, or an order differs; the message names the
+            sample, the ranks and the workers. Or the pipeline yields nothing.
+        ValueError: an argument is invalid.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard
@@ -93,8 +93,8 @@ def check_coverage(
         >>> check_coverage(lambda: pipeline(ShardList("{a..c}.tar").shuffle().sharding_filter()))
         >>> check_coverage(lambda: pipeline(ShardList("{a..c}.tar")), workers=0)
         Traceback (most recent call last):
-        AssertionError: Epoch 0: ('a.tar', 'a0') has to come once, and comes 2 times (rank 0, worker 0, rank 1, ...
+        AssertionError: Epoch 0: ('a.tar', 'a0') should occur once, but occurs 2 times (rank 0, worker 0, rank 1, ...
     """
     if ranks < 1 or workers < 0:
-        raise ValueError(f"check_coverage needs 1 rank or more, and 0 workers or more, not {ranks} and {workers}")
-    rehearse_coverage(make_pipeline, ranks=ranks, workers=workers, seed=seed, key=key)
+        raise ValueError(f"check_coverage needs at least 1 rank and 0 workers, not {ranks} and {workers}")
+    simulate_ranks(make_pipeline, ranks=ranks, workers=workers, seed=seed, key=key)

@@ -1,4 +1,4 @@
-"""The contract between a stage and the loaders."""
+"""Stage contract: checks the behaviour of a stage that loaders rely on."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["check_stage", "same_items"]
 
 
 def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
-    """Check what every loader expects of a stage.
+    """Check that a stage fulfils the contract that all loaders rely on.
 
-    Its ``__iter__`` is a generator function (another kind that fails before its first item makes DataLoader2 wait for
-    ever); it is pickled before, during and after an iteration; it is iterated again after a whole and after a
-    broken-off iteration, each time with the same items under the same seed; it does the same in a worker process; and
-    torch finds its sources, to seed and to shard them.
+    Its ``__iter__`` is a generator function (otherwise DataLoader2 hangs if it fails before its first item); it can be
+    pickled before, during and after an iteration; it can be iterated again after a complete or an interrupted
+    iteration, and yields the same items with the same seed; it works in a worker process; and torch finds its sources,
+    to seed and shard them.
 
     Args:
         make_pipe: builds a new pipeline that ends in the stage and yields at least two items.
 
     Raises:
-        AssertionError: the stage breaks the contract, with the sentence that it breaks.
+        AssertionError: the stage violates the contract; the message names the violation.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -38,7 +38,7 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
     name = type(pipe).__name__
     assert inspect.isgeneratorfunction(type(pipe).__iter__), f"{name}.__iter__ is not a generator function"
     expected = _items(pipe)
-    assert len(expected) >= 2, f"{name} yields {len(expected)} items here, and the contract needs two to be checked"
+    assert len(expected) >= 2, f"{name} yields {len(expected)} items, but the check needs two"
     assert same_items(_items(pipe), expected), f"{name} yields other items when it is iterated again"
     assert same_items(_items(make_pipe()), expected), f"{name} yields other items when it is built again"
 
@@ -46,9 +46,9 @@ def check_stage(make_pipe: Callable[[], IterDataPipe[Any]]) -> None:
     started = _seed_pipeline(make_pipe())
     iterator = iter(started)
     next(iterator)
-    pickle.dumps(started)  # raises where an open file or a generator sits in an attribute
+    pickle.dumps(started)  # raises if an attribute is an open file or a generator
     del iterator
-    assert same_items(_items(started), expected), f"{name} yields other items after an iteration that was broken off"
+    assert same_items(_items(started), expected), f"{name} yields other items after an interrupted iteration"
     assert same_items(_items(pickle.loads(pickle.dumps(started))), expected), (
         f"{name} changes when it is pickled after use"
     )

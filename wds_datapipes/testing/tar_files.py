@@ -1,4 +1,4 @@
-"""Shards for tests, written with Python's own tarfile module."""
+"""Test shards, written with Python's tarfile module."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def build_shard(
     tar_format: int = tarfile.USTAR_FORMAT,
     end_marker: bool = True,
 ) -> str:
-    """Write a shard with Python's own tarfile module, independent of this package's reader.
+    """Write a shard with Python's tarfile module, independently of this package.
 
     Args:
         path: the file to write; compressed if its name ends in ``gz``, ``bz2`` or ``xz``.
-        samples: each with ``__key__`` and its fields as bytes; the fields are written in their order. Fields that begin
-            with two underscores are not written.
+        samples: the samples, each with ``__key__`` and its fields as bytes or str, which are written in order. Fields
+            that begin with two underscores are not written.
         tar_format: one of tarfile's formats.
-        end_marker: write the two blocks of zeros that end an archive, and the blocks that fill up its last record.
+        end_marker: write the two blocks of zeros at the end of an archive, and the padding of its last record.
 
     Returns:
         The path, as ``str``.
@@ -35,7 +35,7 @@ def build_shard(
     """
     name = os.fspath(path)
     compression = next((kind for kind in ("gz", "bz2", "xz") if name.endswith(kind)), "")
-    with tarfile.open(name, f"w:{compression}", format=tar_format) as archive:  # type: ignore[call-overload]  # a mode that is made up
+    with tarfile.open(name, f"w:{compression}", format=tar_format) as archive:  # type: ignore[call-overload]  # a computed mode
         for sample in samples:
             for field, value in sample.items():
                 if not field.startswith("__"):
@@ -46,6 +46,6 @@ def build_shard(
         end = archive.offset
     if not end_marker:
         if compression:
-            raise ValueError(f"{name} is compressed, so its end marker cannot be cut off")
+            raise ValueError(f"{name} is compressed, so its end marker cannot be removed")
         os.truncate(name, end)
     return name

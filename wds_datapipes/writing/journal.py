@@ -1,4 +1,4 @@
-"""Journal of a conversion: the finished shards and their samples, so that it can be resumed."""
+"""Journal of a conversion: records the finished shards, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from wds_datapipes.types import ShardInfo
 __all__ = ["FinishedShard", "KeyLog", "ShardJournal", "compare_journals"]
 
 
-#: What the first line of a journal says.
+#: The kind of file in the first line of a journal.
 KIND = "journal of shards"
 
 
 class KeyLog:
-    """The number of keys that a writer was given, and a digest of them in order."""
+    """The number of samples passed to a writer, and a digest of their keys in order."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -45,39 +45,39 @@ class FinishedShard(NamedTuple):
 
     number: int
     info: ShardInfo
-    #: How many samples were given from the end of the last shard to the end of this one, those that were refused too.
+    #: The number of samples passed since the previous shard, including refused ones.
     given: int
-    #: The digest of their keys.
+    #: A digest of their keys.
     keys: str
-    #: How many faults were skipped; only of conversions, and only where there were some.
+    #: The number of skipped errors, recorded for conversions only.
     skipped: int = 0
 
 
-def compare_journals(paths: Iterable[str], wanted: Mapping[str, Any]) -> None:
+def compare_journals(paths: Iterable[str], settings: Mapping[str, Any]) -> None:
     """Compare settings with those in the journals of other writers that have finished a shard.
 
     Raises:
-        StateError: a journal has others.
+        StateError: a journal has other settings.
     """
     for path in paths:
         with Path(path).open("rb") as file:
             lines = list(islice(file, 2))
         if len(lines) == 2 and lines[1].endswith(b"\n"):
-            _compare(path, lines[0], wanted)
+            _compare(path, lines[0], settings)
 
 
 class ShardJournal:
-    """A file of JSON lines, one for each finished shard; the first has the settings of the conversion.
+    """A file with a JSON line for each finished shard, after a line with the settings of the conversion.
 
-    A line is on the disk before the next shard is begun. It is locked, as two conversions cannot share it.
+    Each line is synced to disk before the next shard is started. The file is locked against other conversions.
 
     Args:
-        path: of the file; it is made if it is not there.
-        settings: what has to be the same for the shards to be the same.
+        path: the path of the file, which is created if needed.
+        settings: the settings that determine the content of the shards.
 
     Raises:
-        StateError: the file is of another conversion, or no journal, or another process has it.
-        ShardWriteError: it cannot be opened or written.
+        StateError: the file belongs to another conversion, is not a journal, or is in use by another process.
+        ShardWriteError: the file cannot be opened or written.
     """
 
     _file = -1
@@ -90,29 +90,29 @@ class ShardJournal:
         except OSError as error:
             raise ShardWriteError(f"The journal {path!r} cannot be opened: {error.strerror}") from error
         try:
-            self.finished = self._begin(head)
+            self.finished = self._read(head)
         except BaseException:
             self.close()
             raise
 
     def add(self, shard: FinishedShard) -> None:
-        """Write a line, and sync the file."""
+        """Write a line and sync the file."""
         row = {"number": shard.number, **shard.info._asdict(), "given": shard.given, "keys": shard.keys}
         if shard.skipped:
             row["skipped"] = shard.skipped
         self._write(row)
         self.finished.append(shard)
 
-    def keep(self, count: int) -> None:
-        """Keep the lines of the first shards, and drop those of shards that no longer exist."""
+    def truncate(self, count: int) -> None:
+        """Keep the lines of the first ``count`` shards only, if the following ones no longer exist."""
         if count < len(self.finished):
-            kept = self.finished[:count]
+            remaining = self.finished[:count]
             os.ftruncate(self._file, self._ends[count])
             os.lseek(self._file, 0, os.SEEK_END)
-            self.finished = kept
+            self.finished = remaining
 
     def fileno(self) -> int:
-        """Return its descriptor, which holds the lock in every process that has it."""
+        """Return the file descriptor, which holds the lock in every process that inherits it."""
         return self._file
 
     def close(self) -> None:
@@ -124,19 +124,19 @@ class ShardJournal:
     def __del__(self) -> None:
         self.close()
 
-    def _begin(self, head: dict[str, Any]) -> list[FinishedShard]:
+    def _read(self, head: dict[str, Any]) -> list[FinishedShard]:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StateError(f"The journal {self._path!r} is in use: another process writes these shards now") from None
+            raise StateError(f"The journal {self._path!r} is in use: another process is writing these shards") from None
         except OSError:
             pass  # a file system without locks
         data = Path(self._path).read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]  # a line that was broken off says nothing
+        whole = data[: data.rfind(b"\n") + 1]  # without an incomplete line
         lines = whole.splitlines(keepends=True)
         os.ftruncate(self._file, len(whole))
         os.lseek(self._file, 0, os.SEEK_END)
-        #: Where the head ends, and each line after it.
+        #: The offset of the end of the head and of each line after it.
         self._ends = [len(lines[0])] if lines else []
         if not lines:
             self._write(head)
@@ -160,14 +160,14 @@ class ShardJournal:
 
 
 class WriterClaim:
-    """A lock file next to local shards while a writer makes them, which keeps a second writer out.
+    """A lock file next to local shards that excludes other writers while a writer is active.
 
     Args:
-        path: of the journal that the shards may have; the claim is called after it.
-        pattern: of the shards.
+        path: the path of the shards' journal, whether or not it exists; the name of the lock file derives from it.
+        pattern: the pattern of the shards.
 
     Raises:
-        StateError: another writer has the claim.
+        StateError: another writer holds the lock.
     """
 
     def __init__(self, path: str, pattern: str) -> None:
@@ -178,25 +178,25 @@ class WriterClaim:
             try:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             except OSError:
-                return  # as the first shard will say, with more detail
+                return  # opening the first shard raises a more specific error
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._release()
                 raise StateError(
-                    f"Another writer has the shards {pattern!r} now, and the shards of both would be mixed. Wait "
+                    f"Another writer is writing the shards {pattern!r}, and the shards of both would be mixed. Wait "
                     f"for it, or choose another pattern"
                 ) from None
             except OSError:
                 return  # a file system without locks
-            if not self._is_there():  # its last owner has removed it between the two steps
+            if not self._is_current():  # its last owner removed it before it was locked
                 self._release()
 
     def close(self) -> None:
-        """Remove the lock file, unless this is a forked copy."""
+        """Remove the lock file, unless this is a forked process."""
         if self._file >= 0 and os.getpid() == self._owner:
             with contextlib.suppress(OSError):
-                os.unlink(self._path)  # noqa: PTH108  it is a text
+                os.unlink(self._path)  # noqa: PTH108  a string
             with contextlib.suppress(OSError):  # a forked process may still have the file
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self._release()
@@ -208,14 +208,14 @@ class WriterClaim:
         os.close(self._file)
         self._file = -1
 
-    def _is_there(self) -> bool:
+    def _is_current(self) -> bool:
         try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._file))  # noqa: PTH116  the same
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file))  # noqa: PTH116  a string
         except FileNotFoundError:
             return False
 
 
-def _parse_line(line: bytes, where: str) -> FinishedShard:
+def _parse_line(line: bytes, name: str) -> FinishedShard:
     """Parse a line.
 
     Raises:
@@ -227,25 +227,25 @@ def _parse_line(line: bytes, where: str) -> FinishedShard:
         found = FinishedShard(row["number"], info, row["given"], row["keys"], row.get("skipped", 0))
         kinds = [*map(type, info), type(found.number), type(found.given), type(found.keys), type(found.skipped)]
         if kinds != [str, int, int, str, int, int, str, int]:
-            raise ValueError(f"it tells of {row!r:.200}")
+            raise ValueError(f"its values are {row!r:.200}")
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise StateError(
-            f"{where} is damaged: {error}. Delete the journal and its shards, and convert them again"
+            f"{name} is damaged: {error}. Delete the journal and its shards, and convert them again"
         ) from error
     return found
 
 
-def _compare(path: str, line: bytes, wanted: Mapping[str, Any]) -> None:
+def _compare(path: str, line: bytes, settings: Mapping[str, Any]) -> None:
     """Raise if the first line of a journal has other settings."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or found.get("wds-datapipes") != KIND:
-        raise StateError(f"The file {path!r} is no journal of shards. Name another with journal=")
-    for name, value in json.loads(json.dumps(wanted)).items():
+        raise StateError(f"The file {path!r} is not a journal of shards. Choose another one with journal=")
+    for name, value in json.loads(json.dumps(settings)).items():
         if found.get(name) != value:
             raise StateError(
-                f"The journal {path!r} is of a conversion with {name}={found.get(name)!r}, and this one has "
-                f"{value!r}, so its shards would not fit. Use the same, or delete the journal and its shards"
+                f"The journal {path!r} belongs to a conversion with {name}={found.get(name)!r}, not {value!r}, so the "
+                f"shards would not match. Use the same value, or delete the journal and its shards"
             )

@@ -1,4 +1,4 @@
-"""Numbers in the names of written shards, and how several writers share them."""
+"""Names of written shards: their numbers, and how several writers share them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from wds_datapipes.io.sinks import remove_file, size_of
 
 __all__ = [
     "NUMBER",
+    "assign_numbers",
     "check_pattern",
-    "deal_numbers",
     "describe_old_shards",
+    "find_journals",
     "find_old_shards",
+    "find_overwritten",
     "journal_path",
-    "journals_of_all",
     "remove_old_shards",
-    "written_over",
 ]
 
-#: Where the number goes in a pattern.
+#: The field for the number in a pattern.
 NUMBER = re.compile(r"%[-+ 0#]*\d*[diu]")
-#: The fields of a pattern, as `re.escape` writes them.
+#: The other fields of a pattern, after `re.escape`.
 FIELDS = re.compile(r"\\\{(rank|worker)\\\}")
 
 
@@ -34,7 +34,7 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
     """Check a pattern and the limits of shards, and return the pattern as a string.
 
     Raises:
-        ValueError: they do not.
+        ValueError: they are invalid.
     """
     text = os.fspath(pattern)
     try:
@@ -43,24 +43,26 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
         different = False
     if not different:
         raise ValueError(
-            f"A pattern of shards has one field for their number, as in 'train-%06d.tar', and {text!r} has not. "
-            f"Another percent sign is written twice"
+            f"A pattern for shards needs exactly one field for the number, as in 'train-%06d.tar', not {text!r}. "
+            f"Write other percent signs twice"
         )
     if maxcount < 1:
-        raise ValueError(f"maxcount is a number of samples, from 1, not {maxcount!r}")
+        raise ValueError(f"maxcount is a number of samples from 1, not {maxcount!r}")
     if not maxsize > 0:
-        raise ValueError(f"maxsize is a number of bytes, above 0, not {maxsize!r}")
+        raise ValueError(f"maxsize is a number of bytes above 0, not {maxsize!r}")
     return text
 
 
-def deal_numbers(pattern: str, start: int, *, rank: int, ranks: int, worker: int, workers: int) -> tuple[str, int, int]:
+def assign_numbers(
+    pattern: str, start: int, *, rank: int, ranks: int, worker: int, workers: int
+) -> tuple[str, int, int]:
     """Return the pattern, the first number and the step of one of several writers.
 
-    ``{rank}`` and ``{worker}`` in the pattern become numbers. The writers that this does not tell apart take turns.
+    ``{rank}`` and ``{worker}`` in the pattern become numbers. Writers that share a pattern then use every n-th number.
 
-    >>> deal_numbers("train-%06d.tar", 0, rank=0, ranks=1, worker=1, workers=4)
+    >>> assign_numbers("train-%06d.tar", 0, rank=0, ranks=1, worker=1, workers=4)
     ('train-%06d.tar', 1, 4)
-    >>> deal_numbers("train-{worker}-%06d.tar", 0, rank=2, ranks=8, worker=1, workers=4)
+    >>> assign_numbers("train-{worker}-%06d.tar", 0, rank=2, ranks=8, worker=1, workers=4)
     ('train-1-%06d.tar', 2, 8)
     """
     first, step = 0, 1
@@ -74,10 +76,10 @@ def deal_numbers(pattern: str, start: int, *, rank: int, ranks: int, worker: int
 def find_old_shards(
     pattern: str, number: int, step: int = 1, storage_options: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return existing shards under the names of a writer's next ones, from ``number`` on without a gap.
+    """Return existing shards with the names of a writer's next shards, from ``number`` without gaps.
 
-    After the last shard of a writer, they are from an earlier run with more shards, and a pattern such as
-    ``{000..099}`` or ``*`` takes them for shards of this one.
+    After the last shard of a writer, they are from an earlier run with more shards, and a pattern such as ``*`` would
+    match them too.
     """
     found: list[str] = []
     while size_of(url := pattern % number, storage_options) is not None:
@@ -96,10 +98,10 @@ def remove_old_shards(urls: list[str], storage_options: Mapping[str, Any] | None
 def describe_old_shards(urls: list[str]) -> str:
     """Return the beginning of a message about shards of an earlier run."""
     if len(urls) == 1:
-        return f"{redact(urls[0])!r} is from an earlier run, and would be read as one of the new shards"
+        return f"{redact(urls[0])!r} is from an earlier run, and would be read with the new shards"
     return (
         f"{redact(urls[0])!r} and the shards up to {redact(urls[-1])!r} are from an earlier run, and would be read "
-        f"with the new ones"
+        f"with the new shards"
     )
 
 
@@ -107,16 +109,16 @@ def journal_path(pattern: str, journal: str | os.PathLike[str] | None, first: in
     """Return the path of a writer's journal: the given one, or one next to the shards.
 
     Raises:
-        ValueError: the shards are not local, and no path was asked for.
+        ValueError: the shards are not local, and no path was given.
     """
     stem, ending = _journal_name(pattern, journal)
     return f"{stem}-{first}-of-{step}{ending}" if step > 1 else f"{stem}{ending}"
 
 
-def journals_of_all(pattern: str, journal: str | os.PathLike[str] | None) -> list[str]:
-    """Return the journals of all writers with a pattern.
+def find_journals(pattern: str, journal: str | os.PathLike[str] | None) -> list[str]:
+    """Return the journals of all writers that share a pattern.
 
-    Fields for the rank and the worker stand for any number.
+    Fields for the rank and the worker match any number.
     """
     stem, ending = _journal_name(pattern, journal)
     any_stem = escape(stem).replace("{rank}", "*").replace("{worker}", "*")
@@ -132,16 +134,16 @@ def _journal_name(pattern: str, journal: str | os.PathLike[str] | None) -> tuple
     path = local_path(pattern)
     if path is None:
         raise ValueError(
-            f"{pattern!r} is no local path, and lines cannot be added to a file in a store. Name a local file for the "
-            f"journal, as in journal='shards.journal'"
+            f"{pattern!r} is not a local path, and a journal cannot be in a store. Name a local file for it, as in "
+            f"journal='shards.journal'"
         )
     return NUMBER.sub("shards", path), ".journal"
 
 
-def written_over(pattern: str, urls: Iterable[str]) -> str | None:
+def find_overwritten(pattern: str, urls: Iterable[str]) -> str | None:
     """Return the first of some shards whose name matches a pattern with any number.
 
-    >>> written_over("./train-%06d.tar", ["val-000000.tar", "train-000012.tar"])
+    >>> find_overwritten("./train-%06d.tar", ["val-000000.tar", "train-000012.tar"])
     'train-000012.tar'
     """
     target = local_path(pattern)
@@ -162,4 +164,4 @@ def _absolute_name(path: str) -> str:
     if local_path(path) is None:
         return path
     folder, name = os.path.split(path)
-    return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118  a pattern is no path
+    return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118  a pattern, not a path

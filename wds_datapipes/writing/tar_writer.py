@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_datapipes.errors import UnwritableSampleError
-from wds_datapipes.index.build import written_index
+from wds_datapipes.errors import EncodeError
+from wds_datapipes.index.build import index_from_layout
 from wds_datapipes.index.file_format import index_url, write_index
 from wds_datapipes.io.compression.compress import Compress, compression_kind, find_compressor
 from wds_datapipes.io.sinks import Sink, open_target
@@ -25,54 +25,52 @@ if TYPE_CHECKING:
 
 __all__ = ["HashingWriter", "TarWriter"]
 
-#: How much is collected before it is written, in bytes; data of that size are written without being copied.
+#: The size of the write buffer, and the size from which data is written directly, in bytes.
 FLUSH_BYTES = 256 << 10
 DIRECT_BYTES = 32 << 10
-#: What an index calls the kinds of compression.
+#: The names of compressions in an index.
 COMPRESSIONS = {"bz2": "bz2", "gz": "gzip", "xz": "xz", "zst": "zstd"}
 
 
 class TarWriter:
     """Writes samples to one shard, which appears under its name when it is complete.
 
-    It is a context manager: at its end the shard is finished, and when an error or Ctrl-C ends it, nothing is left,
-    neither under the name nor under a temporary one. A local file gets its name when all of it is on the disk; where
-    two writers write the same one at a time, it is that of the writer that finishes last, and whole. What is
-    written to a command, to standard output or to an open stream cannot be taken back; it then lacks its end marker,
-    and a command is killed before it sees the end of its input.
+    It is a context manager: leaving it finishes the shard; an error or Ctrl-C removes it, including temporary files. A
+    local file gets its name after all of it was synced to disk; if two writers write the same file, the one that
+    finishes last wins. Data written to a command, to standard output or to an open stream cannot be removed; after an
+    error it lacks the end marker, and a command is killed before it sees the end of its input.
 
-    The same samples give the same bytes, on any day and any machine, compressed or not: headers are plain ustar, with a
-    PAX header only before names that do not fit (long ones, and others than ASCII) and sizes from 8 GiB.
+    Output is deterministic: the same samples give the same bytes, compressed or not. Headers are plain ustar, with a
+    PAX header only for names that do not fit (long or non-ASCII ones) and sizes of 8 GiB or more.
 
     Args:
-        target: a path, a URL of a file system that fsspec knows, ``pipe:COMMAND``, ``-`` (standard output) or an open
-            binary stream, which stays open.
-        user: the name of the files' owner, whose number is 0.
-        group: the name of their group, whose number is 0.
-        mode: their permissions.
-        mtime: when they were changed, in seconds since 1970, without a fraction.
-        compress: ``"gz"``, ``"bz2"``, ``"xz"`` or ``"zst"``; ``True`` is ``"gz"``, ``False`` is none, and ``None`` goes
-            by the name: ``.tar.gz``, ``.tgz`` and so on.
-        encoder: ``True`` encodes values as ``wds_encode`` does; a dict is its keywords, such as
-            ``{"jpg": {"quality": 90}}``; a function gets the sample and returns one of bytes; with ``False`` or
-            ``None``, all values have to be bytes.
-        keep_meta: write the values of keys that begin with ``__`` too, but for ``__key__``; these are str or bytes.
+        target: a path, a URL of a file system that fsspec supports, ``pipe:COMMAND``, ``-`` (standard output) or an
+            open binary stream, which stays open.
+        user: the name of the files' owner, whose ID is 0.
+        group: the name of the files' group, whose ID is 0.
+        mode: the permissions of the files.
+        mtime: the modification time of the files, in whole seconds since 1970.
+        compress: ``"gz"``, ``"bz2"``, ``"xz"`` or ``"zst"``; ``True`` is ``"gz"``, ``False`` is none, and ``None``
+            selects by the name: ``.tar.gz``, ``.tgz`` and so on.
+        encoder: ``True`` encodes values as ``wds_encode`` does; a dict gives its keyword arguments, such as
+            ``{"jpg": {"quality": 90}}``; a function takes a sample and returns one with bytes; with ``False`` or
+            ``None``, all values must be bytes.
+        keep_meta: also write the values of keys that begin with ``__``, except ``__key__``; they must be str or bytes.
         unsafe: allow codecs whose data can run code when it is decoded, as for ``wds_encode``.
-        key_rule: how the shard will be read. Names that this rule would read back as others are refused, and so is a
-            key that was written before. ``None`` writes any names, and any key again.
+        key_rule: the rule that the shard will be read with. Names that it would split differently are refused, and so
+            are repeated keys. ``None`` disables both checks.
         storage_options: passed to the file system of a URL.
-        digest: compute the SHA-256 of the shard for `info`, which takes as long as writing large fields does.
-        index: write the index of the shard beside it, once it is finished; `ShardIndex` tells what that is. With a
-            ``digest``, the index has it.
+        digest: compute the SHA-256 of the shard for `info`, which takes about as long as writing large fields.
+        index: write the `ShardIndex` of the shard next to it when it is finished. With ``digest``, the index includes
+            the digest.
 
     Attributes:
-        samples: how many samples were written.
-        size: the size of the archive so far, before it is compressed, in bytes, without its end marker.
-        info: the `ShardInfo` of the finished shard, and ``None`` before that.
+        samples: the number of samples written.
+        size: the size of the archive so far, in bytes before compression, without the end marker.
+        info: the `ShardInfo` of the finished shard, ``None`` before that.
 
     Raises:
-        ShardWriteError: the shard cannot be written, at any time.
-        CommandError: the command has failed.
+        ShardWriteError: the shard cannot be written, or the command has failed.
 
     Examples:
         >>> with TarWriter("a.tar") as shard:
@@ -84,7 +82,7 @@ class TarWriter:
         ['000.txt', '000.cls', '001.txt', '001.cls']
     """
 
-    #: True until there is something to close: ``__del__`` also runs when the arguments do not fit ``__init__``.
+    #: True until there is something to close: ``__del__`` also runs if ``__init__`` fails.
     _closed = True
 
     def __init__(
@@ -110,13 +108,13 @@ class TarWriter:
         name = os.fspath(target) if isinstance(target, str | os.PathLike) else str(getattr(target, "url", ""))
         self._compressor = find_compressor(compress, name)
         if index and (not name or key_rule is None):
-            raise ValueError("index=True needs the name of a file, to write the index next to it, and a key_rule")
-        self._index_place = index_url(name) if index else ""
+            raise ValueError("index=True needs a file name, to write the index next to it, and a key_rule")
+        self._index_url = index_url(name) if index else ""
         self._compression = COMPRESSIONS.get(compression_kind(compress, name) or "")
         self._storage_options = storage_options
         self._keys: set[str] = set()
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = self._written = 0
+        self._buffer: list[bytes] = []
+        self._buffered_bytes = self._written = 0
         self._digest = HashingWriter() if digest else None
         self.samples = self.size = 0
         self._layout: list[tuple[str, int, list[tuple[str, int, int]]]] = []
@@ -126,47 +124,45 @@ class TarWriter:
         self._closed = False
 
     def write(self, sample: Sample) -> int:
-        """Write a sample, its fields in their order.
+        """Write a sample, with its fields in order.
 
-        A sample that is refused leaves nothing in the shard, which can be written on. After any other error the shard
-        is discarded.
+        A refused sample leaves the shard unchanged, and writing can continue. After any other error, the shard is
+        discarded.
 
         Returns:
-            The bytes of all fields together, without headers.
+            The total size of the fields in bytes, without headers.
 
         Raises:
-            EncodeError: a value cannot be encoded.
-            UnwritableSampleError: the sample would be read back as another.
-            UnsafeCodecError: a field needs ``unsafe``.
+            EncodeError: a value cannot be encoded, or the sample would be read back differently.
+            UnsafeInputError: a field needs ``unsafe``.
             MissingDependencyError: a field needs a package that is not installed.
-            ShardWriteError: the disk is full, or the store has failed.
-            CommandError: the command has failed.
+            ShardWriteError: the disk is full, or the store or the command has failed.
         """
         return self.append(self.pack(sample))
 
     def pack(self, sample: Sample) -> PackedSample:
-        """Encode and check a sample, and make its headers; nothing is written."""
+        """Encode and check a sample, and build its headers, without writing anything."""
         return self._packer.pack(sample)
 
     def append(self, packed: PackedSample) -> int:
-        """Write a sample that `pack` has returned, and return the bytes of its fields."""
+        """Write a sample returned by `pack`, and return the size of its fields."""
         if self._closed:
-            raise ValueError(f"the shard {self._target.url!r} is closed, and takes no more samples")
+            raise ValueError(f"the shard {self._target.url!r} is closed")
         key, parts, size, payload, fields = packed
         if self._key_rule is not None:
             if key in self._keys:
-                raise UnwritableSampleError(
-                    f"The sample {key!r} was written to {self._target.url!r} before, and samples of one key could not "
-                    f"be told apart. Number them, or pass key_rule=None if that is meant"
+                raise EncodeError(
+                    f"The key {key!r} was already written to {self._target.url!r}, and samples with the same key are "
+                    f"ambiguous. Number them, or pass key_rule=None if that is intended"
                 )
             self._keys.add(key)
         try:
             if size < DIRECT_BYTES:
-                self._waiting += parts
-                self._waiting_bytes += size
+                self._buffer += parts
+                self._buffered_bytes += size
             else:
                 self._append_large(parts)
-            if self._waiting_bytes >= FLUSH_BYTES:
+            if self._buffered_bytes >= FLUSH_BYTES:
                 self._flush()
         except BaseException:
             self.discard()
@@ -177,17 +173,16 @@ class TarWriter:
         return payload
 
     def close(self) -> None:
-        """Finish the shard, and give it its name; `info` then describes it.
+        """Finish the shard, give it its name, and set `info`.
 
         Raises:
-            ShardWriteError: that failed, and nothing is left.
-            MissingSidecarError: the shard is finished, and its index cannot be written.
-            CommandError: the command has ended with an error.
+            ShardWriteError: the shard cannot be finished and was removed, or the command has failed.
+            MissingSidecarError: the shard is finished, but its index cannot be written.
         """
         if self._closed:
             return
         try:
-            self._waiting.append(END)
+            self._buffer.append(END)
             self._flush()
             if self._compressor is not None:
                 self._send(self._compressor.flush())
@@ -201,18 +196,18 @@ class TarWriter:
             digest = self._digest.hexdigest()
             self._digest.close()
         self.info = ShardInfo(self._target.url, self.samples, self._written, digest)
-        if self._index_place and self._key_rule is not None:
-            index = written_index(
+        if self._index_url and self._key_rule is not None:
+            index = index_from_layout(
                 self.layout, self.info, end=self.size, compression=self._compression, key_rule=self._key_rule
             )
-            write_index(index, self._index_place, storage_options=self._storage_options)
+            write_index(index, self._index_url, storage_options=self._storage_options)
 
     def discard(self) -> None:
         """Remove the shard, unless it is finished."""
         if not self._closed:
             self._closed = True
-            self._waiting.clear()
-            if os.getpid() == self._owner:  # and not in a forked process, which has a copy of the writer
+            self._buffer.clear()
+            if os.getpid() == self._owner:  # not in a forked process with a copy of the writer
                 self._target.discard()
                 if self._digest is not None:
                     self._digest.close()
@@ -228,8 +223,8 @@ class TarWriter:
 
     def __del__(self) -> None:
         if not self._closed and os.getpid() == self._owner:
-            self.discard()  # first, as a warning may be an error
-            text = f"the shard {self._target.url!r} was not closed, so nothing of it was kept"
+            self.discard()  # first, since the warning may be raised as an error
+            text = f"the shard {self._target.url!r} was not closed, and was discarded"
             warn_user(text, ResourceWarning)
 
     @property
@@ -241,21 +236,21 @@ class TarWriter:
         ]
 
     def _append_large(self, parts: list[bytes]) -> None:
-        """Write what is large without copying it."""
+        """Write large parts without copying them."""
         begin = 0
         for at, part in enumerate(parts):
             if len(part) >= DIRECT_BYTES:
-                self._waiting += parts[begin:at]
+                self._buffer += parts[begin:at]
                 self._flush()
                 self._put(part)
                 begin = at + 1
-        self._waiting += parts[begin:]
-        self._waiting_bytes = sum(map(len, self._waiting))
+        self._buffer += parts[begin:]
+        self._buffered_bytes = sum(map(len, self._buffer))
 
     def _flush(self) -> None:
-        data = b"".join(self._waiting)
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        data = b"".join(self._buffer)
+        self._buffer.clear()
+        self._buffered_bytes = 0
         self._put(data)
 
     def _put(self, data: bytes) -> None:
@@ -264,20 +259,19 @@ class TarWriter:
     def _send(self, data: bytes) -> None:
         if data:
             if self._digest is not None:
-                self._digest.take(data)
+                self._digest.add(data)
             self._target.write(data)
             self._written += len(data)
 
 
-#: How much is handed to the thread at once, in bytes: what is less is hashed by the caller, before a thread has begun.
+#: How much data is passed to the thread at once, in bytes; less than that in total is hashed by the caller.
 BATCH_BYTES = 1 << 20
 
 
 class HashingWriter:
     """Computes the SHA-256 of written data in a thread.
 
-    A thread hashes what was collected while the next is collected and written. So it holds as much as was collected
-    last, or one value if that is larger.
+    The thread hashes one batch while the next is collected and written.
     """
 
     def __init__(self) -> None:
@@ -287,8 +281,8 @@ class HashingWriter:
         self._batch: list[bytes] = []
         self._batch_bytes = 0
 
-    def take(self, data: bytes) -> None:
-        """Add data, to be hashed before `hexdigest` returns."""
+    def add(self, data: bytes) -> None:
+        """Add data."""
         self._batch.append(data)
         self._batch_bytes += len(data)
         if self._batch_bytes >= BATCH_BYTES:
@@ -306,7 +300,7 @@ class HashingWriter:
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """End the thread, if there is one."""
+        """Stop the thread, if there is one."""
         if self._pool is not None:
             self._pool.shutdown()
 

@@ -61,7 +61,7 @@ def test_so_many_messages_are_ahead(ends: tuple[Receiver, Sender], item: Any, ah
     for _ in range(ahead):
         take(inlet)
     inlet.credit()
-    outlet.listen()
+    outlet.receive_requests()
     assert fill(outlet, item) == ahead  # as many again: nothing of what has been used still counts
 
 
@@ -71,10 +71,10 @@ def test_a_large_message_makes_room_when_it_is_taken(ends: tuple[Receiver, Sende
     array = np.zeros(AHEAD_BYTES // 2, np.uint8)
     fill(outlet, array)
     kept = [take(inlet)]
-    outlet.listen()
+    outlet.receive_requests()
     assert fill(outlet, array) == 1
     kept.append(take(inlet))
-    outlet.listen()
+    outlet.receive_requests()
     assert fill(outlet, array) == 1
     assert all(np.array_equal(each, array) for each in kept)
 

@@ -1,1 +1,1 @@
-"""Indexes of other programs: read, verified against the headers of their shards, and written."""
+"""Index formats of other programs: reads, verifies and writes them."""

@@ -1,7 +1,7 @@
-"""Index files of Megatron Energon, next to shards and in the folder ``.nv-meta`` of a dataset.
+"""Index files of Megatron Energon, next to the shards and in the folder ``.nv-meta`` of a dataset.
 
-An index is an array of little-endian 64-bit numbers: the offset of the first header of each sample, and that of the end
-marker. ``.info.json`` has the number of samples of each shard, and ``split.yaml`` the shards of each split.
+An index is an array of little-endian 64-bit numbers: the offsets of the first headers of all samples, and that of the
+end marker. ``.info.json`` has the number of samples of each shard, and ``split.yaml`` the shards of each split.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, UnsupportedSidecarError, WrongSidecarError
+from wds_datapipes.errors import CorruptSidecarError, MissingSidecarError, StaleSidecarError, UnsupportedSidecarError
 from wds_datapipes.extras import require
 from wds_datapipes.index.builder import IndexBuilder
 from wds_datapipes.index.interop.energon_sqlite import energon_keys, remove_energon_keys
-from wds_datapipes.index.interop.shard_members import ShardMembers
+from wds_datapipes.index.interop.member_table import MemberTable
 from wds_datapipes.index.shard_index import ShardIndex
 from wds_datapipes.io.openers import local_path, redact, split_scheme
 from wds_datapipes.io.small_files import join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.url_safety import refuse_commands
-from wds_datapipes.parallel.map_shards import Shards, each_shard, listed_shards
+from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 from wds_datapipes.shards.mixture_spec import parse_plain_yaml
 from wds_datapipes.shards.patterns import expand_braces
 from wds_datapipes.tar.headers import EndMarker
@@ -41,11 +41,11 @@ __all__ = [
     "write_energon_index",
 ]
 
-#: What ``.info.json`` says has made it: the version whose format this is.
+#: The version recorded in ``.info.json``, whose format this is.
 ENERGON_VERSION = "7.4.1"
-#: How Energon splits names: the directory may have dots, and the key after it has none.
+#: Energon's split of names: the directory may have dots, but the key after it has none.
 NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
-#: The uses that it knows.
+#: The splits that Energon supports.
 SPLITS = ("train", "val", "test")
 
 
@@ -53,8 +53,8 @@ class EnergonDataset(NamedTuple):
     """The metadata of a dataset in its folder ``.nv-meta``.
 
     Attributes:
-        counts: the shards in their order, and how many samples each of them has.
-        splits: the shards of each use, such as ``"train"``.
+        counts: the number of samples of each shard, in the order of the shards.
+        splits: the shards of each split, such as ``"train"``.
     """
 
     counts: dict[str, int]
@@ -94,14 +94,14 @@ def write_energon_index(
 
     Args:
         url: the shard, a path or a URL.
-        path: the file to write, if not the one that Energon expects next to the shard.
+        path: the file to write; by default, the one next to the shard that Energon expects.
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         storage_options: passed to a remote file system.
 
     Raises:
         UnsupportedSidecarError: the shard is compressed or has no samples.
         ShardError: the shard cannot be read.
-        DuplicateFieldError: a field occurs twice in a sample.
+        DuplicateKeyError: a field occurs twice in a sample.
         MissingSidecarError: the index cannot be written.
 
     Examples:
@@ -136,29 +136,33 @@ def read_energon_index(
         The index, with keys and fields as Energon splits names.
 
     Raises:
-        MissingSidecarError: it cannot be read.
-        CorruptSidecarError: it is no index of Energon.
-        WrongSidecarError: it says something of the shard that is not so; the message tells the sample.
+        MissingSidecarError: the index cannot be read.
+        CorruptSidecarError: the file is not an index of Energon.
+        StaleSidecarError: the index does not match the shard; the message names the sample.
         ShardError: the shard cannot be read.
     """
-    where, shard = redact(os.fspath(path)), os.fspath(url)
+    name, shard = redact(os.fspath(path)), os.fspath(url)
     content = read_sidecar(os.fspath(path), storage_options)
     if len(content) % 8 or not content:
-        raise CorruptSidecarError(f"{where} is no index of Energon: it has {len(content)} bytes, no multiple of 8")
-    told = np.frombuffer(content, "<u8")
-    index = _index_shard(ShardMembers(shard, end_marker=end_marker, storage_options=storage_options), redact(shard))
+        raise CorruptSidecarError(
+            f"{name} is not an index of Energon: its size of {len(content)} bytes is not a multiple of 8"
+        )
+    offsets = np.frombuffer(content, "<u8")
+    index = _index_shard(MemberTable(shard, end_marker=end_marker, storage_options=storage_options), redact(shard))
     found = index.columns["sample_offsets"].astype("<u8")
-    for number, (says, has) in enumerate(zip(told.tolist(), found.tolist(), strict=False)):
-        if says != has:
-            what = f"sample {number}" if number + 1 < len(told) else "the end"
-            is_there = f"sample {number} ({index[number].key!r}) begins" if number < len(index) else "the samples end"
-            raise WrongSidecarError(
-                f"{where} says that {what} is at byte {says} of {redact(shard)}, where {is_there} at byte {has}. "
-                f"Build it again"
+    for number, (expected, actual) in enumerate(zip(offsets.tolist(), found.tolist(), strict=False)):
+        if expected != actual:
+            what = f"sample {number}" if number + 1 < len(offsets) else "the end"
+            found_there = (
+                f"sample {number} ({index[number].key!r}) begins" if number < len(index) else "the samples end"
             )
-    if len(told) != len(found):
-        raise WrongSidecarError(
-            f"{where} has {len(told) - 1} samples, and {redact(shard)} has {len(index)}. Build it again"
+            raise StaleSidecarError(
+                f"{name} says that {what} is at byte {expected} of {redact(shard)}, but {found_there} at byte "
+                f"{actual}. Build it again"
+            )
+    if len(offsets) != len(found):
+        raise StaleSidecarError(
+            f"{name} has {len(offsets) - 1} samples, but {redact(shard)} has {len(index)}. Build it again"
         )
     return index
 
@@ -173,34 +177,34 @@ def write_energon_dataset(
     max_workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> EnergonDataset:
-    """Write the indexes and the ``.nv-meta`` that make a folder of shards a dataset of Energon.
+    """Write the indexes and the ``.nv-meta`` that turn a folder of shards into a dataset of Energon.
 
-    ``dataset.yaml``, which says how samples are made of files, is written for a dataset that yields the fields as they
-    are (``CrudeWebdataset``); one that is there stays.
+    ``dataset.yaml``, which defines how samples are built from files, is written for a dataset that yields the fields
+    unchanged (``CrudeWebdataset``); an existing one is kept.
 
     Args:
-        folder: the folder that all shards are in or below.
-        splits: the shards of each use, ``"train"``, ``"val"`` or ``"test"``: a pattern, or an iterable of URLs.
-        keys: write ``index.sqlite`` too, if the folder is a local one. By that, Energon finds samples by their keys,
-            leaves some out, and reads some of their files, so no key may be there twice. Without it, it loads them in
-            their order, and one that is there is removed, as it is of other shards.
+        folder: the folder that contains all shards, possibly in subfolders.
+        splits: the shards of each split, ``"train"``, ``"val"`` or ``"test"``: a pattern, or an iterable of URLs.
+        keys: write ``index.sqlite`` too, if the folder is local. Energon needs it to find samples by key, to exclude
+            samples, and to read only some of their files; keys must be unique then. Without it, samples are loaded in
+            order, and an existing one is removed, as it may describe other shards.
         end_marker: ``"optional"`` accepts archives without the two blocks of zeros at their end.
-        executor: who reads the shards; by default processes of this host.
-        max_workers: how many.
+        executor: any executor to read the shards; by default, processes on this host.
+        max_workers: the number of processes.
         storage_options: passed to a remote file system.
 
     Returns:
-        What was written.
+        The metadata that was written.
 
     Raises:
-        ValueError: a shard is not in the folder, or there is no such use.
+        ValueError: a shard is not in the folder, or a split is unknown.
         SidecarError: a file cannot be written, or Energon cannot use a shard, or its keys.
         ShardError: a shard cannot be read.
     """
     root = os.fspath(folder).rstrip("/") + "/"
-    listed = {split: listed_shards(shards) for split, shards in splits.items()}
+    listed = {split: resolve_shards(shards) for split, shards in splits.items()}
     if unknown := listed.keys() - set(SPLITS):
-        raise ValueError(f"Energon knows the uses {', '.join(SPLITS)}, not {min(unknown)!r}")
+        raise ValueError(f"Energon supports the splits {', '.join(SPLITS)}, not {min(unknown)!r}")
     urls = list(dict.fromkeys(url for split in SPLITS for url in listed.get(split, ())))
     names = {url: within(root, url) for url in urls}
     for url, name in names.items():
@@ -213,7 +217,7 @@ def write_energon_dataset(
     work = (end_marker, storage_options)
     with contextlib.ExitStack() as opened:
         table = opened.enter_context(energon_keys(meta)) if keys and meta is not None else None
-        for number, task in each_shard(_one, urls, work, executor=executor, max_workers=max_workers):
+        for number, task in map_shards(_index, urls, work, executor=executor, max_workers=max_workers):
             index = task.result()
             counts[number] = len(index)
             if table is not None:
@@ -241,17 +245,17 @@ def write_energon_dataset(
 def read_energon_dataset(
     folder: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> EnergonDataset:
-    """Read ``.nv-meta`` of a dataset of Energon, with the paths of its shards.
+    """Read the ``.nv-meta`` of a dataset of Energon, with the paths of its shards.
 
     Args:
-        folder: the folder that ``.nv-meta`` is in.
+        folder: the folder that contains ``.nv-meta``.
         storage_options: passed to a remote file system.
 
     Raises:
         MissingSidecarError: a file cannot be read.
-        CorruptSidecarError: a file makes no sense.
-        MissingDependencyError: the package that reads YAML is not installed.
-        RefusedURLError: it is not of this host, and names a command as a shard.
+        CorruptSidecarError: a file is damaged or not one of Energon.
+        MissingDependencyError: PyYAML is not installed.
+        UnsafeInputError: it comes from another host and names a command as a shard.
     """
     root = os.fspath(folder).rstrip("/") + "/"
     yaml = require("yaml", extra="yaml", purpose="read split.yaml")
@@ -259,7 +263,7 @@ def read_energon_dataset(
     try:
         counts = json.loads(read_sidecar(name, storage_options))["shard_counts"]
         if not all(type(count) is int and count >= 0 for count in counts.values()):
-            raise ValueError("its counts are no numbers")
+            raise ValueError("its counts are not whole numbers")
         name = f"{root}.nv-meta/split.yaml"
         parts = parse_plain_yaml(yaml, read_sidecar(name, storage_options))["split_parts"]
         splits = {split: [url for part in parts.get(split) or () for url in expand_braces(part)] for split in parts}
@@ -268,27 +272,27 @@ def read_energon_dataset(
             {split: [join_name(root, url) for url in urls] for split, urls in splits.items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptSidecarError(f"{redact(name)} is none of Energon's, or is damaged: {error}") from error
+        raise CorruptSidecarError(f"{redact(name)} is not a file of Energon, or is damaged: {error}") from error
     for url in {*dataset.counts, *chain.from_iterable(dataset.splits.values())}:
         refuse_commands(url, name)
     return dataset
 
 
-def _one(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
+def _index(url: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
     return _write(url, energon_index_url(url), end_marker, storage_options)
 
 
 def _write(url: str, path: str, end_marker: EndMarker, storage_options: Mapping[str, Any] | None) -> ShardIndex:
-    """Write the index of a shard for Energon, and return it as ours."""
-    index = _index_shard(ShardMembers(url, end_marker=end_marker, storage_options=storage_options), redact(url))
+    """Write the index of a shard for Energon, and return it as a `ShardIndex`."""
+    index = _index_shard(MemberTable(url, end_marker=end_marker, storage_options=storage_options), redact(url))
     if not len(index):
-        raise UnsupportedSidecarError(f"{redact(url)} has no samples, and Energon takes no shard without any")
+        raise UnsupportedSidecarError(f"{redact(url)} has no samples, and Energon does not accept an empty shard")
     write_sidecar(path, index.columns["sample_offsets"].astype("<u8").tobytes(), storage_options)
     return index
 
 
-def _index_shard(members: ShardMembers, archive: str) -> ShardIndex:
-    """Index the files of a shard as Energon does."""
+def _index_shard(members: MemberTable, archive: str) -> ShardIndex:
+    """Index the files of a shard with Energon's rule."""
     builder = IndexBuilder(key_rule=energon_rule, lowercase=False, on_repeated_key="ignore", archive=archive)
     for member in members.found:
         builder.add(*member)
@@ -296,7 +300,7 @@ def _index_shard(members: ShardMembers, archive: str) -> ShardIndex:
 
 
 def _yaml(splits: Mapping[str, Sequence[str]]) -> str:
-    """Write split.yaml; a string of JSON is one of YAML too."""
+    """Return the text of split.yaml; strings are quoted as in JSON, which is valid YAML."""
     lines = ["split_parts:"]
     for split, urls in splits.items():
         lines += [f"  {split}:{'' if urls else ' []'}", *(f"  - {json.dumps(url)}" for url in urls)]

@@ -15,7 +15,7 @@ from wds_datapipes.index.shard_index import ShardIndex
 
 __all__ = ["EnergonKeys", "energon_keys", "remove_energon_keys"]
 
-#: Energon asks for these tables and columns by name.
+#: The tables and columns that Energon queries.
 TABLES = """
 CREATE TABLE samples (
     tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -25,7 +25,7 @@ CREATE TABLE sample_parts (
     tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER, content_byte_size INTEGER
 );
 """
-#: Made after the rows, which takes less time.
+#: Created after the rows, which is faster.
 INDEXES = """
 CREATE INDEX idx_samples_by_tar_and_idx ON samples (tar_file_id, sample_index);
 CREATE INDEX idx_sample_parts_seq ON sample_parts (tar_file_id, sample_index, content_byte_offset);
@@ -35,17 +35,17 @@ CREATE INDEX idx_sample_parts_full
 
 
 class EnergonKeys:
-    """Collects the indexes of shards, with a row for each sample and each of its files."""
+    """The database of a dataset, with a row for each sample and each of its files."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
         database.executescript(TABLES)
 
     def add(self, number: int, url: str, index: ShardIndex) -> None:
-        """Add the shard of a number, which is its position in ``.info.json``.
+        """Add the shard at position ``number`` in ``.info.json``.
 
         Raises:
-            UnsupportedSidecarError: a key was there before.
+            UnsupportedSidecarError: a key occurs twice.
         """
         offsets = index.columns["sample_offsets"].tolist()
         for at, sample in enumerate(index):
@@ -56,8 +56,8 @@ class EnergonKeys:
                 )
             except sqlite3.IntegrityError:
                 raise UnsupportedSidecarError(
-                    f"The key {sample.key!r} of {url} was there before, and Energon finds samples by their keys. Give "
-                    f"each sample a key of its own, or pass keys=False, without which only the order is known"
+                    f"The key {sample.key!r} of {url} occurs twice, and Energon finds samples by their keys. Give each "
+                    f"sample a unique key, or pass keys=False, which supports sequential reading only"
                 ) from None
             parts = [(number, at, entry.field, entry.offset, entry.size) for entry in sample.entries]
             self._database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
@@ -65,9 +65,9 @@ class EnergonKeys:
 
 @contextlib.contextmanager
 def energon_keys(folder: str) -> Iterator[EnergonKeys]:
-    """Write ``index.sqlite`` in a local folder, and ``index.uuid``, which tells one from another.
+    """Write ``index.sqlite`` and ``index.uuid``, which identifies it, to a local folder.
 
-    They get their names when they are whole; the old ones stay until then.
+    They replace existing ones when they are complete.
 
     Raises:
         MissingSidecarError: they cannot be written.
@@ -75,10 +75,10 @@ def energon_keys(folder: str) -> Iterator[EnergonKeys]:
     part = f"{folder}index.sqlite.{secrets.token_hex(8)}.part"
     try:
         with contextlib.closing(sqlite3.connect(part)) as database:
-            # What is broken off is removed, so nothing has to be taken back.
+            # An incomplete file is removed, so no rollback is needed.
             database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
             yield EnergonKeys(database)
-            database.executescript(INDEXES)  # which ends the transaction of the rows first
+            database.executescript(INDEXES)  # commits the rows first
         with open(part, "rb") as file:  # noqa: PTH123  a string
             os.fsync(file.fileno())
         Path(part).replace(f"{folder}index.sqlite")
@@ -90,6 +90,6 @@ def energon_keys(folder: str) -> Iterator[EnergonKeys]:
 
 
 def remove_energon_keys(folder: str) -> None:
-    """Remove what was written for other shards, or for these when they were others."""
+    """Remove the database, which may describe other shards or older versions of these."""
     for name in ("index.sqlite", "index.uuid"):
         Path(f"{folder}{name}").unlink(missing_ok=True)

@@ -9,22 +9,22 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import CorruptSidecarError, RefusedURLError, WrongSidecarError
+from wds_datapipes.errors import CorruptSidecarError, StaleSidecarError, UnsafeInputError
 from wds_datapipes.index.build import Depth, build_index
 from wds_datapipes.index.manifest import Manifest, ManifestEntry
 from wds_datapipes.io.openers import open_url, redact
 from wds_datapipes.io.remote.range_reader import file_facts
 from wds_datapipes.io.small_files import folder_of, join_name, read_sidecar, within, write_sidecar
 from wds_datapipes.io.url_safety import refuse_commands
-from wds_datapipes.parallel.map_shards import Shards, each_shard, listed_shards
+from wds_datapipes.parallel.map_shards import Shards, map_shards, resolve_shards
 
 __all__ = ["read_wids_index", "write_wids_index"]
 
 KIND, VERSION = "wids-shard-index-v1", 1
 
 
-class _Told(NamedTuple):
-    """A shard as a file of wids describes it."""
+class _ListedShard(NamedTuple):
+    """A shard in an index of wids."""
 
     url: str
     samples: int
@@ -42,15 +42,15 @@ def write_wids_index(
     max_workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write the JSON file that ``wids.ShardListDataset`` takes, as ``widsindex create`` does.
+    """Write the JSON file that ``wids.ShardListDataset`` reads, as ``widsindex create`` does.
 
     Args:
-        urls: the shards, a pattern or an iterable of URLs; they stay in this order.
-        path: the file to write. Shards in its folder or below it are named from there, as wids expects.
-        name: what the dataset is called.
-        digest: form the MD5 of each shard, for which all of it is read; wids does not need it.
-        executor: who reads the shards; by default processes of this host.
-        max_workers: how many.
+        urls: the shards in order, a pattern or an iterable of URLs.
+        path: the file to write. Shards in or below its folder are named relative to it, as wids expects.
+        name: the name of the dataset.
+        digest: compute the MD5 of each shard, which reads all of it; wids does not need it.
+        executor: any executor to read the shards; by default, processes on this host.
+        max_workers: the number of processes.
         storage_options: passed to remote file systems.
 
     Returns:
@@ -68,23 +68,23 @@ def write_wids_index(
         >>> read_wids_index("index.json").urls
         ['a.tar']
     """
-    shards = listed_shards(urls)
-    found: dict[int, _Told] = {}
-    for number, task in each_shard(
+    shards = resolve_shards(urls)
+    found: dict[int, _ListedShard] = {}
+    for number, task in map_shards(
         _describe_shard, shards, (digest, storage_options), executor=executor, max_workers=max_workers
     ):
         found[number] = task.result()
     folder = folder_of(os.fspath(path))
-    told = [found[number] for number in sorted(found)]
+    listed = [found[number] for number in sorted(found)]
     facts: dict[str, Any] = {"__kind__": KIND, "wids_version": VERSION}
     facts |= {"name": name} if name is not None else {}
     facts["shardlist"] = [
         {"url": within(folder, each.url), **({"md5sum": each.md5} if digest else {})}
         | {"nsamples": each.samples, "filesize": each.bytes}
-        for each in told
+        for each in listed
     ]
     write_sidecar(os.fspath(path), (json.dumps(facts, indent=2) + "\n").encode(), storage_options)
-    return Manifest(ManifestEntry(each.url, each.samples, each.bytes or 0) for each in told)
+    return Manifest(ManifestEntry(each.url, each.samples, each.bytes or 0) for each in listed)
 
 
 def read_wids_index(
@@ -98,35 +98,35 @@ def read_wids_index(
     """Read the JSON file of wids, and verify it against the shards.
 
     Args:
-        path: the file, a path or a URL. The shards' names count from its ``base``, or else from its folder.
-        depth: ``"size"`` compares sizes, and takes the counts for right; ``"headers"`` counts the samples by the
-            headers too; ``"bytes"`` forms the digests too, where there are any.
-        executor: who reads the shards; by default processes of this host.
-        max_workers: how many.
+        path: the file, a path or a URL. Names of shards are relative to its ``base``, or else to its folder.
+        depth: ``"size"`` compares the sizes and trusts the counts; ``"headers"`` also counts the samples, by reading
+            the headers; ``"bytes"`` also compares the digests, if there are any.
+        executor: any executor to read the shards; by default, processes on this host.
+        max_workers: the number of processes.
         storage_options: passed to remote file systems.
 
     Raises:
-        MissingSidecarError: it cannot be read, or a file that it refers to.
-        CorruptSidecarError: it is none of wids, or is damaged.
-        RefusedURLError: it is not a file of this host, and names a command as a shard.
-        WrongSidecarError: it says something of a shard that is not so.
+        MissingSidecarError: the file, or one that it refers to, cannot be read.
+        CorruptSidecarError: the file is damaged or not an index of wids.
+        UnsafeInputError: a file from another host names a command as a shard.
+        StaleSidecarError: the file does not match a shard.
         ShardError: a shard cannot be read.
     """
     if depth not in ("size", "headers", "bytes"):
         raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
-    told = list(_listed_shards(os.fspath(path), storage_options))
-    where = redact(os.fspath(path))
+    listed = list(_list_shards(os.fspath(path), storage_options))
+    name = redact(os.fspath(path))
     entries: dict[int, ManifestEntry] = {}
-    urls = [each.url for each in told]
-    work = ({each.url: each for each in told}, depth, where, storage_options)
-    for number, task in each_shard(_matching_shard, urls, work, executor=executor, max_workers=max_workers):
+    urls = [each.url for each in listed]
+    work = ({each.url: each for each in listed}, depth, name, storage_options)
+    for number, task in map_shards(_verify_shard, urls, work, executor=executor, max_workers=max_workers):
         entries[number] = task.result()
     return Manifest(entries[number] for number in sorted(entries))
 
 
-def _listed_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[_Told]:
+def _list_shards(path: str, storage_options: Mapping[str, Any] | None, depth: int = 0) -> Iterator[_ListedShard]:
     """Yield the shards that a file lists, and then those of the files that it refers to."""
-    where = redact(path)
+    name = redact(path)
     try:
         facts = json.loads(read_sidecar(path, storage_options))
         if not isinstance(facts, dict) or facts.get("wids_version", VERSION if depth else None) != VERSION:
@@ -139,19 +139,19 @@ def _listed_shards(path: str, storage_options: Mapping[str, Any] | None, depth: 
                     raise ValueError("it refers to a file that refers to another one")
                 other = join_name(folder_of(path), part["source_url"])
                 refuse_commands(other, path)
-                shards += _listed_shards(other, storage_options, 1)
+                shards += _list_shards(other, storage_options, 1)
             else:
                 shards += _shards(part["shardlist"], _base_folder(part.get("base", base), path))
         if not shards:
-            raise ValueError("it names no shard")
+            raise ValueError("it lists no shards")
         if len({each.url for each in shards}) < len(set(shards)):
-            raise ValueError("it says different things of one shard")
+            raise ValueError("it has contradictory entries for a shard")
         for each in shards:
             refuse_commands(each.url, path)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, CorruptSidecarError | RefusedURLError):
+        if isinstance(error, CorruptSidecarError | UnsafeInputError):
             raise
-        raise CorruptSidecarError(f"{where} is no index of wids, or is damaged: {error}") from error
+        raise CorruptSidecarError(f"{name} is not an index of wids, or is damaged: {error}") from error
     yield from shards
 
 
@@ -160,43 +160,48 @@ def _base_folder(base: str | None, path: str) -> str:
     return folder_of(path) if base is None else join_name(folder_of(path), base.rstrip("/") + "/")
 
 
-def _shards(found: list[dict[str, Any]], folder: str) -> Iterator[_Told]:
+def _shards(found: list[dict[str, Any]], folder: str) -> Iterator[_ListedShard]:
     for each in found:
-        told = _Told(join_name(folder, each["url"]), each["nsamples"], each.get("filesize"), each.get("md5sum"))
-        numbers = [told.samples] if told.bytes is None else [told.samples, told.bytes]
-        if any(type(number) is not int or number < 0 for number in numbers) or type(told.md5) not in (str, type(None)):
-            raise ValueError(f"its entry {each!r} is not that of a shard")
-        yield told
+        listed = _ListedShard(
+            join_name(folder, each["url"]), each["nsamples"], each.get("filesize"), each.get("md5sum")
+        )
+        numbers = [listed.samples] if listed.bytes is None else [listed.samples, listed.bytes]
+        if any(type(number) is not int or number < 0 for number in numbers) or type(listed.md5) not in (
+            str,
+            type(None),
+        ):
+            raise ValueError(f"its entry {each!r} is not valid")
+        yield listed
 
 
-def _describe_shard(url: str, digest: bool, storage_options: Mapping[str, Any] | None) -> _Told:
+def _describe_shard(url: str, digest: bool, storage_options: Mapping[str, Any] | None) -> _ListedShard:
     index = build_index(url, on_duplicate="first", on_repeated_key="ignore", storage_options=storage_options)
-    return _Told(url, len(index), index.facts.bytes, _md5(url, storage_options) if digest else None)
+    return _ListedShard(url, len(index), index.facts.bytes, _md5(url, storage_options) if digest else None)
 
 
-def _matching_shard(
-    url: str, expected: Mapping[str, _Told], depth: Depth, where: str, storage_options: Mapping[str, Any] | None
+def _verify_shard(
+    url: str, expected: Mapping[str, _ListedShard], depth: Depth, name: str, storage_options: Mapping[str, Any] | None
 ) -> ManifestEntry:
-    """Return the facts about a shard, if it matches the file."""
-    told = expected[url]
+    """Return the entry of a shard, or raise if it does not match the file."""
+    listed = expected[url]
     size = file_facts(url, storage_options=storage_options).bytes
-    if None not in (size, told.bytes) and size != told.bytes:
-        raise WrongSidecarError(
-            f"{where} says that {redact(url)} has {told.bytes} bytes, and it has {size}. Build it again"
+    if None not in (size, listed.bytes) and size != listed.bytes:
+        raise StaleSidecarError(
+            f"{name} says that {redact(url)} has {listed.bytes} bytes, but it has {size}. Build it again"
         )
     if depth != "size":
-        found = _describe_shard(url, depth == "bytes" and told.md5 is not None, storage_options)
-        if found.samples != told.samples:
-            raise WrongSidecarError(
-                f"{where} says that {redact(url)} has {told.samples} samples, and it has {found.samples}. Build it "
+        found = _describe_shard(url, depth == "bytes" and listed.md5 is not None, storage_options)
+        if found.samples != listed.samples:
+            raise StaleSidecarError(
+                f"{name} says that {redact(url)} has {listed.samples} samples, but it has {found.samples}. Build it "
                 f"again"
             )
-        if found.md5 is not None and found.md5 != told.md5:
-            raise WrongSidecarError(
-                f"{where} says that {redact(url)} has the MD5 {told.md5}, and it has {found.md5}. Build it again"
+        if found.md5 is not None and found.md5 != listed.md5:
+            raise StaleSidecarError(
+                f"{name} says that {redact(url)} has the MD5 {listed.md5}, but it has {found.md5}. Build it again"
             )
         size = found.bytes
-    return ManifestEntry(url, told.samples, size if size is not None else told.bytes or 0)
+    return ManifestEntry(url, listed.samples, size if size is not None else listed.bytes or 0)
 
 
 def _md5(url: str, storage_options: Mapping[str, Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""Compression of shards on writing. Deterministic: headers hold no time and no name."""
+"""Compression of shards on writing. Deterministic: compressed headers contain neither time nor name."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from wds_datapipes.io.openers import redact, split_scheme
 __all__ = ["Compress", "Compressor", "compression_kind", "find_compressor"]
 
 Compress: TypeAlias = "bool | Literal['gz', 'bz2', 'xz', 'zst'] | None"
-"""``None`` goes by the name; ``True`` is gzip, and ``False`` is none."""
+"""``None`` selects by the file name; ``True`` is gzip, and ``False`` disables compression."""
 
-#: How a name ends -> the kind of compression.
+#: File name extension -> compression.
 ENDINGS = {
     ".bz2": "bz2",
     ".gz": "gz",
@@ -31,7 +31,7 @@ ENDINGS = {
     ".zst": "zst",
 }
 
-#: Names of what a shard is not: programs that open it by its name would fail.
+#: Extensions of other formats: programs that choose by the name would fail to open such a shard.
 FOREIGN_ENDINGS = (".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar", ".sz", ".z", ".zip")
 
 
@@ -49,35 +49,35 @@ def find_compressor(compress: Compress, url: str) -> Compressor | None:
     """Return the compressor of a new shard, or ``None`` if it is not compressed.
 
     Args:
-        compress: what was asked for.
-        url: the name of the shard; a command or standard output has none.
+        compress: the requested compression.
+        url: the name of the shard; ignored for a command or standard output.
 
     Raises:
-        ValueError: there is no such compression.
-        MissingDependencyError: zstd is asked for, and its package is not installed.
+        ValueError: ``compress`` is not a known compression, or the name has the extension of another format.
+        MissingDependencyError: zstd is selected, and its package is not installed.
     """
     kind = compression_kind(compress, url)
     return None if kind is None else MAKERS[kind]()
 
 
 def compression_kind(compress: Compress, url: str) -> str | None:
-    """Return the compression of a new shard: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or none.
+    """Return the compression of a new shard: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``None``.
 
     Raises:
-        ValueError: there is no such compression, or the name is that of another kind of file.
+        ValueError: ``compress`` is not a known compression, or the name has the extension of another format.
     """
     kind: object = "gz" if compress is True else compress
     if split_scheme(url)[0] not in ("pipe", "-") and url.lower().endswith(FOREIGN_ENDINGS):
         raise ValueError(
-            f"{redact(url)!r} is not the name of a shard, which is a tar archive, plain or compressed. End it in .tar, "
-            f".tar.gz, .tar.bz2, .tar.xz or .tar.zst"
+            f"{redact(url)!r} is not the name of a shard, which is a tar archive, plain or compressed. Use the "
+            f"extension .tar, .tar.gz, .tar.bz2, .tar.xz or .tar.zst"
         )
     if kind is None and split_scheme(url)[0] not in ("pipe", "-"):
         kind = next((kind for ending, kind in ENDINGS.items() if url.lower().endswith(ending)), None)
     if kind is None or kind is False:
         return None
     if kind not in MAKERS:
-        raise ValueError(f"compress is True, False, None or one of {', '.join(MAKERS)}, not {compress!r}")
+        raise ValueError(f"compress must be True, False, None or one of {', '.join(MAKERS)}, not {compress!r}")
     return str(kind)
 
 

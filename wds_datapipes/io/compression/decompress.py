@@ -8,42 +8,41 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from wds_datapipes.errors import CorruptShardError, TruncatedShardError
 from wds_datapipes.io.compression.formats import HEAD_BYTES, Compression, detect_compression
 from wds_datapipes.io.openers import redact
-from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, padded_too_far
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error, trailing_zeros_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = ["BUFFER_BYTES", "compression_name", "decompress_stream"]
 
-#: The size of the buffer between a shard's bytes and who reads them.
+#: The size of the buffer between a shard's stream and its reader.
 BUFFER_BYTES = 256 << 10
-#: No more than this is decompressed at once, but by zstandard.
+#: At most this many bytes are decompressed at once, except by zstandard.
 STEP_BYTES = 16 << 20
-#: So much may be read in any case before something comes of it: bz2 has blocks of up to 900,000 bytes.
+#: At least this many compressed bytes may be read without output: bz2 has blocks of up to 900,000 bytes.
 LARGEST_BLOCK = 4 << 20
 
 
 def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAULT_LIMITS) -> BinaryIO:
-    """Decompress a stream, if its first bytes say that it is compressed; its name does not matter.
+    """Decompress a stream if its first bytes identify a compression format; its name does not matter.
 
-    gzip, bz2 and xz, and zstd with the extra ``zst``, each of one part or of many in a row, with zeros between them
-    and after them.
+    Supports gzip, bz2 and xz, and zstd with the extra ``zst``. A stream may consist of several concatenated members or
+    frames, with zero padding between and after them.
 
     Args:
-        stream: what `open_url` returned. It is closed with the result, and when this raises.
-        url: the shard's name in messages.
-        limits: what it may expand to.
+        stream: the stream from `open_url`. It is closed with the result, and if this function raises.
+        url: the shard's name in errors.
+        limits: the limits on its expansion.
 
     Returns:
-        A stream with a buffer; a plain local file as it is, since the tar reader asks for much at once by itself and a
-        buffer in between would copy all data once more. That of a plain stream seeks if the stream does.
+        A buffered stream, which can seek if the stream is uncompressed and can seek. An uncompressed local file is
+        returned unbuffered, since the tar reader reads large blocks and a buffer would copy all data once more.
 
     Raises:
         MissingDependencyError: the data are zstd and the package for it is not installed.
 
-    Reading it raises ``TruncatedShardError`` if the compressed data end too early, ``CorruptShardError`` if they are
-    damaged or followed by something else, ``ReadLimitError`` if they expand too far or to nothing for too long, and
-    whatever the stream itself raises.
+    Reading the result raises ``TruncatedShardError`` if the compressed data end too early, ``CorruptShardError`` if
+    they are damaged or followed by other data, ``ReadLimitError`` if they exceed the limits, and the stream's errors.
     """
     if isinstance(stream, io.FileIO) and stream.seekable():
         head = stream.read(HEAD_BYTES)
@@ -52,7 +51,7 @@ def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAUL
             return stream
     source = buffer_stream(stream)
     try:
-        # One look is enough where the first read brings as much, so a plain stream costs no more than its buffer.
+        # Peeking suffices if the first read returns enough bytes, so an uncompressed stream costs only its buffer.
         head = source.peek(HEAD_BYTES)[:HEAD_BYTES]
         if len(head) < HEAD_BYTES:
             head = source.read(HEAD_BYTES)
@@ -69,18 +68,18 @@ def decompress_stream(stream: BinaryIO, *, url: str, limits: ReadLimits = DEFAUL
 
 
 def compression_name(stream: BinaryIO) -> str | None:
-    """The compression of a stream from `decompress_stream`: ``"gzip"``, ``"bz2"``, ``"xz"``, ``"zstd"`` or not."""
+    """Return the name of the compression of a stream from `decompress_stream`, such as ``"gzip"``, or None."""
     raw = getattr(stream, "raw", None)
     return raw.name_of_compression if isinstance(raw, Decompressor) else None
 
 
 def buffer_stream(stream: object) -> io.BufferedReader:
-    """Buffer the stream of a shard, which needs ``readinto`` alone."""
+    """Buffer a stream, which needs no other method than ``readinto``."""
     return io.BufferedReader(cast(io.RawIOBase, stream), BUFFER_BYTES)
 
 
 class Rejoined(io.RawIOBase):
-    """A stream with its first bytes, which were read already, put back."""
+    """A stream with the bytes that were already read put back at its start."""
 
     def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
         self._head = head
@@ -104,7 +103,7 @@ class Rejoined(io.RawIOBase):
 
 
 class Decompressor(io.RawIOBase):
-    """The uncompressed bytes of a compressed stream."""
+    """Raw stream of the decompressed bytes of a compressed stream."""
 
     def __init__(self, source: io.BufferedReader, compression: Compression, url: str, limits: ReadLimits) -> None:
         self._source = source
@@ -114,14 +113,14 @@ class Decompressor(io.RawIOBase):
         self._unit = compression.unit()
         #: Compressed bytes that were read and not used yet.
         self._input = b""
-        #: Uncompressed bytes that did not fit into the buffer that was asked for.
+        #: Decompressed bytes that did not fit into the buffer of the last read.
         self._output = memoryview(b"")
         self._produced = 0
-        #: How many compressed bytes were read, and how many of them when something came out last.
-        self._taken = self._taken_before = 0
-        self._most_in_vain = max(limits.most("gap_bytes"), LARGEST_BLOCK)
-        #: Up to where the output needs no look at the limits.
-        self._looked_at = limits.most_expanded(0)
+        #: Number of compressed bytes read, now and at the last output.
+        self._consumed = self._consumed_at_output = 0
+        self._max_without_output = max(limits.most("gap_bytes"), LARGEST_BLOCK)
+        #: The number of decompressed bytes at which the expansion is checked next.
+        self._next_check = limits.most_expanded(0)
 
     @property
     def name_of_compression(self) -> str:
@@ -137,20 +136,19 @@ class Decompressor(io.RawIOBase):
         view[:size] = out[:size]
         self._output = out[size:]
         self._produced += size
-        if self._produced > self._looked_at:
+        if self._produced > self._next_check:
             self._check_expansion()
         return size
 
     def _check_expansion(self) -> None:
-        self._looked_at = self._limits.most_expanded(self._taken)
-        if self._produced > self._looked_at:
-            found = (
-                f"The {self._compression.name} data of {self._where()} expand {self._produced / self._taken:.0f} times"
-            )
+        self._next_check = self._limits.most_expanded(self._consumed)
+        if self._produced > self._next_check:
+            ratio = self._produced / self._consumed
+            found = f"The {self._compression.name} data of {self._location()} expand {ratio:.0f} times"
             raise limit_error(self._limits, "expansion", found)
 
     def _decompress(self, limit: int) -> bytes:
-        """The next uncompressed bytes, none at the end."""
+        """Return the next decompressed bytes; ``b""`` at the end."""
         while True:
             if self._unit.eof and not self._next_unit():
                 return b""
@@ -159,40 +157,38 @@ class Decompressor(io.RawIOBase):
                 data = self._take()
                 if not data:
                     raise TruncatedShardError(
-                        f"The {self._compression.name} data of {self._where()} end too early. The file was cut off, or "
-                        "is still being written: fetch or write it again"
+                        f"The {self._compression.name} data of {self._location()} end too early. The file is truncated "
+                        "or still being written: fetch or write it again"
                     )
             try:
                 out = self._unit.decompress(data, limit)
             except self._compression.errors as error:
                 raise CorruptShardError(
-                    f"The {self._compression.name} data of {self._where()} are damaged: {error}. Fetch or write the "
+                    f"The {self._compression.name} data of {self._location()} are damaged: {error}. Fetch or write the "
                     "file again"
                 ) from error
             if out:
-                self._taken_before = self._taken
+                self._consumed_at_output = self._consumed
                 return out
 
     def _take(self) -> bytes:
-        """Compressed bytes, none at the end."""
+        """Return the next compressed bytes; ``b""`` at the end."""
         data = self._input or self._read()
         self._input = b""
         return data
 
     def _read(self) -> bytes:
-        """Compressed bytes that were not read before."""
+        """Read compressed bytes from the source."""
         data = self._source.read1(self._compression.input_bytes)
-        self._taken += len(data)
-        in_vain = self._taken - self._taken_before
-        if in_vain > self._most_in_vain:
-            found = (
-                f"The {self._compression.name} data of {self._where()} have {in_vain} bytes that decompress to nothing"
-            )
+        self._consumed += len(data)
+        count = self._consumed - self._consumed_at_output
+        if count > self._max_without_output:
+            found = f"The {self._compression.name} data of {self._location()} have {count} bytes without any content"
             raise limit_error(self._limits, "gap_bytes", found)
         return data
 
     def _next_unit(self) -> bool:
-        """Begin the next part, if there is one."""
+        """Start the next member or frame; return False at the end of the stream."""
         more = self._unit.unused_data
         rest = more.lstrip(b"\0")
         zeros = len(more) - len(rest)
@@ -202,20 +198,20 @@ class Decompressor(io.RawIOBase):
             zeros -= len(rest)
         if not rest:
             if zeros > self._limits.most("tail_bytes"):
-                raise padded_too_far(
+                raise trailing_zeros_error(
                     self._limits, redact(self._url), f"its {self._compression.name} data of {self._produced} bytes"
                 )
             return False
         if not self._compression.starts(rest):
             raise CorruptShardError(
-                f"The {self._compression.name} data of {self._where()} are followed by something else, which begins "
-                f"with {rest[:HEAD_BYTES]!r}. Fetch or write the file again"
+                f"The {self._compression.name} data of {self._location()} are followed by other data, which start with "
+                f"{rest[:HEAD_BYTES]!r}. Fetch or write the file again"
             )
         self._unit = self._compression.unit()
         self._input = rest
         return True
 
-    def _where(self) -> str:
+    def _location(self) -> str:
         return f"{redact(self._url)} (after {self._produced} uncompressed bytes)"
 
     def close(self) -> None:

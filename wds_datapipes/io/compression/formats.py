@@ -14,13 +14,13 @@ from wds_datapipes.extras import require
 
 __all__ = ["HEAD_BYTES", "Compression", "DecompressorUnit", "detect_compression"]
 
-#: How much compressed data is taken at once.
+#: Compressed bytes per call of a decompressor.
 INPUT_BYTES = 64 << 10
-#: How much compressed data zstandard gets at once: it returns all that comes of it, and that may be 32,768 times it.
+#: Compressed bytes per call of zstandard, which returns the whole output: up to 32,768 times as many bytes.
 ZSTD_INPUT_BYTES = 4 << 10
-#: How much memory xz may ask for: more than its strongest preset needs, with the largest dictionary that people choose.
+#: Memory limit of xz: more than its strongest preset needs, with the largest dictionary in common use.
 XZ_MEMORY_BYTES = 2 << 30
-#: As many first bytes as the longest mark below.
+#: Length of the longest magic bytes below.
 HEAD_BYTES = 10
 
 
@@ -29,18 +29,18 @@ class DecompressorUnit(Protocol):
 
     @property
     def eof(self) -> bool:
-        """Whether the part was read to its end, and its checksums are right."""
+        """Whether the unit was read to its end and its checksums are correct."""
 
     @property
     def needs_input(self) -> bool:
-        """Whether nothing more comes out before something goes in."""
+        """Whether more input is needed to produce output."""
 
     @property
     def unused_data(self) -> bytes:
-        """The bytes after the end."""
+        """The input after the end of the unit."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Put compressed bytes in, and take at most ``max_length`` uncompressed ones out where that is possible."""
+        """Decompress ``data`` and return at most ``max_length`` bytes, if the library supports that limit."""
 
 
 class GzipDecompressorUnit:
@@ -89,24 +89,24 @@ class Compression(NamedTuple):
 
     name: str
     starts: Callable[[bytes], bool]
-    #: Makes what begins a `DecompressorUnit`.
+    #: Creates the decompressor of a unit.
     unit: Callable[[], DecompressorUnit]
     errors: tuple[type[Exception], ...]
     input_bytes: int = INPUT_BYTES
 
 
 def starts_bz2(head: bytes) -> bool:
-    """A block size, and then a block or the end mark: ``BZh9.txt`` may well be the first member of a plain tar."""
+    """Whether a block size and a block or end marker follow ``BZh``: a plain tar may start with a ``BZh9.txt``."""
     return head[:3] == b"BZh" and head[3:4].isdigit() and head[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
 
 
 def starts_zstd(head: bytes) -> bool:
-    """A frame of data, or one to be skipped: parallel zstd tools begin with the latter."""
+    """Whether a data frame or a skippable frame follows; parallel zstd tools write the latter first."""
     return head[:4] == b"\x28\xb5\x2f\xfd" or (head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5)
 
 
 def zstd() -> Compression:
-    """Zstd by the standard library, which has it from Python 3.14 on, or by the package zstandard."""
+    """Return zstd of the standard library (Python 3.14 or later), or of the package zstandard."""
     with contextlib.suppress(ImportError):
         native = importlib.import_module("compression.zstd")
         return Compression("zstd", starts_zstd, native.ZstdDecompressor, (native.ZstdError,))
@@ -132,7 +132,7 @@ XZ = Compression(
 
 
 def detect_compression(head: bytes) -> Compression | None:
-    """Return the compression format of a stream, by its first bytes."""
+    """Return the compression format that the first bytes of a stream identify, or None."""
     for compression in (GZIP, BZIP2, XZ):
         if compression.starts(head):
             return compression

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # it carries no types
 from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped]  # the same
 
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import MissingDependencyError, ShardOpenError, UnknownSchemeError
 from wds_datapipes.extras import require
 from wds_datapipes.io.redaction import raise_alone, redact, redactor_of
@@ -21,9 +22,9 @@ from wds_datapipes.io.remote.throughput import MonitoredSource, ThroughputMonito
 from wds_datapipes.io.remote.timeouts import StoreTimeouts, with_timeouts
 from wds_datapipes.io.urls import known_schemes, split_scheme
 
-__all__ = ["BLOCK_BYTES", "open_remote", "redactor_of", "remote_filesystem"]
+__all__ = ["BLOCK_BYTES", "open_remote", "raise_open_error", "redactor_of", "remote_filesystem"]
 
-#: Scheme -> the package that it needs and the extra of ours that installs it.
+#: Scheme -> the package that it needs, and the extra of wds-datapipes that installs it.
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
     **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gs")),
@@ -32,28 +33,28 @@ EXTRAS = {
     **dict.fromkeys(("sftp", "ssh"), ("paramiko", "sftp")),
 }
 
-#: How an authority of one's own is made known to a file system.
+#: How to configure a private certificate authority, by default and by scheme.
 AUTHORITY = "the environment variable SSL_CERT_FILE"
 AUTHORITIES = {
     **dict.fromkeys(("http", "https"), 'storage_options={"ca_file": "authority.pem"}'),
     **dict.fromkeys(("s3", "s3a"), 'storage_options={"client_kwargs": {"verify": "authority.pem"}}'),
 }
 
-#: The file systems that a process had when it was forked, and before that its parent.
+#: References to the file systems of the process that forks; a list of lists, since forked processes fork too.
 _inherited: list[list[Any]] = []
 
 
-def _keep_filesystems() -> None:
-    """Keep file systems in the process that will be forked, where fsspec drops them.
+def _hold_filesystems() -> None:
+    """Hold references to the cached file systems during a fork, since fsspec drops them in the child.
 
-    That would close their connections, and the two processes share what the parent waits for answers with. The parent
-    would no longer see that an answer has come, and wait until its time is up.
+    Dropping them would close connections and unregister them from the event poll that both processes share: the parent
+    would miss responses until its time-out. fsspec drops them in a fork hook, so only a hook before it can hold them.
     """
     kinds = {*registry.values()}
     _inherited.append([instance for kind in kinds for instance in [*getattr(kind, "_cache", {}).values()]])
 
 
-os.register_at_fork(before=_keep_filesystems, after_in_parent=_inherited.pop)
+os.register_at_fork(before=_hold_filesystems, after_in_parent=_inherited.pop)
 
 
 def open_remote(
@@ -64,32 +65,34 @@ def open_remote(
     timeout_s: float | None = None,
     retries: int | None = None,
     pause: Callable[[float], object] | None = None,
+    counters: Counters | None = None,
     **_options: object,
 ) -> BinaryIO:
-    """Open a file of a file system of fsspec, to read it from begin to end.
+    """Open a remote file for sequential reading.
 
     Args:
         url: ``scheme://...``.
-        storage_options: passed to the file system: credentials, an endpoint and so on. None of it is ever printed.
+        storage_options: passed to the file system, such as credentials and an endpoint. Never printed.
         timeout_s: see `StoreTimeouts`.
         retries: see `StoreTimeouts`.
-        pause: waits for a number of seconds; ``time.sleep`` by default.
+        pause: sleeps for a number of seconds; ``time.sleep`` by default.
+        counters: the counters of the pipeline that reads the file.
+
+    Raises:
+        ShardOpenError: the file cannot be opened.
     """
-    options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, retry = redactor_of(options), waiting.retry_policy(pause)
-    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, retry)
+    options, timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
+    hide, retry = redactor_of(options), timeouts.retry_policy(pause)
+    filesystem, path = remote_filesystem(url, options, timeouts.timeout_s, retry)
     scheme, _ = split_scheme(url)
-    monitor = ThroughputMonitor(hide(url), waiting.seconds)
-    origin: StreamSource = FsspecSource(filesystem, path, scheme, monitor)
+    monitor = ThroughputMonitor(hide(url), timeouts.seconds, counters)
+    source: StreamSource = FsspecSource(filesystem, path, scheme, monitor)
     if is_web(scheme):
-        origin = MonitoredSource(HttpSource(filesystem, path), monitor)
+        source = MonitoredSource(HttpSource(filesystem, path), monitor)
     try:
-        stream = ResumingStream(origin, hide(url), lambda error: reason(error, scheme, hide), retry)
+        stream = ResumingStream(source, hide(url), lambda error: reason(error, scheme, hide), retry)
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        told = f"{reason(error, scheme, hide)}{retry.attempts_text()}"
-        refused = ShardOpenError(f"{hide(url)} cannot be opened: {told}")
-        refused.concerns_all = concerns_all(error)
-        raise_alone(refused)
+        raise_open_error(error, hide(url), reason(error, scheme, hide), retry)
     return cast(BinaryIO, stream)
 
 
@@ -99,21 +102,21 @@ def remote_filesystem(
     timeout_s: float | None = None,
     retry: RetryPolicy | None = None,
 ) -> tuple[Any, str]:
-    """The file system of a URL and the path in it.
+    """Return the file system of a URL, and the path in it.
 
     Args:
         url: ``scheme://...``.
-        storage_options: what the file system is made with.
-        timeout_s: the seconds without a byte after which it has failed, where ``storage_options`` say nothing of that.
-        retry: how often it is tried again to connect to it, for those which do that at once.
+        storage_options: the arguments of the file system.
+        timeout_s: the seconds without a byte after which it has failed, unless ``storage_options`` set them.
+        retry: the retries of file systems that connect immediately.
 
     Raises:
         UnknownSchemeError: fsspec does not know the scheme.
         MissingDependencyError: the scheme's package is not installed.
-        ShardOpenError: the file system refuses its options.
+        ShardOpenError: the file system rejects its options, or cannot connect.
     """
-    options, waiting = StoreTimeouts.split(storage_options, timeout_s)
-    timeout_s = waiting.timeout_s
+    options, timeouts = StoreTimeouts.split(storage_options, timeout_s)
+    timeout_s = timeouts.timeout_s
     scheme, rest = split_scheme(url)
     if scheme in EXTRAS:
         package, extra = EXTRAS[scheme]
@@ -121,32 +124,37 @@ def remote_filesystem(
     known = {*known_implementations, *registry}
     if scheme not in known:
         raise UnknownSchemeError(
-            f"No opener answers for the scheme {scheme!r} of {redact(url)}. Known are {', '.join(known_schemes())} "
-            f"and, by fsspec, {', '.join(sorted(known))}. Register your own with "
+            f"There is no opener for the scheme {scheme!r} of {redact(url)}. Known schemes: "
+            f"{', '.join(known_schemes())} and, by fsspec, {', '.join(sorted(known))}. Register your own with "
             f"register_opener({scheme!r}, function), or read the output of a command with pipe:COMMAND"
         )
     hide = redactor_of(options)
     retry = NO_RETRIES if retry is None else retry
 
-    def make() -> tuple[Any, str]:
+    def create() -> tuple[Any, str]:
         if is_web(scheme):
-            return HttpClient(scheme, options, waiting.seconds), f"{scheme}:{rest}"
-        asked = with_timeouts(scheme, options, timeout_s)
+            return HttpClient(scheme, options, timeouts.seconds), f"{scheme}:{rest}"
+        arguments = with_timeouts(scheme, options, timeout_s)
         if is_sftp(scheme):
-            return connect(f"{scheme}:{rest}", asked)
-        return cast("tuple[Any, str]", url_to_fs(f"{scheme}:{rest}", **asked))
+            return connect(f"{scheme}:{rest}", arguments)
+        return cast("tuple[Any, str]", url_to_fs(f"{scheme}:{rest}", **arguments))
 
     try:
-        filesystem, path = retry.call(make, f"{hide(url)} cannot be opened")
+        filesystem, path = retry.call(create, f"{hide(url)} cannot be opened")
     except ImportError as error:
         raise MissingDependencyError(
             f"{redact(url)} cannot be read: {error}. Install the package that its file system needs"
         ) from error
-    except Exception as error:  # noqa: BLE001  the same
-        refused = ShardOpenError(f"{hide(url)} cannot be opened: {reason(error, scheme, hide)}{retry.attempts_text()}")
-        refused.concerns_all = concerns_all(error)
-        raise_alone(refused)
+    except Exception as error:  # noqa: BLE001  every file system has errors of its own
+        raise_open_error(error, hide(url), reason(error, scheme, hide), retry)
     return filesystem, path
+
+
+def raise_open_error(error: Exception, name: str, text: str, retry: RetryPolicy, where: str = "") -> NoReturn:
+    """Raise `ShardOpenError` without chaining the library's error, which may contain credentials."""
+    failed = ShardOpenError(f"{name} cannot be opened{where}: {text}{retry.attempts_text()}")
+    failed.concerns_all = concerns_all(error)
+    raise_alone(failed)
 
 
 def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
@@ -154,13 +162,13 @@ def reason(error: Exception, scheme: str, hide: Callable[[str], str]) -> str:
     status = getattr(error, "status", None)
     if is_untrusted(error) and is_sftp(scheme):
         return (
-            f"it is not the server whose key is known ({hide(str(error))}). Compare the key with what its owner says, "
-            "and put it into the file that storage_options['known_hosts'] names"
+            f"the key of the server is not trusted ({hide(str(error))}). Compare it with the key that the owner of the "
+            "server published, and add it to the file that storage_options['known_hosts'] names"
         )
     if is_untrusted(error):
         return (
-            f"no authority that is trusted here vouches for its certificate ({hide(str(error))}). If that is one of "
-            f"your own, name the file with its certificate: {AUTHORITIES.get(scheme, AUTHORITY)}"
+            f"the certificate of the server is not trusted ({hide(str(error))}). If a private authority issued it, "
+            f"name the file with the certificate of the authority: {AUTHORITIES.get(scheme, AUTHORITY)}"
         )
     if isinstance(error, FileNotFoundError):
         return "HTTP status 404, not found" if is_web(scheme) else "there is no such file"

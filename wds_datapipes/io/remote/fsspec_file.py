@@ -1,4 +1,4 @@
-"""Files of fsspec, read block by block with a time-out for each, and always the same version of the file."""
+"""Files of fsspec, read in blocks with a time-out each, all from the same version of the file."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from wds_datapipes.io.remote.timeouts import silent_after
 
 __all__ = ["BLOCK_BYTES", "BLOCK_TIMEOUTS", "FsspecSource"]
 
-#: Bytes per request, if a store is read by ranges.
+#: Bytes per range request.
 BLOCK_BYTES = 8 << 20
-#: A block has to arrive within this many time-outs of a byte.
+#: The time-out of a block, as a multiple of the time-out of a byte.
 BLOCK_TIMEOUTS = 10
 
-#: What fsspec's file systems tell of the version of a file, each in its words.
+#: The names by which fsspec's file systems report the version of a file.
 VERSION_FACTS = (
     *("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "generation", "version_id"),
     *("blob_id", "created", "modified"),
 )
-#: Schemes whose file systems ask for each part of a file by its name alone, so that it may be one of another version.
+#: Schemes whose file systems request ranges by name alone, so that a range may belong to another version of the file.
 UNGUARDED = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf"})
 
 
 class FileExpired(OSError):
-    """A file is another one by now. s3fs raises `FileExpired` for the same."""
+    """The file was replaced while it was read. Named as the equivalent error of s3fs."""
 
 
 class FsspecSource:
     """A file of fsspec, opened at any offset.
 
     Args:
-        filesystem: its file system.
-        path: where it is there.
-        scheme: of its URL.
-        monitor: at which it is read.
+        filesystem: the file system.
+        path: the path in the file system.
+        scheme: the scheme of the URL.
+        monitor: measures the throughput.
     """
 
     def __init__(self, filesystem: Any, path: str, scheme: str, monitor: ThroughputMonitor) -> None:
@@ -47,32 +47,32 @@ class FsspecSource:
     def open_at(self, start: int) -> OpenedSource:
         """Open the file at an offset, or at its beginning if it cannot seek."""
         if start:
-            self._forget()
-        file = Attempt(self._opened).result(silent_after(self._monitor.timeout_s))
+            self._invalidate_cache()
+        file = Attempt(self._open_file).result(silent_after(self._monitor.timeout_s))
         details = getattr(file, "details", None)
         details = details if isinstance(details, Mapping) else {}
         version = version_of(*(details.get(name) for name in VERSION_FACTS))
         if start:
             try:
                 file.seek(start)
-            except (AttributeError, OSError, ValueError):  # that of io.UnsupportedOperation, too
+            except (AttributeError, OSError, ValueError):  # includes io.UnsupportedOperation
                 start = 0
         self._monitor.begin()
-        is_looked_after = self._is_guarded or not version
-        blocks = BlockFile(file, self._monitor, None if is_looked_after else lambda: self._version() == version)
+        needs_check = bool(version) and not self._is_guarded
+        blocks = BlockFile(file, self._monitor, (lambda: self._version() == version) if needs_check else None)
         return OpenedSource(blocks, start, details.get("size"), version)
 
-    def _opened(self) -> Any:
+    def _open_file(self) -> Any:
         file = self._filesystem.open(self._path, "rb", block_size=BLOCK_BYTES, cache_type="none")
-        _ = getattr(file, "details", None)  # which some ask for only now
+        _ = getattr(file, "details", None)  # some file systems send a request for it
         return file
 
     def _version(self) -> tuple[str, ...]:
-        self._forget()
+        self._invalidate_cache()
         details = self._filesystem.info(self._path)
         return version_of(*(details.get(name) for name in VERSION_FACTS))
 
-    def _forget(self) -> None:
+    def _invalidate_cache(self) -> None:
         """Drop the file system's cached listing."""
         if callable(forget := getattr(self._filesystem, "invalidate_cache", None)):
             forget()
@@ -81,17 +81,17 @@ class FsspecSource:
 class BlockFile:
     """Reads a file of fsspec forward, block by block.
 
-    Its library waits for a whole block, by as many requests and for as long as it likes. So it does that in a thread.
+    Each block is fetched in a thread, since its library may block for any time and any number of requests.
 
     Args:
         file: the file, at its next byte.
-        monitor: of the shard.
-        is_same: whether the file is still the one that was opened, where the store would not notice by itself.
+        monitor: measures the throughput of the shard.
+        is_same: returns whether the file is still the one that was opened; None if the store checks this itself.
     """
 
     def __init__(self, file: Any, monitor: ThroughputMonitor, is_same: Callable[[], bool] | None) -> None:
         self._file, self._monitor, self._is_same = file, monitor, is_same
-        self._block, self._count = memoryview(b""), 0
+        self._block, self._block_count = memoryview(b""), 0
         self._attempt: Attempt[bytes] | None = None
         self._is_closed = False
         self._lock = threading.Lock()
@@ -100,8 +100,8 @@ class BlockFile:
         """Return at most ``size`` bytes, and none at the end.
 
         Raises:
-            FileExpired: the file was replaced meanwhile.
-            TooSlowError: the block takes too long.
+            FileExpired: the file was replaced since it was opened.
+            TooSlowError: fetching a block takes too long.
         """
         if not self._block:
             self._block = memoryview(self._fetch())
@@ -109,7 +109,7 @@ class BlockFile:
         return data
 
     def close(self) -> None:
-        """Close the file, or let the thread do that which still waits for it."""
+        """Close the file; if a thread is still fetching a block, that thread closes it."""
         with self._lock:
             if self._is_closed:
                 return
@@ -133,16 +133,16 @@ class BlockFile:
         return data
 
     def _next(self) -> bytes:
-        """Return the next block; this is another thread."""
+        """Return the next block; runs in another thread."""
         try:
             data: bytes = self._file.read(BLOCK_BYTES)
-            self._count += 1
-            if data and self._count > 1 and self._is_same is not None and not self._is_same():
-                raise FileExpired("another version of the file is there by now")
+            self._block_count += 1
+            if data and self._block_count > 1 and self._is_same is not None and not self._is_same():
+                raise FileExpired("the file was replaced while it was read")
             return data
         finally:
             with self._lock:
                 self._attempt = None
-                is_left = self._is_closed
-            if is_left:
+                is_abandoned = self._is_closed
+            if is_abandoned:
                 self._file.close()

@@ -1,4 +1,4 @@
-"""HTTP client: streams a file, or a range of it, with one request."""
+"""HTTP client: streams a file, or a range of it, in a single request."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = ["HttpClient", "HttpFile", "HttpSource", "SentPart", "UnexpectedRespon
 
 #: ``bytes 512-1023/4096``: the first byte, the last one, and the size of the file.
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
-#: The same of a file that does not have the part: ``bytes */4096``.
+#: ``bytes */4096``: the same header if the file does not contain the range.
 NO_RANGE = re.compile(r"bytes \*/([0-9]{1,19})")
-#: No size has more digits; other digits than these, Python knows as well.
+#: A size in ASCII digits, with a limited length; Python would accept other digits as well.
 SIZE = re.compile(r"[0-9]{1,19}")
-#: How a body may have been compressed for the way that was asked for as it is.
+#: Content encodings of gzip, which some servers apply although the client accepts none.
 GZIP = {"gzip", "x-gzip"}
-#: How much is decompressed at once, in bytes.
+#: The number of bytes decompressed at once.
 STEP_BYTES = 256 << 10
-#: The page of a folder has no more bytes.
+#: The maximum size of a directory page in bytes.
 LARGEST_PAGE = 64 << 20
-#: How much of a header errors show.
+#: The maximum length of a header in errors.
 SHOWN = 100
 
 
 class UnexpectedResponseError(Exception):
-    """A server has sent an unexpected response, and would do so again."""
+    """A server has sent an unexpected response, which a retry would not change."""
 
 
 class SentPart(NamedTuple):
@@ -48,7 +48,7 @@ class SentPart(NamedTuple):
 
     first: int
     last: int
-    #: The size of the whole file, if the server tells it.
+    #: The size of the whole file, if the server reports it.
     total: int | None
 
 
@@ -58,13 +58,13 @@ def is_web(scheme: str) -> bool:
 
 
 class HttpFile:
-    """The body of a response: a file, or the range that was requested.
+    """The body of a response: a file, or the requested range.
 
     Attributes:
-        part: which part it is; None is all of it.
-        size: the size of all of it, if the server tells it.
-        version: what is another if the file is.
-        etag: the first of it, if the server tells it.
+        part: the range; None for the whole file.
+        size: the size of the whole file, if the server reports it.
+        version: identifies the version of the file.
+        etag: the ETag of the file, if the server sends one.
     """
 
     def __init__(self, answer: Response, part: SentPart | None) -> None:
@@ -80,7 +80,7 @@ class HttpFile:
             )
 
     def read(self, size: int, /) -> bytes:
-        """Return the bytes that are available, at most ``size``, and none at the end."""
+        """Return the available bytes, at most ``size``; none at the end."""
         return self._answer.read(size)
 
     def close(self) -> None:
@@ -93,16 +93,16 @@ class GzippedHttpFile(HttpFile):
 
     def __init__(self, answer: Response) -> None:
         super().__init__(answer, None)
-        # What is compressed for the way is another number of bytes each time, for all one knows.
+        # The size of the compressed body may differ with each response.
         self.size, self.version = None, ()
         self._unit = GzipDecompressorUnit()
 
     def read(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes, and none at the end.
+        """Return at most ``size`` bytes; none at the end.
 
         Raises:
-            EOFError: the compressed data end too early.
-            zlib.error: they are damaged.
+            EOFError: the compressed data are truncated.
+            zlib.error: the compressed data are damaged.
         """
         data = b""
         while not data:
@@ -119,15 +119,15 @@ class GzippedHttpFile(HttpFile):
 
 
 class HttpClient:
-    """An HTTP client with the interface of a file system of fsspec; paths are URLs.
+    """An HTTP client with the interface of an fsspec file system; paths are URLs.
 
     Args:
-        scheme: of the URLs.
-        options: the storage options: ``headers``, and ``ca_file`` with the certificates of authorities to trust.
-        timeout_s: how many seconds the headers of an answer may take, and each part of its body.
+        scheme: the scheme of the URLs.
+        options: the storage options: ``headers``, and ``ca_file`` with the certificates of trusted authorities.
+        timeout_s: the time limit in seconds for the headers of a response, and for each part of its body.
 
     Raises:
-        ValueError: there are other options, or the file cannot be read, or holds no certificate.
+        ValueError: there are other options, or the file cannot be read or contains no certificate.
     """
 
     def __init__(self, scheme: str, options: Mapping[str, Any], timeout_s: float) -> None:
@@ -141,7 +141,7 @@ class HttpClient:
         path = options.get("ca_file")
         try:
             self._trusting = _ssl_context(None if path is None else os.fspath(path))
-        except (OSError, TypeError) as error:  # that of ssl.SSLError, too
+        except (OSError, TypeError) as error:  # includes ssl.SSLError
             raise ValueError(
                 f"storage_options['ca_file'] has to be a file with certificates in the PEM format: {error}"
             ) from error
@@ -151,7 +151,7 @@ class HttpClient:
         """Request a file, or the range ``part`` of it, such as ``"512-1023"`` or ``"512-"``.
 
         Raises:
-            UnexpectedResponseError: what comes is neither the file nor that part.
+            UnexpectedResponseError: the response is neither the file nor that range.
             Exception: see `ask`.
         """
         answer = self._ask(url, {} if part is None else {"Range": f"bytes={part}"})
@@ -162,14 +162,14 @@ class HttpClient:
             raise
 
     def info(self, url: str) -> dict[str, Any]:
-        """Return the size and the ETag of a file, as far as its server reports them."""
+        """Return the size and the ETag of a file, if its server reports them."""
         try:
             answer = self._ask(url, {}, "HEAD")
             answer.close()
             length = answer.headers.get("Content-Length", "")
             if answer.status == 200 and SIZE.fullmatch(length) and _content_encoding(answer) == "identity":
                 return _facts(url, int(length), answer.headers.get("ETag"))
-        except HttpStatusError as error:  # some servers, and signed URLs, know GET alone
+        except HttpStatusError as error:  # some servers, and signed URLs, only support GET
             if is_transient(error):
                 raise
         try:
@@ -191,8 +191,8 @@ class HttpClient:
         """Return a file as a whole.
 
         Raises:
-            EOFError: not all of it came.
-            UnexpectedResponseError: it has more than ``most_bytes``.
+            EOFError: the response is truncated.
+            UnexpectedResponseError: the file is larger than ``most_bytes``.
         """
         file, data = self.open(url), bytearray()
         paced = MonitoredFile(file, ThroughputMonitor(redact(url), self._timeout_s))
@@ -206,35 +206,35 @@ class HttpClient:
         return bytes(data)
 
     def ls(self, url: str, detail: bool = True) -> list[Any]:
-        """Return the entries of a folder, from the links of its page."""
+        """Return the entries of a directory, from the links of its page."""
         found = http_listing.entries_of(self.cat_file(url, LARGEST_PAGE), url)
         return found if detail else [entry["name"] for entry in found]
 
     def glob(self, url: str) -> list[str]:
-        """Return the files that match a pattern, from the pages of their folders."""
+        """Return the files that match a pattern, from the pages of their directories."""
         return http_listing.matches(url, self.ls)
 
     def unstrip_protocol(self, name: str) -> str:
-        """Return the URL of a path, which it is."""
+        """Return the URL of a path, which is the path itself."""
         return name
 
     def invalidate_cache(self) -> None:
-        """Do nothing: there is none."""
+        """Do nothing: the client has no cache."""
 
     def _ask(self, url: str, more: Mapping[str, str], method: str = "GET") -> Response:
-        # A server that compresses on the way would count other bytes.
+        # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
         return ask(url, headers, self._timeout_s, self._trusting, method=method)
 
 
 def _facts(url: str, size: int | None, etag: str | None) -> dict[str, Any]:
-    """Describe a file as file systems of fsspec do."""
+    """Describe a file as fsspec's file systems do."""
     return {"name": url, "type": "file", "size": size, "ETag": etag}
 
 
 @lru_cache(maxsize=16)
 def _ssl_context(path: str | None) -> ssl.SSLContext:
-    """Return what trusts the authorities of the system and those in a file; the same one, as it takes time to make."""
+    """Return a TLS context that trusts the authorities of the system and those in a file; it is cached."""
     trusting = ssl.create_default_context()
     if path is not None:
         trusting.load_verify_locations(path)
@@ -242,7 +242,7 @@ def _ssl_context(path: str | None) -> ssl.SSLContext:
 
 
 def _open_body(answer: Response, part: str | None) -> HttpFile:
-    """Return the body of an answer, if it is what was asked for."""
+    """Return the body of a response; raise if it is not the requested file or range."""
     encoding = _content_encoding(answer)
     if answer.status != 206:
         if encoding in GZIP:
@@ -269,23 +269,23 @@ def _open_body(answer: Response, part: str | None) -> HttpFile:
 
 
 def _content_encoding(answer: Response) -> str:
-    """Return how a body was compressed for the way."""
+    """Return the content encoding of a body."""
     return str(answer.headers.get("Content-Encoding") or "identity").strip().lower()
 
 
 class HttpSource:
-    """A file on a web server, from any byte on.
+    """A file on a web server that can be opened at any offset.
 
     Args:
-        site: its server.
-        url: the file.
+        site: the client for its server.
+        url: the URL of the file.
     """
 
     def __init__(self, site: HttpClient, url: str) -> None:
         self._site, self._url = site, url
 
     def open_at(self, start: int) -> OpenedSource:
-        """Open the file at a byte; a server that knows no ranges sends it from the beginning."""
+        """Open the file at an offset; a server without range support sends it from the beginning."""
         file = self._site.open(self._url, f"{start}-" if start else None)
         part = file.part
         if part is None:

@@ -1,4 +1,4 @@
-"""HTTP directory listings: the links of a page, and those that match a glob."""
+"""HTTP directory listings: the links of a page, and those that match a glob pattern."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 __all__ = ["entries_of", "matches"]
 
-#: How deep ``**`` looks for folders.
+#: The maximum depth of ``**``.
 DEEPEST = 32
 
 
@@ -29,14 +29,14 @@ class Links(HTMLParser):
 
 
 def entries_of(page: bytes, url: str) -> list[dict[str, Any]]:
-    """Return the links of a folder's page directly below it, each once, in order.
+    """Return the links of a directory's page to its entries, each once, in order.
 
     Args:
         page: the page, in HTML.
-        url: the folder; a slash at its end may be missing.
+        url: the directory, with or without a slash at the end.
 
     Returns:
-        The ``name`` of each, which is its URL, and its ``type``: ``"directory"`` if it ends with a slash.
+        The ``name`` of each entry, which is its URL, and its ``type``: ``"directory"`` if it ends with a slash.
     """
     folder = f"{url.partition('?')[0].rstrip('/')}/"
     links = Links()
@@ -47,7 +47,7 @@ def entries_of(page: bytes, url: str) -> list[dict[str, Any]]:
     for link in links.found:
         try:
             there = urlsplit(urljoin(folder, link.strip()))
-        except ValueError:  # an address that is none
+        except ValueError:  # an invalid URL
             continue
         below = there.path.removeprefix(urlsplit(folder).path)
         is_below = there.netloc.rpartition("@")[2] == host and below != there.path and not there.query
@@ -60,8 +60,8 @@ def matches(url: str, list_folder: Callable[[str], list[dict[str, Any]]]) -> lis
     """Return the files that match a URL with wildcards.
 
     Args:
-        url: stars match within a name; a name that is two stars matches any number of folders.
-        list_folder: returns the entries of a folder.
+        url: the pattern; ``*`` matches within a name, and the name ``**`` matches any number of directories.
+        list_folder: returns the entries of a directory.
     """
     path, mark, query = url.partition("?")
     begin = path.index("*")
@@ -76,7 +76,7 @@ def matches(url: str, list_folder: Callable[[str], list[dict[str, Any]]]) -> lis
 
 
 def _folders(folder: str, name: str, list_folder: Callable[[str], list[dict[str, Any]]]) -> Iterator[str]:
-    """Yield the folders in one that match a name."""
+    """Yield the subdirectories of a directory that match a name."""
     if "*" not in name:
         yield f"{folder}{name}/"
         return
@@ -97,14 +97,14 @@ def _folders(folder: str, name: str, list_folder: Callable[[str], list[dict[str,
 def _entries(
     folder: str, may_be_missing: bool, list_folder: Callable[[str], list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Return the entries of a folder; of one that a pattern has made up, none if it is not there."""
+    """Return the entries of a directory; none if it was derived from a pattern and does not exist."""
     with suppress(*([FileNotFoundError] if may_be_missing else [])):
         return list_folder(folder)
     return []
 
 
 def _matching_urls(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """Yield the URLs whose last names match, as they are or unquoted."""
+    """Yield the URLs whose last name matches, quoted or unquoted."""
     wanted = re.compile(".*".join(re.escape(part) for part in re.split(r"\*+", pattern)), re.DOTALL)
     for name in names:
         last = name.rstrip("/").rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""HTTP requests with the standard library: redirects, proxies, TLS, and a time-out for each step."""
+"""HTTP requests with the standard library: redirects, proxies, TLS, and a timeout for each step."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ __all__ = ["HttpStatusError", "Response", "ask"]
 
 REDIRECTS = {301, 302, 303, 307, 308}
 MOST_REDIRECTS = 10
-#: The statuses whose body is the file, or a part of it.
+#: The statuses whose body is the file or a range of it.
 WITH_CONTENT = {200, 203, 206}
-#: Only the host that they are meant for receives these.
+#: Headers that only the original host receives.
 SECRET = {"authorization", "cookie", "proxy-authorization"}
-#: What may stand in a URL as it is; a percent sign is taken for the begin of what was quoted before.
+#: Characters of a URL that are not quoted; a percent sign counts as the beginning of a quoted character.
 PLAIN = "%/:=&?~#+!$,;'@()*[]"
-#: Some servers answer no client that does not name itself.
+#: The client's name; some servers reject requests without one.
 WHO = {"User-Agent": "wds-datapipes"}
 CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
-#: Seconds to connect; a host that does not accept a connection within them is down, or behind a firewall.
+#: The time limit in seconds for connecting; a slower host is down, or blocked by a firewall.
 CONNECT_S = 10.0
-#: How http.client words the refusal of a proxy.
+#: The message of http.client if a proxy rejects a connection.
 TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)", re.DOTALL)
 
 
 class HttpStatusError(Exception):
-    """A server has answered with an error.
+    """A server has returned an error.
 
     Attributes:
         status: the HTTP status.
-        message: what the server says that it means.
-        headers: those of the answer.
+        message: the server's description of the status.
+        headers: the headers of the response.
     """
 
     def __init__(self, status: int, message: str, headers: HTTPMessage) -> None:
@@ -54,8 +54,8 @@ class HttpStatusError(Exception):
 class Deadline:
     """A deadline that several reads of a socket share.
 
-    http.client limits each read of the socket by itself, so a server that sends a byte now and then, or one header
-    after the other, would hold its client forever.
+    http.client limits each read of the socket separately, so a server that sends a byte now and then, or one header
+    after another, would block its client forever.
 
     Args:
         seconds: the limit.
@@ -66,14 +66,14 @@ class Deadline:
         self.restart()
 
     def restart(self) -> None:
-        """Restart the time."""
+        """Restart the timer."""
         self._end = time.monotonic() + self._seconds
 
     def left(self) -> float:
-        """Return the seconds that are left.
+        """Return the remaining seconds.
 
         Raises:
-            TimeoutError: none are.
+            TimeoutError: no time is left.
         """
         left = self._end - time.monotonic()
         if left <= 0:
@@ -81,7 +81,7 @@ class Deadline:
         return left
 
     def error(self) -> TimeoutError:
-        """Return what is raised when no time is left."""
+        """Return the error to raise when no time is left."""
         return TimeoutError(f"the server has not sent its headers, or the next bytes, within {self._seconds:g} s")
 
 
@@ -118,7 +118,7 @@ class TimedSocket:
         self._wire, self._deadline = wire, deadline
 
     def makefile(self, *_: object) -> io.BufferedReader:
-        """Return what reads the socket."""
+        """Return a reader of the socket."""
         return io.BufferedReader(TimedReader(self._wire, self._deadline))
 
 
@@ -127,7 +127,7 @@ class Response:
 
     Attributes:
         status: the HTTP status.
-        headers: those of the answer.
+        headers: the headers of the response.
     """
 
     def __init__(
@@ -138,21 +138,21 @@ class Response:
 
     @property
     def reason(self) -> str:
-        """What the server says that the status means."""
+        """The server's description of the status."""
         return self._response.reason
 
     def read(self, size: int, /) -> bytes:
-        """Return the bytes that are available, at most ``size``, and none at the end.
+        """Return the available bytes, at most ``size``; none at the end.
 
         Raises:
-            TimeoutError: nothing comes.
+            TimeoutError: no data arrive.
         """
         self._deadline.restart()
         return self._response.read1(size)
 
     def close(self) -> None:
-        """Close the connection, also if another thread waits for it."""
-        with suppress(OSError):  # it may be gone
+        """Close the connection, even if another thread waits for it."""
+        with suppress(OSError):  # it may be closed
             self._wire.shutdown(socket.SHUT_RDWR)
         self._response.close()
         self._connection.close()
@@ -165,17 +165,17 @@ def ask(
 
     Args:
         url: ``http:`` or ``https:``; user and password in it are sent as HTTP Basic authentication.
-        headers: what to send. What is secret of them is not sent to another host than that of ``url``.
-        timeout_s: how many seconds all headers of an answer may take, and each part of its body. A connection has as
-            many, but no more than `CONNECT_S`.
-        trusting: which servers are trusted.
+        headers: the headers to send. Secret ones are only sent to the host of ``url``.
+        timeout_s: the time limit in seconds for all headers of a response, and for each part of its body; also for
+            connecting, with at most `CONNECT_S`.
+        trusting: the TLS context with the trusted authorities.
         method: ``"GET"`` or ``"HEAD"``.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        HttpStatusError: the server has answered with another error, or goes round in circles.
+        FileNotFoundError: the file does not exist.
+        HttpStatusError: the server returned another error, or redirects in circles.
         OSError: the network failed.
-        http.client.HTTPException: what comes is no HTTP.
+        http.client.HTTPException: the response is not HTTP.
     """
     here = urlsplit(url)
     sent = {**WHO, **headers}
@@ -206,9 +206,9 @@ def _ask(
     deadline = Deadline(timeout_s)
 
     def response(wire: socket.socket, **options: Any) -> HTTPResponse:
-        return HTTPResponse(TimedSocket(wire, deadline), **options)  # type: ignore[arg-type]  # it asks for makefile alone
+        return HTTPResponse(TimedSocket(wire, deadline), **options)  # type: ignore[arg-type]  # only makefile is needed
 
-    connection.response_class = response  # called as the class would be
+    connection.response_class = response  # called like the class
     sent = dict(headers)
     if proxy is not None:
         for_proxy = {} if proxy.username is None else {"Proxy-Authorization": _basic(proxy)}
@@ -221,7 +221,7 @@ def _ask(
         _connect(connection)
         deadline.restart()
         connection.request(method, target, headers=sent)
-        wire: socket.socket = connection.sock  # which the answer may take away
+        wire: socket.socket = connection.sock  # the response may detach it
         return Response(connection, wire, connection.getresponse(), deadline)
     except BaseException:
         connection.close()
@@ -247,7 +247,7 @@ def _accept_response(answer: Response) -> Response:
 
 
 def _proxy_of(url: SplitResult) -> SplitResult | None:
-    """Return the proxy that the environment names for a URL, as ``https_proxy`` and ``no_proxy`` do."""
+    """Return the proxy for a URL from the environment: ``https_proxy``, ``no_proxy`` and the like."""
     proxies = getproxies()
     text = proxies.get(url.scheme) or proxies.get("all")
     if not text or proxy_bypass(str(url.hostname)):

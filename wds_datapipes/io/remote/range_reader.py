@@ -1,4 +1,4 @@
-"""Seekable reader of remote files by range requests, and the facts a file system knows of a file."""
+"""Seekable reader of remote files by range requests, and the metadata of files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from wds_datapipes.errors import ShardOpenError, ShardReadError
+from wds_datapipes.errors import ShardReadError
 from wds_datapipes.io.local import local_path, open_local
-from wds_datapipes.io.redaction import raise_alone, redact
-from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
+from wds_datapipes.io.redaction import redact
+from wds_datapipes.io.remote.filesystem import raise_open_error, reason, redactor_of, remote_filesystem
 from wds_datapipes.io.remote.range_sources import RangeSource, open_remote_parts
-from wds_datapipes.io.remote.retry import concerns_all
 from wds_datapipes.io.remote.throughput import Attempt
 from wds_datapipes.io.remote.timeouts import StoreTimeouts, silent_after
 from wds_datapipes.io.urls import known_schemes, split_scheme
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["FileFacts", "file_facts", "open_ranges"]
 
 #: Bytes of the first read after a seek; doubled with each sequential read.
-FIRST_BYTES, MOST_BYTES = 16 << 10, 8 << 20
-#: What is skipped is read where it is less than this, in bytes, since a request takes its time too.
+FIRST_BYTES, MAX_BYTES = 16 << 10, 8 << 20
+#: A forward seek over fewer bytes than this reads them instead of sending a new request.
 JUMP_FROM = 256 << 10
 
 
 class FileFacts(NamedTuple):
-    """The facts that a file system reports of a file; ``None`` if unknown."""
+    """The metadata that a file system reports of a file; ``None`` if unknown."""
 
     bytes: int | None = None
     mtime_ns: int | None = None
@@ -46,7 +45,7 @@ def file_facts(
     timeout_s: float | None = None,
     retries: int | None = None,
 ) -> FileFacts:
-    """Return the size of a file, and what identifies its version.
+    """Return the size of a file, and its modification time or ETag.
 
     Args:
         url: the file.
@@ -55,52 +54,49 @@ def file_facts(
         retries: see `StoreTimeouts`.
 
     Raises:
-        ShardOpenError: there is no such file, or it may not be read.
+        ShardOpenError: there is no such file, or access is denied.
     """
     path = local_path(url)
     if path is not None:
         try:
             status = Path(path).stat()
         except (OSError, ValueError):
-            open_local(path, asked=url).close()  # which tells in words what is wrong
+            open_local(path, name=url).close()  # raises a ShardOpenError with the reason
             raise
         return FileFacts(status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else FileFacts()
     scheme, _ = split_scheme(url)
     if scheme in known_schemes():
         return FileFacts()
-    options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
-    hide, retry = redactor_of(options), waiting.retry_policy()
-    filesystem, place = remote_filesystem(url, options, waiting.timeout_s, retry)
+    options, timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
+    hide, retry = redactor_of(options), timeouts.retry_policy()
+    filesystem, remote_path = remote_filesystem(url, options, timeouts.timeout_s, retry)
 
-    def ask() -> Any:
+    def request_info() -> Any:
         with contextlib.suppress(AttributeError, NotImplementedError):
-            filesystem.invalidate_cache()  # or it would tell what it was told before
-        # Libraries wait for each byte of an answer alone, and a server may send one now and then.
-        return Attempt(partial(filesystem.info, place)).result(silent_after(waiting.seconds))
+            filesystem.invalidate_cache()  # so that it does not return cached metadata
+        # The time-outs of libraries hold for each byte, and a server may send a response byte by byte.
+        return Attempt(partial(filesystem.info, remote_path)).result(silent_after(timeouts.seconds))
 
     try:
-        found = retry.call(ask, f"{hide(url)} cannot be opened")
+        info = retry.call(request_info, f"{hide(url)} cannot be opened")
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        told = f"{reason(error, scheme, hide)}{retry.attempts_text()}"
-        refused = ShardOpenError(f"{hide(url)} cannot be opened: {told}")
-        refused.concerns_all = concerns_all(error)
-        raise_alone(refused)
-    size = found.get("size")
-    etag = found.get("ETag") or found.get("etag") or found.get("blob_id")
+        raise_open_error(error, hide(url), reason(error, scheme, hide), retry)
+    size = info.get("size")
+    etag = info.get("ETag") or info.get("etag") or info.get("blob_id")
     return FileFacts(size, None, str(etag).strip('"') if etag else None)
 
 
 def open_ranges(url: str, *, storage_options: Mapping[str, Any] | None = None) -> BinaryIO | None:
-    """Open a file for random access, or return ``None`` if it can only be read whole.
+    """Open a file for random access, or return ``None`` if it can only be read as a whole.
 
-    Of a remote file, only the requested bytes are fetched, and some that follow them.
+    Reads of a remote file fetch the requested bytes, and a few more in sequential reads.
 
     Raises:
-        ShardOpenError: there is no such file, or it may not be read.
+        ShardOpenError: there is no such file, or access is denied.
     """
     path = local_path(url)
     if path is not None:
-        return open_local(path, asked=url) if Path(path).is_file() else None
+        return open_local(path, name=url) if Path(path).is_file() or not Path(path).exists() else None
     size = file_facts(url, storage_options=storage_options).bytes
     if size is None:
         return None
@@ -113,8 +109,8 @@ class RangeReader(io.RawIOBase):
 
     def __init__(self, parts: RangeSource, url: str, size: int) -> None:
         self._parts, self._url, self._size = parts, url, size
-        self._at = 0
-        #: What was fetched last, and where it begins.
+        self._position = 0
+        #: The bytes that were fetched last, and their offset.
         self._window, self._begin = memoryview(b""), 0
         self._next_bytes = FIRST_BYTES
 
@@ -127,25 +123,25 @@ class RangeReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read."""
-        return self._at
+        """Return the offset of the next byte."""
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Set the position; the request follows with the next read."""
-        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
-        return self._at
+        """Set the position; the next read sends the request."""
+        self._position = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence])
+        return self._position
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read up to ``len(buffer)`` bytes; 0 at the end."""
         view = memoryview(buffer).cast("B")
-        if not len(view) or self._at >= self._size:
+        if not len(view) or self._position >= self._size:
             return 0
-        if not self._begin <= self._at < self._begin + len(self._window):
+        if not self._begin <= self._position < self._begin + len(self._window):
             self._fetch(len(view))
-        at = self._at - self._begin
-        size = min(len(view), len(self._window) - at)
-        view[:size] = self._window[at : at + size]
-        self._at += size
+        start = self._position - self._begin
+        size = min(len(view), len(self._window) - start)
+        view[:size] = self._window[start : start + size]
+        self._position += size
         return size
 
     def close(self) -> None:
@@ -155,17 +151,17 @@ class RangeReader(io.RawIOBase):
             super().close()
 
     def _fetch(self, count: int) -> None:
-        reached = self._begin + len(self._window)
-        goes_on = bool(self._window) and 0 <= self._at - reached < JUMP_FROM
-        begin = reached if goes_on else self._at
-        self._next_bytes = min(self._next_bytes * 2, MOST_BYTES) if goes_on else FIRST_BYTES
-        end = min(max(begin + self._next_bytes, self._at + count), self._size)
+        window_end = self._begin + len(self._window)
+        is_sequential = bool(self._window) and 0 <= self._position - window_end < JUMP_FROM
+        begin = window_end if is_sequential else self._position
+        self._next_bytes = min(self._next_bytes * 2, MAX_BYTES) if is_sequential else FIRST_BYTES
+        end = min(max(begin + self._next_bytes, self._position + count), self._size)
         with self._parts.part(begin, end) as stream:
             pieces = list(iter(lambda: stream.read(end - begin), b""))
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if len(data) != end - begin:
             raise ShardReadError(
-                f"{redact(self._url)} was asked for its bytes {begin} to {end}, and gave {len(data)} bytes. It may "
-                f"have changed meanwhile"
+                f"{redact(self._url)} returned {len(data)} bytes for a request of bytes {begin} to {end}. It may have "
+                f"changed while it was read"
             )
         self._window, self._begin = memoryview(data), begin

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
-from wds_datapipes.counters import COUNTERS
-from wds_datapipes.errors import ChangedShardError, ShardError, ShardOpenError
+from wds_datapipes.counters import Counters
+from wds_datapipes.errors import ChangedShardError, ShardError
 from wds_datapipes.io.redaction import raise_alone, redactor_of
-from wds_datapipes.io.remote.filesystem import reason, remote_filesystem
+from wds_datapipes.io.remote.filesystem import raise_open_error, reason, remote_filesystem
 from wds_datapipes.io.remote.fsspec_file import BLOCK_BYTES, BLOCK_TIMEOUTS
 from wds_datapipes.io.remote.http import HttpFile, UnexpectedResponseError, is_web
 from wds_datapipes.io.remote.resuming_stream import ForwardStream, OpenedSource, ResumingStream
-from wds_datapipes.io.remote.retry import RetryPolicy, concerns_all, status_of, was_replaced
+from wds_datapipes.io.remote.retry import RetryPolicy, status_of, was_replaced
 from wds_datapipes.io.remote.throughput import Attempt, MonitoredSource, ThroughputMonitor
 from wds_datapipes.io.remote.timeouts import StoreTimeouts
 from wds_datapipes.io.urls import split_scheme
@@ -24,9 +24,9 @@ __all__ = ["RangeSource", "open_remote_parts"]
 
 T = TypeVar("T")
 Request = Callable[[str], HttpFile]
-"""Asks for a part of a file, such as ``"512-1023"``."""
+"""Requests a range of a file, such as ``"512-1023"``."""
 
-#: How much of a shard's beginning is read to find out what it is: one header of a tar archive.
+#: Bytes read from the start of a shard to detect its format: one tar header.
 HEAD_BYTES = 512
 
 
@@ -53,60 +53,65 @@ def open_remote_parts(
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     retries: int | None = None,
+    counters: Counters | None = None,
     **_options: object,
 ) -> RangeSource | None:
-    """Open a file of a file system of fsspec for range reads; None if it can only be read whole.
+    """Open a remote file for range reads, or return None if it can only be read as a whole.
 
     Raises:
-        ShardOpenError: there is nothing to read, or it may not be read.
+        ShardOpenError: there is no such file, or access is denied.
     """
-    options, waiting = StoreTimeouts.split(storage_options, timeout_s, retries)
-    retry = waiting.retry_policy()
-    filesystem, path = remote_filesystem(url, options, waiting.timeout_s, retry)
+    options, timeouts = StoreTimeouts.split(storage_options, timeout_s, retries)
+    retry = timeouts.retry_policy()
+    filesystem, path = remote_filesystem(url, options, timeouts.timeout_s, retry)
     scheme, _ = split_scheme(url)
-    store = Store(url, redactor_of(options), retry, waiting.seconds)
+    store = Store(url, redactor_of(options), retry, timeouts.seconds, counters)
     try:
         if is_web(scheme):
             request: Request = partial(filesystem.open, path)
-            return store.retry.call(lambda: HttpRangeSource.found(store, request), f"{store.name} cannot be opened")
+            return store.retry.call(lambda: HttpRangeSource.probe(store, request), f"{store.name} cannot be opened")
 
-        def find() -> FsspecRangeSource | None:
-            return FsspecRangeSource.found(
-                store, filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="none")
-            )
+        def probe() -> FsspecRangeSource | None:
+            file = filesystem.open(path, "rb", block_size=BLOCK_BYTES, cache_type="none")
+            return FsspecRangeSource.probe(store, file)
 
-        return store.retry.call(lambda: store.attempt(find), f"{store.name} cannot be opened")
+        return store.retry.call(lambda: store.attempt(probe), f"{store.name} cannot be opened")
     except ShardError:
         raise
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
-        refused = ShardOpenError(f"{store.name} cannot be opened: {store.describe(error)}{store.retry.attempts_text()}")
-        refused.concerns_all = concerns_all(error)
-        raise_alone(refused)
+        raise_open_error(error, store.name, store.describe(error), store.retry)
 
 
 class Store:
     """A remote file's name, time-outs, retries and error messages."""
 
-    def __init__(self, url: str, hide: Callable[[str], str], retry: RetryPolicy, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        hide: Callable[[str], str],
+        retry: RetryPolicy,
+        timeout_s: float,
+        counters: Counters | None = None,
+    ) -> None:
         self.url, self.hide, self.retry = url, hide, retry
         self.name = hide(url)
-        self.monitor = ThroughputMonitor(self.name, timeout_s)
+        self.monitor = ThroughputMonitor(self.name, timeout_s, counters)
         self._scheme, _ = split_scheme(url)
 
     def describe(self, error: Exception) -> str:
-        """Return the message of an error, without secrets."""
+        """Return the message of an error, without credentials."""
         return reason(error, self._scheme, self.hide)
 
-    def attempt(self, what: Callable[[], T]) -> T:
-        """Return what is asked of the store's library, which has so long for it."""
+    def attempt(self, call: Callable[[], T]) -> T:
+        """Return the result of a call to the store's library, within its time-out."""
         monitor = self.monitor
-        return Attempt(what).result(
+        return Attempt(call).result(
             BLOCK_TIMEOUTS * monitor.timeout_s, monitor.timeout_s, lambda: monitor.log_slow(0, monitor.timeout_s)
         )
 
 
 class HttpRangeSource:
-    """A file on a web server that answers requests for ranges."""
+    """A file on a web server that supports range requests."""
 
     def __init__(self, store: Store, request: Request) -> None:
         self.head = b""
@@ -116,15 +121,15 @@ class HttpRangeSource:
         self._version: tuple[str, ...] = ()
 
     @classmethod
-    def found(cls, store: Store, request: Request) -> HttpRangeSource | None:
+    def probe(cls, store: Store, request: Request) -> HttpRangeSource | None:
         """Request the first bytes; return None if the server sends the whole file."""
         parts = cls(store, request)
         try:
             first = request(f"0-{HEAD_BYTES - 1}")
-        except UnexpectedResponseError:  # all of the file may be had
+        except UnexpectedResponseError:  # it can only be read as a whole
             return None
         except Exception as error:
-            if status_of(error) == 416:  # there is not one byte
+            if status_of(error) == 416:  # the file is empty
                 return None
             raise
         with contextlib.closing(first):
@@ -141,19 +146,15 @@ class HttpRangeSource:
         store = self._store
         try:
             last = self._total if end < 0 else end
-            origin = MonitoredSource(HttpRange(store, self._request, self._version, start, last), store.monitor)
-            return cast(BinaryIO, ResumingStream(origin, store.name, store.describe, store.retry))
+            source = MonitoredSource(HttpRange(store, self._request, self._version, start, last), store.monitor)
+            return cast(BinaryIO, ResumingStream(source, store.name, store.describe, store.retry))
         except ShardError:
             raise
-        except Exception as error:  # noqa: BLE001  the network has many
-            refused = ShardOpenError(
-                f"{store.name} cannot be opened at byte {start}: {store.describe(error)}{store.retry.attempts_text()}"
-            )
-            refused.concerns_all = concerns_all(error)
-            raise_alone(refused)
+        except Exception as error:  # noqa: BLE001  network libraries raise many types
+            raise_open_error(error, store.name, store.describe(error), store.retry, f" at byte {start}")
 
     def close(self) -> None:
-        """Do nothing: each part is a request of its own."""
+        """Do nothing: each range is a separate request."""
 
 
 class HttpRange:
@@ -163,10 +164,10 @@ class HttpRange:
         self._store, self._request, self._version, self._start, self._end = store, request, version, start, end
 
     def open_at(self, start: int) -> OpenedSource:
-        """Open the part at a byte, if it is one of the very file that was found.
+        """Open the range at an offset within it.
 
         Raises:
-            ChangedShardError: it is another one.
+            ChangedShardError: the file was replaced since it was opened first.
         """
         begin = self._start + start
         if begin >= self._end:
@@ -182,19 +183,19 @@ class HttpRange:
         part = file.part
         if part is None or part.first != begin or (str(part.total), *file.version) != self._version:
             file.close()
-            raise self._changed("its ETag, date or size is another, or the server has sent another part")
+            raise self._changed("its ETag, date or size differs, or the server sent another range")
         return OpenedSource(file, start, self._end - self._start, self._version)
 
     def _changed(self, found: str) -> ChangedShardError:
         return ChangedShardError(
-            f"{self._store.name} was replaced while parts of it were read: {found}. Load the state again, with the "
-            "shards that it was saved with"
+            f"{self._store.name} was replaced while it was read: {found}. Load the state again, with the shards that "
+            "it was saved with"
         )
 
     def _shorter(self, begin: int) -> ChangedShardError:
         return ChangedShardError(
-            f"{self._store.name} ends before byte {begin}, where it was to be read on. A state can be loaded only with "
-            "the very shards that it was saved with"
+            f"{self._store.name} ends before byte {begin}, at which reading was to resume. A state can be loaded only "
+            "with the same shards that it was saved with"
         )
 
 
@@ -207,22 +208,22 @@ class FsspecRangeSource:
         self._file = file
 
     @classmethod
-    def found(cls, store: Store, file: Any) -> FsspecRangeSource | None:
+    def probe(cls, store: Store, file: Any) -> FsspecRangeSource | None:
         """Read the first bytes and seek back; return None if the file cannot seek."""
         head = file.read(HEAD_BYTES)
         try:
             file.seek(0)
-        except (AttributeError, OSError, ValueError):  # that of io.UnsupportedOperation, too
+        except (AttributeError, OSError, ValueError):  # includes io.UnsupportedOperation
             file.close()
             return None
         return cls(store, file, head)
 
     def part(self, start: int, end: int) -> BinaryIO:
         """Return a stream of the bytes from ``start`` up to ``end``, or to the end of the file if that is -1."""
-        whole = ForwardStream(Window(self._store, self._file, start, end), self._store.url, hide=self._store.hide)
-        # Each read is a request. No more is asked for than the part has.
+        raw = ForwardStream(Window(self._store, self._file, start, end), self._store.url, hide=self._store.hide)
+        # Each read is a request, which should not exceed the range.
         block = BLOCK_BYTES if end < 0 else min(end - start, BLOCK_BYTES)
-        return cast(BinaryIO, io.BufferedReader(whole, block))
+        return cast(BinaryIO, io.BufferedReader(raw, block))
 
     def close(self) -> None:
         """Close the file."""
@@ -230,32 +231,32 @@ class FsspecRangeSource:
 
 
 class Window:
-    """A range of a file; each read is a request, and is retried if it fails."""
+    """A range of a file; each read is a request with retries."""
 
     def __init__(self, store: Store, file: Any, start: int, end: int) -> None:
         self._store = store
         self._file = file
-        self._at = start
+        self._position = start
         self._end = end
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes, and none at the end."""
-        size = size if self._end < 0 else min(size, self._end - self._at)
+        size = size if self._end < 0 else min(size, self._end - self._position)
         if size <= 0:
             return b""
-        what = f"Reading {self._store.name} was interrupted after {self._at} bytes"
+        what = f"Reading {self._store.name} was interrupted after {self._position} bytes"
         begin = self._store.monitor.clock()
         data = self._store.retry.call(lambda: self._store.attempt(lambda: self._read(size)), what)
-        COUNTERS.fetched(len(data), self._store.monitor.clock() - begin)
-        self._at += len(data)
+        self._store.monitor.counters.count_fetched(len(data), self._store.monitor.clock() - begin)
+        self._position += len(data)
         return data
 
     def close(self) -> None:
-        """Leave the file open for other ranges."""
+        """Do nothing: other ranges use the same file."""
 
     def _read(self, size: int) -> bytes:
         try:
-            self._file.seek(self._at)
+            self._file.seek(self._position)
             data: bytes = self._file.read(size)
         except Exception as error:
             if was_replaced(error):
@@ -266,5 +267,5 @@ class Window:
 
 def _changed_error(name: str) -> ChangedShardError:
     return ChangedShardError(
-        f"{name} was replaced while parts of it were read. Load the state again, with the shards that it was saved with"
+        f"{name} was replaced while it was read. Load the state again, with the shards that it was saved with"
     )

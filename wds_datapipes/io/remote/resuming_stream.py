@@ -22,11 +22,11 @@ class OpenedSource(NamedTuple):
     """A remote file that was opened at an offset."""
 
     file: Readable
-    #: Where it begins, in bytes; less than what was asked for if the store sends all again.
+    #: The offset of its first byte; less than the requested offset if the store sends the whole file again.
     start: int
-    #: The size of the whole file, if the store tells it.
+    #: The size of the whole file, if the store reports it.
     size: int | None
-    #: What tells this version of the file from any other; empty if the store tells nothing.
+    #: Identifies this version of the file; empty if the store reports neither ETag nor date.
     version: tuple[str, ...]
 
 
@@ -37,29 +37,29 @@ class StreamSource(Protocol):
         """Open the file at an offset, or at its beginning.
 
         Raises:
-            Exception: whatever the store's library raises.
+            Exception: any error of the store's library.
         """
 
 
 class ResumingStream(io.RawIOBase):
-    """Reads a remote file forward. Retries after transient errors, from the next byte; raises all others.
+    """Reads a remote file forward; after a transient error, reconnects and resumes at the next byte.
 
     Args:
-        origin: opens the file.
-        name: what messages call it, without secrets.
-        describe: returns the message of a library's error, without secrets.
-        retry: how often, and for how long, it is tried again.
+        source: opens the file.
+        name: the file's name in messages, without credentials.
+        describe: returns the message of a library's error, without credentials.
+        retry: the retry policy.
 
     Raises:
-        Exception: the file cannot be opened, as its library puts it.
+        Exception: the library's error if the file cannot be opened.
     """
 
     def __init__(
-        self, origin: StreamSource, name: str, describe: Callable[[Exception], str], retry: RetryPolicy
+        self, source: StreamSource, name: str, describe: Callable[[Exception], str], retry: RetryPolicy
     ) -> None:
-        self._origin, self._name, self._describe, self._retry = origin, name, describe, retry
-        self._at = 0
-        opened = retry.call(lambda: origin.open_at(0), f"{name} cannot be opened")
+        self._source, self._name, self._describe, self._retry = source, name, describe, retry
+        self._position = 0
+        opened = retry.call(lambda: source.open_at(0), f"{name} cannot be opened")
         self._file: Readable | None = opened.file
         self._size, self._version = opened.size, opened.version
 
@@ -80,17 +80,17 @@ class ResumingStream(io.RawIOBase):
         return len(data)
 
     def read_once(self, size: int) -> bytes:
-        """Return the bytes of one read, at most ``size``, and none at the end."""
+        """Return the bytes of one read, at most ``size``; ``b""`` at the end."""
         since = self._retry.clock()
         while True:
             try:
-                data = self._opened().read(size)
-                if not data and self._size is not None and self._at < self._size:
-                    raise EOFError(f"{self._at} of {self._size} bytes came")
-                if self._size is not None and self._at + len(data) > self._size:
+                data = self._ensure_open().read(size)
+                if not data and self._size is not None and self._position < self._size:
+                    raise EOFError(f"received {self._position} of {self._size} bytes")
+                if self._size is not None and self._position + len(data) > self._size:
                     raise ShardReadError(
-                        f"Reading {self._name} failed after {self._at} bytes: the store sends more than the "
-                        f"{self._size} bytes that it has reported as its size"
+                        f"Reading {self._name} failed after {self._position} bytes: the store sends more than the "
+                        f"{self._size} bytes that it reported as the size"
                     )
                 break
             except ShardError:
@@ -98,11 +98,11 @@ class ResumingStream(io.RawIOBase):
             except Exception as error:  # noqa: BLE001  every network library has errors of its own
                 self._release()
                 self._wait_or_raise(error, since)
-        self._at += len(data)
+        self._position += len(data)
         return data
 
     def abandon(self) -> None:
-        """Break off what another thread reads; it may still wait for an answer for as long as its library lets it."""
+        """Abort a read in another thread, which may still wait for a response until its library times out."""
         if (file := self._file) is not None:
             with suppress(Exception):
                 file.close()
@@ -115,40 +115,40 @@ class ResumingStream(io.RawIOBase):
             finally:
                 super().close()
 
-    def _opened(self) -> Readable:
+    def _ensure_open(self) -> Readable:
         """Return the file, opened at the next byte."""
         if self._file is None:
-            opened = self._origin.open_at(self._at)
+            opened = self._source.open_at(self._position)
             self._file = opened.file
-            if not self._at:  # nothing was read, and so this is as good as the first
+            if not self._position:  # nothing was read yet, so any version will do
                 self._size, self._version = opened.size, opened.version
             elif opened.version != self._version or self._is_another_size(opened.size):
                 raise self._changed()
             elif self._size is None:
                 self._size = opened.size
-            if opened.start > self._at:
+            if opened.start > self._position:
                 raise ShardReadError(
-                    f"Reading {self._name} failed after {self._at} bytes: the store was asked for what is next, "
-                    f"and has sent what begins at byte {opened.start}"
+                    f"Reading {self._name} failed after {self._position} bytes: the store sent the bytes from "
+                    f"{opened.start} on instead of the next ones"
                 )
-            _pass_over(opened.file, self._at - opened.start)
+            _skip_bytes(opened.file, self._position - opened.start)
         return self._file
 
     def _wait_or_raise(self, error: Exception, since: float) -> None:
-        """Wait before the file is opened again, or raise."""
+        """Wait before the next attempt, or raise if there is none."""
         if was_replaced(error):
             raise_alone(self._changed())
-        what = f"Reading {self._name} was interrupted after {self._at} bytes"
-        if (self._version or not self._at) and self._retry.wait(error, what, since):
+        what = f"Reading {self._name} was interrupted after {self._position} bytes"
+        if (self._version or not self._position) and self._retry.wait(error, what, since):
             return
         advice = ""
-        if self._at and not self._version and is_transient(error):
+        if self._position and not self._version and is_transient(error):
             advice = (
-                ". Its store reports neither ETag nor date, which would show that the file is still the same, "
-                "so reading cannot resume there"
+                ". Reading cannot resume there, since the store reports neither ETag nor date to verify that the file "
+                "is still the same"
             )
         failed = ShardReadError(
-            f"Reading {self._name} failed after {self._at} bytes: {self._describe(error)}"
+            f"Reading {self._name} failed after {self._position} bytes: {self._describe(error)}"
             f"{self._retry.attempts_text()}{advice}"
         )
         failed.concerns_all = concerns_all(error)
@@ -159,23 +159,23 @@ class ResumingStream(io.RawIOBase):
 
     def _changed(self) -> ChangedShardError:
         return ChangedShardError(
-            f"{self._name} was replaced while it was read: after {self._at} bytes it has another ETag, date or size. "
-            f"What was read so far belongs to the one before. Read it again, with the shards as they are now"
+            f"{self._name} was replaced while it was read: after {self._position} bytes its ETag, date or size "
+            f"changed. The samples so far are from the previous version. Read the shard again from its start"
         )
 
     def _release(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with suppress(Exception):  # the connection is gone, and its library may mind
+            with suppress(Exception):  # the connection may be broken
                 file.close()
 
 
-def _pass_over(file: Readable, count: int) -> None:
+def _skip_bytes(file: Readable, count: int) -> None:
     """Skip bytes, if a store sends the file from its beginning."""
     while count > 0:
         data = file.read(min(count, 1 << 20))
         if not data:
-            raise EOFError("the file ended before the byte that is next")
+            raise EOFError("the file ended before the next byte")
         count -= len(data)
 
 
@@ -197,8 +197,8 @@ class Readable(Protocol):
 class ForwardStream(io.RawIOBase):
     """Reads a remote file forward; its errors name the shard.
 
-    The errors of network libraries hold the URL with all its secrets, and show as the cause of an error that is raised
-    from them. So they are told in words, which ``hide`` clears of secrets, and are not chained.
+    The errors of network libraries may contain the URL with its credentials. They are quoted after ``hide`` has
+    redacted them, and not chained.
     """
 
     def __init__(self, file: Readable, url: str, *, hide: Callable[[str], str] = redact) -> None:
@@ -212,7 +212,7 @@ class ForwardStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Read up to ``len(buffer)`` bytes; 0 at the end."""
+        """Read up to ``len(buffer)`` bytes; return 0 at the end."""
         view = memoryview(buffer).cast("B")
         try:
             data = self._file.read(len(view))

@@ -29,51 +29,49 @@ T = TypeVar("T")
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: HTTP statuses of a server that has too much to do, or is being restarted.
-PASSING = {408, 425, 429, 500, 502, 503, 504}
-#: HTTP statuses of a server, or of a proxy, that does not accept the credentials.
-REFUSED = {401, 403, 407}
-#: Errors that no waiting cures.
-LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError)
-#: Modules whose errors tell of connections, unless they carry a status.
-NETWORK = (
+#: HTTP statuses of a server that is overloaded or restarting.
+TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+#: HTTP statuses of a server or proxy that rejects the credentials.
+CREDENTIAL_STATUSES = {401, 403, 407}
+#: Errors that a retry does not cure.
+PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, SSLCertVerificationError)
+#: Modules whose errors are connection errors, unless they carry a status.
+NETWORK_MODULES = (
     *("aiohttp.", "asyncio.", "azure.core.", "botocore.", "fsspec.", "http.client.", "httpcore", "httpx", "paramiko."),
     *("requests.", "urllib3."),
 )
-#: Classes there that tell of the request.
-OF_THE_REQUEST = (
+#: Parts of the class names of those modules' errors that concern the request.
+REQUEST_ERRORS = (
     *("InvalidURL", "InvalidUrl", "ParamValidation", "Certificate", "FileExpired", "BadHostKey", "IncompatiblePeer"),
 )
-#: Parts of their names where it tells of the credentials.
-OF_THE_USER = ("Credentials", "Authentication", "PasswordRequired")
-#: What these say where the connection broke before there was an answer.
-MEANWHILE = ("Authentication timeout", "transport shut down or saw EOF")
+#: Parts of the class names of those modules' errors that concern the credentials.
+CREDENTIAL_ERRORS = ("Credentials", "Authentication", "PasswordRequired")
+#: Texts in credential errors whose cause is a broken connection.
+CONNECTION_TEXTS = ("Authentication timeout", "transport shut down or saw EOF")
 #: Texts in the errors of a server whose certificate is not trusted.
-UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts")
+UNTRUSTED_TEXTS = ("CERTIFICATE_VERIFY_FAILED", "not found in known_hosts")
 
 #: Errors of this host: no disk space or quota, too many open files, no memory.
-OF_THE_HOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+HOST_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 #: At most this many causes of an error are examined.
 DEPTH = 8
 
-#: The first pause is up to so long, in seconds, and each up to twice as long as the one before,
+#: Upper bound of the first pause, in seconds; it doubles with each retry,
 FIRST_S = 0.25
-#: and never longer than this, unless the server asks for it.
-MOST_S = 30.0
-#: The first retries, which are not logged.
-QUIET = 4
+#: up to this, unless the server requests a longer pause.
+MAX_S = 30.0
+#: Retries are logged as INFO before this one, and as WARNING from it on.
+WARN_FROM = 4
 
 
 class RetryPolicy:
-    """Retries of one shard: how often, and how long to wait.
-
-    Pauses are random, so that a thousand readers that were refused at once do not come back at once.
+    """Retries of one shard: exponential backoff with jitter, within a budget of retries and seconds.
 
     Args:
-        retries: the number of retries, in all.
-        most_s: the most seconds to pause, in all.
-        pause: waits for a number of seconds; ``time.sleep`` by default.
-        silent_s: give up after this many seconds without a response, however many retries are left.
+        retries: the total number of retries.
+        most_s: the total number of seconds to pause.
+        pause: sleeps for a number of seconds; ``time.sleep`` by default.
+        silent_s: give up after this many seconds without a response, even if retries remain.
         clock: returns the time in seconds.
     """
 
@@ -87,35 +85,34 @@ class RetryPolicy:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retries = retries
-        self._left_s = most_s
+        self._remaining_s = most_s
         self._pause = time.sleep if pause is None else pause
         self._silent_s = silent_s
-        self._tried = 0
-        #: Returns the time in seconds.
+        self._retried = 0
         self.clock = clock
 
     def wait(self, error: Exception, what: str, since: float) -> bool:
         """Wait before the next attempt; return False if there is none.
 
         Args:
-            error: what has failed.
-            what: the shard and the place, for the log.
-            since: when the `clock` has begun to wait for what has failed, at the first attempt. A store that answers,
-                be it with an error, is alive, and is not given up for that time.
+            error: the error of the last attempt.
+            what: the shard and the failed operation, for the log.
+            since: the time of the first attempt, by `clock`. A store that responds with an error status is alive, and
+                this time does not count.
         """
-        if self._tried >= self._retries or not is_transient(error):
+        if self._retried >= self._retries or not is_transient(error):
             return False
-        asked_s = retry_after(error)
-        pause_s = random.uniform(0, min(FIRST_S * 2**self._tried, MOST_S)) if asked_s is None else asked_s
+        requested_s = retry_after(error)
+        pause_s = random.uniform(0, min(FIRST_S * 2**self._retried, MAX_S)) if requested_s is None else requested_s
         is_silent = status_of(error) is None and self.clock() + pause_s - since > self._silent_s
-        if pause_s > self._left_s or is_silent:
+        if pause_s > self._remaining_s or is_silent:
             return False
-        self._tried += 1
-        self._left_s -= pause_s
+        self._retried += 1
+        self._remaining_s -= pause_s
         LOGGER.log(
-            logging.INFO if self._tried < QUIET else logging.WARNING,
+            logging.INFO if self._retried < WARN_FROM else logging.WARNING,
             "%s: %s. Retrying in %.1f s (%d of %d)",
-            *(what, type(error).__name__, pause_s, self._tried, self._retries),
+            *(what, type(error).__name__, pause_s, self._retried, self._retries),
         )
         self.sleep(pause_s)
         return True
@@ -125,22 +122,22 @@ class RetryPolicy:
         self._pause(seconds)
 
     def call(self, attempt: Callable[[], T], what: str) -> T:
-        """Return the result of ``attempt``, which is retried after transient errors.
+        """Call ``attempt`` and return its result, with retries after transient errors.
 
         Raises:
-            Exception: that of the last attempt.
+            Exception: the error of the last attempt.
         """
         since = self.clock()
         while True:
             try:
                 return attempt()
-            except Exception as error:  # noqa: PERF203  trying again is the point
+            except Exception as error:  # noqa: PERF203  the loop is for retries
                 if not self.wait(error, what, since):
                     raise
 
     def attempts_text(self) -> str:
-        """Return a text about the attempts so far."""
-        return f". It was tried {self._tried + 1} times" if self._tried else ""
+        """Return the number of attempts for an error message; "" after the first."""
+        return f" ({self._retried + 1} attempts)" if self._retried else ""
 
 
 #: No retries.
@@ -153,33 +150,38 @@ def is_transient(error: BaseException) -> bool:
     >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError()), is_transient(ValueError())
     (True, False, False)
     """
-    if is_named(error, OF_THE_USER):
-        return any(words in str(error) for words in MEANWHILE)
-    if isinstance(error, LASTING) or is_named(error, OF_THE_REQUEST) or is_untrusted(error) or is_systemic(error):
+    if is_named(error, CREDENTIAL_ERRORS):
+        return any(words in str(error) for words in CONNECTION_TEXTS)
+    if (
+        isinstance(error, PERMANENT_ERRORS)
+        or is_named(error, REQUEST_ERRORS)
+        or is_untrusted(error)
+        or is_systemic(error)
+    ):
         return False
     status = status_of(error)
     if status is not None:
-        return status in PASSING
-    if f"{type(error).__module__}.".startswith(NETWORK):
+        return status in TRANSIENT_STATUSES
+    if f"{type(error).__module__}.".startswith(NETWORK_MODULES):
         return True
-    # The file systems of fsspec put the errors of libraries into the words of the system.
+    # fsspec's file systems convert the errors of libraries into OSErrors.
     if error.__cause__ is not None and status_of(error.__cause__) is not None:
         return is_transient(error.__cause__)
     return isinstance(error, OSError | TimeoutError | EOFError)
 
 
 def concerns_all(error: BaseException) -> bool:
-    """Whether a store does not accept the credentials, has got none, or cannot be trusted, or this host is at its end.
+    """Whether an error would hit every shard: credentials, an untrusted server, or exhausted resources of this host.
 
     >>> concerns_all(PermissionError()), concerns_all(FileNotFoundError())
     (True, False)
     """
-    refused = isinstance(error, PermissionError) or (is_named(error, OF_THE_USER) and not is_transient(error))
-    return refused or status_of(error) in REFUSED or is_untrusted(error) or is_systemic(error)
+    is_denied = isinstance(error, PermissionError) or (is_named(error, CREDENTIAL_ERRORS) and not is_transient(error))
+    return is_denied or status_of(error) in CREDENTIAL_STATUSES or is_untrusted(error) or is_systemic(error)
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Whether the certificate of a server is not trusted; libraries wrap that error.
+    """Whether the certificate or host key of a server is not trusted, also if a library wraps that error.
 
     >>> is_untrusted(SSLCertVerificationError()), is_untrusted(ConnectionResetError())
     (True, False)
@@ -187,24 +189,24 @@ def is_untrusted(error: BaseException | None) -> bool:
     for _ in range(DEPTH):
         if error is None or isinstance(error, SSLCertVerificationError):
             break
-        if any(words in str(error) for words in UNTRUSTED) or type(error).__name__ == "BadHostKeyException":
+        if any(words in str(error) for words in UNTRUSTED_TEXTS) or type(error).__name__ == "BadHostKeyException":
             return True
         error = error.__cause__ or error.__context__
     return isinstance(error, SSLCertVerificationError)
 
 
 def is_named(error: BaseException, words: Iterable[str]) -> bool:
-    """Whether the name of an error's class contains one of some words."""
+    """Whether the class name of an error contains any of the words."""
     return any(word in type(error).__name__ for word in words)
 
 
 def was_replaced(error: BaseException) -> bool:
-    """Whether a store refuses a part of a file, as the file is no longer what it was when it was opened."""
+    """Whether a store rejects a range request because the file was replaced since it was opened."""
     return type(error).__name__ == "FileExpired" or status_of(error) == 412
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of an error, or None; each library keeps it elsewhere."""
+    """Return the HTTP status of an error, or None; its attribute depends on the library."""
     response = getattr(error, "response", None)
     for found in (
         *((error, name) for name in ("status", "status_code", "code")),
@@ -221,32 +223,32 @@ def status_of(error: BaseException) -> int | None:
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Return the seconds of a ``Retry-After``, or None."""
+    """Return the seconds in a ``Retry-After`` header, or None."""
     headers = getattr(error, "headers", None) or {}
     text = headers.get("Retry-After") if hasattr(headers, "get") else None
     if not text:
         return None
     try:
-        waits = float(text)
+        seconds = float(text)
     except ValueError:
         try:
-            waits = parsedate_to_datetime(text).timestamp() - time.time()
+            seconds = parsedate_to_datetime(text).timestamp() - time.time()
         except (ValueError, TypeError, LookupError, OverflowError):
             return None
-    return max(waits, 0.0) if math.isfinite(waits) else None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def is_systemic(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, is one of the host, such as a full disk.
+    """Whether an error or its cause is a failure of this host, such as a full disk.
 
     >>> is_systemic(OSError(errno.EMFILE, "Too many open files")), is_systemic(FileNotFoundError())
     (True, False)
     """
     for _ in range(DEPTH):
-        # A damaged header asks for more memory than there is, and the next shard does not.
+        # A damaged header may cause a MemoryError, which concerns only its shard.
         if error is None or isinstance(error, CorruptShardError | ReadLimitError):
             return False
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_HOST):
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in HOST_ERRNOS):
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False

@@ -1,4 +1,4 @@
-"""Files on SFTP servers, by fsspec's file system: each file has a channel of its own, and its connection a time-out."""
+"""SFTP, based on fsspec's file system: one channel per file, with time-outs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from wds_datapipes.io.remote.timeouts import TIMEOUT_S
 
 __all__ = ["SftpFile", "connect", "is_sftp"]
 
-#: Opening a channel takes some answers of the server, each of which may take as long as a byte of a file.
-ANSWERS = 4
-#: How much one request asks for, in bytes, which servers have to take; and how much a file reads at a time.
+#: The time-out for opening a channel, as a multiple of the time-out of a byte: it takes several responses.
+CHANNEL_TIMEOUTS = 4
+#: Bytes per request, which every server must support, and bytes per read of a file.
 PIECE_BYTES, BATCH_BYTES = 32 << 10, 1 << 20
 
 
@@ -28,10 +28,10 @@ def is_sftp(scheme: str) -> bool:
 
 
 def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the file system of a URL, which fsspec keeps for its thread with its connection, and the path in it.
+    """Return the file system of a URL, and the path in it; fsspec caches file systems and connections by thread.
 
     Raises:
-        Exception: whatever paramiko raises.
+        Exception: any error of paramiko.
     """
     kind = _file_system()
     filesystem = kind(**{**kind._get_kwargs_from_urls(url), **options})
@@ -41,26 +41,26 @@ def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 @lru_cache(maxsize=1)
 def _file_system() -> Any:
-    """Return fsspec's class, as one whose connections end, and whose files open again where these break."""
+    """Return a subclass of fsspec's file system that closes its connections, and reconnects after errors."""
     import paramiko  # type: ignore[import-untyped]  # it carries no types
-    from fsspec.implementations.sftp import SFTPFileSystem  # type: ignore[import-untyped]  # the same
+    from fsspec.implementations.sftp import SFTPFileSystem  # type: ignore[import-untyped]  # as above
 
-    class Connection(SFTPFileSystem):  # type: ignore[misc]  # the same
-        #: Whether a file could not be read: a connection that has gone silent looks like one that is fine.
+    class Connection(SFTPFileSystem):  # type: ignore[misc]  # as above
+        #: Whether a read has failed: a dead connection may still report itself as active.
         is_suspect = False
 
         def reconnect(self) -> None:
-            """Take a new connection unless the one that is there works."""
+            """Open a new connection unless the current one works."""
             transport = self.client.get_transport()
             if self.is_suspect or transport is None or not transport.is_active():
                 self._connect()
 
         def open_channel(self) -> Any:
-            """Open a channel of the connection: paramiko's are for one thread each."""
+            """Open a channel of the connection: a channel of paramiko belongs to one thread."""
             try:
-                channel = Attempt(self.client.open_sftp).result(ANSWERS * self._timeout_s)
+                channel = Attempt(self.client.open_sftp).result(CHANNEL_TIMEOUTS * self._timeout_s)
             except TooSlowError:
-                self.client.close()  # which ends that attempt
+                self.client.close()  # stops the attempt
                 raise
             channel.get_channel().settimeout(self._timeout_s)
             return channel
@@ -73,21 +73,21 @@ def _file_system() -> Any:
             options = dict(self.ssh_kwargs)
             known_hosts = options.pop("known_hosts", None)
             self.client = client = paramiko.SSHClient()
-            # By default fsspec trusts any server, and some of its releases can be told otherwise.
+            # fsspec trusts any server by default; some releases have an option for this.
             client.set_missing_host_key_policy(getattr(self, "host_key_policy", None) or paramiko.AutoAddPolicy())
             try:
                 if known_hosts is not None:
                     _trust(client, known_hosts)
                     client.set_missing_host_key_policy(paramiko.RejectPolicy())
                 client.connect(self.host, **options)
-                with contextlib.suppress(AttributeError, OSError):  # it may be a command, instead of a socket
+                with contextlib.suppress(AttributeError, OSError):  # it may be a proxy command instead of a socket
                     client.get_transport().sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.ftp = self.open_channel()
             except BaseException:
                 client.close()
                 raise
             self.is_suspect = False
-            # Or its socket, and the thread that reads it, would be there for good.
+            # Without this, the socket and the thread that reads it would leak.
             weakref.finalize(client, client.get_transport().close)
 
         def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
@@ -98,35 +98,34 @@ def _file_system() -> Any:
 
 def _trust(client: Any, path: str) -> None:
     try:
-        client.load_system_host_keys(os.path.expanduser(os.fspath(path)))  # noqa: PTH111  it may be a text
+        client.load_system_host_keys(os.path.expanduser(os.fspath(path)))  # noqa: PTH111  it may be a string
     except (OSError, TypeError) as error:
         raise ValueError(
-            f"storage_options['known_hosts'] has to be a file with keys of servers, as ssh writes it: "
-            f"{type(error).__name__}"
+            f"storage_options['known_hosts'] must be a file of server keys, as ssh writes it: {type(error).__name__}"
         ) from None
 
 
 class SftpFile:
-    """A file on an SFTP server. After an error it opens again, if it is still the same file.
+    """A file on an SFTP server; after an error, it is reopened if it is still the same file.
 
     Args:
         filesystem: the connection.
-        path: of the file.
+        path: the path of the file.
 
     Attributes:
-        details: its size and its date, by which one version is told from another.
+        details: its size and modification time, which identify its version.
     """
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem, self._path = filesystem, path
-        self._at = 0
+        self._position = 0
         self._error: Exception | None = None
         self.details: dict[str, Any] = {}
-        self._file, self._channel, self._client = self._opened()
+        self._file, self._channel, self._client = self._open_file()
 
     def seek(self, offset: int) -> int:
-        """Continue at a byte."""
-        self._at = offset
+        """Set the offset of the next byte."""
+        self._position = offset
         return offset
 
     def read(self, size: int) -> bytes:
@@ -134,34 +133,34 @@ class SftpFile:
         if (error := self._error) is not None:
             self._error = None
             raise error
-        want = min(size, BATCH_BYTES, self.details["size"] - self._at)
+        count = min(size, BATCH_BYTES, self.details["size"] - self._position)
         data = bytearray()
         try:
             if self._file is None:
-                self._file, self._channel, self._client = self._opened()
-            self._file.seek(self._at)
-            while len(data) < want:
-                piece = self._file.read(min(PIECE_BYTES, want - len(data)))
+                self._file, self._channel, self._client = self._open_file()
+            self._file.seek(self._position)
+            while len(data) < count:
+                piece = self._file.read(min(PIECE_BYTES, count - len(data)))
                 if not piece:
-                    raise EOFError("the server has sent less of the file than there is")
+                    raise EOFError("the server sent fewer bytes than the size of the file")
                 data += piece
         except Exception as failure:
             self._filesystem.is_suspect = True
             self.close()
             if not data:
                 raise
-            self._error = failure  # for the next call: what has come is good
-        self._at += len(data)
+            self._error = failure  # raised by the next call: the received bytes are valid
+        self._position += len(data)
         return bytes(data)
 
     def close(self) -> None:
-        """Close the channel, by which the server closes the file, without waiting for its answer."""
+        """Close the channel without waiting for a response; the server closes the file with it."""
         self._file = self._client = None
         with contextlib.suppress(Exception):
             self._channel.close()
 
-    def _opened(self) -> tuple[Any, Any, Any]:
-        """Return the file, its channel, and the connection, which is closed with the last reference to it."""
+    def _open_file(self) -> tuple[Any, Any, Any]:
+        """Open the file in a new channel; return the file, the channel, and a reference that keeps the client open."""
         filesystem, channel = self._filesystem, None
         try:
             filesystem.reconnect()
@@ -176,6 +175,6 @@ class SftpFile:
         details = {"size": facts.st_size, "mtime": facts.st_mtime}
         if self.details not in ({}, details):
             channel.close()
-            raise FileExpired("another version of the file is there by now")
+            raise FileExpired("the file was replaced while it was read")
         self.details = details
         return file, channel, client

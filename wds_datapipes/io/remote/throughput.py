@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from wds_datapipes.counters import COUNTERS
+from wds_datapipes.counters import Counters
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, Readable, StreamSource
 
 __all__ = ["Attempt", "MonitoredSource", "ThroughputMonitor", "TooSlowError"]
@@ -17,15 +17,12 @@ T = TypeVar("T")
 
 LOGGER = logging.getLogger("wds_datapipes")
 
-#: A connection with less than this many bytes per second is dropped, and another one is opened.
-DRIP_BYTES_PER_S = 1 << 10
-#: One with less than this, or than a small part of this process's average, is logged as slow
-SLOW_BYTES_PER_S, SLOW_PART = 64 << 10, 1 / 20
-#: after this many seconds of waiting, and then not again for this many.
-NOTICED_AFTER_S, QUIET_S = 10.0, 60.0
-
-#: When a slow store was last logged.
-_logged_at = -QUIET_S
+#: A connection that delivers fewer bytes per second than this has stalled: it is dropped, and a new one opened.
+STALLED_BYTES_PER_S = 1 << 10
+#: A connection below this rate, or below this fraction of the pipeline's average, is logged as slow
+SLOW_BYTES_PER_S, SLOW_FRACTION = 64 << 10, 1 / 20
+#: after this many seconds of waiting, and at most once in this many seconds.
+SLOW_AFTER_S, QUIET_S = 10.0, 60.0
 
 
 class TooSlowError(TimeoutError):
@@ -38,51 +35,54 @@ class ThroughputMonitor:
     Only the time spent waiting for a store counts, not the time between requests.
 
     Args:
-        name: the shard's name in the log, without secrets.
-        timeout_s: the seconds of waiting after which a connection that delivers next to nothing has stalled.
+        name: the shard's name in the log, without credentials.
+        timeout_s: the seconds of waiting after which a connection below the minimum rate has stalled.
+        counters: the counters of the pipeline that reads the shard.
         clock: returns the time in seconds.
     """
 
-    def __init__(self, name: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str, timeout_s: float, counters: Counters | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name, self.timeout_s, self.clock = name, timeout_s, clock
+        self.counters = Counters() if counters is None else counters
         self._is_logged = False
         self.begin()
 
     def begin(self) -> None:
         """Restart, after a reconnection."""
         self._bytes, self._waited_s = 0, 0.0
-        self._noticed_bytes, self._noticed_s = 0, 0.0
+        self._recent_bytes, self._recent_s = 0, 0.0
 
     def record(self, count: int, waited_s: float) -> None:
         """Count received bytes.
 
         Raises:
-            TooSlowError: too few have come.
+            TooSlowError: the connection has stalled.
         """
-        usual = COUNTERS.fetched_bytes / COUNTERS.fetching_s if COUNTERS.fetching_s else 0.0
-        COUNTERS.fetched(count, waited_s)
+        self.counters.count_fetched(count, waited_s)
         self._bytes += count
         self._waited_s += waited_s
-        self._noticed_bytes += count
-        self._noticed_s += waited_s
-        if self._noticed_s >= NOTICED_AFTER_S:
-            if self._noticed_bytes < max(SLOW_BYTES_PER_S, usual * SLOW_PART) * self._noticed_s:
-                self.log_slow(self._noticed_bytes, self._noticed_s)
-            self._noticed_bytes, self._noticed_s = 0, 0.0
+        self._recent_bytes += count
+        self._recent_s += waited_s
+        if self._recent_s >= SLOW_AFTER_S:
+            fetched_bytes, fetching_s = self.counters.fetched()
+            if self._recent_bytes < max(SLOW_BYTES_PER_S, SLOW_FRACTION * fetched_bytes / fetching_s) * self._recent_s:
+                self.log_slow(self._recent_bytes, self._recent_s)
+            self._recent_bytes, self._recent_s = 0, 0.0
         if self._waited_s >= self.timeout_s:
-            few = self._bytes < DRIP_BYTES_PER_S * self._waited_s
-            found = f"only {self._bytes} bytes came in {self._waited_s:.1f} s"
+            is_stalled = self._bytes < STALLED_BYTES_PER_S * self._waited_s
+            message = f"received only {self._bytes} bytes in {self._waited_s:.1f} s"
             self._bytes, self._waited_s = 0, 0.0
-            if few and count:  # the end takes its time too, and is no drip
-                raise TooSlowError(found)
+            if is_stalled and count:  # waiting for the end of the file does not count
+                raise TooSlowError(message)
 
     def log_slow(self, count: int, waited_s: float) -> None:
         """Log that the store is slow, once per shard and not too often."""
-        global _logged_at
-        now = self.clock()
-        if not self._is_logged and now - _logged_at >= QUIET_S:
-            _logged_at = now
-            LOGGER.warning("Reading %s is slow: %d bytes came in %.0f s", self._name, count, waited_s)
+        now, logged_at = self.clock(), self.counters.slow_logged_at
+        if not self._is_logged and (logged_at is None or now - logged_at >= QUIET_S):
+            self.counters.slow_logged_at = now
+            LOGGER.warning("Reading %s is slow: received %d bytes in %.0f s", self._name, count, waited_s)
         self._is_logged = True
 
 
@@ -90,16 +90,16 @@ class MonitoredSource:
     """A source whose files have their throughput monitored.
 
     Args:
-        origin: opens the file.
+        source: opens the file.
         monitor: measures the throughput of the shard.
     """
 
-    def __init__(self, origin: StreamSource, monitor: ThroughputMonitor) -> None:
-        self._origin, self._monitor = origin, monitor
+    def __init__(self, source: StreamSource, monitor: ThroughputMonitor) -> None:
+        self._source, self._monitor = source, monitor
 
     def open_at(self, start: int) -> OpenedSource:
         """Open the file at an offset, or at its beginning."""
-        opened = self._origin.open_at(start)
+        opened = self._source.open_at(start)
         self._monitor.begin()
         return opened._replace(file=MonitoredFile(opened.file, self._monitor))
 
@@ -125,14 +125,14 @@ class MonitoredFile:
 class Attempt(Generic[T]):
     """A call in a thread, abandoned if it takes too long.
 
-    Libraries wait for each byte of a response as long as they like, and cannot be stopped.
+    Libraries may wait for a response for any time, and cannot be interrupted.
 
     Args:
-        what: it.
+        call: the function to call.
     """
 
-    def __init__(self, what: Callable[[], T]) -> None:
-        self._what: Callable[[], T] | None = what
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call: Callable[[], T] | None = call
         self._results: list[T] = []
         self._error: BaseException | None = None
         self._has_ended = threading.Event()
@@ -142,13 +142,13 @@ class Attempt(Generic[T]):
         """Run the call, and return its result.
 
         Args:
-            most_s: the seconds that the call may take.
+            most_s: the time-out in seconds.
             slow_s: the seconds after which ``on_slow`` is called.
             on_slow: called if the call is slow.
 
         Raises:
-            TooSlowError: it takes longer, or was abandoned.
-            BaseException: whatever the call raises.
+            TooSlowError: the call took longer, or was abandoned.
+            BaseException: any error of the call.
         """
         self._thread.start()
         if on_slow is not None and not self._has_ended.wait(slow_s):
@@ -160,19 +160,19 @@ class Attempt(Generic[T]):
                 raise error
             if self._results:
                 return self._results.pop()
-            raise TooSlowError(f"what was asked for did not come within {most_s:g} s")
+            raise TooSlowError(f"no response within {most_s:g} s")
         finally:
-            del error  # this frame would hold the error, and the error this frame
+            del error  # breaks the reference cycle between the error and this frame
 
     def abandon(self) -> None:
         """Stop waiting for the thread."""
         self._has_ended.set()
 
     def _run(self) -> None:
-        what, self._what = self._what, None
+        call, self._call = self._call, None
         try:
-            if what is not None:
-                self._results.append(what())
-        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+            if call is not None:
+                self._results.append(call())
+        except BaseException as error:  # noqa: BLE001  `result` raises it
             self._error = error
         self._has_ended.set()

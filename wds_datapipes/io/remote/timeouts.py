@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 from wds_datapipes.io.remote.retry import RetryPolicy
 
-__all__ = ["OURS", "RETRIES", "TIMEOUT_S", "StoreTimeouts", "silent_after", "with_timeouts"]
+__all__ = ["RETRIES", "STORE_OPTIONS", "TIMEOUT_S", "StoreTimeouts", "silent_after", "with_timeouts"]
 
-#: The seconds without a byte after which a store has failed, where its library has no opinion.
+#: A store has failed after this many seconds without a byte, unless its library has a default of its own.
 TIMEOUT_S = 30.0
-#: Retries for one shard, and the most seconds of all pauses together.
+#: Retries for one shard, and the total seconds of their pauses.
 RETRIES, RETRY_S = 10, 300.0
-#: A store has failed after this many seconds without a response, or two time-outs if longer, whatever retries are left.
+#: A store has failed after this many seconds without a response, or two time-outs if longer, even if retries remain.
 SILENT_S = 60.0
-#: The storage options that hold for each store, as for all functions that read one.
-OURS = ("timeout_s", "retries")
-#: How long a request to Google's store may take in all, in seconds, as aiohttp has it.
+#: The storage options that apply to every store, and are not passed to its library.
+STORE_OPTIONS = ("timeout_s", "retries")
+#: The total time-out of a request to Google Cloud Storage in seconds: aiohttp's default.
 GOOGLE_REQUEST_S = 300.0
 
 
@@ -26,8 +26,9 @@ class StoreTimeouts(NamedTuple):
     """Time-out and number of retries of a store.
 
     Attributes:
-        timeout_s: the seconds without a byte after which it has failed; None is `TIMEOUT_S`, or what its library has.
-        retries: how often it is asked again for one shard, in all.
+        timeout_s: the seconds without a byte after which it has failed; None is the default of its library, or
+            `TIMEOUT_S`.
+        retries: the total number of retries for one shard.
     """
 
     timeout_s: float | None = None
@@ -37,27 +38,27 @@ class StoreTimeouts(NamedTuple):
     def split(
         cls, storage_options: Mapping[str, Any] | None, timeout_s: float | None = None, retries: int | None = None
     ) -> tuple[dict[str, Any], StoreTimeouts]:
-        """Return storage options without those that are ours, and what these say where the arguments say nothing.
+        """Split time-out and retries off from the storage options; the arguments take precedence.
 
         >>> StoreTimeouts.split({"anon": True, "timeout_s": 5, "retries": 2}, retries=3)
         ({'anon': True}, StoreTimeouts(timeout_s=5, retries=3))
 
         Raises:
-            ValueError: ``timeout_s`` is no number above 0, or ``retries`` no whole number from 0.
+            ValueError: ``timeout_s`` is not a positive number, or ``retries`` not a non-negative integer.
         """
         options = dict(storage_options or {})
-        own_timeout, own_retries = (options.pop(name, None) for name in OURS)
+        own_timeout, own_retries = (options.pop(name, None) for name in STORE_OPTIONS)
         timeout_s = own_timeout if timeout_s is None else timeout_s
         retries = own_retries if retries is None else retries
         if timeout_s is not None and not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
-            raise ValueError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}")
+            raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
         if retries is not None and not (isinstance(retries, int) and retries >= 0):
-            raise ValueError(f"retries is a whole number from 0, not {retries!r}")
+            raise ValueError(f"retries must be a non-negative integer, not {retries!r}")
         return options, cls(timeout_s, RETRIES if retries is None else retries)
 
     @property
     def seconds(self) -> float:
-        """The seconds without a byte after which a store has failed, where its library has no opinion."""
+        """The seconds without a byte after which a store has failed, if its library has no default of its own."""
         return TIMEOUT_S if self.timeout_s is None else self.timeout_s
 
     def retry_policy(self, pause: Callable[[float], object] | None = None) -> RetryPolicy:
@@ -71,7 +72,7 @@ def silent_after(timeout_s: float) -> float:
 
 
 def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
-    """Return storage options with time-outs, where the user's say nothing about them.
+    """Return storage options with time-outs added, in the form that the library of a scheme expects.
 
     >>> with_timeouts("s3", {"anon": True}, 20)
     {'anon': True, 'config_kwargs': {'connect_timeout': 20, 'read_timeout': 20}}
@@ -79,21 +80,21 @@ def with_timeouts(scheme: str, options: Mapping[str, Any], timeout_s: float | No
     {'config_kwargs': {'connect_timeout': 20, 'read_timeout': 5}}
 
     Args:
-        scheme: of the URL.
-        options: those of the user.
-        timeout_s: what the user has asked for; None leaves libraries their own, and sets one for those without.
+        scheme: the scheme of the URL.
+        options: the user's options, which take precedence.
+        timeout_s: the time-out in seconds; None keeps a library's default, and is `TIMEOUT_S` for those without one.
     """
     if scheme in ("s3", "s3a") and timeout_s is not None:
-        asked = {"connect_timeout": timeout_s, "read_timeout": timeout_s}
-        return {**options, "config_kwargs": {**asked, **options.get("config_kwargs", {})}}
+        limits = {"connect_timeout": timeout_s, "read_timeout": timeout_s}
+        return {**options, "config_kwargs": {**limits, **options.get("config_kwargs", {})}}
     seconds = TIMEOUT_S if timeout_s is None else timeout_s
     if scheme in ("gs", "gcs"):
         if "requests_timeout" in options or "timeout" in (options.get("session_kwargs") or {}):
             return dict(options)
-        from aiohttp import ClientTimeout  # gcsfs is built upon it
+        from aiohttp import ClientTimeout  # gcsfs uses aiohttp
 
-        limits = ClientTimeout(total=max(GOOGLE_REQUEST_S, seconds), sock_connect=seconds, sock_read=seconds)
-        return {**options, "requests_timeout": limits}
+        total = max(GOOGLE_REQUEST_S, seconds)
+        return {**options, "requests_timeout": ClientTimeout(total=total, sock_connect=seconds, sock_read=seconds)}
     if scheme in ("sftp", "ssh"):
         names = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
         return {**dict.fromkeys(names, seconds), **options}

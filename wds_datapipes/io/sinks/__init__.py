@@ -17,23 +17,21 @@ __all__ = ["Sink", "StreamSink", "open_target", "remove_file", "size_of", "stand
 class Sink(Protocol):
     """A shard that is being written; the last call is either `finish` or `discard`."""
 
-    #: What was asked for, or nothing for a stream.
+    #: The requested URL; empty for a stream.
     url: str
 
     def write(self, data: bytes, /) -> None:
         """Write all of the bytes.
 
         Raises:
-            ShardWriteError: they cannot be written.
-            CommandError: the command that they are for has ended.
+            ShardWriteError: the bytes cannot be written, or the command that reads them has exited.
         """
 
     def finish(self) -> None:
-        """Finish the shard, and wait until it has its name.
+        """Finish the shard, and wait until it is visible under its name.
 
         Raises:
-            ShardWriteError: that failed.
-            CommandError: the command has ended with an error.
+            ShardWriteError: finishing failed, or the command has failed.
         """
 
     def discard(self) -> None:
@@ -46,14 +44,14 @@ def open_target(
     """Open a sink for a path, a URL, ``pipe:COMMAND``, ``-`` (standard output) or an open binary stream.
 
     Args:
-        target: where to.
+        target: the path, URL, command or stream.
         storage_options: passed to the file system of a URL.
 
     Raises:
-        ShardWriteError: nothing can be written there.
-        UnknownSchemeError: no file system answers for the scheme.
+        ShardWriteError: the target cannot be written.
+        UnknownSchemeError: no file system supports the scheme.
         MissingDependencyError: the scheme needs a package that is not installed.
-        TypeError: it is nothing of these.
+        TypeError: ``target`` has another type.
     """
     if not isinstance(target, str | os.PathLike):
         return target if isinstance(target, StreamSink) else StreamSink(target)
@@ -84,12 +82,12 @@ def remove_file(url: str, storage_options: Mapping[str, Any] | None = None) -> N
     path = local_path(url)
     try:
         if path is not None:
-            os.remove(path)  # noqa: PTH107  it is a text
+            os.remove(path)  # noqa: PTH107  a string
             return
         from wds_datapipes.io.remote.filesystem import remote_filesystem
 
-        filesystem, place = remote_filesystem(url, storage_options)
-        filesystem.rm_file(place)
+        filesystem, remote_path = remote_filesystem(url, storage_options)
+        filesystem.rm_file(remote_path)
     except FileNotFoundError:
         return
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
@@ -104,12 +102,12 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
     """Return the size of a shard in bytes, or ``None`` if it does not exist or has no size.
 
     Raises:
-        ShardOpenError: its store does not tell.
+        ShardOpenError: its store cannot be queried.
     """
     path = local_path(url)
     if path is not None:
         try:
-            return os.stat(path).st_size  # noqa: PTH116  it is a text
+            return os.stat(path).st_size  # noqa: PTH116  a string
         except FileNotFoundError:
             return None
     if split_scheme(url)[0] in ("pipe", "-"):
@@ -117,11 +115,11 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
     from wds_datapipes.io.redaction import raise_alone
     from wds_datapipes.io.remote.filesystem import reason, redactor_of, remote_filesystem
 
-    filesystem, place = remote_filesystem(url, storage_options)
+    filesystem, remote_path = remote_filesystem(url, storage_options)
     try:
         with contextlib.suppress(AttributeError, NotImplementedError):
-            filesystem.invalidate_cache()  # or it would tell what it was told before
-        size: int | None = filesystem.size(place)
+            filesystem.invalidate_cache()  # so that it does not return a cached size
+        size: int | None = filesystem.size(remote_path)
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001  every file system has errors of its own
@@ -131,12 +129,12 @@ def size_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int |
 
 
 class StreamSink:
-    """Writes to an open stream. An archive that is discarded stays there, without an end marker.
+    """Writes to an open stream. The bytes of a discarded archive remain in the stream, without an end marker.
 
     Args:
-        stream: what has a method ``write`` that takes bytes.
-        url: what it is called.
-        close: close the stream at the end, which is left to its owner otherwise.
+        stream: an object with a method ``write`` that accepts bytes.
+        url: its name in errors.
+        close: close the stream at the end; otherwise its owner closes it.
     """
 
     def __init__(self, stream: Any, url: str = "", *, close: bool = False) -> None:
@@ -147,11 +145,11 @@ class StreamSink:
         self._close = close
 
     def write(self, data: bytes, /) -> None:
-        """Write all of the bytes, which a stream without a buffer may take in parts."""
-        taken = self._stream.write(data)
-        while isinstance(taken, int) and taken < len(data):
-            data = data[taken:]
-            taken = self._stream.write(data)
+        """Write all of the bytes; an unbuffered stream may need several writes."""
+        written = self._stream.write(data)
+        while isinstance(written, int) and written < len(data):
+            data = data[written:]
+            written = self._stream.write(data)
 
     def finish(self) -> None:
         """Flush the stream."""
@@ -161,7 +159,7 @@ class StreamSink:
             self._stream.close()
 
     def discard(self) -> None:
-        """Close the stream if it is owned; its content stays."""
+        """Close the stream if the sink owns it; its content remains."""
         if self._close:
             with contextlib.suppress(Exception):
                 self._stream.close()
@@ -171,5 +169,5 @@ def standard_output(url: str) -> StreamSink:
     """Return the sink of the URL ``-``."""
     stream = getattr(sys.stdout, "buffer", None)
     if stream is None:
-        raise ShardWriteError(f"The shard {url!r} is standard output, and this process has none that takes bytes")
+        raise ShardWriteError(f"The shard {url!r} is standard output, which does not accept bytes in this process")
     return StreamSink(stream, url)

@@ -15,7 +15,7 @@ __all__ = ["LocalSink"]
 class LocalSink:
     """Writes to a temporary file in the same folder, and renames it.
 
-    What is there and is no file, such as a named pipe, is written to as it is.
+    An existing path that is not a regular file, such as a named pipe, is written directly.
     """
 
     def __init__(self, url: str, path: str) -> None:
@@ -23,29 +23,29 @@ class LocalSink:
         self._written = 0
         self._file: AtomicFile | None = None
         try:
-            place = Path(path).resolve()  # a link stays, and what it points to is replaced
-            if place.is_dir():
+            target = Path(path).resolve()  # a symbolic link stays, and its target is replaced
+            if target.is_dir():
                 raise IsADirectoryError(0, "it is a folder")
-            if place.exists() and not place.is_file():
-                self._stream = cast(io.RawIOBase, place.open("wb", buffering=0))
+            if target.exists() and not target.is_file():
+                self._stream = cast(io.RawIOBase, target.open("wb", buffering=0))
             else:
-                self._file = AtomicFile(str(place), buffer_bytes=0)
+                self._file = AtomicFile(str(target), buffer_bytes=0)
                 self._stream = cast(io.RawIOBase, self._file.stream)
         except FileNotFoundError as error:
             raise ShardWriteError(
-                f"The shard {url!r} cannot be written: there is no folder {str(Path(path).parent)!r}. Make it first"
+                f"The shard {url!r} cannot be written: there is no folder {str(Path(path).parent)!r}. Create it first"
             ) from error
         except (OSError, ValueError) as error:
             raise self._failure(error) from error
 
     def write(self, data: bytes, /) -> None:
-        """Write all of the bytes, which the system may take in parts."""
+        """Write all of the bytes; the system may need several writes."""
         view = memoryview(data)
         try:
             while view:
-                taken = self._stream.write(view) or 0
-                self._written += taken
-                view = view[taken:]
+                count = self._stream.write(view) or 0
+                self._written += count
+                view = view[count:]
         except OSError as error:
             raise self._failure(error) from error
 
@@ -68,6 +68,6 @@ class LocalSink:
 
     def _failure(self, error: OSError | ValueError) -> ShardWriteError:
         reason = getattr(error, "strerror", None) or str(error)
-        left = "Nothing of it is left" if self._file is not None else "What was written is not whole"
-        after = f", after {self._written} bytes. {left}" if self._written else ""
+        state = "The partial file was removed" if self._file is not None else "The output is incomplete"
+        after = f", after {self._written} bytes. {state}" if self._written else ""
         return ShardWriteError(f"The shard {self.url!r} cannot be written: {reason}{after}")

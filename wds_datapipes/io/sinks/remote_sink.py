@@ -16,19 +16,19 @@ from wds_datapipes.io.urls import split_scheme
 
 __all__ = ["RemoteSink"]
 
-#: How much is sent at once to stores that take files in parts, in bytes. S3 takes 10,000 parts: 160 GB.
+#: Part size of multipart uploads, in bytes. S3 allows 10,000 parts: 160 GB.
 PART_BYTES = 16 << 20
 
 
 class RemoteSink:
-    """Uploads to an object store, where a file appears at the end; or to a temporary name, and renames.
+    """Uploads to an object store; on other file systems, writes under a temporary name and renames.
 
-    Stores such as S3 and Google's show nothing of an upload before it is finished, and can abort it. Other file systems
-    get a temporary name in the same folder.
+    Stores such as S3 and Google Cloud Storage make an upload visible only when it is finished, and can abort it. Other
+    file systems get a temporary name in the same folder.
 
     Args:
         url: ``scheme://...``.
-        storage_options: passed to the file system: credentials, an endpoint and so on. None of it is ever printed.
+        storage_options: passed to the file system, such as credentials and an endpoint. Never printed.
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
@@ -38,8 +38,8 @@ class RemoteSink:
         self._written = 0
         if self._scheme in ("http", "https"):
             raise ShardWriteError(
-                f"{self._hide(url)} cannot be written: web servers differ in how they take files. Use a command that "
-                f"yours understands, such as pipe:curl -fsS -T - URL"
+                f"{self._hide(url)} cannot be written: web servers differ in how they accept uploads. Use a command "
+                f"for your server, such as pipe:curl -fsS -T - URL"
             )
         self._filesystem, self._path = remote_filesystem(url, storage_options)
         self._part = ""
@@ -47,17 +47,17 @@ class RemoteSink:
             self._part = f"{self._path}.{secrets.token_hex(8)}.part"
             self._file = self._filesystem.open(self._part, "wb", block_size=PART_BYTES)
             if _can_discard(self._file):
-                _abandon(self._file)  # nothing was sent of it
+                _abandon(self._file)  # nothing was sent yet
                 self._part = ""
                 self._file = self._filesystem.open(self._path, "wb", block_size=PART_BYTES)
         except Exception as error:  # noqa: BLE001  every file system has errors of its own
             raise_alone(self._failure(error))
 
     def write(self, data: bytes, /) -> None:
-        """Hand the bytes to the file system."""
+        """Write all of the bytes."""
         try:
             self._file.write(data)
-        except Exception as error:  # noqa: BLE001  the same
+        except Exception as error:  # noqa: BLE001  as above
             raise_alone(self._failure(error))
         self._written += len(data)
 
@@ -67,7 +67,7 @@ class RemoteSink:
             self._file.close()
             if self._part:
                 self._filesystem.mv(self._part, self._path)
-        except Exception as error:  # noqa: BLE001  the same
+        except Exception as error:  # noqa: BLE001  as above
             raise_alone(self._failure(error))
 
     def discard(self) -> None:
@@ -81,18 +81,18 @@ class RemoteSink:
             self._filesystem.rm(self._part)
 
     def _failure(self, error: Exception) -> ShardWriteError:
-        told = reason(error, self._scheme, self._hide)
-        return ShardWriteError(f"{self._hide(self.url)} cannot be written: {told}, after {self._written} bytes")
+        message = reason(error, self._scheme, self._hide)
+        return ShardWriteError(f"{self._hide(self.url)} cannot be written: {message}, after {self._written} bytes")
 
 
 def _can_discard(file: Any) -> bool:
-    """Whether nothing shows of a file before it is closed, and its upload can be aborted."""
+    """Whether a file is invisible until it is closed, and its upload can be aborted."""
     kind = type(file)
     return isinstance(file, AbstractBufferedFile) and kind.discard is not AbstractBufferedFile.discard
 
 
 def _abandon(file: Any) -> None:
-    """Abort an upload, also one whose end has failed; nothing more is sent when the file is collected as garbage."""
+    """Abort an upload, and mark the file closed so that its garbage collection sends nothing more."""
     try:
         file.discard()
     finally:

@@ -1,25 +1,25 @@
-"""The state of a loader between two items, as values that JSON has."""
+"""The state of a loader between two items, as JSON-compatible values."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 from zlib import crc32
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.encoding import decode_state, encode_state
 from wds_datapipes.pipes.state.description import difference
 from wds_datapipes.pipes.state.pipeline_state import load_state, next_epoch_state
 
 __all__ = ["Checkpoint", "WorkerState"]
 
-#: How the description of torch's ``.batch()`` begins.
+#: Matches the beginning of the description of torch's ``.batch()``.
 BATCH_SIZE = re.compile(r"BatcherIterDataPipe\(batch_size=(\d+)")
 
-#: The numbers, and within which bounds they are.
+#: The numeric fields, and their bounds.
 NUMBERS = {
     **dict.fromkeys(("seed", "first", "next"), (0, 1 << 64)),
     **dict.fromkeys(("epoch", "wanted"), (-1, 1 << 62)),
@@ -30,71 +30,54 @@ OPTIONAL = ("next", "worker", "wanted")
 
 @dataclass(frozen=True)
 class WorkerState:
-    """What a worker needs to resume in the middle of an epoch.
+    """The state from which a worker resumes in the middle of an epoch.
 
     Attributes:
-        stages: the state of the pipeline, or the text of it; None is its beginning.
+        stages: the state of the pipeline, as JSON-compatible values; ``None`` is its beginning.
     """
 
-    stages: Sequence[Mapping[str, Any] | None] | str | None
-
-    @property
-    def state(self) -> Sequence[Mapping[str, Any] | None] | None:
-        """The state of the pipeline.
-
-        Raises:
-            StateError: it is a text that is none.
-        """
-        return decode_state(self.stages) if isinstance(self.stages, str) else self.stages
+    stages: Sequence[Mapping[str, Any] | None] | None
 
     @property
     def mark(self) -> int | None:
-        """A number that identifies this position in an epoch; None at the beginning of one, and where it is replayed.
-
-        Raises:
-            StateError: the state is a text that is none.
-        """
-        begins = all(set(stage or ()) <= {"lasting", "replayed", "digest"} for stage in self.state or ())
-        return None if begins else crc32(str(self.as_dict()["stages"]).encode())
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values; the state as text."""
-        stages = self.stages if self.stages is None or isinstance(self.stages, str) else encode_state(self.stages)
-        return {"stages": stages}
+        """A number that identifies a position in an epoch; ``None`` at the beginning of one, or if it is replayed."""
+        begins = all(set(stage or ()) <= {"lasting", "replayed", "digest"} for stage in self.stages or ())
+        return None if begins else crc32(json.dumps(self.stages).encode())
 
     def renewed(self) -> WorkerState:
-        """Return where the next epoch begins, if this is the end of one."""
-        return WorkerState(next_epoch_state(self.state))
+        """Return the position at which the next epoch begins, if this is the end of one."""
+        return WorkerState(next_epoch_state(self.stages))
 
     def load(self, pipe: Any) -> None:
-        """Have a pipeline resume from here when it is iterated next."""
+        """Load this state into a pipeline, which resumes at the next iteration."""
         if self.stages is not None:
-            load_state(pipe, self.state)
+            load_state(pipe, self.stages)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where an epoch is, on one rank.
+    """The state of an epoch, on one rank.
 
     Attributes:
         stages: descriptions of the pipeline's stages, the last one first.
-        seed: what the orders of this epoch follow from.
-        epoch: the number of this one since the loader was seeded, from 0.
+        seed: the seed of the orders of this epoch.
+        epoch: the number of this epoch since the loader was seeded, from 0.
         first: the seed of the first epoch since then.
         next: the seed of the next epoch.
-        engines: where the loader's seed generator was, if another reading service has used it.
-        is_over: whether it has ended.
-        rank: of which rank it is, among how many ``ranks``.
-        ranks: see ``rank``.
+        engines: the positions of the loader's seed generator, if another reading service has used it.
+        is_over: whether the epoch has ended.
+        rank: the number of this rank among ``ranks``.
+        ranks: the number of ranks.
         distributed: whether the service has split the data among ranks.
-        workers: how many worker processes there are on this rank.
-        turn: which worker's turn is next.
-        parts: where each worker goes on.
-        worker: of which worker it is, if it is that of one alone, whose part is the only one.
-        wanted: the number that was chosen for the next epoch, or None.
-        is_drained: whether it is over because the pipeline in the main process has ended, although the loader may hold
-            its last items.
-        replay: if the epoch resumes by replay, how many items the loop has, and a digest of the last one.
+        workers: the number of worker processes on this rank.
+        turn: the worker whose turn is next.
+        parts: the position from which each worker resumes.
+        worker: the number of the worker, if this is the state of a single worker, which is then the only part.
+        wanted: the number selected for the next epoch, or ``None``.
+        is_drained: whether the epoch is over because the pipeline in the main process has ended, although the loader
+            may hold its last items.
+        replay: if the epoch resumes by replay, the number of items that the loop has received, and a digest of the
+            last.
     """
 
     stages: list[str]
@@ -116,35 +99,35 @@ class Checkpoint:
     replay: Mapping[str, int] | None = None
 
     @property
-    def place(self) -> tuple[int, int, bool, int]:
-        """Whose state it is: the rank, of how many, whether the service has split among them, and the workers."""
+    def identity(self) -> tuple[int, int, bool, int]:
+        """The rank, the number of ranks, whether the service has split among them, and the number of workers."""
         return self.rank, self.ranks, self.distributed, self.workers
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {**vars(self), "parts": [part.as_dict() for part in self.parts]}
+        """Return the checkpoint as plain values."""
+        return {**vars(self), "parts": [vars(part) for part in self.parts]}
 
     @classmethod
     def of_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
-        """Return what `as_dict` was called on.
+        """Return the checkpoint from the return value of `as_dict`.
 
         Raises:
-            StateError: it is not what `as_dict` returns.
+            StateError: it is not a return value of `as_dict`.
         """
         try:
             found = dict(state)
             parts = [WorkerState(**part) for part in found.pop("parts")]
-            checkpoint = cls(**found, parts=[replace(part, stages=part.state) for part in parts])
+            checkpoint = cls(**found, parts=parts)
             checkpoint._check_kinds()
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"This state of a loader is not whole: {error}") from None
         return checkpoint
 
     def _check_kinds(self) -> None:
-        """Make sure that all is of its kind, as what is not would be noticed late, or not at all.
+        """Check the types of all fields, since a wrong one would be detected late, or not at all.
 
         Raises:
-            TypeError: something is not.
+            TypeError: a field has the wrong type.
         """
         for name, (least, most) in NUMBERS.items():
             value = getattr(self, name)
@@ -154,7 +137,10 @@ class Checkpoint:
         engines = self.engines is None or all(type(number) is int for each in self.engines for number in each)
         flags = {type(self.is_over), type(self.distributed), type(self.is_drained)} == {bool}
         pipes = [part.stages for part in self.parts if part.stages is not None]
-        states = all(stage is None or isinstance(stage, Mapping) for stages in pipes for stage in stages)
+        states = all(
+            isinstance(stages, list) and all(stage is None or isinstance(stage, Mapping) for stage in stages)
+            for stages in pipes
+        )
         numbers = self.replay is None or {*map(type, self.replay.values())} <= {int}
         if not (texts and engines and flags and states and numbers):
             raise TypeError("one of its values is of another kind")
@@ -163,19 +149,19 @@ class Checkpoint:
             raise TypeError(f"it has {len(self.parts)} parts, and is that of {workers} workers")
 
     def check(self, stages: Sequence[str], ranks: int | None = None) -> None:
-        """Make sure that it is the state of a pipeline.
+        """Check that this is the state of a pipeline.
 
-        On another number of ranks, ``.batch()`` may have another size if as many samples as before are in the batches
-        of all ranks: what is left of an epoch are samples, whatever batches they come in.
+        On a different number of ranks, ``.batch()`` may have another size if the batches of all ranks together have as
+        many samples as before: the rest of an epoch consists of samples, however they are batched.
 
         Args:
             stages: descriptions of the stages of the pipeline, the last one first.
-            ranks: how many there are now; None if that is not known yet, and is checked later.
+            ranks: the current number of ranks; ``None`` if that is not known yet, and is checked later.
 
         Raises:
-            StateError: it is the state of another one.
+            StateError: it is the state of another pipeline.
         """
-        if not self.stages:  # it was saved before a pipeline was begun
+        if not self.stages:  # it was saved before any pipeline began
             return
         for number, (saved, own) in enumerate(zip_longest(self.stages, stages)):
             if saved != own:
@@ -193,9 +179,16 @@ class Checkpoint:
                     f"{difference(saved, own)}. Load it into the pipeline that it is from"
                 )
 
+    def epoch_error(self, chosen: int | None) -> StateError:
+        """Return the error for selecting an epoch although the state is from the middle of another one."""
+        return StateError(
+            f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {self.epoch}. To resume "
+            f"there, call set_epoch({self.epoch}), or do not call it before this epoch"
+        )
+
 
 def _batch_size(stage: str | None) -> int:
-    """Return the size of torch's batches by the description of a stage; 0 if it is another stage."""
+    """Return the batch size in the description of a stage; 0 if the stage is not torch's ``.batch()``."""
     found = BATCH_SIZE.match(stage or "")
     return 0 if found is None else int(found[1])
 

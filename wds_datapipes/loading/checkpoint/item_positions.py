@@ -1,4 +1,4 @@
-"""Where a pipeline was behind each of its items, and which of them the loop has."""
+"""The positions of a pipeline after each of its items, and the number of items that the loop has received."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from typing import Any
 import numpy as np
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.loading.checkpoint.encoding import encode_state
 from wds_datapipes.loading.checkpoint.format import WorkerState
-from wds_datapipes.pipes.state.recording import TEXT, VALUE, WAITING, Extra, Form, Part, unpack_records
-from wds_datapipes.samples.derived_position import pack_positions
-from wds_datapipes.samples.shuffling import waiting_behind
-from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.pipes.state.recording import TEXT, WAITING, Extra, Form, Part, unpack_records
+from wds_datapipes.samples.shuffling import list_waiting
 
 __all__ = ["ItemPositions"]
 
 
 class ItemPositions:
-    """Keeps the records of one worker's epoch, from the beginning of the run in which the last item of the loop is.
+    """Keeps the records of one worker's epoch, from the start of the run that contains the loop's last item.
 
     Attributes:
-        delivered: how many items the loop has.
+        delivered: the number of items that the loop has received.
     """
 
     def __init__(self) -> None:
@@ -37,7 +34,7 @@ class ItemPositions:
         """Begin an epoch.
 
         Args:
-            base: where the pipeline begins.
+            base: the position at which the pipeline begins.
         """
         self.delivered = 0
         self._base = base
@@ -50,12 +47,12 @@ class ItemPositions:
         return bool(self._runs)
 
     def add(self, records: bytes, count: int) -> None:
-        """Add the records of the items that come next.
+        """Add the records of the next items.
 
         Args:
-            records: what `pack_records` has made of one for each item.
-            count: how many items; with 0, the one record is the first of a run, and says where the pipeline is behind
-                the items before.
+            records: the result of `pack_records` on one record for each item.
+            count: the number of items; if 0, the one record is the first of a run, and holds the position of the
+                pipeline after the items before.
         """
         part = unpack_records(records)
         if part.extra is not None and (part.extra.form is not None or part.extra.refusal):
@@ -64,13 +61,13 @@ class ItemPositions:
         self._recorded += count
 
     def deliver(self) -> None:
-        """Take note that the loop has the next item."""
+        """Record that the loop has received the next item."""
         self.delivered += 1
         while len(self._runs) > 1 and self._runs[1].first <= self.delivered:
             self._runs.popleft()
 
     def state(self) -> WorkerState:
-        """Return where the pipeline was behind the last item that the loop has.
+        """Return the position of the pipeline after the last item that the loop has received.
 
         Raises:
             StateError: the pipeline has no state.
@@ -81,16 +78,16 @@ class ItemPositions:
         run = runs[-1]
         if run.refusal:
             raise StateError(run.refusal)
-        return WorkerState(encode_state(run.state(self.delivered - run.first)))
+        return WorkerState(run.state(self.delivered - run.first))
 
 
 class _Run:
-    """Records that have a form in common.
+    """Records of the same form.
 
     Args:
-        extra: of the first of them.
-        width: how many numbers a row has.
-        first: behind how many items of the epoch the first is.
+        extra: the extra data of the first record.
+        width: the number of columns.
+        first: the number of items of the epoch before the first record.
     """
 
     def __init__(self, extra: Extra, width: int, first: int) -> None:
@@ -99,16 +96,16 @@ class _Run:
         self._form = extra.form
         self._width = width
         self._rows = array("q")
-        self._values: dict[int, list[tuple[int, Any]]] = {}
+        self._texts: dict[int, list[tuple[int, str]]] = {}
         self._shuffles: list[_Shuffle] = []
 
     def add(self, part: Part) -> None:
-        """Add the records that come next."""
+        """Add the next records."""
         ways: Mapping[int, Any] = {}
         if part.extra is not None:
             ways = part.extra.ways
-            for number, place, value in part.extra.values:
-                self._values.setdefault(place, []).append((number, value))
+            for number, place, text in part.extra.texts:
+                self._texts.setdefault(place, []).append((number, text))
         for number, moves in enumerate(part.moves):
             if number == len(self._shuffles):
                 self._shuffles.append(_Shuffle())
@@ -116,7 +113,7 @@ class _Run:
         self._rows += part.rows
 
     def state(self, number: int) -> Any:
-        """Return the state behind a record. What waits in a shuffle may be an array with a row for each sample."""
+        """Return the state after a record."""
         row = self._rows[self._width * number : self._width * (number + 1)]
         return self._resolved(self._form, number, row)
 
@@ -125,11 +122,11 @@ class _Run:
             place, *kind = form
             if kind[:1] == [WAITING]:
                 return self._shuffles[kind[1]].waiting(row[place]) if row[place] else []
-            if kind not in ([VALUE], [TEXT]):
+            if kind != [TEXT]:
                 return row[place]
-            values = self._values[place]
-            _, value = values[bisect_right(values, number, key=itemgetter(0)) - 1]
-            return json.loads(value) if kind == [TEXT] else value
+            texts = self._texts[place]
+            _, text = texts[bisect_right(texts, number, key=itemgetter(0)) - 1]
+            return json.loads(text)
         if isinstance(form, dict):
             return {key: self._resolved(each, number, row) for key, each in form.items()}
         if isinstance(form, list) and form and isinstance(form[0], dict | list | tuple | None):
@@ -138,31 +135,23 @@ class _Run:
 
 
 class _Shuffle:
-    """What has changed in a shuffle."""
+    """The changes of a shuffle buffer."""
 
     def __init__(self) -> None:
         self._slots = array("q")
         self._came = array("q")
-        self._ways: dict[int, tuple[Any, ...]] = {}
+        self._ways: dict[int, tuple[int, ...]] = {}
 
-    def add(self, slots: array[int], came: array[int], ways: Sequence[tuple[int, tuple[Any, ...]]]) -> None:
+    def add(self, slots: array[int], came: array[int], ways: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         self._came += came
         self._ways.update(ways)
         self._slots += slots
 
-    def waiting(self, count: int) -> Any:
-        """Return the addresses of what waits behind so many moves, as an array or as `pack_positions` does."""
-        numbers = waiting_behind(self._slots[:count])
-        # A view of the array itself would keep another thread from adding to it.
-        places = np.frombuffer(self._came.tobytes(), np.int64).reshape(-1, 3)[numbers]
+    def waiting(self, count: int) -> list[list[int]]:
+        """Return the positions of the waiting samples after a number of moves, as `pack_positions` does."""
+        numbers = list_waiting(self._slots[:count])
+        # A view of the array itself would prevent another thread from adding to it.
+        rows: list[list[int]] = np.frombuffer(self._came.tobytes(), np.int64).reshape(-1, 3)[numbers].tolist()
         if not self._ways:
-            return places
-        ways = [self._ways.get(number, ()) for number in numbers]
-        if len({*map(len, ways)}) == 1 and all(type(each) is int for way in ways for each in way):
-            return np.hstack([places, np.array(ways, np.int64).reshape(len(ways), -1)])
-        return pack_positions(
-            [
-                SamplePosition(shard, start, end, way)
-                for (shard, start, end), way in zip(places.tolist(), ways, strict=True)
-            ]
-        )
+            return rows
+        return [[*row, *self._ways.get(number, ())] for row, number in zip(rows, numbers, strict=True)]

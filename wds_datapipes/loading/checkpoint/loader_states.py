@@ -1,8 +1,8 @@
-"""What the loaders return as their states: the checkpoints in it, whichever loader it comes from.
+"""States of loaders, and the checkpoints in them, for all kinds of loaders.
 
-A state is a dictionary of one text, which is JSON. So it has the same shape whenever it is asked for, and passes as a
-whole through everything that saves dictionaries: torch's distributed checkpoints fill only what they find in the state
-of a loader that has not begun.
+A state is a dictionary with one JSON text. So it always has the same shape, and passes unchanged through everything
+that saves dictionaries: torch's distributed checkpoints load only the keys that they find in the state of a loader
+that has not begun.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 
-__all__ = ["STATE", "checkpoints_in", "state_of", "state_of_stream", "text_of"]
+__all__ = ["STATE", "checkpoints_in", "is_begun", "state_of", "state_of_stream", "text_of"]
 
 #: The only key of a state.
 STATE = "wds_datapipes"
-#: Before version 3, instances were numbered by rank and then by worker, so that a shard went to another one of them.
-#: Before version 4, what a worker had made since it reported its state was made again and skipped by count.
-#: Before version 5, a state was a dictionary of many values.
+#: The version of the format.
 VERSION = 5
-#: What stands for the state of a worker that does not know which part of its stream the loop will have.
+#: Replaces the state of a worker that does not know which part of its stream the loop will receive.
 STREAM = "stream"
-#: Where the state of a ``DataLoader2`` with a reading service of torchdata has the pickle of a pipeline.
+#: The key of the pickled pipeline in the state of a ``DataLoader2`` with a reading service of torchdata.
 PICKLE = "serialized_datapipe"
 
 
@@ -40,7 +38,7 @@ def text_of(checkpoints: Sequence[Checkpoint]) -> str:
 
 
 def state_of_stream() -> dict[str, str]:
-    """Return the state of a worker that does not know which part of its stream the loop will have."""
+    """Return the state of a worker that does not know which part of its stream the loop will receive."""
     return {STATE: _encode(STREAM)}
 
 
@@ -49,14 +47,14 @@ def _encode(ranks: Any) -> str:
 
 
 def checkpoints_in(state: Any) -> list[Checkpoint]:
-    """Return the checkpoints that a state holds, one of each rank that it is of.
+    """Return the checkpoints in a state, one for each of its ranks.
 
     Args:
-        state: of a ``DataLoader2``, a ``StatefulDataLoader``, a `ShardReadingService` or a `StatefulShards`; or what
-            `merge_states` has made of them; or the text of one.
+        state: the state of a ``DataLoader2``, a ``StatefulDataLoader``, a `ShardReadingService` or a `StatefulShards`;
+            or the result of `merge_states`; or the text of a state.
 
     Raises:
-        StateError: it holds none.
+        StateError: it contains none.
     """
     try:
         found = _find_checkpoints(state)
@@ -75,7 +73,7 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
     if not isinstance(state, Mapping):
         raise StateError(f"This is no state of a loader, which is a dictionary with the key {STATE!r}: {state!r:.100}")
     if STATE in state:
-        # A run that loads the state of another one has none of its items.
+        # A run that loads the state of an earlier run has none of its items.
         return [replace(checkpoint, is_drained=False) for checkpoint in _decode(state[STATE])]
     if "_snapshot" in state:
         return [_of_workers(state)]
@@ -118,7 +116,7 @@ def _of_main_process(checkpoint: Checkpoint, is_over: bool) -> Checkpoint:
     """Return the checkpoint of a ``StatefulDataLoader`` without workers.
 
     Args:
-        checkpoint: of its data set.
+        checkpoint: the checkpoint of its dataset.
         is_over: whether the loop has ended.
     """
     if checkpoint.is_drained and not is_over:
@@ -127,7 +125,7 @@ def _of_main_process(checkpoint: Checkpoint, is_over: bool) -> Checkpoint:
 
 
 def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint in what a ``StatefulDataLoader`` with workers has returned."""
+    """Return the checkpoint in the state of a ``StatefulDataLoader`` with workers."""
     if state["_steps_since_snapshot"]:
         raise StateError(
             f"This state of a StatefulDataLoader tells where its workers were {state['_steps_since_snapshot']} steps "
@@ -143,19 +141,25 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
             f"This state of a StatefulDataLoader is not whole: it is of {own[0].workers} workers, and holds those of "
             f"{', '.join(str(each.worker) for each in own)}"
         )
-    # The processes may have other numbers than the workers, whose turn it was when an epoch went on.
+    # If an epoch was resumed, the processes may have other numbers than the workers.
     turn = workers[(snapshot["_last_yielded_worker_id"] + 1) % len(workers)].worker or 0
     parts = [part for each in own for part in each.parts]
     return replace(workers[0], worker=None, turn=turn, parts=parts, is_over=bool(state["_iterator_finished"]))
 
 
 def _of_dataset(state: Mapping[str, Any]) -> list[Checkpoint]:
-    """Return the checkpoints that a data set has returned to a ``StatefulDataLoader``.
+    """Return the checkpoints in the state of a dataset within that of a ``StatefulDataLoader``.
 
     Raises:
-        StateError: it is not one of ours.
+        StateError: the dataset is not a `StatefulShards`.
     """
     found = state.get("dataset_state")
     if not isinstance(found, Mapping) or STATE not in found:
         raise StateError("This is the state of a StatefulDataLoader whose data set is no StatefulShards")
     return _decode(found[STATE])
+
+
+def is_begun(state: Mapping[str, Any]) -> bool:
+    """Whether a state of a ``StatefulDataLoader`` was saved after the first batch."""
+    steps = state.get("_num_yielded", 0), state.get("_steps_since_snapshot", 0)
+    return any(steps) or state.get("_snapshot", {}).get("_snapshot_step", 0) > 0

@@ -1,4 +1,4 @@
-"""States that go on with another number of ranks or workers: the rest of the epoch is dealt anew."""
+"""Resharding: states that resume with another number of ranks or workers."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
 from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of
-from wds_datapipes.loading.checkpoint.shard_assignment import dealt_states
+from wds_datapipes.loading.checkpoint.shard_assignment import reshard_states
 from wds_datapipes.loading.stateful_dataset.state_checks import check_ranks
 from wds_datapipes.pipes.mixing import SampleMixer
 from wds_datapipes.pipes.sharding import unsplit
 from wds_datapipes.pipes.state.pipeline_state import replay_reason, stateful
 from wds_datapipes.pipes.state.replay import ReplayedItems
 
-__all__ = ["dealt_anew", "merge_states", "state_of_rank"]
+__all__ = ["merge_states", "reshard_state", "state_of_rank"]
 
-#: The rank, of how many, whether the service splits among them, and the workers.
-Place = tuple[int, int, bool, int]
+#: The rank, the number of ranks, whether the service splits among them, and the number of workers.
+Identity = tuple[int, int, bool, int]
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Put the states together that the ranks of a run have saved, each its own, between the same steps.
+    """Merge the states of all ranks of a run, saved between the same steps.
 
-    The result can be loaded with any number of ranks and workers, on each rank the same. Where there are as many as
-    before, each rank goes on exactly where it was. Otherwise what is left of the epoch is dealt anew: every sample that
-    no rank had got comes once, in another order, and the next epoch is whole again.
+    The result can be loaded with any number of ranks and workers; every rank loads the same. If the numbers are the
+    same as before, each rank resumes exactly where it was. Otherwise the rest of the epoch is resharded: every sample
+    that no rank has received is yielded once, in a different order, and the next epoch is complete again.
 
     Args:
-        states: what ``state_dict()`` of ``DataLoader2``, `ShardReadingService`, `StatefulShards` or
-            ``StatefulDataLoader`` has returned on each rank, in any order.
+        states: the return value of ``state_dict()`` of ``DataLoader2``, `ShardReadingService`, `StatefulShards` or
+            ``StatefulDataLoader`` on each rank, in any order.
 
     Returns:
-        What ``load_state_dict()`` of all of them but ``StatefulDataLoader`` takes.
+        A state for ``load_state_dict()`` of all of them but ``StatefulDataLoader``.
 
     Raises:
-        StateError: a rank's state is missing or there twice, or they are of several pipelines or epochs.
+        StateError: a rank's state is missing or duplicated, or the states are from different pipelines or epochs.
 
     Examples:
         >>> from torchdata.dataloader2 import DataLoader2
@@ -52,36 +52,36 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     checkpoints = list[Checkpoint]()
     for state in states:
         found = checkpoints_in(state)
-        # A rank that has not begun since it has loaded a merged state saves that.
+        # A rank that has loaded a merged state and not begun since saves that state.
         if found != checkpoints[: len(found)]:
             checkpoints += found
     _check_whole(checkpoints)
     return state_of(checkpoints)
 
 
-def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoint:
-    """Return where a rank goes on: where it was, if there are as many ranks and workers as before.
+def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:
+    """Return the state from which a rank resumes: its own, if there are as many ranks and workers as before.
 
     Args:
-        saved: the states of all ranks; or its own, if there are as many as before.
-        pipe: the pipeline, before it is split.
-        place: of this rank, among those that there are now.
+        saved: the states of all ranks; or its own, if the number of ranks is unchanged.
+        pipe: the pipeline, before the split.
+        identity: the identity of this rank, among the current ranks.
 
     Raises:
-        StateError: a rank's state is missing, or the pipeline cannot be dealt anew.
+        StateError: a rank's state is missing, or the pipeline cannot be resharded.
     """
-    same = [checkpoint for checkpoint in saved if checkpoint.place == place]
+    same = [checkpoint for checkpoint in saved if checkpoint.identity == identity]
     if not same and all(checkpoint.is_over for checkpoint in saved):
-        check_ranks(saved, place[0], place[1])
+        check_ranks(saved, identity[0], identity[1])
         same = list(saved)
-    found = same[0] if same else dealt_anew(saved, pipe, place)
+    found = same[0] if same else reshard_state(saved, pipe, identity)
     if not found.is_over:
         return found
     parts = [part.renewed() for part in found.parts]
     if not any(part.stages for part in parts):
-        rank, ranks, distributed, workers = place
+        rank, ranks, distributed, workers = identity
         return replace(found, parts=[], rank=rank, ranks=ranks, distributed=distributed, workers=workers)
-    if found.place != place:
+    if found.identity != identity:
         raise StateError(
             "The next epoch goes on where each worker was in its own stream, as with_epoch has it, which means nothing "
             "where there is another number of them. Go on with as many ranks and workers as before"
@@ -89,34 +89,34 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Check
     return replace(found, parts=parts, turn=0)
 
 
-def dealt_anew(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoint:
-    """Return where a rank goes on when there are other ranks or workers than before.
+def reshard_state(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) -> Checkpoint:
+    """Return the state from which a rank resumes with a different number of ranks or workers.
 
     Args:
         saved: the states of all ranks.
-        pipe: the pipeline, before it is split.
-        place: of this rank, among those that there are now.
+        pipe: the pipeline, before the split.
+        identity: the identity of this rank, among the current ranks.
 
     Raises:
-        StateError: a rank's state is missing, or the pipeline cannot be dealt anew.
+        StateError: a rank's state is missing, or the pipeline cannot be resharded.
     """
-    rank, ranks, distributed, workers = place
+    rank, ranks, distributed, workers = identity
     _check_whole(saved)
     if any(checkpoint.replay is not None for checkpoint in saved):
         raise StateError(
             f"{replay_reason(pipe)}. So the pipeline resumes by making its items again, which is possible only with as "
             "many ranks and workers as before"
         )
-    _check_dealable(pipe)
+    _check_can_reshard(pipe)
     by_rank = sorted(saved, key=lambda checkpoint: checkpoint.rank)
-    # In the order in which instances are numbered: the first worker of every rank, then the second.
-    parts = [checkpoint.parts[number].state for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
+    # In the numbering of the instances: the first worker of every rank, then the second.
+    parts = [checkpoint.parts[number].stages for number in range(len(by_rank[0].parts)) for checkpoint in by_rank]
     try:
-        states = dealt_states(pipe, parts, [[] for _ in parts], ranks * max(workers, 1))
+        states = reshard_states(pipe, parts, [[] for _ in parts], ranks * max(workers, 1))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"What is left of the epoch cannot be dealt, as a state is not whole: {error}") from error
+        raise StateError(f"What is left of the epoch cannot be resharded, as a state is not whole: {error}") from error
     resumed = [WorkerState(state) for state in states[rank::ranks]]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(
@@ -125,7 +125,7 @@ def dealt_anew(saved: Sequence[Checkpoint], pipe: Any, place: Place) -> Checkpoi
 
 
 def _check_whole(saved: Sequence[Checkpoint]) -> None:
-    """Make sure that there are the states of all ranks, of one epoch."""
+    """Check that there are the states of all ranks, from the same epoch."""
     first = saved[0]
     found = sorted(checkpoint.rank for checkpoint in saved)
     if any(checkpoint.ranks != first.ranks for checkpoint in saved) or found != list(range(first.ranks)):
@@ -150,8 +150,8 @@ def _check_whole(saved: Sequence[Checkpoint]) -> None:
         raise StateError("The states are not of one epoch: they were saved between different steps, or in several runs")
 
 
-def _check_dealable(pipe: Any) -> None:
-    """Make sure that what is left of a pipeline's epoch can be dealt anew."""
+def _check_can_reshard(pipe: Any) -> None:
+    """Check that the rest of a pipeline's epoch can be resharded."""
     stages = stateful(pipe)
     for stage in stages:
         if isinstance(stage, SampleMixer) and stage.stop != "all":
@@ -171,6 +171,6 @@ def _check_dealable(pipe: Any) -> None:
                 f"there is another number of them. Go on with as many ranks and workers as before, or leave it out"
             )
     for branch in stages[0].nested_sources():
-        _check_dealable(branch)
+        _check_can_reshard(branch)
     if not stages[0].nested_sources():
         unsplit(stages[0].source.source)

@@ -1,4 +1,4 @@
-"""What is left of an epoch, dealt to other instances of a pipeline than those that have begun it."""
+"""Assignment of the rest of an epoch to a different number of instances of a pipeline."""
 
 from __future__ import annotations
 
@@ -7,44 +7,46 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wds_datapipes.pipes.state.pipeline_state import stateful
-from wds_datapipes.pipes.state.shard_order import merged_seen
-from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare
+from wds_datapipes.pipes.state.shard_order import merge_seen
+from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare, unpack_positions
 
-__all__ = ["deal_anew", "dealt_states"]
+__all__ = ["assign_shards", "reshard_states"]
 
 Part = Sequence[Mapping[str, Any] | None]
 """The state of one instance of a pipeline."""
 
 
-def dealt_states(
+def reshard_states(
     pipe: Any, parts: Sequence[Part | None], behind: Sequence[Sequence[SamplePosition]], instances: int
 ) -> list[list[dict[str, Any] | None]]:
-    """Return where each instance of a pipeline goes on when what is left is dealt anew.
+    """Return the state from which each instance of a pipeline resumes after resharding.
 
     Args:
         pipe: the pipeline, or a source of it.
-        parts: its states in all instances that there were.
-        behind: the samples of each that wait in stages behind it.
-        instances: how many there are now.
+        parts: the states of all previous instances.
+        behind: for each, the samples that wait in later stages.
+        instances: the current number of instances.
     """
     first, *others = stateful(pipe)
     branches = first.nested_sources()
     firsts: list[dict[str, Any]]
     if not branches:
-        deals = deal_anew(parts, instances, behind)
-        seen = merged_seen([_first(part).get("listed", ()) for part in parts])
+        shares = assign_shards(parts, instances, behind)
+        seen = merge_seen([_first(part).get("listed", ()) for part in parts])
         listed = {"listed": seen} if seen else {}
-        firsts = [{"next": [0, 0], **listed, "dealt": deal.state_dict()} for deal in deals]
+        firsts = [{"next": [0, 0], **listed, "dealt": share.state_dict()} for share in shares]
     else:
         waiting = [[*own, *_waiting_positions(part)] for own, part in zip(behind, parts, strict=True)]
-        dealt = []
+        resharded = []
         for number, source in enumerate(branches):
             mixed = [None if part is None else part[0] for part in parts]
             states = [None if each is None else each["sources"][number]["state"] for each in mixed]
-            # In front are the numbers of the source and of the pass, of which there is one.
-            own = [[each._replace(way=each.way[2:]) for each in some if each.way[0] == number] for some in waiting]
-            dealt.append(dealt_states(source, states, own, instances))
-        firsts = [{"sources": [{"pass": 0, "state": state} for state in each]} for each in zip(*dealt, strict=True)]
+            # The source and pass numbers come first; all instances have the same pass.
+            own = [
+                [each._replace(route=each.route[2:]) for each in some if each.route[0] == number] for some in waiting
+            ]
+            resharded.append(reshard_states(source, states, own, instances))
+        firsts = [{"sources": [{"pass": 0, "state": state} for state in each]} for each in zip(*resharded, strict=True)]
     return [[each, *[None] * len(others)] for each in firsts]
 
 
@@ -54,37 +56,37 @@ def _first(part: Part | None) -> Mapping[str, Any]:
 
 
 def _waiting_positions(part: Part | None) -> list[SamplePosition]:
-    """Return where the samples are that wait in the stages of an instance."""
-    return [SamplePosition.from_values(values) for stage in part or () for values in (stage or {}).get("waiting", ())]
+    """Return the positions of the samples that wait in the stages of an instance."""
+    return [at for stage in part or () for at in unpack_positions((stage or {}).get("waiting", ()))]
 
 
-def deal_anew(
+def assign_shards(
     parts: Sequence[Part | None], instances: int, behind: Sequence[Sequence[SamplePosition]] | None = None
 ) -> list[ShardShare]:
-    """Deal what the instances of a pipeline have not yielded to others.
+    """Assign the samples that the previous instances have not yielded to a different number of instances.
 
-    What is left of a shard that was begun goes to one of them, with the samples of it that wait. So does each of the
-    other shards before the last one that was begun; those behind it are dealt in turn, however many there are.
+    The rest of a partly read shard goes to one instance, with its waiting samples. So does each other shard before the
+    last one that was begun; any number of later shards is assigned in turn.
 
     Args:
-        parts: the states of all instances that there were, behind what was delivered; None is the beginning.
-        instances: how many there are now.
-        behind: the samples of each instance that wait in stages whose states are not among these.
+        parts: the states of all previous instances, after the delivered items; ``None`` is the beginning.
+        instances: the current number of instances.
+        behind: for each previous instance, the samples that wait in stages whose states are not in ``parts``.
     """
     left = [
         _remaining(stages, number, len(parts), behind[number] if behind else ()) for number, stages in enumerate(parts)
     ]
-    since = max(max(deal.since, resume.next[0] + (resume.next[1] > 0)) for deal, resume in left)
-    # An instance's pieces come with whether it is known to be many samples, and with the bytes of single ones.
+    since = max(max(share.since, resume.next[0] + (resume.next[1] > 0)) for share, resume in left)
+    # Each piece has a flag for whether it is known to be many samples, and the bytes of single ones.
     pieces: dict[int, list[tuple[int, int]]] = {}
     sizes: dict[int, tuple[bool, int]] = {}
-    for deal, resume in left:
-        for shard in {*resume.again, *deal.shards(since)}:
+    for share, resume in left:
+        for shard in {*resume.again, *share.shards(since)}:
             if spans := resume.spans(shard):
                 pieces[shard] = spans
                 is_open = shard >= resume.next[0] and spans[-1][1] < 0
                 sizes[shard] = is_open, sum(max(0, end - start) for start, end in spans)
-    # Large ones come first, so that no instance has many more than another.
+    # Assign large ones first, so that no instance has many more than another.
     order = sorted(pieces, key=lambda shard: (*sizes[shard], -shard), reverse=True)
     return [
         ShardShare(
@@ -100,14 +102,14 @@ def deal_anew(
 def _remaining(
     stages: Part | None, number: int, instances: int, behind: Sequence[SamplePosition]
 ) -> tuple[ShardShare, Resume]:
-    """Return what an instance had to read, and what is left of that."""
+    """Return the share of an instance, and the rest of it that is unread."""
     first = _first(stages)
     shard, start = first.get("next", (0, 0))
     again = defaultdict[int, list[tuple[int, int]]](list)
     if "dealt" in first:
-        deal, every, turn = ShardShare.from_state(first["dealt"]), 1, 0
-    else:  # it counts the shards that were dealt to it when the epoch began
-        deal, every, turn = ShardShare(instances, number), instances, number
+        share, every, turn = ShardShare.from_state(first["dealt"]), 1, 0
+    else:  # it counts the shards assigned to it at the start of the epoch
+        share, every, turn = ShardShare(instances, number), instances, number
     for address in (*_waiting_positions(stages), *behind):
         again[address.shard * every + turn].append((address.start, address.end))
-    return deal, Resume((shard * every + turn, start), again, deal)
+    return share, Resume((shard * every + turn, start), again, share)

@@ -8,19 +8,23 @@ from typing import Any
 
 from torch import distributed
 from torchdata.dataloader2 import DistributedReadingService
-from torchdata.dataloader2.graph._serialization import clone
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.loader_states import STATE, checkpoints_in, state_of
-from wds_datapipes.loading.lengths import length_of_rank, unknown_length
-from wds_datapipes.loading.lightning import without_ended_epoch
+from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.service.service import ShardReadingService
 from wds_datapipes.loading.service.state_manager import describe_loader_pipeline
+from wds_datapipes.loading.splitting import RankIdentity, WorkerIdentity, split_by_rank, split_by_worker
+from wds_datapipes.loading.torchdata_graph import clone
+from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
+from wds_datapipes.pipes.sharding import Instance, find_rank_and_worker, share
+from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
     "epoch_setter",
     "length_of",
+    "length_of_rank",
     "load_state",
     "own_service",
     "refuse_pipeline",
@@ -41,10 +45,10 @@ def own_service(loader: Any) -> ShardReadingService | None:
 
 
 def save_state(loader: Any, service: ShardReadingService) -> dict[str, str]:
-    """Return where a loader is: the state of its service, which is all that there is to know.
+    """Return the state of a loader, which consists of the state of its service.
 
     Raises:
-        StateError: there is none, or another reading service has one, too.
+        StateError: there is no state, or another reading service has one, too.
     """
     before = [each for each in _services(loader.reading_service) if each is not service]
     for other in before:
@@ -54,8 +58,8 @@ def save_state(loader: Any, service: ShardReadingService) -> dict[str, str]:
                 f"Save it beside loader.reading_service.state_dict(), or leave it out of the SequentialReadingService"
             )
     if not loader._adapted and loader.datapipe is not None:
-        service.know(loader.datapipe)
-    # The seed that was given since the last epoch began.
+        service.describe(loader.datapipe)
+    # The seed that was set since the previous epoch began.
     service.expect(
         loader._seed if loader._reset_seed else None,
         is_shared=any(isinstance(each, DistributedReadingService) for each in before),
@@ -64,12 +68,12 @@ def save_state(loader: Any, service: ShardReadingService) -> dict[str, str]:
 
 
 def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
-    """Have a loader resume from a state, with the pipeline that it has, when it is iterated next.
+    """Load a state into a loader, which resumes with its own pipeline at the next iteration.
 
-    A loader that has begun starts its workers again, and its iterators are no longer valid.
+    A loader that has begun restarts its workers, and its iterators become invalid.
 
     Raises:
-        StateError: it is no state, or that of another pipeline.
+        StateError: it is not a state, or is the state of another pipeline.
     """
     checkpoints = without_ended_epoch(checkpoints_in(state))
     pipe = loader._datapipe_before_reading_service_adapt
@@ -79,30 +83,30 @@ def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
     for checkpoint in checkpoints:
         checkpoint.check(stages)
     if loader._adapted:
-        _begin_again(loader, service)
+        _restart(loader, service)
     service.load_state_dict(state_of(checkpoints), seeds_too=False)
     following = checkpoints[0].next
     if following is not None:
         loader.seed(following)
 
 
-def _begin_again(loader: Any, service: ShardReadingService) -> None:
-    """Put a loader back to where it was before it was iterated for the first time."""
+def _restart(loader: Any, service: ShardReadingService) -> None:
+    """Reset a loader to its state before the first iteration."""
     loader.reading_service.finalize_iteration()
     loader.reading_service.finalize()
-    service.begin_again()
+    service.reset()
     loader.datapipe = clone(loader._datapipe_before_reading_service_adapt)
     loader._datapipe_iter, loader._adapted, loader._reset_iter, loader._is_paused = None, False, True, False
-    loader._begins_again = False
+    loader._restarts = False
     if loader.valid_iterator_id is not None:
         loader.valid_iterator_id += 1
 
 
 def refuse_state(state: Any) -> None:
-    """Refuse a state of this package where the loader has another reading service.
+    """Reject a state of this package if the loader has another reading service.
 
     Raises:
-        StateError: it is one.
+        StateError: it is a state of this package.
     """
     if _is_own(state):
         raise StateError(
@@ -112,10 +116,10 @@ def refuse_state(state: Any) -> None:
 
 
 def refuse_pipeline(service: Any, state: Any) -> None:
-    """Refuse to make a loader from a state of this package, or for a `ShardReadingService`.
+    """Reject creating a loader from a state of this package, or for a `ShardReadingService`.
 
     Raises:
-        StateError: it is one.
+        StateError: one of these was passed.
     """
     if _is_own(state) or _own(service) is not None:
         checkpoints_in(state)
@@ -123,10 +127,10 @@ def refuse_pipeline(service: Any, state: Any) -> None:
 
 
 def epoch_setter(loader: Any) -> Callable[[int], None]:
-    """Return what chooses the number of the next epoch of a loader.
+    """Return the function that selects the number of the next epoch of a loader.
 
     Raises:
-        AttributeError: its reading service cannot choose.
+        AttributeError: its reading service does not support this.
     """
     service = own_service(loader)
     if service is None:
@@ -136,27 +140,27 @@ def epoch_setter(loader: Any) -> Callable[[int], None]:
 
     def set_epoch(epoch: int) -> None:
         service.set_epoch(epoch)
-        # An iterator that has yielded nothing begins the chosen epoch in the place of its own.
-        loader._begins_again = not loader._reset_iter and not service.is_resumed
+        # An iterator that has yielded nothing yet begins the selected epoch instead.
+        loader._restarts = not loader._reset_iter and not service.is_resumed
 
     return set_epoch
 
 
 def length_of(loader: Any) -> int:
-    """Return how many items a loader yields in an epoch, on this rank.
+    """Return the number of items that a loader yields in an epoch, on this rank.
 
     Raises:
-        TypeError: the pipeline does not know, or the ranks are not known yet.
+        TypeError: the pipeline does not know its length, or the ranks are not known yet.
     """
     pipe = loader._datapipe_before_reading_service_adapt
     services = list(_services(loader.reading_service))
     in_step = any(isinstance(each, DistributedReadingService) for each in services)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # list() asks for it too, and its caller did not
-            len(pipe)  # without a copy, for those that do not know
+            warnings.simplefilter("ignore")  # list() calls this, too, and its caller requested no length
+            len(pipe)  # without a copy, for those that do not know their length
     except TypeError as error:
-        raise unknown_length(error) from None
+        raise unknown_length_error(error) from None
     rank, ranks = 0, 1
     if in_step or any(getattr(each, "distributed", False) for each in services):
         if not (distributed.is_available() and distributed.is_initialized()):
@@ -165,7 +169,7 @@ def length_of(loader: Any) -> int:
     workers = max([1, *(getattr(each, "num_workers", 0) for each in services)])
     known: dict[tuple[int, int], int] = loader.__dict__.setdefault("_lengths", {})
     if (rank, ranks) not in known:
-        # In step, all ranks end with the first of them.
+        # In lockstep, all ranks end when the first one does.
         others = range(ranks) if in_step else [rank]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -174,11 +178,11 @@ def length_of(loader: Any) -> int:
 
 
 def warn_of_lost_position(loader: Any, ended: int | None) -> None:
-    """Warn of the state of a loader without a `ShardReadingService` that is in the middle of an epoch.
+    """Warn about the state of a loader without a `ShardReadingService` that is mid-epoch.
 
     Args:
-        loader: of which a state is asked for.
-        ended: the number of the last of its iterators that has ended.
+        loader: the loader whose state is requested.
+        ended: the number of the latest of its iterators that has ended.
     """
     if any(callable(getattr(each, "checkpoint", None)) for each in _services(loader.reading_service)):
         return
@@ -200,9 +204,35 @@ def _is_own(state: Any) -> bool:
 
 
 def _services(service: Any) -> Iterator[Any]:
-    """Yield the reading services that are in one, or itself."""
+    """Yield the reading services within a sequential one, or the service itself."""
     if (within := getattr(service, "reading_services", None)) is None:
         yield service
     else:
         for each in within:
             yield from _services(each)
+
+
+def length_of_rank(pipe: Any, rank: int, ranks: int, workers: int) -> int:
+    """Return the total number of items of all workers of a rank; each worker rounds its batches separately.
+
+    Args:
+        pipe: a copy of the pipeline, which is split here.
+        rank: the rank.
+        ranks: the number of ranks.
+        workers: the number of workers of each rank.
+
+    Raises:
+        TypeError: the pipeline does not know its length.
+    """
+    own = RankIdentity(ranks, rank)
+    if ranks > 1:
+        split_by_rank(pipe, own)
+    said = [(stage, stage.n) for stage in upstream(pipe) if isinstance(stage, EpochSetter | LengthSetter)]
+    length = 0
+    for worker in range(workers):
+        split_by_worker(pipe, WorkerIdentity(workers, worker), own)
+        for stage, count in said:  # summed over all workers of the rank
+            is_shared = isinstance(stage, LengthSetter)
+            stage.n = share(count, Instance(rank, workers, worker) if is_shared else find_rank_and_worker(stage.source))
+        length += len(pipe)
+    return length

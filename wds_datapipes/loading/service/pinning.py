@@ -1,4 +1,4 @@
-"""Copying batches to page-locked memory, one step ahead of the loop."""
+"""Copying of batches to page-locked memory, one step ahead of the loop."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import pin_memory as torch_pinning
 
-from wds_datapipes.loading.workers.prefetch_thread import Reader, work_for
+from wds_datapipes.loading.workers.connection import Reader, set_reader
 from wds_datapipes.pipes.stage import Stage
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = ["MemoryPinner", "pin_memory_of"]
 
-#: How long the thread may take to end, in seconds. It takes longer only where it waits for a worker.
+#: How long to wait for the thread to end, in seconds. It takes longer only if it waits for a worker.
 JOIN_S = 0.1
 
 _END = object()
@@ -32,8 +32,8 @@ class MemoryPinner(Stage[Any]):
     torchdata's own ``pin_memory`` stage polls ten thousand times a second, and cannot be paused.
 
     Args:
-        source: where the items come from.
-        pin: what is done with each.
+        source: the source of the items.
+        pin: the function applied to each item.
     """
 
     def __init__(self, source: IterDataPipe[Any], pin: Callable[[Any], Any]) -> None:
@@ -44,7 +44,7 @@ class MemoryPinner(Stage[Any]):
     def __iter__(self) -> Iterator[Any]:
         wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()
         reader = Reader()
-        # It may wait for a worker for ever. The interpreter ends the workers only after all threads but daemons.
+        # It may wait for a worker indefinitely. The interpreter ends the workers only after all non-daemon threads.
         thread = Thread(target=self._run, args=(iter(self.source), wanted, reader), name="pin-memory", daemon=True)
         thread.start()
         coming = self._ask(wanted)
@@ -52,15 +52,15 @@ class MemoryPinner(Stage[Any]):
             while (item := coming.result()) is not _END:
                 coming = self._ask(wanted)
                 yield item
-                del item  # its memory is free while the next one is waited for
+                del item  # frees its memory while waiting for the next one
         finally:
             if self._coming is coming:
                 self._coming = None
-            del coming  # it may hold the error that holds this frame
+            del coming  # it may hold the error that references this frame
             reader.stop_iteration = True
             wanted.put(None)
-            # At the end of the interpreter, the thread no longer runs; and any thread may find this to be garbage. Nor
-            # does Ctrl-C wait for a slow worker, which the thread soon ceases to wait for.
+            # During interpreter shutdown, the thread no longer runs; and any thread may garbage-collect this. Ctrl-C
+            # does not wait for a slow worker either: the thread soon stops waiting for it.
             if not sys.is_finalizing() and thread is not current_thread():
                 thread.join(JOIN_S)
 
@@ -70,15 +70,15 @@ class MemoryPinner(Stage[Any]):
             wait([self._coming])
 
     def _ask(self, wanted: SimpleQueue[Future[Any] | None]) -> Future[Any]:
-        """Have the thread make an item."""
+        """Request an item from the thread."""
         coming: Future[Any] = Future()
         self._coming = coming
         wanted.put(coming)
         return coming
 
     def _run(self, items: Iterator[Any], wanted: SimpleQueue[Future[Any] | None], reader: Reader) -> None:
-        """Make items as they are asked for."""
-        work_for(reader)
+        """Make items on request."""
+        set_reader(reader)
         while (coming := wanted.get()) is not None:
             self._make(items, coming)
 
@@ -88,17 +88,17 @@ class MemoryPinner(Stage[Any]):
                 coming.set_result(self.pin(item))
                 return
             coming.set_result(_END)
-        except BaseException as error:  # noqa: BLE001 - it is not lost: whoever takes the item gets it
+        except BaseException as error:  # noqa: BLE001 - not lost: taking the item raises it
             coming.set_exception(error)
-            del coming  # it holds the error that holds this frame
+            del coming  # it holds the error that references this frame
 
     def is_replicable(self) -> bool:
-        """Return False: there is one, in the main process."""
+        """Return False: it runs only in the main process."""
         return False
 
 
 def pin_memory_of(source: IterDataPipe[Any]) -> IterDataPipe[Any]:
-    """Return a pipe whose tensors are in page-locked memory, or ``source`` itself, with a warning, without CUDA."""
+    """Return a pipe whose tensors are in page-locked memory; without CUDA, warn and return ``source``."""
     if not torch.cuda.is_available():
         warn_user("pin_memory=True has no effect, since CUDA is not available.")
         return source
@@ -106,6 +106,6 @@ def pin_memory_of(source: IterDataPipe[Any]) -> IterDataPipe[Any]:
 
 
 def _pin(device: int, item: Any) -> Any:
-    torch.cuda.set_device(device)  # a new thread would begin with the first one, and take memory there
+    torch.cuda.set_device(device)  # a new thread would start with device 0, and allocate memory there
     pin: Callable[[Any], Any] = torch_pinning.pin_memory
     return pin(item)

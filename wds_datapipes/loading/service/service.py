@@ -1,4 +1,4 @@
-"""`ShardReadingService`: a multi-process reading service with a transport of its own."""
+"""`ShardReadingService`: a multi-process reading service with its own transport."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from wds_datapipes.loading.distributed import Ranks
 from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of
 from wds_datapipes.loading.report import LoadingReport
 from wds_datapipes.loading.seeding import guard_lists, seed_of, seed_stages
-from wds_datapipes.loading.service.delivery import DeliveredCount
 from wds_datapipes.loading.service.pinning import pin_memory_of
-from wds_datapipes.loading.service.split_checks import advice_for_ranks, advice_for_split, place_given
 from wds_datapipes.loading.service.state_manager import StateManager
+from wds_datapipes.loading.splitting import advice_for_ranks, advice_for_split, given_identity
 from wds_datapipes.loading.transport.protocol import Command
-from wds_datapipes.loading.workers.in_process import LocalItems
-from wds_datapipes.loading.workers.launch import LaunchPlan
+from wds_datapipes.loading.workers.in_process import DeliveredCount, LocalItems
+from wds_datapipes.loading.workers.launch import run_in_process, start_pool
 from wds_datapipes.loading.workers.pool import WorkerPool
 from wds_datapipes.pipes.state.replay import ReplayedItems
 from wds_datapipes.pipes.state.shard_order import remove_listings
@@ -41,41 +40,42 @@ Pipe = IterDataPipe[Any]
 
 
 class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
-    """Reads with worker processes, for ``DataLoader2``.
+    """A reading service for ``DataLoader2`` that reads with worker processes.
 
-    It takes the place of torchdata's ``MultiProcessingReadingService``, alone or behind a ``DistributedReadingService``
-    in a ``SequentialReadingService``. The main process takes one item from each worker in turn, so the order follows
-    from the pipeline and the seed; a worker that has no more leaves the round. One ``DataLoader2.seed()`` makes a run
-    reproducible, with another order in each epoch. Workers send what they make without being asked, small items several
-    at a time, and large arrays and tensors through shared memory that needs no room in ``/dev/shm``: they arrive as
-    views of it, which are safe to keep. It needs Linux, unless ``num_workers`` is 0.
+    It replaces torchdata's ``MultiProcessingReadingService``, alone or after a ``DistributedReadingService`` in a
+    ``SequentialReadingService``. The main process takes one item from each worker in turn, so the order depends only on
+    the pipeline and the seed; a worker that is exhausted leaves the round. One ``DataLoader2.seed()`` makes a whole run
+    reproducible, with a different order in each epoch. Workers send items without waiting for requests. Small items
+    share messages, and large arrays and tensors use shared memory that needs no room in ``/dev/shm``: they arrive as
+    views of it, which are safe to keep. It requires Linux, unless ``num_workers`` is 0.
 
     Args:
-        num_workers: how many worker processes there are; with 0, the pipeline runs in the main process.
-        multiprocessing_context: how they are started: ``"fork"`` (the default where there is one), ``"spawn"`` or
+        num_workers: the number of worker processes; with 0, the pipeline runs in the main process.
+        multiprocessing_context: the start method: ``"fork"`` (the default if available), ``"spawn"`` or
             ``"forkserver"``.
-        worker_prefetch_cnt: how many messages a worker makes ahead. A message is an item, or as many small ones as are
-            made in a millisecond or fit in 64 KiB. With 0, each is one item, and a worker makes one item ahead.
-        main_prefetch_cnt: how many messages more all workers together make ahead. Whatever the counts, a worker stops
-            once it has made 64 MiB ahead, unless that is less than two messages.
+        worker_prefetch_cnt: the number of messages that a worker makes ahead. A message is an item, or as many small
+            items as are made in a millisecond or fit in 64 KiB. With 0, each message is one item, and a worker makes
+            one item ahead.
+        main_prefetch_cnt: the number of further messages that all workers together make ahead. Whatever the counts, a
+            worker stops once it has made 64 MiB ahead, unless that is less than two messages.
         worker_init_fn: called in each worker with the pipeline and torchdata's ``WorkerInfo`` when it starts; it
             returns the pipeline.
         worker_reset_fn: called in each worker with the pipeline, the ``WorkerInfo`` and the worker's ``SeedGenerator``
             when an epoch begins; it returns the pipeline.
-        pin_memory: copy tensors to page-locked memory in a thread of the main process, as training on a GPU wants.
-        timeout_s: how long to wait for a worker, or for another rank, before it is an error, in seconds. None is for
-            ever for a worker that lives, and half an hour for a rank.
-        distributed: give each rank of ``torch.distributed`` a part of the data, and all of them one seed. Ranks wait
-            for each other at the beginning of an epoch only; nothing makes their numbers of items equal. False says
-            that the pipeline reads what this rank has to read alone; by default that is assumed, with a warning where
+        pin_memory: copy tensors to page-locked memory in a thread of the main process, for training on a GPU.
+        timeout_s: how long to wait for a worker or another rank before raising an error, in seconds. ``None`` means no
+            limit for a live worker, and half an hour for a rank.
+        distributed: give each rank of ``torch.distributed`` a part of the data, and all ranks the same seed. Ranks
+            synchronize only at the beginning of an epoch; their numbers of items are not made equal. ``False`` declares
+            that the pipeline already reads only the share of this rank; by default that is assumed, with a warning if
             there are several ranks.
 
     Raises:
-        TypeError: an argument is of another kind.
-        ValueError: an argument makes no sense.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an invalid value.
         WorkerDiedError: while iterating, a worker process has ended.
         WorkerTimeoutError: while iterating, a worker has sent nothing for ``timeout_s``.
-        RankLostError: when an epoch begins, another rank has failed or left, or does not come within ``timeout_s``.
+        RankLostError: when an epoch begins, another rank has failed or left, or does not arrive within ``timeout_s``.
 
     Examples:
         >>> from torchdata.dataloader2 import DataLoader2
@@ -103,9 +103,6 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         timeout_s: float | None = None,
         distributed: bool | None = None,
     ) -> None:
-        # DataLoader2 needs it later, when no more files may be opened.
-        from wds_datapipes.loading.service import loader  # noqa: F401
-
         num_workers = _count("num_workers", num_workers)
         methods = multiprocessing.get_all_start_methods()
         if multiprocessing_context not in (None, *methods):
@@ -119,7 +116,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         for name, function in {"worker_init_fn": worker_init_fn, "worker_reset_fn": worker_reset_fn}.items():
             if function is not None and not callable(function):
                 raise TypeError(f"{name} is a function or None, not {function!r}")
-        # With 0 workers, torchdata's class would advise another service.
+        # With 0 workers, torchdata's class would recommend another service.
         super().__init__(
             max(num_workers, 1),
             multiprocessing_context,
@@ -135,28 +132,28 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         self._knows_ranks = distributed is not None
         self._mp = num_workers > 0
         self._ranks: Ranks | None
-        self._crew: WorkerPool | None
+        self._pool: WorkerPool | None
         self._local: LocalItems | None
         self._end: Callable[[], object] | None
         self._replayed: ReplayedItems | None
-        self.begin_again()
+        self.reset()
 
     def initialize(self, datapipe: Pipe) -> Pipe:
-        """Start the workers, and return what is left of the pipeline for the main process.
+        """Start the workers, and return the part of the pipeline that runs in the main process.
 
         Raises:
-            RankLostError: another rank does not come in time.
+            RankLostError: another rank does not arrive in time.
         """
         if self.distributed:
             self._ranks = Ranks(self.timeout_s)
         try:
-            datapipe = self._end_datapipe = self._share_out(datapipe)
+            datapipe = self._end_datapipe = self._split_datapipe(datapipe)
         except BaseException:
-            _end(self._crew, self._ranks)
+            _end(self._pool, self._ranks)
             raise
-        # Also when this object is forgotten, and at the end of the interpreter.
-        self._end = weakref.finalize(self, _end, self._crew, self._ranks)
-        # A process of multiprocessing, such as a rank that was forked, waits for its own when it ends.
+        # Also when this object is garbage-collected, and at interpreter exit.
+        self._end = weakref.finalize(self, _end, self._pool, self._ranks)
+        # A multiprocessing child, such as a forked rank, waits for its own children when it exits.
         multiprocessing.util.Finalize(self, self._end, exitpriority=0)
         return datapipe
 
@@ -166,181 +163,172 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         """Begin an epoch, in all workers and on all ranks.
 
         Args:
-            seed_generator: that of the loader.
-            iter_reset_fn: that of a reading service before this one.
+            seed_generator: the seed generator of the loader.
+            iter_reset_fn: the reset function of a preceding reading service.
 
         Raises:
-            RankLostError: another rank will not come, or does not come in time.
+            RankLostError: another rank has failed or left, or does not arrive in time.
         """
-        going_on = self._keeper.begin(seed_generator, self._ranks)
+        resumed_from = self._manager.begin(seed_generator, self._ranks)
         self._epoch += 1
-        # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on how many.
-        here = seed_generator if self._crew is not None else copy.deepcopy(seed_generator)
+        # Without workers, all seeds are drawn here: from a copy, so that the next epoch does not depend on their
+        # number.
+        here = seed_generator if self._pool is not None else copy.deepcopy(seed_generator)
         seed = seed_of(here)
         if self._local is not None:
             remove_listings(self._local.source)
         seed_stages(self._end_datapipe, here)
-        if self._crew is not None:
+        if self._pool is not None:
             numbers = range(self.num_workers)
             payloads = [(seed_generator.spawn(number), iter_reset_fn) for number in numbers]
-            resumed, turn = (None, 0) if going_on is None else (going_on.parts, going_on.turn)
-            self._crew.begin(self._epoch, payloads, payloads[0], resumed=resumed, turn=turn)
+            resumed, turn = (None, 0) if resumed_from is None else (resumed_from.parts, resumed_from.turn)
+            self._pool.begin(self._epoch, payloads, payloads[0], resumed=resumed, turn=turn)
         elif self._local is not None:
             self._local.reset_with(iter_reset_fn, self.worker_reset_fn, here)
             guard_lists(self._local.source, seed)
-            if going_on is not None:
-                self._local.go_on_from(going_on.parts[0])
+            if resumed_from is not None:
+                self._local.resume_from(resumed_from.parts[0])
         if self._replayed is not None:
-            self._replayed.begin(None if going_on is None else going_on.replay)
-        self._keeper.seeds.end(seed_generator)
+            self._replayed.begin(None if resumed_from is None else resumed_from.replay)
+        self._manager.seeds.end(seed_generator)
         return None
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the order of the next epoch follow from its number and the seed of the loader, as some trainers want it.
+        """Select the number of the next epoch, which determines its order together with the seed of the loader.
 
         Args:
-            epoch: the number. Without it, the order of an epoch follows from that of the epoch before.
+            epoch: the number. Without a selection, each epoch's order follows from that of the previous epoch.
         """
-        self._keeper.seeds.set_epoch(_count("epoch", epoch))
+        self._manager.seeds.set_epoch(_count("epoch", epoch))
 
-    def know(self, datapipe: Pipe) -> None:
-        """Take note of the pipeline before the first epoch begins, for the states that are saved until then."""
-        self._keeper.describe(datapipe)
+    def describe(self, datapipe: Pipe) -> None:
+        """Record the pipeline, for states that are saved before the first epoch begins."""
+        self._manager.describe(datapipe)
 
     def expect(self, seed: int | None, *, is_shared: bool) -> None:
-        """Take note of the seed of the next epoch, for the states that are saved before it begins.
+        """Record the seed of the next epoch, for states that are saved before it begins.
 
         Args:
-            seed: what the loader was given since the last epoch began; None if there is nothing.
-            is_shared: whether a reading service before this one draws the seed that all ranks share from it.
+            seed: the seed that was set on the loader since the previous epoch began, or ``None``.
+            is_shared: whether a preceding reading service derives the seed that all ranks share from it.
         """
-        self._keeper.expect(seed, is_shared=is_shared)
+        self._manager.expect(seed, is_shared=is_shared)
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the present epoch was begun in its middle, from a state."""
-        return self._keeper.is_resumed
+        """Whether the current epoch was resumed mid-epoch from a state."""
+        return self._manager.is_resumed
 
-    def begin_again(self) -> None:
-        """Put the service, which has ended its workers, back to where it was before it started them."""
-        self._keeper = StateManager(self.distributed, self.num_workers)
-        self._ranks, self._crew, self._local, self._end, self._replayed = None, None, None, None, None
+    def reset(self) -> None:
+        """Reset the service, whose workers have ended, to its state before it started them."""
+        self._manager = StateManager(self.distributed, self.num_workers)
+        self._ranks, self._pool, self._local, self._end, self._replayed = None, None, None, None, None
         self._epoch = 0
 
     def checkpoint(self) -> bytes:
-        """Return where the loop is, as JSON; ``DataLoader2.state_dict()`` calls this.
+        """Return the state of the loop, as JSON; ``DataLoader2.state_dict()`` calls this.
 
-        It can be called at any time by the thread that iterates. The workers go on meanwhile. What they have made
-        ahead is not in it, and is made again by whoever goes on from it.
+        The thread that iterates may call it at any time. The workers continue meanwhile; items that they have made
+        ahead are not in the state, and the run that resumes from it makes them again.
 
         Raises:
-            StateError: a stage of the pipeline has no position, and an epoch does not follow from its seeds.
+            StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
         """
-        return self._keeper.dumps((self._crew or self._local) if self._epoch else None, self._ranks, self._replayed)
+        return self._manager.dumps((self._pool or self._local) if self._epoch else None, self._ranks, self._replayed)
 
     def restore(self, datapipe: Pipe, serialized_state: bytes) -> Pipe:
-        """Start the workers, to go on where a state was saved; ``DataLoader2`` calls this after ``load_state_dict()``.
+        """Start the workers and resume from a state; ``DataLoader2`` calls this after ``load_state_dict()``.
 
         Args:
             datapipe: the pipeline.
-            serialized_state: what `checkpoint` has returned.
+            serialized_state: the return value of `checkpoint`.
 
         Raises:
-            StateError: the state is not one of this pipeline. Or it is of another number of ranks or workers, and not
-                that of all ranks, or the pipeline cannot be dealt anew.
-            RankLostError: another rank does not come in time.
+            StateError: the state belongs to another pipeline; or it is from a different number of ranks or workers, and
+                is not that of all ranks, or the pipeline cannot be resharded.
+            RankLostError: another rank does not arrive in time.
         """
-        self._keeper.load(serialized_state)
+        self._manager.load(serialized_state)
         return self.initialize(datapipe)
 
     def state_dict(self) -> dict[str, str]:
-        """Return where the loop is, as a dictionary of one text: what `checkpoint` returns.
+        """Return the state of the loop, as a dictionary with one text: the return value of `checkpoint`.
 
-        ``DataLoader2`` works with a copy of the service that it is given: ask ``loader.reading_service``.
+        ``DataLoader2`` works on a copy of the service that is passed to it: use ``loader.reading_service``.
 
         Raises:
-            StateError: a stage of the pipeline has no position, and an epoch does not follow from its seeds.
+            StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
         """
         return {STATE: self.checkpoint().decode()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, seeds_too: bool = True) -> None:
-        """Go on from a state with the pipeline that the loader has, before it is iterated for the first time.
+        """Resume from a state with the loader's own pipeline. Call this before the first iteration.
 
-        The seeds of that epoch and of those after it come from the state, if the loader was seeded; otherwise
-        ``DataLoader2`` draws another seed for each epoch after it.
+        The seeds of that epoch and of later ones come from the state, if the loader was seeded; otherwise
+        ``DataLoader2`` draws a new seed for each later epoch.
 
         Args:
-            state: what ``state_dict()`` of ``loader.reading_service``, ``DataLoader2``, `StatefulShards` or
-                ``StatefulDataLoader`` has returned; or `merge_states`.
-            seeds_too: whether to seed the loader from the state between two epochs; ``DataLoader2.load_state_dict()``
-                does that itself.
+            state: the return value of ``state_dict()`` of ``loader.reading_service``, ``DataLoader2``, `StatefulShards`
+                or ``StatefulDataLoader``, or of `merge_states`.
+            seeds_too: whether to seed the loader from a state saved between two epochs;
+                ``DataLoader2.load_state_dict()`` does that itself.
 
         Raises:
-            StateError: it is none of these, or the loader has begun. When the first epoch begins: it is not one of this
+            StateError: it is none of these, or the loader has begun. When the first epoch begins: it belongs to another
                 pipeline.
         """
         if self._end is not None:
             raise StateError("A state is loaded before the first epoch begins. Make another loader for it")
-        self._keeper.load(state, seeds_too=seeds_too)
+        self._manager.load(state, seeds_too=seeds_too)
 
     def finalize(self) -> None:
-        """End the workers, whatever they are at, and tell the other ranks.
+        """End the workers, whatever their state, and notify the other ranks.
 
-        It takes less than a second, or two where other ranks do not answer, and can be repeated.
+        It takes less than a second, or two if other ranks do not respond, and can be called repeatedly.
         """
         if self._ranks is not None:
-            self._ranks.leave(sys.exc_info()[1])  # DataLoader2 comes here with an error in hand
+            self._ranks.leave(sys.exc_info()[1])  # DataLoader2 may call this while handling an error
         if self._end is not None:
             self._end()
 
     def report(self) -> LoadingReport:
-        """Return what the workers have done so far; it costs next to nothing, and works after the end, too.
+        """Return statistics of the workers so far. This is cheap, and works after the end, too.
 
-        ``DataLoader2`` works with a copy of the service that it is given: ask ``loader.reading_service``.
+        ``DataLoader2`` works on a copy of the service that is passed to it: use ``loader.reading_service``.
         """
-        if self._crew is not None:
-            return self._crew.report(self._epoch)
+        if self._pool is not None:
+            return self._pool.report(self._epoch)
         return LoadingReport(self._epoch, [] if self._local is None else [self._local.report()])
 
-    def _share_out(self, datapipe: Pipe) -> Pipe:
-        """Give the pipeline to the ranks and to the workers; return what is left for the main process."""
+    def _split_datapipe(self, datapipe: Pipe) -> Pipe:
+        """Split the pipeline between ranks and workers; return the part for the main process."""
         self._warn_of_repeated_data(datapipe)
-        self._keeper.describe(datapipe)
-        place = place_given(datapipe) if self._ranks is None else self._ranks.place
+        self._manager.describe(datapipe)
+        identity = given_identity(datapipe) if self._ranks is None else self._ranks.identity
         if self._ranks is not None:
-            self._keeper.compare(self._ranks, datapipe)
-        elif place.ranks > 1:
-            RankAgreement(datapipe, place).compare(facts_of(datapipe, self.num_workers))
-        self._keeper.find(datapipe, self._ranks)
+            self._manager.compare(self._ranks, datapipe)
+        elif identity.ranks > 1:
+            RankAgreement(datapipe, identity).compare(facts_of(datapipe, self.num_workers))
+        self._manager.find(datapipe, self._ranks)
         if self._ranks is not None:
             datapipe = self._ranks.split(datapipe)
-        hiring = LaunchPlan(
-            self.num_workers,
-            self.multiprocessing_context,
-            self.worker_prefetch_cnt,
-            self.main_prefetch_cnt,
-            self.timeout_s,
-            self.worker_init_fn,
-            self.worker_reset_fn,
-            place,
-        )
         items: Pipe
         if self.num_workers:
-            datapipe, self._crew, items = hiring.crew(datapipe, self._keeper)
+            datapipe, self._pool, items = start_pool(self, datapipe, self._manager, identity)
         else:
-            datapipe, self._local = hiring.nobody(datapipe, self._keeper)
+            datapipe, self._local = run_in_process(self, datapipe, self._manager, identity)
             items = self._local
         datapipe = pin_memory_of(datapipe) if self.pin_memory else datapipe
-        if self._keeper.replay_reason:
-            self._replayed = ReplayedItems(datapipe, self._keeper.replay_reason)
+        if self._manager.replay_reason:
+            self._replayed = ReplayedItems(datapipe, self._manager.replay_reason)
             return self._replayed
-        if datapipe is items or self._keeper.refusal:
+        if datapipe is items or self._manager.refusal:
             return datapipe
-        supplier = self._crew or self._local
+        supplier = self._pool or self._local
         return datapipe if supplier is None else DeliveredCount(datapipe, supplier)
 
     def _warn_of_repeated_data(self, datapipe: Pipe) -> None:
-        """Warn where several workers or ranks read the same."""
+        """Warn if several workers or ranks read the same data."""
         if not self._knows_ranks and (advice := advice_for_ranks(datapipe)):
             warn_user(advice)
         if self.worker_init_fn is None and self.worker_reset_fn is None:  # they may split the data
@@ -352,12 +340,12 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         for stage in list_dps(traverse_dps(self._end_datapipe)):
             if callable(pause := getattr(stage, "pause", None)):
                 pause()
-        if self._crew is not None:
-            self._crew.tell(Command.PAUSE, [pause_fn] * self.num_workers, pause_fn)
+        if self._pool is not None:
+            self._pool.run_command(Command.PAUSE, [pause_fn] * self.num_workers, pause_fn)
 
     def _resume(self, resume_fn: Callable[[Pipe], Pipe] | None = None) -> None:
-        if self._crew is not None:
-            self._crew.tell(Command.RESUME, [resume_fn] * self.num_workers, resume_fn)
+        if self._pool is not None:
+            self._pool.run_command(Command.RESUME, [resume_fn] * self.num_workers, resume_fn)
         for stage in reversed(list_dps(traverse_dps(self._end_datapipe))):
             if callable(resume := getattr(stage, "resume", None)):
                 resume()
@@ -365,16 +353,16 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
     def _limit(self, num_batches: int | None, limit_fn: Callable[[Pipe, int | None], Pipe] | None = None) -> None:
         if limit_fn is None:
             return
-        if self._crew is not None:
-            if not self._crew.dispatches:
-                num_batches = None  # as torchdata has it: only what is dispatched is limited in another process
+        if self._pool is not None:
+            if not self._pool.dispatches:
+                num_batches = None  # as in torchdata: only dispatched items are limited in another process
             payloads = [(limit_fn, _share(num_batches, number, self.num_workers)) for number in range(self.num_workers)]
-            self._crew.tell(Command.LIMIT, payloads, (limit_fn, num_batches))
+            self._pool.run_command(Command.LIMIT, payloads, (limit_fn, num_batches))
         limit_fn(self._end_datapipe, num_batches)
 
 
 def _count(name: str, value: Any) -> int:
-    """Return the number that an argument is, if it makes sense."""
+    """Return an argument as a valid count."""
     try:
         count = operator.index(value)
     except TypeError:
@@ -385,15 +373,15 @@ def _count(name: str, value: Any) -> int:
 
 
 def _share(count: int | None, number: int, workers: int) -> int | None:
-    """Return how many of ``count`` items one of the workers has to make."""
+    """Return the number of items, out of ``count``, that a worker must make."""
     return None if count is None else count // workers + (number < count % workers)
 
 
-def _end(crew: WorkerPool | None, ranks: Ranks | None) -> None:
+def _end(pool: WorkerPool | None, ranks: Ranks | None) -> None:
     try:
         if ranks is not None:
-            # An error that nothing has caught ends the interpreter, and is kept there until then.
+            # An uncaught exception ends the interpreter, which stores it until then.
             ranks.leave(sys.exc_info()[1] or getattr(sys, "last_value", None))
     finally:
-        if crew is not None:
-            crew.close()
+        if pool is not None:
+            pool.close()

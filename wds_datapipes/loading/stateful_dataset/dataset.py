@@ -1,4 +1,4 @@
-"""`StatefulShards`: a pipeline as a data set whose state is that of the other loaders."""
+"""`StatefulShards`: a pipeline as a dataset whose state is interchangeable with that of the other loaders."""
 
 from __future__ import annotations
 
@@ -10,55 +10,62 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, state_of, state_of_stream
-from wds_datapipes.loading.lengths import unknown_length
-from wds_datapipes.loading.lightning import without_ended_epoch
-from wds_datapipes.loading.philox import SeedGenerator
+from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, is_begun, state_of, state_of_stream
+from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of, lists_of
-from wds_datapipes.loading.rank_and_worker import RankIdentity, own_worker
-from wds_datapipes.loading.service.split_checks import (
+from wds_datapipes.loading.splitting import (
     SPLIT_TWICE,
+    RankIdentity,
     advice_for_split,
     advice_for_torchrun,
     is_called_by_accelerate,
     is_called_by_shard,
+    own_worker,
     ranks_of_run,
 )
 from wds_datapipes.loading.stateful_dataset.epochs import Epochs
-from wds_datapipes.loading.stateful_dataset.shared_state import SharedEpochs, WorkerRow
 from wds_datapipes.loading.stateful_dataset.state_checks import (
-    check_place,
+    check_identity,
     check_ranks,
     check_replay,
     check_seed,
     ends_together,
 )
-from wds_datapipes.loading.stateful_dataset.tracking import RecordedBatch, TrackedEpoch, begin_recording
+from wds_datapipes.loading.stateful_dataset.tracking import (
+    RecordedBatch,
+    SharedEpochs,
+    TrackedEpoch,
+    WorkerRow,
+    begin_recording,
+)
 from wds_datapipes.pipes.state.description import descriptions
+from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.pipes.state.pipeline_state import replay_reason
 from wds_datapipes.pipes.state.replay import ReplayedItems
+from wds_datapipes.seeds import SeedGenerator
 from wds_datapipes.user_warnings import warn_user
 
-__all__ = ["StatefulShards"]
+__all__ = ["StatefulShards", "check_loaded", "check_saved"]
 
 
 class StatefulShards(IterableDataset[Any]):
-    """Give a pipeline to torch's ``DataLoader``, or torchdata's ``StatefulDataLoader``, with a state in mid-epoch.
+    """A dataset that runs a pipeline, with mid-epoch states, in torch's ``DataLoader`` or ``StatefulDataLoader``.
 
-    It splits the shards between ranks and workers itself, wherever the pipeline has its ``.sharding_filter()``; it has
-    to be made behind ``init_process_group``, if there are ranks. The orders of the epochs follow from ``seed``, and are
-    those of a ``DataLoader2`` of that seed with a `ShardReadingService` (``distributed=True``, if there are ranks).
+    It splits the shards between ranks and workers itself, wherever the pipeline has its ``.sharding_filter()``. If
+    there are ranks, create it after ``init_process_group``. The orders of the epochs follow from ``seed``, and equal
+    those of a ``DataLoader2`` with that seed and a `ShardReadingService` (with ``distributed=True``, if there are
+    ranks).
 
-    With torch's ``DataLoader``, loop over ``tracked(loader)``, and ask `state_dict` here. A ``StatefulDataLoader`` asks
-    itself, unless ``with_epoch`` cuts the pipeline: then loop over ``tracked(loader)``, too. `load_state_dict` takes
-    the states of both, and of ``DataLoader2``.
+    With torch's ``DataLoader``, loop over ``tracked(loader)``, and call `state_dict` on the dataset. A
+    ``StatefulDataLoader`` calls it itself, unless ``with_epoch`` cuts the pipeline: then loop over ``tracked(loader)``,
+    too. `load_state_dict` accepts the states of both, and of ``DataLoader2``.
 
     Args:
         pipe: the pipeline.
-        seed: what the orders follow from.
+        seed: the seed of the orders.
 
     Raises:
-        StateError: a stage of the pipeline has no position, and an epoch does not follow from its seeds.
+        StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
 
     Examples:
         >>> from torch.utils.data import DataLoader
@@ -90,8 +97,8 @@ class StatefulShards(IterableDataset[Any]):
         self.pipe = pipe
         self.seed = seed
         self._stages = descriptions(pipe)
-        self._board = SharedEpochs()
-        self._epochs = Epochs(pipe, seed, self._board)
+        self._shared = SharedEpochs()
+        self._epochs = Epochs(pipe, seed, self._shared)
         self._tracked: TrackedEpoch | None = None
         self._is_checked = False
         self._agreement: RankAgreement | None = None
@@ -100,147 +107,152 @@ class StatefulShards(IterableDataset[Any]):
             self._agreement.compare(lists_of(pipe))
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the order of the next epoch follow from its number and the seed, as some trainers want it.
+        """Select the number of the next epoch, which determines its order together with the seed.
 
-        A ``StatefulDataLoader`` does not save the choice before that epoch begins.
+        A ``StatefulDataLoader`` does not save the selection before that epoch begins.
 
         Args:
-            epoch: the number. Without it, the order of an epoch follows from that of the epoch before.
+            epoch: the number. Without a selection, each epoch's order follows from that of the previous epoch.
         """
         if self._epochs.ranks > 1 and is_called_by_accelerate():
             raise RuntimeError(SPLIT_TWICE)
         if epoch < 0:
             raise ValueError(f"epoch is a number from 0, not {epoch!r}")
-        self._board.choose(epoch)
+        self._shared.choose(epoch)
 
     def tracked(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Yield what a loader of this data set yields, for an epoch, and take note of what the loop gets.
+        """Yield one epoch from a loader of this dataset, and record what the loop receives.
 
-        Between two batches, `state_dict` tells where the loop is. The workers go on meanwhile; what they have made
-        ahead is not in the state, and is made again by the run that loads it.
+        Between two batches, `state_dict` returns the position of the loop. The workers continue meanwhile; items that
+        they have made ahead are not in the state, and the run that loads it makes them again.
 
         Args:
             loader: torch's ``DataLoader``, or a ``StatefulDataLoader``, with any ``batch_size``, ``collate_fn`` and
                 number of workers.
 
         Raises:
-            ValueError: the loader is that of another data set.
-            StateError: its workers were started by a loop that was not tracked, and stay for all epochs; or there
-                was another number of them before, and ``with_epoch`` goes on from there.
+            ValueError: the loader has another dataset.
+            StateError: its persistent workers were started by a loop that was not tracked; or the number of workers has
+                changed, and ``with_epoch`` continues the same stream.
         """
         if loader.dataset is not self:
             raise ValueError("tracked() takes a loader of this very data set")
         self._check_split(max(loader.num_workers, 1))
         if not loader.num_workers:
             for batch in loader:
-                self._epochs.is_over = self._epochs.is_drained = False  # the loop is not, even if the pipeline is
+                self._epochs.is_over = self._epochs.is_drained = False  # the loop is not over, even if the pipeline is
                 yield batch
             self._epochs.is_over, self._epochs.is_drained = True, False
             return
-        self._board.is_tracked = self._epochs.is_tracked = True
+        self._shared.is_tracked = self._epochs.is_tracked = True
         iterator, tracked = None, None
         try:
             tracked = self._tracking(loader)
             iterator = begin_recording(loader)
             self._tracked = tracked
-            for told in iterator:
-                if not isinstance(told, RecordedBatch):
+            for recorded in iterator:
+                if not isinstance(recorded, RecordedBatch):
                     raise StateError(
                         "The workers of this loader do not tell where they are, since they were started by a loop "
                         "that was not tracked. With persistent_workers, use tracked() from the first epoch on"
                     )
-                tracked.note(told, self._board.read(told.process))
-                if not told.is_empty:
-                    yield told.batch
-            tracked.end(self._board.read(0))
+                tracked.note(recorded, self._shared.read(recorded.process))
+                if not recorded.is_empty:
+                    yield recorded.batch
+            tracked.end(self._shared.read(0))
         finally:
             if self._epochs.lasts and not (tracked is not None and tracked.is_over and tracked.is_in_order):
-                # Workers that stay are not where the loop has stopped, or have each other's streams. Others begin.
+                # Persistent workers are past the position of the loop, or have each other's streams. Start new ones.
                 loader._iterator = None
-            # Workers that have only now begun are still of this loop, and have ended before it is said to be over.
+            # Workers that are only starting still belong to this loop, and must end before it is recorded as over.
             iterator = None
-            self._board.is_tracked = self._epochs.is_tracked = False
+            self._shared.is_tracked = self._epochs.is_tracked = False
 
     def state_dict(self) -> dict[str, str]:
-        """Return where the loop is, or, in a worker, where the worker is, as a dictionary of one text.
+        """Return the position of the loop, or, in a worker, of the worker, as a dictionary with one text.
 
         Raises:
             StateError: worker processes read the data, and the loop is not ``tracked``.
         """
-        if self._epochs.lasts and get_worker_info() is not None and not self._board.read(own_worker().worker_id).loaded:
-            return state_of_stream()  # a StatefulDataLoader asks with each batch, and cannot know where the epoch ends
+        if (
+            self._epochs.lasts
+            and get_worker_info() is not None
+            and not self._shared.read(own_worker().worker_id).loaded
+        ):
+            return state_of_stream()  # StatefulDataLoader calls this with each batch, without knowing the epoch's end
         return state_of(self._checkpoints())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state when it is iterated next. It comes before a loader of the data set starts its workers.
+        """Resume from a state at the next iteration. Call this before a loader of the dataset starts its workers.
 
-        With another number of ranks or workers than before, what is left of the epoch is dealt anew. If there are
-        ranks, load `merge_states` of what all of them have saved: the state of this one alone is enough in the middle
-        of its epoch, and not where that has ended.
+        With a different number of ranks or workers than before, the rest of the epoch is resharded. If there are ranks,
+        load `merge_states` of the states of all of them: the state of this rank alone suffices in the middle of its
+        epoch, but not at its end.
 
         Args:
-            state: what ``state_dict()`` of a `StatefulShards`, ``StatefulDataLoader``, ``DataLoader2`` or
-                `ShardReadingService` has returned; or `merge_states`.
+            state: the return value of ``state_dict()`` of a `StatefulShards`, ``StatefulDataLoader``, ``DataLoader2``
+                or `ShardReadingService`, or of `merge_states`.
 
         Raises:
-            StateError: it is none of these, or that of another pipeline, seed or rank, or that of a rank whose epoch
-                ended while those of others may have gone on. When the first item is asked for: it is not that of all
-                ranks, or the pipeline cannot be dealt anew.
+            StateError: it is none of these, or belongs to another pipeline, seed or rank, or to a rank whose epoch
+                ended while other ranks may have been mid-epoch. At the first item: it is not the state of all ranks, or
+                the pipeline cannot be resharded.
         """
-        loaded, info, board = checkpoints_in(state), get_worker_info(), self._board
-        place = None if info is None else self._epochs.place(info.num_workers)
+        loaded, info, shared = checkpoints_in(state), get_worker_info(), self._shared
+        identity = None if info is None else self._epochs.identity(info.num_workers)
         for checkpoint in loaded:
             checkpoint.check(self._stages, self._epochs.ranks)
             check_seed(checkpoint, self._seeds)
             check_replay(checkpoint)
-            check_place(checkpoint, place)
-        if place is None:
+            check_identity(checkpoint, identity)
+        if identity is None:
             self.check_ranks(loaded)
         if info is None:
             loaded = without_ended_epoch(loaded)
-        if not all(checkpoint.is_over for checkpoint in loaded):  # on no rank, then
+        if not all(checkpoint.is_over for checkpoint in loaded):  # so it is over on no rank
             loaded = [replace(checkpoint, is_over=False) for checkpoint in loaded]
         self._tracked = None
         last = loaded[0]
-        begun = board.begun if info is None else board.read(info.id).begun
+        begun = shared.begun if info is None else shared.read(info.id).begun
         row = WorkerRow(begun=begun, loaded=self._epochs.load(loaded))
         if last.next is not None:
             row = row._replace(epoch=last.epoch + 1, seed=last.seed, first=last.first, next=last.next)
-        board.write(row, None if info is None else info.id)
-        # A StatefulDataLoader loads its state when it is iterated, after the next epoch was chosen.
-        if info is None and board.chosen(begun) is None:
-            board.choose(last.wanted if last.is_over else None)
+        shared.write(row, None if info is None else info.id)
+        # A StatefulDataLoader loads its state when it is iterated, after the next epoch was selected.
+        if info is None and shared.chosen(begun) is None:
+            shared.choose(last.wanted if last.is_over else None)
 
     def check_ranks(self, loaded: Sequence[Checkpoint]) -> None:
-        """Make sure that this rank can go on from what was loaded.
+        """Check that this rank can resume from the loaded checkpoints.
 
         Raises:
             StateError: it cannot.
         """
         check_ranks(loaded, self._epochs.rank, self._epochs.ranks, lambda: ends_together(self.pipe))
 
-    def told(self, batch: Any) -> Any:
-        """Return a batch, in a worker, with the place of the worker behind it if the loop is tracked."""
-        return self._epochs.told(batch)
+    def recorded(self, batch: Any) -> Any:
+        """Return a batch; in a worker of a tracked loop, with the worker's position after it."""
+        return self._epochs.recorded(batch)
 
-    def told_end(self, *batch: Any) -> Any:
-        """Return the last batch of a worker, if there is one more, with the place where its epoch has ended."""
-        return self._epochs.told_end(*batch)
+    def record_end(self, *batch: Any) -> Any:
+        """Return the last batch of a worker, if there is one, with the position at which its epoch ended."""
+        return self._epochs.record_end(*batch)
 
     def __len__(self) -> int:
-        """Return how many items an epoch has on this rank, as ``with_epoch(n)`` or ``with_length(n)`` tells.
+        """Return the number of items of an epoch on this rank, as set by ``with_epoch(n)`` or ``with_length(n)``.
 
-        torch's ``DataLoader`` computes from it how many batches it makes, as if it had one worker. Several make more
-        where their shares are no multiples of ``batch_size``. The ``len()`` of a loader is exact where the pipeline
-        makes the batches: with ``.batch(b).with_epoch(n)``, and ``batch_size=None``.
+        torch's ``DataLoader`` derives its number of batches from this, as if it had one worker. Several workers make
+        more if their shares are not multiples of ``batch_size``. The ``len()`` of a loader is exact if the pipeline
+        makes the
+        batches: with ``.batch(b).with_epoch(n)``, and ``batch_size=None``.
 
         Raises:
-            TypeError: the pipeline does not know.
+            TypeError: the pipeline does not know its length.
         """
         try:
             return len(self.pipe)
         except TypeError as error:
-            raise unknown_length(error) from None
+            raise unknown_length_error(error) from None
 
     def __iter__(self) -> Iterator[Any]:
         if self._epochs.ranks > 1 and is_called_by_shard():
@@ -251,10 +263,10 @@ class StatefulShards(IterableDataset[Any]):
         return iter(self._epochs)
 
     def _check_split(self, workers: int) -> None:
-        """Warn, once, where several workers or ranks read the same.
+        """Warn, once, if several workers or ranks read the same data.
 
         Args:
-            workers: how many processes of this rank read.
+            workers: the number of processes of this rank that read.
 
         Raises:
             RuntimeError: the ranks of the run are not known here.
@@ -265,7 +277,7 @@ class StatefulShards(IterableDataset[Any]):
                 "called, so that each of them would read all data. Make it after that call"
             )
         is_checked, self._is_checked = self._is_checked, True
-        if self._agreement is not None and (get_worker_info() is None or not self._board.is_tracked):
+        if self._agreement is not None and (get_worker_info() is None or not self._shared.is_tracked):
             self._agreement.compare(facts_of(self.pipe, workers))
         advice = advice_for_torchrun() or advice_for_split(
             self.pipe, workers=workers, ranks=self._epochs.ranks, knows_workers=True
@@ -274,22 +286,22 @@ class StatefulShards(IterableDataset[Any]):
             warn_user(advice)
 
     def _checkpoints(self) -> list[Checkpoint]:
-        """Return where the loop is on this rank; or what was loaded, for all of its ranks, if it has not begun since.
+        """Return the loop's position on this rank; or the loaded checkpoints of all ranks, if no epoch has begun since.
 
         Raises:
             StateError: worker processes read the data, and the loop is not ``tracked``.
         """
-        info, row = get_worker_info(), self._board.read(own_worker().worker_id)
+        info, row = get_worker_info(), self._shared.read(own_worker().worker_id)
         if row.loaded:
             return self._epochs.loaded
         if info is not None:
             return [self._saved(row, workers=info.num_workers, parts=[self._epochs.part], worker=self._epochs.number)]
         tracked = self._tracked
-        if tracked is not None and tracked.row == self._board.read(tracked.process):
+        if tracked is not None and tracked.row == self._shared.read(tracked.process):
             parts = tracked.states()
             facts = {"is_over": tracked.is_over, "workers": len(parts), "turn": tracked.turn}
             return [self._saved(tracked.row, **facts, parts=parts)]
-        if self._board.has_workers:
+        if self._shared.has_workers:
             raise StateError(
                 "The places of worker processes are not known here. Loop over data.tracked(loader), ask "
                 "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
@@ -298,9 +310,15 @@ class StatefulShards(IterableDataset[Any]):
         return [self._saved(row, **facts, parts=[self._epochs.part])]
 
     def _saved(self, row: WorkerRow, **facts: Any) -> Checkpoint:
-        """Return where the loop is in the epoch of a row; before the first one, the one before that is over."""
+        """Return the position of the loop in the epoch of a row; before the first epoch, the preceding one is over."""
         begun, epochs = row.epoch > 0, self._epochs
-        place = {"rank": epochs.rank, "ranks": epochs.ranks, "distributed": epochs.distributed, "workers": 0, "turn": 0}
+        identity = {
+            "rank": epochs.rank,
+            "ranks": epochs.ranks,
+            "distributed": epochs.distributed,
+            "workers": 0,
+            "turn": 0,
+        }
         return Checkpoint(
             stages=self._stages,
             seed=row.seed if begun else self.seed,
@@ -308,26 +326,26 @@ class StatefulShards(IterableDataset[Any]):
             first=row.first if begun else self._seeds[0],
             next=row.next if begun else self.seed,
             engines=None,
-            wanted=self._board.chosen(row.begun),
-            **{"is_over": False, **place, **facts},
+            wanted=self._shared.chosen(row.begun),
+            **{"is_over": False, **identity, **facts},
         )
 
     @property
     def _seeds(self) -> list[int]:
-        """The seed of the first epoch; and the one that it has with ranks if there are none, or the reverse."""
-        # Ranks draw the first seed from the one that is given; and there may have been ranks, and are none now.
+        """The possible seeds of the first epoch: the actual one, and the one it would have with (or without) ranks."""
+        # Ranks draw the first seed from the given one, and the state may come from a run with ranks.
         seeds = [self.seed, SeedGenerator(self.seed).generate_shared_seed()]
         return seeds[::-1] if self._epochs.distributed else seeds
 
     def _tracking(self, loader: DataLoader[Any]) -> TrackedEpoch:
-        """Return what keeps track of an epoch."""
-        epochs, last, row = self._epochs, self._tracked, self._board.read(0)
+        """Return the object that tracks an epoch."""
+        epochs, last, row = self._epochs, self._tracked, self._shared.read(0)
         turn, parts = 0, [WorkerState(None)] * loader.num_workers
         epochs.before = None
         if row.loaded:
-            going_on = epochs.placed(loader.num_workers)
-            epochs.loaded = [going_on]  # so that not each worker deals anew
-            turn, parts = 0 if going_on.is_over else going_on.turn, [*going_on.parts] or parts
+            resumed_from = epochs.placed(loader.num_workers)
+            epochs.loaded = [resumed_from]  # so that the workers do not each reshard
+            turn, parts = 0 if resumed_from.is_over else resumed_from.turn, [*resumed_from.parts] or parts
         elif epochs.lasts:
             epochs.check_stream(row, loader.num_workers, is_tracked=True)
         if not row.loaded and epochs.lasts and last is not None:
@@ -335,3 +353,53 @@ class StatefulShards(IterableDataset[Any]):
             epochs.before = self._saved(last.row or row, workers=len(found), parts=found)
             parts = [part.renewed() for part in found]
         return TrackedEpoch(parts, turn)
+
+
+ADVICE = (
+    "Give it StatefulShards(pipe) in place of the pipeline: StatefulDataLoader(StatefulShards(pipe), ...), whose state "
+    "is exact in the middle of an epoch"
+)
+
+
+def check_saved(loader: Any, state: Mapping[str, Any]) -> None:
+    """Warn about a state that does not contain the position of its pipeline.
+
+    Args:
+        loader: a ``StatefulDataLoader``.
+        state: the state that it has returned.
+    """
+    if _is_pipeline(loader.dataset) and is_begun(state):
+        warn_user(
+            f"This state of a StatefulDataLoader does not contain the position of its pipeline in the epoch, and "
+            f"cannot be loaded. {ADVICE}"
+        )
+
+
+def check_loaded(loader: Any, state: Mapping[str, Any]) -> None:
+    """Check that a loader can resume from a state.
+
+    Args:
+        loader: a ``StatefulDataLoader``.
+        state: the state to load.
+
+    Raises:
+        StateError: the state does not contain the position of its pipeline; or it belongs to another rank, or to one
+            whose epoch ended while other ranks may have been mid-epoch.
+    """
+    if not state:
+        return
+    if isinstance(loader.dataset, StatefulShards):
+        # The loader itself repeats the steps since the last snapshot of its workers.
+        loader.dataset.check_ranks(checkpoints_in({**state, "_steps_since_snapshot": 0}))
+    elif _is_pipeline(loader.dataset) and is_begun(state):
+        raise StateError(
+            f"This state of a StatefulDataLoader was saved after the first batch without the position of its "
+            f"pipeline: some samples would be repeated and others lost. {ADVICE}"
+        )
+
+
+def _is_pipeline(data: Any) -> bool:
+    """Whether a dataset is a pipeline with a stage of this package."""
+    return isinstance(data, IterDataPipe) and any(
+        type(stage).__module__.partition(".")[0] == "wds_datapipes" for stage in upstream(data)
+    )

@@ -1,4 +1,4 @@
-"""Which states a `StatefulShards` loads: those of its pipeline and its seed, of this rank or of all."""
+"""Checks of the states that a `StatefulShards` loads: same pipeline and seed, and of this rank or all ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from wds_datapipes.loading.checkpoint.format import Checkpoint
 from wds_datapipes.pipes.epochs import EpochSetter, LengthSetter
 from wds_datapipes.pipes.state.graph import sources_of
 
-__all__ = ["check_place", "check_ranks", "check_replay", "check_seed", "ends_together"]
+__all__ = ["check_identity", "check_ranks", "check_replay", "check_seed", "ends_together"]
 
-#: What a program does that has several ranks.
+#: Advice for programs with several ranks.
 ADVICE = (
     "Gather the states of all ranks, and load the same merge_states([...]) on each; or save each rank's state under a "
     "name of its own, and load it on that rank. torch.distributed.checkpoint keeps one value for each key, and gives "
@@ -21,11 +21,11 @@ ADVICE = (
 
 
 def check_seed(checkpoint: Checkpoint, seeds: Sequence[int]) -> None:
-    """Make sure that the orders of a state follow from the seed that there is now, and that no other splits the data.
+    """Check that the orders of a state follow from the current seed, and that only this dataset splits the data.
 
     Args:
         checkpoint: the state of a rank.
-        seeds: which the first epoch may have here; the first is the one that it has.
+        seeds: the possible seeds of the first epoch; the first is the actual one.
 
     Raises:
         StateError: they do not.
@@ -43,7 +43,7 @@ def check_seed(checkpoint: Checkpoint, seeds: Sequence[int]) -> None:
 
 
 def check_replay(checkpoint: Checkpoint) -> None:
-    """Make sure that a state does not count the items of all workers together.
+    """Check that a state does not count the items of all workers together.
 
     Raises:
         StateError: it does.
@@ -55,17 +55,17 @@ def check_replay(checkpoint: Checkpoint) -> None:
         )
 
 
-def check_place(checkpoint: Checkpoint, place: tuple[int, int, bool, int] | None) -> None:
-    """Make sure that the state of one worker is that of this worker.
+def check_identity(checkpoint: Checkpoint, identity: tuple[int, int, bool, int] | None) -> None:
+    """Check that the state of a single worker belongs to this worker.
 
     Args:
-        checkpoint: of a rank, or of one of its workers.
-        place: of this process, if it is a worker.
+        checkpoint: the state of a rank, or of one of its workers.
+        identity: the identity of this process, if it is a worker.
 
     Raises:
-        StateError: it is that of another one.
+        StateError: it belongs to another one.
     """
-    if checkpoint.worker is not None and checkpoint.place != place:
+    if checkpoint.worker is not None and checkpoint.identity != identity:
         raise StateError(
             f"This is the state of one worker, {checkpoint.worker} of {checkpoint.workers} on rank {checkpoint.rank} "
             f"of {checkpoint.ranks}, and only the same worker can go on from it. Load the whole state of the loader. "
@@ -76,18 +76,19 @@ def check_place(checkpoint: Checkpoint, place: tuple[int, int, bool, int] | None
 def check_ranks(
     loaded: Sequence[Checkpoint], rank: int, ranks: int, end_together: Callable[[], bool] = lambda: True
 ) -> None:
-    """Make sure that this rank can go on from a state: it is one of all ranks, or its own.
+    """Check that this rank can resume from the states: they are of all ranks, or its own.
 
-    A rank whose epoch has ended does not know from its own state whether the other ranks go on in that epoch.
+    A rank whose epoch has ended cannot know from its own state whether other ranks are still in that epoch.
 
     Args:
         loaded: the states of some ranks.
-        rank: this one.
-        ranks: how many there are now.
-        end_together: tells whether epochs have as many items on each rank, or are known to have ended on all.
+        rank: the number of this rank.
+        ranks: the current number of ranks.
+        end_together: returns whether epochs have the same number of items on each rank, or are known to have ended on
+            all.
 
     Raises:
-        StateError: it is not.
+        StateError: it cannot.
     """
     first = loaded[0]
     if sorted(checkpoint.rank for checkpoint in loaded) == [*range(first.ranks)]:
@@ -109,10 +110,10 @@ def check_ranks(
 
 
 def ends_together(pipe: Any) -> bool:
-    """Whether an epoch of a pipeline has as many items on each rank, as ``with_epoch`` makes it."""
+    """Whether an epoch of a pipeline has the same number of items on each rank, as with ``with_epoch``."""
     try:
         len(pipe)
-    except TypeError:  # as behind a filter
+    except TypeError:  # as after a filter
         return False
     stage = pipe
     while not isinstance(stage, EpochSetter):

@@ -1,31 +1,32 @@
-"""What torch's ``DataLoader`` delivers from its workers, and where each of them was when it made it."""
+"""Tracking of the batches of torch's ``DataLoader``: each comes with the position of its worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
-from wds_datapipes.loading.stateful_dataset.shared_state import WorkerRow
 
-__all__ = ["END", "BatchRecorder", "RecordedBatch", "TrackedEpoch", "begin_recording"]
+__all__ = ["END", "BatchRecorder", "RecordedBatch", "SharedEpochs", "TrackedEpoch", "WorkerRow", "begin_recording"]
 
-#: What a worker yields behind its last item where an epoch goes on in the next one, so that it can tell where it ends.
+#: Yielded by a worker after its last item, if the next epoch continues the stream, to carry its final position.
 END: Final = object()
 
 
 class RecordedBatch(NamedTuple):
-    """A batch, and where the worker was that has made it. torch pins the batch in it, and leaves the rest.
+    """A batch with the position of the worker that made it. torch pins the batch, and leaves the rest unchanged.
 
     Attributes:
-        batch: as the loader would give it to the loop.
+        batch: the batch, as the loader would return it to the loop.
         process: the number of the worker's process.
-        worker: its number in the round in which the epoch goes.
-        record: where its pipeline is behind this batch, for `ItemPositions.add`.
-        is_empty: whether there is no batch, but only the place where the worker's epoch has ended.
+        worker: its number in the round of the epoch.
+        record: the position of its pipeline after this batch, for `ItemPositions.add`.
+        is_empty: whether there is no batch, but only the position at which the worker's epoch ended.
     """
 
     batch: Any
@@ -36,10 +37,10 @@ class RecordedBatch(NamedTuple):
 
 
 class BatchRecorder:
-    """Takes the place of a loader's ``collate_fn``, and has the worker tell where it is.
+    """Replaces a loader's ``collate_fn``, and adds the position of the worker.
 
     Args:
-        loader: whose function it is.
+        loader: the loader.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -48,25 +49,25 @@ class BatchRecorder:
         self._least = loader.batch_size if loader.batch_size and loader.drop_last else 1
 
     def __call__(self, items: Any) -> Any:
-        """Return what the loader's function makes of the items, with the place of the worker where it is tracked."""
+        """Return the result of the loader's function, with the position of the worker if it is tracked."""
         info = get_worker_info()
         if info is None:
             return self._collate(items)
         data = cast("Any", info.dataset)
         if not self._is_batched:
-            return data.told(self._collate(items)) if items is not END else data.told_end()
+            return data.recorded(self._collate(items)) if items is not END else data.record_end()
         found = [item for item in items if item is not END]
         if len(found) == len(items):
-            return data.told(self._collate(items))
-        # torch asks for as many as fit in a batch, and has dropped none of them.
-        return data.told_end(*([self._collate(found)] if len(found) >= self._least else ()))
+            return data.recorded(self._collate(items))
+        # torch has requested a full batch, and drops no items.
+        return data.record_end(*([self._collate(found)] if len(found) >= self._least else ()))
 
 
 def begin_recording(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Begin an epoch of a loader in which each batch comes with the place of its worker."""
+    """Begin an epoch of a loader in which each batch carries the position of its worker."""
     own = loader.collate_fn, loader._IterableDataset_len_called
     loader.collate_fn = BatchRecorder(loader)
-    loader._IterableDataset_len_called = None  # torch would count what tells the place alone, and warn of too many
+    loader._IterableDataset_len_called = None  # torch would count records without a batch, and warn about too many
     try:
         return iter(loader)
     finally:
@@ -74,41 +75,136 @@ def begin_recording(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 class TrackedEpoch:
-    """An epoch in the main process: what the loop has got from each worker.
+    """An epoch in the main process: tracks the batches received from each worker.
 
     Args:
-        bases: where each worker has begun.
-        turn: which worker's batch comes first.
+        bases: the position at which each worker began.
+        turn: the worker whose batch comes first.
     """
 
     def __init__(self, bases: Sequence[WorkerState], turn: int) -> None:
-        #: Whether each process has the worker of its own number.
+        #: Whether the number of each process equals that of its worker.
         self.is_in_order = turn == 0
         self.turn = turn
         self.is_over = False
-        #: What the process of a worker has on the board that has begun this epoch.
+        #: The shared row of a worker that has begun this epoch.
         self.row: WorkerRow | None = None
         self.process = 0
-        self._trails = [ItemPositions() for _ in bases]
-        for trail, base in zip(self._trails, bases, strict=True):
-            trail.begin(base)
+        self._positions = [ItemPositions() for _ in bases]
+        for positions, base in zip(self._positions, bases, strict=True):
+            positions.begin(base)
 
-    def note(self, told: RecordedBatch, row: WorkerRow) -> None:
-        """Take note that the loop gets a batch, or that there is none."""
+    def note(self, recorded: RecordedBatch, row: WorkerRow) -> None:
+        """Record a batch that the loop receives, or the end of a worker's epoch."""
         if self.row is None:
-            self.row, self.process = row, told.process
-        trail = self._trails[told.worker]
-        trail.add(told.record, 0 if told.is_empty else 1)
-        if not told.is_empty:
-            self.turn = told.worker + 1
-            trail.deliver()
+            self.row, self.process = row, recorded.process
+        positions = self._positions[recorded.worker]
+        positions.add(recorded.record, 0 if recorded.is_empty else 1)
+        if not recorded.is_empty:
+            self.turn = recorded.worker + 1
+            positions.deliver()
 
     def end(self, row: WorkerRow) -> None:
-        """Take note that the epoch is over."""
+        """Record that the epoch is over."""
         self.is_over = True
         if self.row is None:  # it had no batch
             self.row = row
 
     def states(self) -> list[WorkerState]:
-        """Return where each worker has to resume behind what the loop has."""
-        return [trail.state() for trail in self._trails]
+        """Return the position of each worker after the batches received by the loop."""
+        return [positions.state() for positions in self._positions]
+
+
+#: The maximum number of workers of a loader. torch initializes larger shared memory with several threads, which hang in
+#: a process that is forked afterwards.
+MOST_WORKERS = 512
+
+
+class WorkerRow(NamedTuple):
+    """The facts that a worker needs to begin an epoch. All are non-negative numbers, initially 0.
+
+    Attributes:
+        epoch: the number of the next epoch, unless another one is selected.
+        seed: the seed of the latest epoch, if one has begun.
+        first: the seed of the first epoch, if it has begun.
+        next: the seed of the next epoch, if the first has begun.
+        begun: the number of epochs it has begun.
+        workers: the number of workers in the latest epoch.
+        loaded: the loaded state from which it resumes, counted from 1; 0 if there is none.
+    """
+
+    epoch: int = 0
+    seed: int = 0
+    first: int = 0
+    next: int = 0
+    begun: int = 0
+    workers: int = 0
+    loaded: int = 0
+
+
+class SharedEpochs:
+    """Memory shared with the processes that are started with it, one row per worker.
+
+    Workers may be restarted for each epoch, and learn about the previous one only from here.
+    """
+
+    def __init__(self) -> None:
+        # A row for each worker, and one for all.
+        tensor = torch.zeros((MOST_WORKERS + 1, len(WorkerRow._fields)), dtype=torch.int64)
+        share: Callable[[], torch.Tensor] = tensor.share_memory_
+        self._shared = share()
+
+    def read(self, worker: int) -> WorkerRow:
+        """Return the row of a worker."""
+        return WorkerRow(*map(int, self._numbers[worker]))
+
+    def write(self, row: WorkerRow, worker: int | None = None) -> None:
+        """Set the row of a worker, or of all workers."""
+        self._numbers[slice(-1) if worker is None else worker] = row
+
+    def has_other_workers(self, workers: int) -> bool:
+        """Whether the number of workers has changed, so that not all of them know the next epoch."""
+        return any(self.read(number).workers not in (0, workers) for number in range(workers))
+
+    def choose(self, epoch: int | None, begun: int | None = None) -> None:
+        """Select the number of an epoch.
+
+        Args:
+            epoch: the number, or ``None`` for no selection.
+            begun: the number of epochs begun before it. By default, the maximum over all workers: some may still be
+                about to begin the latest one.
+        """
+        found = self.begun if begun is None else begun
+        self._numbers[-1, 2:4] = (0 if epoch is None else epoch + 1), found
+
+    @property
+    def begun(self) -> int:
+        """The number of epochs that any worker has begun."""
+        return int(self._numbers[:-1, WorkerRow._fields.index("begun")].max())
+
+    def chosen(self, begun: int) -> int | None:
+        """Return the epoch selected for the time when ``begun`` epochs have begun, or ``None``."""
+        wanted, found = map(int, self._numbers[-1, 2:4])
+        return wanted - 1 if wanted and found == begun else None
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether any worker has begun an epoch since a state was loaded."""
+        return bool(self._numbers[-1, 0])
+
+    @has_workers.setter
+    def has_workers(self, value: bool) -> None:
+        self._numbers[-1, 0] = value
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether workers add their position to each batch."""
+        return bool(self._numbers[-1, 1])
+
+    @is_tracked.setter
+    def is_tracked(self, value: bool) -> None:
+        self._numbers[-1, 1] = value
+
+    @property
+    def _numbers(self) -> Any:
+        return self._shared.numpy().view(np.uint64)  # seeds have 64 bits

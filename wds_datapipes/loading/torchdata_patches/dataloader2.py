@@ -6,24 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from wds_datapipes.loading.torchdata_patches.replace import PatchRecord, replace
-
-__all__ = ["LOADER_REPAIRS", "TORCH_REPAIRS"]
-
-LOADER_REPAIRS = PatchRecord()
-
-#: What is patched in torch itself, whatever torchdata is installed.
-TORCH_REPAIRS = PatchRecord()
+__all__ = ["LOADER_PATCHES", "TORCH_PATCHES"]
 
 
-@TORCH_REPAIRS.repair(issue=None)
 def later_passes() -> None:
-    """A ``.shuffle()`` that is iterated twice in an epoch of torch's ``DataLoader`` has another order in each worker.
+    """A ``.shuffle()`` that is iterated twice in one epoch of ``DataLoader`` has a different order in each worker.
 
-    The seed that all workers share serves the first pass alone. With ``.sharding_filter().cycle(2)`` behind it, some
-    samples of the second pass come from several workers, and others from none. The seed of each later pass follows
-    from that of the pass before it now. What draws from the global generators before the split, such as a
-    ``RandomSampler``, draws the same in all workers.
+    The seed that all workers share is used for the first pass only. With ``.sharding_filter().cycle(2)`` after the
+    shuffle, some samples of the second pass come from several workers, and others from none. The patch derives the
+    seed of each later pass from that of the pass before, and sources that draw from the global generators before the
+    split, such as a ``RandomSampler``, draw the same in all workers.
     """
     import torch
     from torch.utils.data import graph_settings
@@ -43,16 +35,15 @@ def later_passes() -> None:
         seed_listings(datapipe, int(torch.empty((), dtype=torch.int64).random_(generator=copied).item()))
         return apply_random_seed(datapipe, rng)
 
-    replace(graph_settings, "apply_random_seed", apply_seeds_of_all_passes)
+    setattr(graph_settings, "apply_random_seed", apply_seeds_of_all_passes)
 
 
-@TORCH_REPAIRS.repair(issue=None)
-def unknown_place() -> None:
-    """``StatefulDataLoader`` saves states of a pipeline in the middle of an epoch, and loses and repeats samples.
+def unknown_position() -> None:
+    """``StatefulDataLoader`` saves mid-epoch states of a pipeline that lose and repeat samples.
 
-    It asks the last stage alone, or counts batches and drops as many of an epoch with another order. To save such a
-    state is a warning now, and to load it a ``StateError``; both name `StatefulShards`. So is the state of a
-    `StatefulShards` that is loaded on another rank.
+    It asks only the last stage, or counts batches and drops as many from an epoch with a different order. With the
+    patch, saving such a state warns and loading it raises a ``StateError``; both recommend `StatefulShards`. Loading
+    the state of a `StatefulShards` on another rank raises a ``StateError``, too.
     """
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -63,7 +54,7 @@ def unknown_place() -> None:
 
     @functools.wraps(state_dict)
     def save_and_check(self: Any) -> dict[str, Any]:
-        from wds_datapipes.loading.stateful_dataset.stateful_dataloader import check_saved
+        from wds_datapipes.loading.stateful_dataset.dataset import check_saved
 
         state: dict[str, Any] = state_dict(self)
         check_saved(self, state)
@@ -71,26 +62,25 @@ def unknown_place() -> None:
 
     @functools.wraps(load_state_dict)
     def check_and_load(self: Any, state_dict: dict[str, Any]) -> None:
-        from wds_datapipes.loading.stateful_dataset.stateful_dataloader import check_loaded
+        from wds_datapipes.loading.stateful_dataset.dataset import check_loaded
 
         check_loaded(self, state_dict)
         load_state_dict(self, state_dict)
 
-    replace(StatefulDataLoader, "state_dict", save_and_check)
-    replace(StatefulDataLoader, "load_state_dict", check_and_load)
+    setattr(StatefulDataLoader, "state_dict", save_and_check)
+    setattr(StatefulDataLoader, "load_state_dict", check_and_load)
 
 
-@LOADER_REPAIRS.repair(issue=None)
 def repeated_order() -> None:
-    """Every epoch has the order of the first, with and without ``DataLoader2.seed``.
+    """Every epoch repeats the order of the first, with or without ``DataLoader2.seed``.
 
-    With a seed: the workers draw from copies of the loader's generator, and the original never advances. It is seeded
-    anew after each epoch has begun, from itself: one ``seed()`` makes a whole run reproducible, and its first epoch is
-    the one it always was.
+    With a seed: the workers draw from copies of the loader's generator, and the original never advances. The patch
+    reseeds it from itself after each epoch has begun: one ``seed()`` makes a whole run reproducible, and the first
+    epoch does not change.
 
-    Without a seed: from 0.8.0 on a seed is drawn from torch's generator inside ``fork_rng``, which puts the generator
-    back. It is drawn without it, as in 0.7.1 and as by torch's ``DataLoader``. ``torch.manual_seed`` still makes a run
-    reproducible; each epoch takes one number from torch's generator.
+    Without a seed: since 0.8.0, a seed is drawn from torch's generator inside ``fork_rng``, which restores the
+    generator. The patch draws it without ``fork_rng``, as 0.7.1 and torch's ``DataLoader`` do. ``torch.manual_seed``
+    still makes a run reproducible; each epoch draws one number from torch's generator.
     """
     from torchdata.dataloader2.random import seed_generator as seeding
     from torchdata.dataloader2.reading_service import MultiProcessingReadingService
@@ -109,30 +99,28 @@ def repeated_order() -> None:
 
         return int(torch.randint(-(2**63), 2**63 - 1, ()).item()) + 2**63
 
-    replace(MultiProcessingReadingService, "initialize_iteration", initialize_iteration_and_advance)
-    replace(seeding, "_get_torch_random_seed", torch_random_seed)
+    setattr(MultiProcessingReadingService, "initialize_iteration", initialize_iteration_and_advance)
+    setattr(seeding, "_get_torch_random_seed", torch_random_seed)
 
 
-@LOADER_REPAIRS.repair(issue=None)
 def uneven_ranks() -> None:
-    """Shards that are left over after an even deal all go to the first ranks.
+    """Leftover shards of an uneven split all go to the first ranks.
 
     Instances are numbered by rank and then by worker, so 6 shards on 2 ranks with 2 workers each are split into 4 and
-    2, where torch's ``DataLoader`` gives 3 to each. They are numbered as there now.
+    2, where torch's ``DataLoader`` gives 3 to each. The patch numbers them as torch's ``DataLoader`` does.
     """
     from torchdata.dataloader2 import reading_service
 
     from wds_datapipes.loading.torchdata_patches.worker_processes import process_init_fn
 
-    replace(reading_service, "process_init_fn", process_init_fn)
+    setattr(reading_service, "process_init_fn", process_init_fn)
 
 
-@LOADER_REPAIRS.repair(issue=None)
 def lists_drawn_in_workers() -> None:
-    """What draws from the global generators before the split makes another list in each worker.
+    """A source that draws from the global generators before the split yields a different list in each worker.
 
-    The generators differ between workers, so a ``random.shuffle`` of the user, or a ``RandomSampler``, repeats some
-    items and leaves out others. While the list is made, the generators follow from the seed of the epoch now.
+    The generators differ between workers, so a user's ``random.shuffle``, or a ``RandomSampler``, repeats some items
+    and omits others. The patch seeds the generators from the epoch's seed while the list is made.
     """
     from torchdata.dataloader2.utils import worker
 
@@ -146,15 +134,14 @@ def lists_drawn_in_workers() -> None:
         seed_listings(datapipe, seed_of(seed_generator))
         return set_graph_random_seed(datapipe, seed_generator)
 
-    replace(worker, "set_graph_random_seed", set_seeds_of_lists_too)
+    setattr(worker, "set_graph_random_seed", set_seeds_of_lists_too)
 
 
-@LOADER_REPAIRS.repair(issue=None)
 def unseeded_service() -> None:
     """``DataLoader2.seed`` has no effect without a reading service.
 
-    Seeds reach the pipeline through a reading service. ``InProcessReadingService``, which its own documentation calls
-    the default, takes the place of none when a seed is set.
+    Seeds reach the pipeline through a reading service. The patch uses ``InProcessReadingService``, the documented
+    default, if a seed is set and there is no reading service.
     """
     from torchdata.dataloader2 import DataLoader2, InProcessReadingService
 
@@ -166,20 +153,18 @@ def unseeded_service() -> None:
         if self.reading_service is None:
             self.reading_service = InProcessReadingService()
 
-    replace(DataLoader2, "seed", seed_through_service)
+    setattr(DataLoader2, "seed", seed_through_service)
 
 
-@LOADER_REPAIRS.repair(issue=None)
 def pickled_pipeline() -> None:
-    """``DataLoader2.load_state_dict`` resumes the pipeline that is pickled in the state, and not that of the loader.
+    """``DataLoader2.load_state_dict`` resumes the pipeline pickled in the state instead of the loader's own.
 
-    So a transform or a token that has changed since is replaced by the old one, and credentials are in checkpoints.
+    A transform or a token that has changed since is replaced by the old one, and checkpoints contain credentials.
     With a ``ShardReadingService``, the state is that of the service, without a pickle. Loading it compares the
-    pipelines, and resumes that of the loader, also after the loader was iterated. ``DataLoader2.from_state`` has no
-    pipeline to resume, and says so.
+    pipelines and resumes the loader's own, even if the loader was iterated before. ``DataLoader2.from_state`` has no
+    pipeline to resume, and raises an error.
 
-    Other services do not know where the loop is. A warning says so where a state is asked for in the middle of an
-    epoch.
+    Other services do not know the position of the loop. Requesting a state mid-epoch warns about it.
     """
     from torchdata.dataloader2 import DataLoader2
     from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
@@ -223,18 +208,17 @@ def pickled_pipeline() -> None:
                 self.dataloader._ended_iterator_id = self.iterator_id
             raise
 
-    replace(DataLoader2, "state_dict", save)
-    replace(DataLoader2, "load_state_dict", load)
-    replace(DataLoader2, "from_state", classmethod(load_without_pipeline))
-    replace(DataLoader2Iterator, "__next__", next_or_end)
+    setattr(DataLoader2, "state_dict", save)
+    setattr(DataLoader2, "load_state_dict", load)
+    setattr(DataLoader2, "from_state", classmethod(load_without_pipeline))
+    setattr(DataLoader2Iterator, "__next__", next_or_end)
 
 
-@LOADER_REPAIRS.repair(issue=None)
 def no_set_epoch() -> None:
-    """``DataLoader2`` has no ``set_epoch``, which trainers call that choose an order by the number of the epoch.
+    """``DataLoader2`` has no ``set_epoch``, which trainers call to select the order of an epoch.
 
-    It has one now where a ``ShardReadingService`` is its reading service, or is in it. An iterator that has yielded
-    nothing yet begins the chosen epoch: Lightning asks for it before it calls the hooks that choose.
+    The patch adds it if the reading service is, or contains, a ``ShardReadingService``. An iterator that has yielded
+    nothing yet starts the selected epoch: Lightning creates it before it calls the hooks that select the epoch.
     """
     from torchdata.dataloader2 import DataLoader2
     from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
@@ -242,9 +226,9 @@ def no_set_epoch() -> None:
     next_item = DataLoader2Iterator.__next__
 
     @functools.wraps(next_item)
-    def begin_again_and_next(self: Any) -> Any:
+    def restart_and_next(self: Any) -> Any:
         loader = self.dataloader
-        if loader.__dict__.pop("_begins_again", False) and self.iterator_id == loader.valid_iterator_id:
+        if loader.__dict__.pop("_restarts", False) and self.iterator_id == loader.valid_iterator_id:
             loader._reset_iter = True
             self.iterator_id = iter(loader).iterator_id
         return next_item(self)
@@ -254,16 +238,15 @@ def no_set_epoch() -> None:
 
         return epoch_setter(self)
 
-    replace(DataLoader2, "set_epoch", property(set_epoch))
-    replace(DataLoader2Iterator, "__next__", begin_again_and_next)
+    setattr(DataLoader2, "set_epoch", property(set_epoch))
+    setattr(DataLoader2Iterator, "__next__", restart_and_next)
 
 
-@LOADER_REPAIRS.repair(issue=None)
 def no_length() -> None:
-    """``DataLoader2`` has no ``len()``, also where its pipeline has one.
+    """``DataLoader2`` has no ``len()``, even if its pipeline has one.
 
-    It is how many items an epoch has on this rank, where the pipeline knows it, and a ``TypeError`` otherwise. A loader
-    is true all the same.
+    The length is the number of items of an epoch on this rank; it is a ``TypeError`` if the pipeline does not know it.
+    A loader stays true in a boolean context.
     """
     from torchdata.dataloader2 import DataLoader2
 
@@ -272,5 +255,24 @@ def no_length() -> None:
 
         return length_of(self)
 
-    replace(DataLoader2, "__len__", length)
-    replace(DataLoader2, "__bool__", lambda _: True)
+    setattr(DataLoader2, "__len__", length)
+    setattr(DataLoader2, "__bool__", lambda _: True)
+
+
+#: Patches of torch's ``DataLoader`` and of ``StatefulDataLoader``, for any release of torchdata, in the same form.
+TORCH_PATCHES: tuple[tuple[Callable[[], None], int | None], ...] = (
+    (later_passes, None),
+    (unknown_position, None),
+)
+
+
+#: Patches of ``DataLoader2``, each with the number of its issue in meta-pytorch/data.
+LOADER_PATCHES: tuple[tuple[Callable[[], None], int | None], ...] = (
+    (repeated_order, None),
+    (uneven_ranks, None),
+    (lists_drawn_in_workers, None),
+    (unseeded_service, None),
+    (pickled_pipeline, None),
+    (no_set_epoch, None),
+    (no_length, None),
+)

@@ -1,13 +1,14 @@
 """The patches of torchdata's own ``DataLoader2`` and ``MultiProcessingReadingService``.
 
-torchdata 0.7.1 to 0.9.0 are the last releases that have them, and their faults will not be mended there
-(https://github.com/meta-pytorch/data/issues/1196). Pipelines of tar shards meet every one of them: shards are uneven,
-so the first epoch ends in an exception. Importing ``wds_datapipes`` therefore replaces the parts below, in these
-releases only, and only where the files are, byte for byte, those that were studied. ``wds_datapipes.repairs()`` tells
-what was done; the environment variable ``WDS_DATAPIPES_REPAIRS=0`` leaves torchdata as it is.
+torchdata 0.7.1 to 0.9.0 are the last releases that include them, and will not be fixed
+(https://github.com/meta-pytorch/data/issues/1196). Pipelines of tar shards trigger every defect: shards are uneven, so
+the first epoch ends in an exception. Importing ``wds_datapipes`` therefore replaces the defective parts, in these
+releases only, and only if the files are, byte for byte, those that the patches were written for.
+``wds_datapipes.list_patches()`` lists the patches; the environment variable ``WDS_DATAPIPES_PATCHES=0`` leaves
+torchdata unchanged.
 
-Each repair is one function, in `workerrepairs` and `loaderrepairs`: its docstring says what was wrong and what is done
-about it.
+Each patch is one function, in `multiprocessing_service` and `dataloader2`. Its docstring describes the defect and the
+patch.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from wds_datapipes.loading.torchdata_patches.dataloader2 import LOADER_REPAIRS, TORCH_REPAIRS
-from wds_datapipes.loading.torchdata_patches.multiprocessing_service import WORKER_REPAIRS
+from wds_datapipes.loading.torchdata_patches.dataloader2 import LOADER_PATCHES, TORCH_PATCHES
+from wds_datapipes.loading.torchdata_patches.multiprocessing_service import WORKER_PATCHES
 
-__all__ = ["Patch", "apply", "repairs"]
+__all__ = ["Patch", "apply", "list_patches"]
 
-#: The files that the repairs rely on, and the beginning of the SHA-256 of each in torchdata 0.7.1 and in 0.8.0 = 0.9.0.
+ISSUES = "https://github.com/meta-pytorch/data/issues/"
+
+#: The files that the patches rely on, and the prefix of the SHA-256 of each in torchdata 0.7.1 and in 0.8.0 = 0.9.0.
 _KNOWN_VERSIONS = ("0.7.1", "0.8.0", "0.9.0")
 _KNOWN_FILES = {
     "dataloader2/communication/eventloop.py": ("bd07a7ce4ded5bc5",),
@@ -42,62 +45,64 @@ _KNOWN_FILES = {
 
 
 class Patch(NamedTuple):
-    """One fault of torchdata, and whether it is mended in this process.
+    """A defect of torchdata, and whether it is patched in this process.
 
     Attributes:
-        name: the function that mends it.
-        what: the fault, in one sentence.
-        issue: where others have reported it, or None.
-        applied: whether it is mended.
-        reason: why it is not, or "".
+        name: the name of the function that patches it.
+        fault: the defect, in one sentence.
+        issue: the URL of the issue that reports it, or ``None``.
+        applied: whether it is patched.
+        reason: the reason why it is not, or "".
     """
 
     name: str
-    what: str
+    fault: str
     issue: str | None
     applied: bool
     reason: str
 
     def __str__(self) -> str:
-        state = "mended" if self.applied else f"not mended: {self.reason}"
-        return f"{self.name}: {self.what} [{state}]" + (f" {self.issue}" if self.issue else "")
+        state = "patched" if self.applied else f"not patched: {self.reason}"
+        return f"{self.name}: {self.fault} [{state}]" + (f" {self.issue}" if self.issue else "")
 
 
+#: The patches of this process. They replace attributes of torchdata's modules, which exist once per process.
 _done: list[Patch] = []
 
 
-def repairs() -> list[Patch]:
-    """Return what is wrong in torchdata's DataLoader2, and what of it is mended in this process.
+def list_patches() -> list[Patch]:
+    """Return the known defects of torchdata's DataLoader2, and whether each is patched in this process.
 
     Examples:
-        >>> from wds_datapipes import repairs
-        >>> names = [repair.name for repair in repairs()]
+        >>> from wds_datapipes import list_patches
+        >>> names = [patch.name for patch in list_patches()]
         >>> names[:5]
         ['uneven_workers', 'dead_workers', 'lost_errors', 'orphans', 'shutdown']
         >>> names[5:9]
         ['stuck_pause', 'repeated_order', 'uneven_ranks', 'lists_drawn_in_workers']
         >>> names[9:]
-        ['unseeded_service', 'pickled_pipeline', 'no_set_epoch', 'no_length', 'later_passes', 'unknown_place']
+        ['unseeded_service', 'pickled_pipeline', 'no_set_epoch', 'no_length', 'later_passes', 'unknown_position']
     """
     return list(_done)
 
 
 def apply() -> None:
-    """Mend torchdata, once in a process; do nothing where there is nothing to mend."""
+    """Patch torchdata, once per process."""
     if _done:
         return
-    unwanted = "WDS_DATAPIPES_REPAIRS=0 is set" if os.environ.get("WDS_DATAPIPES_REPAIRS") == "0" else ""
+    unwanted = "WDS_DATAPIPES_PATCHES=0 is set" if os.environ.get("WDS_DATAPIPES_PATCHES") == "0" else ""
     reason = unwanted or _reason_against()
-    for mends, against in ((WORKER_REPAIRS, reason), (LOADER_REPAIRS, reason), (TORCH_REPAIRS, unwanted)):
-        for mend, issue in mends:
+    for patches, against in ((WORKER_PATCHES, reason), (LOADER_PATCHES, reason), (TORCH_PATCHES, unwanted)):
+        for patch, issue in patches:
             if not against:
-                mend()
-            what = str(mend.__doc__).partition("\n")[0]
-            _done.append(Patch(mend.__name__, what, issue, not against, against))
+                patch()
+            fault = str(patch.__doc__).partition("\n")[0]
+            url = f"{ISSUES}{issue}" if issue else None
+            _done.append(Patch(patch.__name__, fault, url, not against, against))
 
 
 def _reason_against() -> str:
-    """Import torchdata's DataLoader2, and return why it must be left alone, or ""."""
+    """Import torchdata's DataLoader2, and return the reason not to patch it, or ""."""
     if os.name != "posix":
         return f"worker processes are only watched on POSIX systems, and this one is {os.name!r}"
     torchdata = _import_quietly()
@@ -109,12 +114,12 @@ def _reason_against() -> str:
     for name, digests in _KNOWN_FILES.items():
         path = Path(str(torchdata.__file__)).parent / name
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest()[:16] not in digests:
-            return f"{path} is not the file of torchdata {version} that these repairs were written for"
+            return f"{path} is not the file of torchdata {version} that the patches were written for"
     return ""
 
 
 def _import_quietly() -> ModuleType | None:
-    """Import torchdata with its DataLoader2, without the one warning that this import always gives."""
+    """Import torchdata with its DataLoader2, without the warning that this import always emits."""
     with warnings.catch_warnings():
         banner = r"\n#+\nWARNING!\nThe 'datapipes', 'dataloader2' modules are deprecated"
         warnings.filterwarnings("ignore", message=banner, category=UserWarning)

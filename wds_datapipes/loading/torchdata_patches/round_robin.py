@@ -1,10 +1,11 @@
-"""A patched receiving side of torchdata's service: one item from each worker in turn."""
+"""A patched receiving side of torchdata's service, which takes one item from each worker in turn."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchdata.dataloader2.communication.iter import (
@@ -21,21 +22,22 @@ from torchdata.dataloader2.communication.messages import (
 )
 from torchdata.dataloader2.communication.protocol import EmptyQueue, IterDataPipeQueueProtocolClient
 
-from wds_datapipes.loading.workers.inbox import PULSE_S, Inbox
-from wds_datapipes.loading.workers.prefetch_thread import given_up
+from wds_datapipes.errors import WorkerDiedError
+from wds_datapipes.loading.torchdata_patches.queues import PULSE_S, Inbox
+from wds_datapipes.loading.workers.connection import is_abandoned, set_reader
 
-__all__ = ["LiveWorkers", "WatchedClient"]
+__all__ = ["LiveWorkers", "WatchedClient", "guard_thread", "pause"]
 
-#: How long the last request may take to leave this process, in seconds.
+#: How long sending the last request may take, in seconds.
 FLUSH_S = 1.0
 
 
 class WatchedClient(IterDataPipeQueueProtocolClient):  # type: ignore[misc]  # torchdata has no types
-    """torchdata's end of the conversation with one worker, which learns of every way the worker can fail.
+    """torchdata's client of one worker, which detects every way the worker can fail.
 
     Args:
-        request_queue: the queue of what this process asks.
-        response_queue: the queue of what the worker answers.
+        request_queue: the queue of requests to the worker.
+        response_queue: the queue of its responses.
     """
 
     def __init__(self, request_queue: Any, response_queue: Any) -> None:
@@ -44,19 +46,19 @@ class WatchedClient(IterDataPipeQueueProtocolClient):  # type: ignore[misc]  # t
 
     @property
     def inbox(self) -> Inbox:
-        """Where the answers arrive."""
+        """The receiving end of the responses."""
         inbox: Inbox = self.response_queue
         return inbox
 
     def request_served(self, result: Any = None) -> None:
-        """Raise the worker's error, whatever it was asked for."""
+        """Raise the worker's error, whatever the request."""
         super().request_served(result)
         if isinstance(result, WorkerExceptionResponse):
             self._failure = result.exc
             self._failure.reraise()
 
     def request_reset_epoch(self, seed_generator: Any, iter_reset_fn: Any) -> None:
-        """Raise the worker's error again: a worker ends after an error, and serves no other epoch."""
+        """Raise the worker's error again: a worker ends after an error, and serves no further epoch."""
         if self._failure is not None:
             self._failure.reraise()
         super().request_reset_epoch(seed_generator, iter_reset_fn)
@@ -72,12 +74,12 @@ class WatchedClient(IterDataPipeQueueProtocolClient):  # type: ignore[misc]  # t
 
 
 class LiveWorkers(_IterateQueueDataPipes):  # type: ignore[misc]  # torchdata has no types
-    """Takes one item from each worker in turn; a worker that has no more leaves the round.
+    """Takes one item from each worker in turn; a worker that is exhausted leaves the round.
 
-    The order is a function of what each worker yields, and of nothing else. Each worker is asked for one item ahead.
+    The order depends only on the items of each worker. One item is requested ahead from each worker.
 
-    Several threads may come here: a prefetch thread iterates while the main thread resets or terminates. ``_epoch``
-    counts the resets, and an iterator that was begun before the last one asks and takes nothing any more.
+    Several threads may use it: a prefetch thread iterates while the main thread resets or terminates. ``_epoch`` counts
+    the resets; an iterator that began before the last reset no longer requests or takes anything.
     """
 
     _is_child_datapipe = False
@@ -106,21 +108,21 @@ class LiveWorkers(_IterateQueueDataPipes):  # type: ignore[misc]  # torchdata ha
         with self._turn:
             self._epoch += 1
         for buffer in self.res_buffers:
-            buffer.clear()  # what a pause has kept belongs to the epoch before
+            buffer.clear()  # items kept by a pause belong to the previous epoch
         super().reset_epoch(seed_generator, iter_reset_fn)
 
     def request_terminate(self) -> None:
-        """Ask every worker to end, without waiting for what it was asked before."""
+        """Ask every worker to end, without waiting for pending responses."""
         with self._turn:
             self._terminated = True
         for pipe in self.datapipes:
             pipe.protocol.request_terminate()
 
     def _next_response(self, epoch: int, alive: deque[int]) -> Any:
-        """Return what the first worker of ``alive`` answers, or None when this iterator's time is over."""
+        """Return the response of the first worker of ``alive``, or ``None`` if a later epoch has begun."""
         while True:
             with self._turn:
-                if epoch != self._epoch or self._terminated or given_up():
+                if epoch != self._epoch or self._terminated or is_abandoned():
                     return None
                 try:
                     response = self._take(alive)
@@ -128,7 +130,7 @@ class LiveWorkers(_IterateQueueDataPipes):  # type: ignore[misc]  # torchdata ha
                     pass
                 else:
                     if isinstance(response, GetNextResponse):
-                        self._ask(alive[0])  # it works on the next item while this one is used
+                        self._ask(alive[0])  # it makes the next item while this one is used
                     return response
             self.datapipes[alive[0]].protocol.inbox.wait(PULSE_S)
 
@@ -137,10 +139,10 @@ class LiveWorkers(_IterateQueueDataPipes):  # type: ignore[misc]  # torchdata ha
         if self.res_buffers[first]:
             return self.res_buffers[first].popleft()
         client = self.datapipes[first].protocol
-        if client.can_take_request():  # the epoch begins, or goes on after a pause
+        if client.can_take_request():  # the epoch begins, or resumes after a pause
             for index in alive:
                 self._ask(index)
-            if client.can_take_request():  # the limit is reached, and yet somebody wants an item
+            if client.can_take_request():  # the limit is reached, but another item is requested
                 self._ask(first, over_limit=True)
         return client.get_response_next(block=False)
 
@@ -150,3 +152,53 @@ class LiveWorkers(_IterateQueueDataPipes):  # type: ignore[misc]  # torchdata ha
         if client.can_take_request() and not self.res_buffers[index] and (within_limit or over_limit):
             client.request_next()
             self._request_cnt += 1
+
+
+#: The polling interval while a prefetcher's thread pauses, in seconds.
+PAUSE_CHECK_S = 1e-3
+
+
+def guard_thread(fill: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``thread_worker`` of one of torchdata's prefetchers so that its thread never ends silently."""
+
+    @functools.wraps(fill)
+    def thread_worker(prefetch_data: Any, *args: Any) -> None:
+        set_reader(prefetch_data)
+        prefetch_data.source_datapipe = _deliver(prefetch_data.source_datapipe, prefetch_data.prefetch_buffer.append)
+        try:
+            fill(prefetch_data, *args)
+        finally:
+            set_reader(None)
+
+    return thread_worker
+
+
+def pause(prefetcher: Any) -> None:
+    """Pause one of torchdata's prefetchers: wait until its thread has stopped making items, or has ended."""
+    if prefetcher.thread is not None:
+        data = prefetcher.prefetch_data
+        data.run_prefetcher = False
+        data.paused = False  # it may be left from an earlier pause; the thread sets it repeatedly
+        while not data.paused and prefetcher.thread.is_alive():
+            prefetcher.thread.join(PAUSE_CHECK_S)
+
+
+def _deliver(source: Iterable[Any], deliver: Callable[[Exception], None]) -> Iterator[Any]:
+    """Yield from ``source``; deliver its exception, and end.
+
+    torchdata's thread reports that it has stopped before it delivers the error, so that a reader in between mistakes
+    the error for the end of the epoch. It catches neither the exceptions of ``iter`` nor ``SystemExit``.
+    """
+    try:
+        yield from source
+    except GeneratorExit:
+        raise
+    except Exception as error:  # noqa: BLE001 - the reader of the buffer raises it
+        deliver(error)
+    except BaseException as error:  # noqa: BLE001 - a reader would treat it as an item if it is not an Exception
+        died = WorkerDiedError(
+            f"The pipeline raised {error!r} in a prefetch thread, where it ends the thread alone. "
+            "Code that a pipeline runs must not call exit()."
+        )
+        died.__cause__ = error
+        deliver(died)

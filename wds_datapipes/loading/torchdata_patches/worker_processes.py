@@ -1,7 +1,7 @@
 """Wrappers around torchdata's own loops in its worker processes.
 
-The loops send what an item raised. After everything else that goes wrong they leave the main process waiting: what
-``worker_init_fn`` raises, an item that cannot be pickled, the end of the main process itself.
+The loops send only the exceptions that items raise. Any other failure makes the main process hang: an exception of
+``worker_init_fn``, an item that cannot be pickled, or the end of the main process itself.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from wds_datapipes.pipes.state.shard_order import guard_listings
 
 __all__ = ["SENDABLE", "BoundLoop", "SendableError", "bind", "process_init_fn", "run_dispatcher", "run_worker"]
 
-#: Signals that a program is sent together with its workers, by a scheduler or a terminal that ends.
+#: Signals that a scheduler or a closing terminal sends to a program together with its workers.
 FOR_THE_PROGRAM = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-#: What is sent to the main process in place of ending the worker: all errors, and groups of anything.
+#: The exceptions that are sent to the main process instead of ending the worker: all errors, and groups of any kind.
 SENDABLE: tuple[type[BaseException], ...]
-#: The builtin classes of exception groups, if there are any: the general one, and that of errors alone.
+#: The builtin classes of exception groups, if they exist: the general one, and that of errors only.
 _GROUPS: tuple[type[BaseException], ...]
 if sys.version_info >= (3, 11):
     from builtins import BaseExceptionGroup, ExceptionGroup
@@ -43,19 +43,19 @@ if sys.version_info >= (3, 11):
 else:
     SENDABLE, _GROUPS = (Exception,), ()
 
-#: How deep groups of groups are sent as such; tracebacks show as many.
+#: The maximum depth of nested groups that are sent as groups, as in tracebacks.
 GROUP_DEPTH = 10
 
 
 class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no types
-    """An exception on its way to another process; its class is RuntimeError if its own cannot be pickled.
+    """An exception in transit to another process; its class is RuntimeError if its own cannot be pickled.
 
     The exceptions of a group are sent with it, so that ``except*`` finds them.
 
     Args:
-        exc_info: what ``sys.exc_info()`` returns, or None for the exception that is handled now.
+        exc_info: the return value of ``sys.exc_info()``, or ``None`` for the exception that is being handled.
         where: where it was raised, as the end of the sentence "Caught ...".
-        depth: how many groups the exception is in.
+        depth: the number of groups that contain the exception.
     """
 
     def __init__(self, exc_info: Any = None, where: str = "in background", depth: int = 0) -> None:
@@ -67,10 +67,10 @@ class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no
             for each in error.exceptions:  # type: ignore[attr-defined]  # mypy takes them for plain exceptions
                 self._parts.append(SendableError((type(each), each, each.__traceback__), where, depth + 1))
         if not takes(ForkingPickler.dumps, self.exc_type):
-            self.exc_type: type[BaseException] = RuntimeError  # the text names the class
+            self.exc_type: type[BaseException] = RuntimeError  # the text contains the name of the class
 
     def reraise(self) -> NoReturn:
-        """Raise the exception again, with all that is known about it as its message; or RuntimeError with that."""
+        """Raise the exception again with all information in its message; or a RuntimeError with the same message."""
         text = f"Caught {self.exc_type.__name__} {self.where}.\nOriginal {self.exc_msg}"
         if self._parts:
             raise self._group(text)
@@ -78,20 +78,20 @@ class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no
         if not issubclass(self.exc_type, (StopIteration, StopAsyncIteration)):
             try:
                 super().reraise()
-            except Exception as error:  # the class may be anybody's, and raise when it gets a message
+            except Exception as error:  # a user's class may raise if it is called with a message
                 if type(error) is self.exc_type:
                     raise
         raise RuntimeError(text)
 
     def error(self) -> BaseException:
-        """Return what `reraise` raises."""
+        """Return the exception that `reraise` raises."""
         try:
             self.reraise()
-        except BaseException as error:  # noqa: BLE001 - it is what was asked for
+        except BaseException as error:  # noqa: BLE001 - it is the requested result
             return error
 
     def _group(self, text: str) -> BaseException:
-        """Return a group of what the parts raise: of its own class, if that takes them, or else of a builtin one."""
+        """Return a group of the exceptions of the parts: of its own class if possible, else of a builtin one."""
         errors = [part.error() for part in self._parts]
         general, of_errors = _GROUPS
         if issubclass(self.exc_type, general):
@@ -102,7 +102,7 @@ class SendableError(ExceptionWrapper):  # type: ignore[misc]  # torchdata has no
 
 
 def process_init_fn(datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-    """Give a worker its share as torchdata does, with instances numbered and later passes seeded alike everywhere."""
+    """Split the data for a worker as torchdata does, with instances numbered and later passes seeded consistently."""
     datapipe = init_worker(datapipe, *args, **kwargs)
     derive_later_seeds(datapipe)
     guard_listings(datapipe, drawn_only=True)
@@ -119,7 +119,7 @@ def run_worker(
     call_on_process_init: Callable[..., Any] | None = None,
     custom_reset_fn: Callable[..., Any] | None = None,
 ) -> None:
-    """Run torchdata's loop of a worker and send whatever it raises; the arguments are the loop's."""
+    """Run torchdata's loop of a worker, and send any exception; the arguments are those of the loop."""
     with _send_errors(f"{process_name} {worker_info.worker_id}", [res_queue]):
         DataPipeToQueuesLoop(
             source_datapipe, req_queue, res_queue, process_name, worker_info, call_on_process_init, custom_reset_fn
@@ -134,10 +134,10 @@ def run_dispatcher(
     worker_info: Any,
     custom_reset_fn: Callable[..., Any] | None = None,
 ) -> None:
-    """Run torchdata's loop of the dispatching process, send whatever it raises, and stay until None is received.
+    """Run torchdata's loop of the dispatching process, send any exception, and stay until ``None`` is received.
 
-    The arguments are those torchdata passes: its loop has one more before ``custom_reset_fn``, which therefore lands
-    in the wrong place.
+    The arguments are those that torchdata passes: its loop has one more before ``custom_reset_fn``, which is therefore
+    passed in the wrong position.
     """
     for queue in res_queues:
         queue.cancel_join_thread()  # the workers that would read the rest end first
@@ -147,60 +147,60 @@ def run_dispatcher(
         MultipleDataPipesToQueuesLoop(
             source_datapipes, req_queues, res_queues, process_name, worker_info, custom_reset_fn=custom_reset_fn
         )
-    # The main process sees at once that this one has ended, and would not wait for the error that a worker passes on.
+    # The main process detects the end of this one immediately, and would not wait for the error that a worker forwards.
     for queue in req_queues:
         while queue.get() is not None:
             pass
 
 
-def bind(lifeline: ParentWatch, run: Callable[..., None], *args: Any) -> None:
-    """Run a worker that leaves Ctrl-C to the main process, and that ends when the main process does."""
+def bind(watch: ParentWatch, run: Callable[..., None], *args: Any) -> None:
+    """Run a worker that leaves Ctrl-C to the main process, and ends when the main process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What the program does about a signal, such as saving its state, is not for a forked worker to do as well.
+    # A forked worker must not run the program's signal handlers, such as one that saves its state.
     for number in FOR_THE_PROGRAM:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_IGN)
-    lifeline.hold()
+    watch.hold()
     run(*args)
 
 
 class BoundLoop:
-    """One of torchdata's loops for workers as `bind` runs it, with the lifeline that is current when one is started.
+    """One of torchdata's worker loops as run by `bind`, with the watch that is current when the worker starts.
 
     Args:
         run: the loop.
-        lifeline: the lifeline; None stands for the current one.
+        watch: the watch; ``None`` means the current one.
     """
 
-    def __init__(self, run: Callable[..., None], lifeline: ParentWatch | None = None) -> None:
-        self._run, self._lifeline = run, lifeline
+    def __init__(self, run: Callable[..., None], watch: ParentWatch | None = None) -> None:
+        self._run, self._parent_watch = run, watch
 
     def __call__(self, *args: Any) -> None:
-        """Run the loop, in the worker. A fork still has the thread that has started it, and what is current there."""
-        bind(self._lifeline or ParentWatch.current(), self._run, *args)
+        """Run the loop in the worker. A fork inherits the thread that started it, with its current watch."""
+        bind(self._parent_watch or ParentWatch.current(), self._run, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BoundLoop, (self._run, self._lifeline or ParentWatch.current())
+        return BoundLoop, (self._run, self._parent_watch or ParentWatch.current())
 
 
 @contextmanager
 def _send_errors(who: str, queues: Sequence[Any]) -> Iterator[None]:
-    """Send to every one of ``queues`` the exception that ends the block, and what cannot be sent by itself.
+    """Send to each of ``queues`` the exception that ends the block, and errors of items that cannot be sent.
 
-    ``SystemExit`` and its like end the process, as they should: the main process sees the exit code.
+    Exceptions such as ``SystemExit`` end the process as usual: the main process receives the exit code.
     """
     for queue in queues:
-        # The queue pickles in a thread of its own and asks this method what to do about an error.
+        # The queue pickles in its own thread, and calls this method on an error.
         queue._on_queue_feeder_error = partial(_report_unsendable, who, queue)
     try:
         yield
-    except SENDABLE:  # it is not lost: the main process raises it again
+    except SENDABLE:  # not lost: the main process raises it again
         for queue in queues:
             queue.put(WorkerExceptionResponse(SendableError(where=f"in {who}")))
 
 
 def _report_unsendable(who: str, queue: Any, error: Exception, response: Any) -> None:
-    """Send an error in the place of a response that cannot be pickled."""
+    """Send an error instead of a response that cannot be pickled."""
     what = (
         describe(response.value, ForkingPickler.dumps)
         if isinstance(response, GetNextResponse)

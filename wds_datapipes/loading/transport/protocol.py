@@ -1,7 +1,7 @@
 """The protocol of the socket between two processes: headers, and the messages that they announce.
 
-The socket keeps messages apart (``SOCK_SEQPACKET``): a message arrives whole or not at all, also from a process that is
-killed while it sends. A large one stays in shared memory, and only its header is sent.
+The socket preserves message boundaries (``SOCK_SEQPACKET``): a message arrives completely or not at all, even if the
+sender is killed. The body of a large message stays in shared memory, and only its header is sent.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ __all__ = [
     "new_channel",
 ]
 
-#: So many bytes may be on their way, or waiting to be used, before a worker makes no more; two messages always may.
+#: A worker pauses when this many bytes are in transit or waiting to be used; two messages are always allowed.
 AHEAD_BYTES = 64 * 1024 * 1024
 
-#: Up to this many bytes of items go through the socket itself, and of the records of where the pipeline is behind them.
+#: The maximum size of items sent through the socket itself, and of the records of pipeline positions, in bytes.
 INLINE = 16 * 1024
 
 
 class Kind(enum.IntEnum):
-    """What a process with items says."""
+    """A kind of message from a process with items."""
 
     STATUS = 1
-    """Here is the descriptor of my `StatusPage`."""
+    """The descriptor of the sender's `StatusPage`."""
     ITEMS = 2
-    """Here are some items: the lengths of their pickles, where their arrays are, the pickles, the arrays."""
+    """Some items: the lengths of their pickles, the positions of their arrays, the pickles, the arrays."""
     END = 3
-    """The epoch has no more of them."""
+    """The end of the items of the epoch."""
     ERROR = 4
-    """Nor will there be any, because of the exception that is pickled here."""
+    """The end of the items because of an exception, which is pickled here."""
     DONE = 5
-    """I have done what I was told."""
+    """The completion of the last command."""
     COUNTERS = 6
-    """This is what I have passed over so far."""
+    """The items that the process has skipped so far."""
     GIVEN_UP = 7
-    """I no longer use this segment, which is free."""
+    """The release of a segment, which is now free."""
     STATE = 8
-    """Where the pipeline is behind each of the items that come next, if that is long; or, without any, behind those
+    """Long records of the pipeline position after each of the next items; or, without items, after those
     before."""
 
 
 class Command(enum.IntEnum):
-    """What it is told."""
+    """A command to the sending process."""
 
     TAKEN = 1
-    """So many messages of this epoch have been taken; these segments are free again, or, as complements, given up."""
+    """The number of messages of this epoch that were taken; the segments freed, or, as complements, given up."""
     RESET = 2
     """Begin an epoch."""
     PAUSE = 3
@@ -66,16 +66,16 @@ class Command(enum.IntEnum):
 
 
 class Header(NamedTuple):
-    """The fixed part of a message; what it announces is its body.
+    """The fixed part of a message, which announces its body.
 
     Attributes:
-        kind: a `Kind`, or a `Command`.
+        kind: a `Kind` or a `Command`.
         epoch: the epoch that it belongs to.
-        number: how many items there are, or how many messages have been taken.
-        arrays: how many arrays belong to them.
-        segment: which segment the body is in, or -1 if it follows the header.
-        size: how long the body is, in bytes.
-        records: how long the records of these items are, in bytes. They follow the header, before the body.
+        number: the number of items, or of messages taken.
+        arrays: the number of their arrays.
+        segment: the segment that holds the body, or -1 if it follows the header.
+        size: the size of the body, in bytes.
+        records: the size of the records of these items, in bytes. They follow the header, before the body.
     """
 
     kind: int
@@ -89,16 +89,16 @@ class Header(NamedTuple):
 
 HEADER = struct.Struct("=IIQIiQI")
 
-#: The largest message of either side.
+#: The maximum size of a message in either direction.
 MESSAGE_BYTES = HEADER.size + 2 * INLINE
 COMMAND_BYTES = 64 * 1024
 
 
 def new_channel() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a socket that keeps messages apart.
+    """Return the two ends of a socket that preserves message boundaries.
 
     Raises:
-        NotImplementedError: the system has none.
+        NotImplementedError: the system does not support such sockets.
     """
     try:
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

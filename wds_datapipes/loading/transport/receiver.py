@@ -19,28 +19,27 @@ from wds_datapipes.loading.transport.protocol import (
     Kind,
 )
 from wds_datapipes.loading.transport.serialization import Serializer, unpack
-from wds_datapipes.loading.transport.shared_memory import SegmentLender
-from wds_datapipes.loading.transport.status_page import StatusPage
+from wds_datapipes.loading.transport.shared_memory import SegmentLender, StatusPage
 
 __all__ = ["Message", "Receiver"]
 
-#: With so many segments lent, what comes next is copied out of them: somebody keeps the items, and segments are few.
+#: Above this many lent segments, further items are copied out of them: the loop keeps items, and segments are limited.
 MOST_LENT = 64
 
 FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
-#: Room for one descriptor.
+#: Space for one descriptor.
 _DESCRIPTOR = struct.Struct("i")
 _ATTACHED = socket.CMSG_LEN(_DESCRIPTOR.size)
 
 
 class Message(NamedTuple):
-    """What the other side said.
+    """A message from the other side.
 
     Attributes:
-        header: what this is.
-        body: what the header announces, unless that is in a segment.
-        records: where the pipeline was behind the items.
+        header: its header.
+        body: the data that the header announces, unless it is in a segment.
+        records: the positions of the pipeline after the items.
     """
 
     header: Header
@@ -49,34 +48,34 @@ class Message(NamedTuple):
 
 
 class Receiver:
-    """Receives what an `Sender` sends.
+    """Receives the messages of a `Sender`.
 
     Args:
         channel: this process's end of the socket.
-        window: the window of the outlet, in messages.
+        window: the window of the sender, in messages.
 
     Attributes:
-        page: what the other process says it is at, or None if it has not begun.
+        page: the status page of the other process, or ``None`` before it has begun.
     """
 
     def __init__(self, channel: socket.socket, *, window: int) -> None:
         self._channel = channel
         self._lender = SegmentLender()
-        self._patience = max(window // 4, 1)
-        self._taken = self._told = 0
-        self._untold_bytes = 0
+        self._credit_interval = max(window // 4, 1)
+        self._taken = self._credited = 0
+        self._uncredited_bytes = 0
         self.epoch = 0
         self.page: StatusPage | None = None
 
     def fileno(self) -> int:
-        """The descriptor that gets readable when there is something to `receive`."""
+        """The descriptor that becomes readable when there is something to `receive`."""
         return self._channel.fileno()
 
     def receive(self) -> Message | None:
-        """Return the next message, or None if none is there.
+        """Return the next message, or ``None`` if there is none.
 
         Raises:
-            EOFError: the other side has gone, and nothing more will come.
+            EOFError: the other side has closed, and nothing more will arrive.
         """
         try:
             # Not recv_fds, which ignores the flags that it takes (https://github.com/python/cpython/issues/107898).
@@ -84,7 +83,7 @@ class Receiver:
         except BlockingIOError:
             return None
         except ConnectionError:
-            # It went without having read all that it was told, which comes up first, and once. What it sent is there.
+            # It closed with unread commands, which is reported first, and once. The messages it sent are still there.
             return self.receive()
         if not data:
             raise EOFError
@@ -104,8 +103,8 @@ class Receiver:
         begin = HEADER.size + header.records
         return Message(header, data[begin:], data[HEADER.size : begin])
 
-    def order(self, command: Command, payload: object = None) -> bytes:
-        """Return the message that tells the other side what to do, for `tell`.
+    def pack_command(self, command: Command, payload: object = None) -> bytes:
+        """Return the message for a command, to pass to `send_command`.
 
         Raises:
             ValueError: it is too large.
@@ -116,31 +115,26 @@ class Receiver:
             raise ValueError(f"a {command.name} with {len(body)} bytes is more than a worker can be told at once")
         return HEADER.pack(*Header(command, self.epoch)) + body
 
-    def tell(self, order: bytes) -> bool:
-        """Send an order without waiting, and return whether there was room for it.
+    def send_command(self, message: bytes) -> bool:
+        """Send a command without waiting, and return whether there was room for it.
 
-        If the other side has gone, that shows when something is received.
+        A closed connection is detected at the next receive.
         """
         try:
-            self._send(order)
-        except BlockingIOError:  # the other side has not listened for a long time
+            self._send(message)
+        except BlockingIOError:  # the other side has not received for a long time
             return False
         return True
 
     def begin(self, epoch: int) -> None:
-        """Begin to count anew."""
+        """Restart counting."""
         self.epoch = epoch
-        self._taken = self._told = 0
-        self._untold_bytes = 0
+        self._taken = self._credited = 0
+        self._uncredited_bytes = 0
 
     def body(self, message: Message) -> Any:
         """Return the object in a message without items."""
-        if message.header.segment < 0:
-            return unpack(message.body)
-        try:
-            return unpack(self._lender.read(message.header.segment)[: message.header.size])
-        finally:
-            self._lender.give_back(message.header.segment)
+        return unpack(self.data(message))
 
     def data(self, message: Message) -> bytes:
         """Return the bytes of a message without items."""
@@ -152,20 +146,20 @@ class Receiver:
             self._lender.give_back(message.header.segment)
 
     def drop(self, message: Message) -> None:
-        """Pass over a message."""
+        """Discard a message."""
         if message.header.segment >= 0:
             self._lender.give_back(message.header.segment)
 
     def item(self, message: Message) -> Any:
-        """Return the one item of a message with arrays, which lie where they were sent."""
+        """Return the one item of a message with arrays, which are views of the shared memory."""
         self._take(message.header.size)
         count, arrays, segment = message.header.number, message.header.arrays, message.header.segment
         keep = len(self._lender) < MOST_LENT
         view = self._lender.lend(segment) if keep else self._lender.read(segment)
         begin = 8 * (count + 2 * arrays)
-        size, *places = view[:begin].cast("Q").tolist()
+        size, *offsets = view[:begin].cast("Q").tolist()
         try:
-            parts = [view[at : at + length] for at, length in zip(places[::2], places[1::2], strict=True)]
+            parts = [view[at : at + length] for at, length in zip(offsets[::2], offsets[1::2], strict=True)]
             return unpack(view[begin : begin + size], parts if keep else map(bytearray, parts))
         finally:
             if not keep:
@@ -185,38 +179,38 @@ class Receiver:
             self.drop(message)
 
     def credit(self) -> None:
-        """Tell the other side what has been used up, so that it goes on, before waiting for it."""
+        """Grant credit for the used messages, before waiting for the other side."""
         returned = self._lender.returned
-        if self._told != self._taken or returned:
+        if self._credited != self._taken or returned:
             numbers = array("i")
             with suppress(IndexError):  # another thread may take some, too
                 while returned:
                     numbers.append(returned.popleft())
             try:
                 self._send(HEADER.pack(*Header(Command.TAKEN, self.epoch, self._taken)) + numbers.tobytes())
-            except BlockingIOError:  # it has enough to do
+            except BlockingIOError:  # the other side is busy
                 returned.extend(numbers)
             else:
-                self._told = self._taken
-                self._untold_bytes = 0
+                self._credited = self._taken
+                self._uncredited_bytes = 0
 
     def cut(self) -> None:
-        """Cut the connection, which wakes whoever waits at either end."""
-        with suppress(OSError):  # the other side has
+        """Shut down the connection, which wakes waiting threads at either end."""
+        with suppress(OSError):  # the other side has closed
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give back the descriptor. Items that were taken stay as they are."""
+        """Close the descriptor. Items that were taken stay valid."""
         self._channel.close()
 
     def _take(self, size: int) -> None:
         self._taken += 1
-        self._untold_bytes += size
-        if self._taken - self._told >= self._patience or self._untold_bytes > AHEAD_BYTES // 8:
+        self._uncredited_bytes += size
+        if self._taken - self._credited >= self._credit_interval or self._uncredited_bytes > AHEAD_BYTES // 8:
             self.credit()
 
     def _send(self, message: bytes) -> None:
-        with suppress(ConnectionError):  # that shows when something is received
+        with suppress(ConnectionError):  # detected at the next receive
             self._channel.send(message, socket.MSG_DONTWAIT)
 
 

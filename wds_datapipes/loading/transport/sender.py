@@ -14,39 +14,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_datapipes.counters import COUNTERS
+from wds_datapipes.counters import Counters
 from wds_datapipes.loading.transport.protocol import AHEAD_BYTES, COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind
 from wds_datapipes.loading.transport.serialization import Array, Serializer, describe, unpack
-from wds_datapipes.loading.transport.shared_memory import SegmentPool
-from wds_datapipes.loading.transport.status_page import StatusPage
+from wds_datapipes.loading.transport.shared_memory import SegmentPool, StatusPage
 from wds_datapipes.pipes.state.recording import Record, pack_records
 
 __all__ = ["ReceiverGone", "Sender"]
 
-#: Small items go together in one message, until it has so many bytes,
+#: Small items share a message until it has this many bytes,
 TOGETHER_BYTES = 64 * 1024
-#: or has waited for so long, in seconds,
+#: or has waited this long, in seconds,
 TOGETHER_S = 1e-3
-#: or until an item took so long to make that a message of its own costs little in comparison.
+#: or until an item takes so long to make that the cost of a separate message is small in comparison.
 SLOW_S = 0.25e-3
-#: A message with a stuck pipeline behind it is sent after one or two times this, in seconds.
+#: A message that waits on a stuck pipeline is sent after one or two times this period, in seconds.
 TICK_S = 2e-3
 
-#: Arrays begin at multiples of this, as cache lines do.
+#: The alignment of arrays, which is the size of a cache line.
 ALIGNMENT = 64
 
-#: Pieces that have fewer bytes on the average are joined before they are copied.
+#: Pieces below this average size in bytes are joined before they are copied.
 LONG = 8 * 1024
-#: How many messages may be ahead, however large they are.
+#: The minimum number of messages allowed ahead, regardless of size.
 FEWEST = 2
 
 
 class ReceiverGone(Exception):
-    """Nobody is at the other end any more."""
+    """The other end has closed."""
 
 
 class ItemRequest(NamedTuple):
-    """A command other than those the outlet deals with itself."""
+    """A command that the sender does not handle itself."""
 
     command: Command
     epoch: int
@@ -54,21 +53,22 @@ class ItemRequest(NamedTuple):
 
 
 class Sender:
-    """Sends items, and learns what the other side wants.
+    """Sends items, and receives requests.
 
-    One thread calls the methods. A second one sees to it that no item waits for the next one to be made.
+    One thread calls the methods. A second thread ensures that no item waits until the next one is made.
 
     Args:
         channel: this process's end of the socket.
-        window: how many messages may be on their way, or waiting to be used, at a time; with small items that share
-            messages, it can be one more.
-        together: how many items may share a message.
+        window: the maximum number of messages in transit or waiting to be used; with small items that share messages,
+            it can be one more.
+        together: the maximum number of items in a message.
 
     Attributes:
-        page: what the other side sees of this process at any time.
-        epoch: the epoch that is sent.
-        orders: what is to be done next.
-        maker: what messages call whoever makes the items.
+        page: the status page of this process, which the other side reads.
+        counters: the counters of the pipeline that makes the items.
+        epoch: the epoch that is being sent.
+        requests: the requests that were received but not handled yet.
+        producer: the name of the stage that makes the items, in messages.
     """
 
     def __init__(self, channel: socket.socket, *, window: int, together: int) -> None:
@@ -80,50 +80,52 @@ class Sender:
         self._drop()
         self._began = self._ready = time.perf_counter()
         self._lock = threading.Lock()
-        self._stirred = threading.Event()
+        self._has_waiting = threading.Event()
         self._closed = False
         self._ticker = threading.Thread(target=self._tick, name="flush", daemon=True)
         self._items = self._bytes = 0
         self._making_s = self._waiting_s = 0.0
         self.epoch = 0
-        self.orders: deque[ItemRequest] = deque()
-        self.maker = "The pipeline"
+        self.requests: deque[ItemRequest] = deque()
+        self.producer = "The pipeline"
         self.page = StatusPage()
+        self.counters = Counters()
+        self.counters.on_shard = self.page.note
         self._send(Header(Kind.STATUS), descriptor=self.page.pass_on())
 
     @property
     def is_full(self) -> bool:
-        """Whether the other side wants no more for now."""
+        """Whether the other side accepts no more items for now."""
         ahead = self._sent - self._taken
         return ahead >= self._window or (self._ahead_bytes >= AHEAD_BYTES and ahead >= FEWEST)
 
     def fileno(self) -> int:
-        """The descriptor that gets readable when there is something to `listen` to."""
+        """The descriptor that becomes readable when `receive_requests` has something to receive."""
         return self._channel.fileno()
 
     def begin(self, epoch: int) -> None:
-        """Drop what was not sent, and go on with another epoch."""
+        """Discard unsent items, and begin another epoch."""
         with self._lock:
             self._drop()
             self.epoch = epoch
         self._ready = time.perf_counter()
 
     def put(self, item: object, record: Record | None = None) -> bool:
-        """Send an item, now or together with those that follow shortly; return whether it was now.
+        """Send an item, now or together with the next ones; return whether it was sent now.
 
         Args:
             item: the item.
-            record: where the pipeline is behind it, if that is recorded. It arrives before the item does.
+            record: the position of the pipeline after it, if recorded. It arrives before the item.
 
         Raises:
-            Gone: the other side has gone.
+            ReceiverGone: the other side has closed.
             PicklingError: the item cannot be sent.
         """
         try:
             packed = self._packer.pack(item)
-        except Exception as error:  # pickling runs anybody's code
+        except Exception as error:  # pickling runs user code
             raise pickle.PicklingError(
-                f"{self.maker} made {describe(item, self._packer.pack)}, which cannot be sent to another process "
+                f"{self.producer} made {describe(item, self._packer.pack)}, which cannot be sent to another process "
                 f"({type(error).__name__}: {error}). Let it be turned into plain data, such as bytes, arrays or "
                 "tensors, before it leaves the worker."
             ) from error
@@ -155,58 +157,58 @@ class Sender:
                     or now - self._began > TOGETHER_S
                 ):
                     self._flush()
-                elif not self._stirred.is_set():
-                    self._stir()
+                elif not self._has_waiting.is_set():
+                    self._start_ticker()
             self._ready = time.perf_counter()
             return not self._lengths
 
     def record(self, record: Record) -> None:
-        """Send what there is, and then where the pipeline is behind it.
+        """Send the waiting items, and then the position of the pipeline after them.
 
         Raises:
-            Gone: the other side has gone.
+            ReceiverGone: the other side has closed.
         """
         with self._lock:
             self._flush()
             self._send_body(Kind.STATE, [pack_records([record])], number=0)
 
-    def say(self, kind: Kind, payload: bytes = b"") -> None:
-        """Send what there is, and then a message without items.
+    def send(self, kind: Kind, payload: bytes = b"") -> None:
+        """Send the waiting items, and then a message without items.
 
         Raises:
-            Gone: the other side has gone.
+            ReceiverGone: the other side has closed.
         """
         with self._lock:
             self._flush()
             self._send_body(kind, [payload])
 
     def flush(self) -> None:
-        """Send what there is.
+        """Send the waiting items.
 
         Raises:
-            Gone: the other side has gone.
+            ReceiverGone: the other side has closed.
         """
         with self._lock:
             self._flush()
 
-    def listen(self) -> None:
-        """Learn what the other side wants, if it said anything.
+    def receive_requests(self) -> None:
+        """Receive the requests that have arrived.
 
         Raises:
-            Gone: the other side has gone.
+            ReceiverGone: the other side has closed.
         """
-        while self._hear(socket.MSG_DONTWAIT):
+        while self._receive_request(socket.MSG_DONTWAIT):
             pass
 
     def wait(self) -> None:
-        """Wait until the other side says something; then send what has waited for that.
+        """Wait until the other side sends something; then send the items that have waited for it.
 
         Raises:
-            Gone: the other side has gone.
+            ReceiverGone: the other side has closed.
         """
         begin = time.perf_counter()
-        self._hear()
-        self.listen()
+        self._receive_request()
+        self.receive_requests()
         with self._lock:
             if not self.is_full:
                 self._flush()
@@ -215,9 +217,9 @@ class Sender:
             self._publish()
 
     def close(self) -> None:
-        """Give back the descriptor, and end the second thread; what waits for other items is not sent."""
+        """Close the descriptor, and end the second thread; waiting items are not sent."""
         self._closed = True
-        self._stirred.set()
+        self._has_waiting.set()
         self._channel.close()
 
     def _drop(self) -> None:
@@ -229,7 +231,7 @@ class Sender:
         self._ahead: deque[int] = deque()
         self._ahead_bytes = 0
 
-    def _hear(self, flags: int = 0) -> bool:
+    def _receive_request(self, flags: int = 0) -> bool:
         try:
             message = self._channel.recv(COMMAND_BYTES, flags)
         except BlockingIOError:
@@ -251,15 +253,15 @@ class Sender:
                     elif (given_up := self._pool.give_back(number)) is not None:
                         self._send(Header(Kind.GIVEN_UP, segment=given_up))
         else:
-            self.orders.append(ItemRequest(Command(header.kind), header.epoch, unpack(body)))
+            self.requests.append(ItemRequest(Command(header.kind), header.epoch, unpack(body)))
         return True
 
     def _flush(self) -> None:
-        """Send the items that wait for others."""
+        """Send the waiting items."""
         if self._lengths:
             self._send_items(self._lengths, self._parts, [])
             self._lengths, self._parts, self._size = [], [], 0
-            self._packer.renew()  # the other thread may be packing, and goes on with what it has begun with
+            self._packer.renew()  # the other thread may be packing, and continues with its current object
 
     def _send_items(self, lengths: list[int], parts: list[bytes], arrays: list[Array]) -> None:
         records = b""
@@ -303,8 +305,8 @@ class Sender:
         for part in [b"".join(parts)] if first < LONG * len(parts) else parts:
             data[at : at + len(part)] = part
             at += len(part)
-        for each, place in zip(arrays, table[len(lengths) :: 2], strict=True):
-            target = segment.memory[place : place + each.nbytes].view(each.dtype)
+        for each, offset in zip(arrays, table[len(lengths) :: 2], strict=True):
+            target = segment.memory[offset : offset + each.nbytes].view(each.dtype)
             fortran = not each.flags.c_contiguous and each.flags.f_contiguous
             np.copyto(target.reshape(each.shape, order="F" if fortran else "C"), each)
         header = Header(kind, self.epoch, number, len(arrays), segment.number, size, len(records))
@@ -312,7 +314,7 @@ class Sender:
         return size
 
     def _send(self, header: Header, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
-        self._publish()  # what has arrived is counted
+        self._publish()  # counts the items that have arrived
         begin = time.perf_counter()
         message = b"".join((HEADER.pack(*header), *body))
         try:
@@ -328,27 +330,26 @@ class Sender:
         self._waiting_s += time.perf_counter() - begin
 
     def _publish(self) -> None:
-        self.page.write(self._items, self._bytes, self._making_s, self._waiting_s)
-        self.page.fetch(COUNTERS.fetched_bytes, COUNTERS.fetching_s)
+        self.page.write(self._items, self._bytes, self._making_s, self._waiting_s, *self.counters.fetched())
 
-    def _stir(self) -> None:
-        """Have an eye on the items that wait for others."""
-        self._stirred.set()
+    def _start_ticker(self) -> None:
+        """Start the thread that sends waiting items."""
+        self._has_waiting.set()
         if not self._ticker.is_alive():
             self._ticker.start()
 
     def _tick(self) -> None:
         seen = 0.0
-        while self._stirred.wait() and not self._closed:
+        while self._has_waiting.wait() and not self._closed:
             time.sleep(TICK_S)
             with self._lock:
-                if not self._lengths or self.is_full:  # in the second case, the other thread waits for the other side
-                    self._stirred.clear()
+                if not self._lengths or self.is_full:  # if it is full, the other thread waits for the receiver
+                    self._has_waiting.clear()
                 elif seen == self._began:
                     try:
                         self._flush()
-                    except ReceiverGone:  # as the other thread will see
+                    except ReceiverGone:  # the other thread detects it, too
                         return
-                    except Exception:  # noqa: BLE001, S110 - nothing is lost: whoever sends next sends it, or raises
+                    except Exception:  # noqa: BLE001, S110 - nothing is lost: the next send retries or raises
                         pass
                 seen = self._began

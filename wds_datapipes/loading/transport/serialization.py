@@ -1,4 +1,4 @@
-"""Serializing items: a pickle, and large arrays and tensors apart from it, so that they are copied once.
+"""Serialization of items: a pickle, with large arrays and tensors out of band, so that they are copied once.
 
 The bytes are a pickle of protocol 5, and the arrays are its out-of-band buffers (PEP 574).
 """
@@ -16,25 +16,25 @@ from numpy.typing import NDArray
 
 __all__ = ["SerializedItem", "Serializer", "describe", "takes", "unpack"]
 
-#: An array of at least so many bytes is kept apart.
+#: The minimum size of an array that is kept out of band, in bytes.
 APART = 16 * 1024
 
-#: A pickle of up to so many bytes leaves little in its pickler.
+#: The maximum size of a pickle that leaves little memory in its pickler, in bytes.
 SMALL = 4 * 1024
 
-#: How many levels down `describe` looks for what cannot be packed.
+#: The maximum depth at which `describe` searches for the unpicklable part.
 DEEPEST = 10
 
 Array = NDArray[Any]
 
 
 class SerializedItem(NamedTuple):
-    """An item on its way.
+    """A serialized item.
 
     Attributes:
         parts: the pickle, in pieces. One may be a large bytes object of the item itself.
-        size: how long they are together, in bytes.
-        arrays: what is kept apart, in the order in which the pickle takes it.
+        size: their total size, in bytes.
+        arrays: the out-of-band arrays, in the order of the pickle.
     """
 
     parts: list[bytes]
@@ -43,14 +43,14 @@ class SerializedItem(NamedTuple):
 
 
 class Serializer:
-    """Packs one item after the other. Each stands for itself: no two share an object on the other side."""
+    """Packs items, each independently: no two share an object on the other side."""
 
     def __init__(self) -> None:
         self._pickler = _Pickler()
         self._largest = 0
 
     def renew(self) -> None:
-        """Forget what large items have left, which would burden small ones."""
+        """Discard the memory left by large items, which would slow down small ones."""
         if self._largest > SMALL:
             self._pickler = _Pickler()
             self._largest = 0
@@ -59,7 +59,7 @@ class Serializer:
         """Pack ``item``.
 
         Raises:
-            Exception: whatever pickling raises; the packer can go on with another item.
+            Exception: any exception of pickling; the serializer remains usable.
         """
         pickler = self._pickler
         parts, arrays = pickler.parts, pickler.arrays
@@ -90,7 +90,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
     def _reduce_array(self, array: Array) -> Any:
-        # NumPy's own way would lose the byte order, or that an array is read-only, of some arrays.
+        # NumPy's own method would lose the byte order, or the read-only flag, of some arrays.
         flags = array.flags
         order: Literal["C", "F"] = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
         if array.nbytes >= APART:
@@ -102,11 +102,11 @@ class _Pickler(pickle.Pickler):
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         name = _IN_NUMPY.get(tensor.dtype)
         if name is not None and not tensor.__dict__:
-            # What most tensors are takes a quarter of the time, and NumPy refuses what is not plain.
+            # A fast path for most tensors, at a quarter of the time. NumPy rejects the others.
             with suppress(RuntimeError, TypeError):
                 array: Array = tensor.numpy()
                 if array.size and array.flags.c_contiguous:
-                    return _tensor, (self._place(array), name, array.shape, None)
+                    return _tensor, (self._write_array(array), name, array.shape, None)
         plain = (
             tensor.layout is torch.strided
             and tensor.device.type == "cpu"
@@ -115,26 +115,26 @@ class _Pickler(pickle.Pickler):
         )
         if not plain or not tensor.numel():
             return NotImplemented
-        # Dense memory in another order of dimensions, such as channels_last, arrives in that order.
+        # Dense memory with another order of dimensions, such as channels_last, arrives in that order.
         order: list[int] | None = None
         if not tensor.is_contiguous():
             strides, shape = tensor.stride(), tensor.shape
             by_stride = sorted(range(tensor.dim()), key=lambda dim: (strides[dim], shape[dim]), reverse=True)
             if tensor.permute(by_stride).is_contiguous():
                 tensor, order = tensor.permute(by_stride), by_stride
-        # NumPy lacks many of torch's types. It need only know how large an element is.
+        # NumPy lacks many of torch's types, but needs only the size of an element.
         array = tensor.view(_OF_SIZE[tensor.element_size()]).numpy()
-        return _tensor, (self._place(array), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), order)
+        return _tensor, (self._write_array(array), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), order)
 
-    def _place(self, array: Array) -> Any:
-        """Return what stands for the bytes of an array, which is kept apart if it is large."""
+    def _write_array(self, array: Array) -> Any:
+        """Return a placeholder for the bytes of an array, which is kept out of band if it is large."""
         if array.nbytes < APART:
             return bytearray(array.tobytes())
         self.arrays.append(array)
         return _PLACE
 
     def _set_apart(self, buffer: pickle.PickleBuffer) -> bool:
-        """Keep a buffer apart (False), or leave it in the pickle (True)."""
+        """Keep a buffer out of band (False), or leave it in the pickle (True)."""
         if buffer is _PLACE:
             return False  # its array is in the list already
         raw = buffer.raw()
@@ -145,21 +145,21 @@ class _Pickler(pickle.Pickler):
 
 
 class _Writer:
-    """The file that the pickler writes to. It gets large bytes objects as they are."""
+    """The file that the pickler writes to. It receives large bytes objects without copying."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self.write = write
 
 
-#: Types that NumPy has as well, by the size of an element in bytes.
+#: Types that NumPy has, too, by the size of an element in bytes.
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-#: The names of types that NumPy has as well. A name is found sooner than a type is pickled.
+#: The names of types that NumPy has, too. Looking up a name is faster than pickling a type.
 _IN_NUMPY = {
     getattr(torch, name): name
     for name in ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "complex64")
 }
 
-#: Stands in a pickle where an array goes that was set apart: an array may be strided, which no `PickleBuffer` may.
+#: The placeholder of an out-of-band array, which may be strided, unlike a `PickleBuffer`.
 _PLACE = pickle.PickleBuffer(bytearray())
 
 
@@ -184,7 +184,7 @@ def unpack(pickled: Any, arrays: Iterable[Any] = ()) -> Any:
 
 
 def describe(item: object, pack: Callable[[Any], object]) -> str:
-    """Say what an item is, and which part of it ``pack`` refuses."""
+    """Describe an item, and the part of it that ``pack`` rejects."""
     path, seen = "", [item]
     while len(seen) <= DEEPEST:
         parts = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, (list, tuple)) else ()
@@ -203,6 +203,6 @@ def takes(pack: Callable[[Any], object], value: object) -> bool:
     """Whether ``pack`` pickles a value."""
     try:
         pack(value)
-    except Exception:  # noqa: BLE001 - pickling runs anybody's code, and whatever that raises is the answer
+    except Exception:  # noqa: BLE001 - pickling runs user code, and any exception is the answer
         return False
     return True

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Segment", "SegmentLender", "SegmentPool", "map_segment", "new_memory"]
+__all__ = ["Segment", "SegmentLender", "SegmentPool", "StatusPage", "map_segment", "new_memory"]
 
 Bytes = NDArray[np.uint8]
 
-#: The sizes of segments are multiples of an eighth of the power of two below, so that few sizes occur.
+#: Segment sizes are multiples of an eighth of the power of two below, so that few distinct sizes occur.
 STEPS = 8
 SMALLEST = 64 * 1024
 
-#: As in linux/memfd.h. `os` has it together with `os.memfd_create`.
+#: As in linux/memfd.h. `os` defines it together with `os.memfd_create`.
 MFD_CLOEXEC = 1
 
 
@@ -30,7 +30,7 @@ def new_memory(size: int) -> int:
     """Return the descriptor of new shared memory.
 
     Raises:
-        OSError: there is no memory left for it.
+        OSError: there is not enough memory.
     """
     descriptor = _new_memfd()
     if descriptor is not None:
@@ -41,15 +41,15 @@ def new_memory(size: int) -> int:
             raise
         return descriptor
     with tempfile.TemporaryFile(prefix="wds-datapipes-") as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # a full disk must not show when the memory is written
+        os.posix_fallocate(file.fileno(), 0, size)  # so that a full disk is detected here, and not on a later write
         return os.dup(file.fileno())
 
 
 def _new_memfd() -> int | None:
-    """Return the descriptor of a file in memory, or None if there is no such thing."""
+    """Return the descriptor of a file in memory, or ``None`` if that is not supported."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("wds-datapipes", os.MFD_CLOEXEC)
-    # An interpreter that is made to run anywhere, such as uv's or conda's, is built for a C library that had none.
+    # A portable interpreter, such as uv's or conda's, is built for a C library without memfd_create.
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "memfd_create"):
         return None
@@ -60,18 +60,18 @@ def _new_memfd() -> int | None:
 
 
 def map_segment(descriptor: int, size: int) -> Bytes:
-    """Return shared memory as an array, which keeps it; the descriptor can be closed."""
-    # Not mmap.mmap, which keeps a descriptor of its own open until Python 3.13: thousands of views may be kept.
+    """Return shared memory as an array, which keeps it alive; the descriptor can be closed."""
+    # Not mmap.mmap, which keeps a descriptor open until Python 3.13: there may be thousands of views.
     path = f"/proc/self/fd/{descriptor}"
     memory: Bytes = torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
     return memory
 
 
 class Segment:
-    """A piece of shared memory as the process sees it that made it.
+    """A piece of shared memory, in the process that created it.
 
     Attributes:
-        number: its name on both sides.
+        number: its identifier on both sides.
         memory: its bytes.
     """
 
@@ -86,19 +86,19 @@ class Segment:
         self._descriptor: int | None = descriptor
 
     def pass_on(self) -> int | None:
-        """Return the descriptor that the other side has yet to get, and forget it; whoever gets it closes it."""
+        """Return and forget the descriptor that the other side still needs; the receiver closes it."""
         descriptor, self._descriptor = self._descriptor, None
         return descriptor
 
 
 class SegmentPool:
-    """The segments that a process fills: one that the other side has given back is filled again.
+    """The segments that a process fills; it reuses those that the other side has returned.
 
-    A segment that is in use is never touched, however many that makes. Of those that are free, some are kept, since
-    filling them again is cheap.
+    A segment in use is never overwritten, however many there are. Some free segments are kept, since reusing them is
+    cheap.
 
     Args:
-        spare: how many free segments are kept.
+        spare: the number of free segments to keep.
     """
 
     def __init__(self, spare: int) -> None:
@@ -108,25 +108,25 @@ class SegmentPool:
         self._numbers = itertools.count()
 
     def take(self, size: int) -> Segment:
-        """Return a segment of at least ``size`` bytes, the one that was given back last if it is large enough.
+        """Return a segment of at least ``size`` bytes, preferably the one that was returned last.
 
         Raises:
-            OSError: there is no memory left.
+            OSError: there is not enough memory.
         """
         for position in range(len(self._free) - 1, -1, -1):
             if self._free[position].memory.size >= size:
                 return self._free.pop(position)
-        # One that is too small makes room: its number lives on with more memory.
+        # A segment that is too small is freed, and its number is reused with more memory.
         number = self._free.pop(0).number if self._free else next(self._numbers)
         segment = self._segments[number] = Segment(number, round_up(size))
         return segment
 
     def give_up(self, number: int) -> None:
-        """Take note that a segment is not to be filled again."""
+        """Forget a segment, which is never reused."""
         del self._segments[number]
 
     def give_back(self, number: int) -> int | None:
-        """Take note that the other side no longer uses a segment; return the number of one to be given up, if any."""
+        """Mark a segment as free; return the number of one to give up, if any."""
         self._free.append(self._segments[number])
         if len(self._free) <= self._spare:
             return None
@@ -134,48 +134,48 @@ class SegmentPool:
 
 
 class SegmentLender:
-    """The segments of another process as this one sees them: lends views of them, and notices when the last is gone.
+    """The segments of another process: lends views of them, and detects when the last view of one is gone.
 
-    A process that is forked here sees what is lent at the time, too, for as long as it likes. Such a segment is never
-    filled again: it is given up instead.
+    A process that is forked here keeps access to the segments lent at that time. Such a segment is given up instead of
+    reused.
     """
 
     def __init__(self) -> None:
         self._memory: dict[int, Bytes] = {}
         self._lent: dict[int, weakref.ref[Bytes]] = {}
         self._forked: set[int] = set()
-        #: The numbers of segments that can be given back, and the complements of those that are given up. Views end in
-        #: any thread, and at any time.
+        #: The numbers of segments that can be returned, and the complements of those that are given up. Views end in
+        #: any thread, at any time.
         self.returned: deque[int] = deque()
         _LENDERS.add(self)
 
     def __len__(self) -> int:
-        """How many segments are lent at the moment."""
+        """The number of segments that are lent."""
         return len(self._lent)
 
     def add(self, number: int, descriptor: int) -> None:
-        """Take note of a segment that is new, or has new memory; the descriptor is used up."""
+        """Add a segment that is new, or has new memory; closes the descriptor."""
         try:
             self._memory[number] = map_segment(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
 
     def drop(self, number: int) -> None:
-        """Take note that the other process has given a segment up."""
+        """Forget a segment that the other process has given up."""
         del self._memory[number]
 
     def read(self, number: int) -> memoryview:
-        """Return the bytes of a segment. Whoever takes them calls `give_back`, or `lend`, which sees to it."""
+        """Return the bytes of a segment. The caller must call `give_back`, or `lend`, which does so."""
         return self._memory[number].data
 
     def give_back(self, number: int) -> None:
-        """Let the other process fill a segment again."""
+        """Return a segment to the other process, which reuses it."""
         self.returned.append(number)
 
     def lend(self, number: int) -> memoryview:
-        """Return the bytes of a segment, which is given back once nothing refers to them, or to a part of them."""
-        # A memoryview refers to the object that it was made from, and so does every part and array that is made of it.
-        # NumPy looks through views of arrays, though not through one that it got as a mere buffer.
+        """Return the bytes of a segment, which is returned once nothing refers to them or to a part of them."""
+        # A memoryview keeps a reference to its source object, and so does every slice and array made from it. NumPy
+        # bypasses views of arrays, but not an array created from a plain buffer.
         whole = np.frombuffer(self._memory[number].data, np.uint8)
         memory, lent, forked, returned = self._memory, self._lent, self._forked, self.returned
 
@@ -192,14 +192,16 @@ class SegmentLender:
         return whole.data
 
     def fork(self) -> None:
-        """Take note that a process is about to be forked."""
+        """Record the lent segments as seen by a process that is about to be forked."""
         self._forked.update(tuple(self._lent))
 
 
+#: Every lender of this process, for the fork hook.
 _LENDERS: weakref.WeakSet[SegmentLender] = weakref.WeakSet()
 
 
 def _fork() -> None:
+    """Record the segments that a fork inherits: only a hook sees the user's forks, and segments are reused."""
     for lender in tuple(_LENDERS):
         lender.fork()
 
@@ -208,7 +210,56 @@ os.register_at_fork(before=_fork)
 
 
 def round_up(size: int) -> int:
-    """Return the next larger size of those that occur: multiples of a page, and of an eighth of a power of two."""
+    """Return the next larger segment size: multiples of a page, and of an eighth of a power of two."""
     step = max(1 << max(size.bit_length() - 1, 0), SMALLEST) // STEPS
     step = max(step, mmap.PAGESIZE)
     return max(-(-size // step) * step, SMALLEST)
+
+
+#: The offset of the text, after the numbers and its length.
+_TEXT_AT = 64
+SIZE = 4096
+
+
+class StatusPage:
+    """The status of a process, which it writes and another process reads, without waiting for each other.
+
+    A number is never read half written. The text may be, if it is read while it changes.
+
+    Args:
+        descriptor: the page, if it belongs to another process; it is closed.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = new_memory(SIZE) if descriptor is None else descriptor
+        page = map_segment(self._descriptor, SIZE).data
+        # Not `struct.pack_into`, which clears the memory first: each number is written and read atomically.
+        self._numbers, self._length = page[:48].cast("d"), page[48:56].cast("Q")
+        self._text = page[_TEXT_AT:]
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def pass_on(self) -> int:
+        """Return the descriptor for the other process, which closes it."""
+        return self._descriptor
+
+    def write(self, *numbers: float) -> None:
+        """Publish items, bytes, seconds spent making and waiting, bytes fetched from stores, and seconds for that."""
+        for index, number in enumerate(numbers):
+            self._numbers[index] = number
+
+    def read(self) -> list[float]:
+        """Return the numbers that were last written."""
+        return [float(number) for number in self._numbers]
+
+    @property
+    def text(self) -> str:
+        """A text, such as the name of the shard that was opened last."""
+        return bytes(self._text[: self._length[0]]).decode(errors="replace")
+
+    def note(self, text: str) -> None:
+        """Publish a text."""
+        data = text.encode(errors="replace")[: len(self._text)]
+        self._length[0] = 0
+        self._text[: len(data)] = data
+        self._length[0] = len(data)

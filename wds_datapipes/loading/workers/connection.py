@@ -1,4 +1,4 @@
-"""The main process's connection to one worker: commands out, items in."""
+"""The main process's connection to one worker, which sends commands and receives items."""
 
 from __future__ import annotations
 
@@ -20,319 +20,319 @@ from wds_datapipes.loading.report import WorkerReport
 from wds_datapipes.loading.torchdata_patches.worker_processes import SendableError
 from wds_datapipes.loading.transport.protocol import Command, Kind
 from wds_datapipes.loading.transport.receiver import Message, Receiver
-from wds_datapipes.loading.workers.exit_message import obituary
-from wds_datapipes.loading.workers.prefetch_thread import given_up
-from wds_datapipes.loading.workers.shutdown import is_running
+from wds_datapipes.loading.workers.shutdown import describe_exit, is_running
 
-__all__ = ["WorkerConnection"]
+__all__ = ["Reader", "WorkerConnection", "is_abandoned", "set_reader"]
 
-#: How long one wait may last, in seconds. The socket and the end of a process break it off; the limit is for a process
-#: whose end shows nowhere, because a grandchild holds its pipes open.
+#: The maximum duration of one wait, in seconds. The socket and the exit of a process end it earlier; the limit covers a
+#: process whose exit is invisible because a grandchild holds its pipes open.
 PULSE_S = 1.0
 
-#: Where an epoch begins.
+#: The position at the beginning of an epoch.
 BEGINNING = WorkerState(None)
 
 
 class WorkerConnection:
-    """Takes items from one process, and raises what goes wrong there.
+    """Receives items from one process, and raises its errors.
 
-    Threads may share it: one takes items while another begins an epoch or closes.
+    Threads may share it: one receives items while another begins an epoch or closes.
 
     Args:
-        name: what messages call the process.
-        inlet: where its items arrive.
-        timeout_s: how long it may send nothing while it is waited for, in seconds; None is without limit.
+        name: the name of the process in messages.
+        receiver: the receiving end of its items.
+        timeout_s: the maximum time to wait without a message from it, in seconds; ``None`` means no limit.
 
     Attributes:
-        epoch: the epoch that is wanted.
-        waited_s: how long it was waited for, in seconds.
-        skipped: what it has passed over.
-        feeder: the link to the process whose items this one takes, if there is one.
-        trail: where its pipeline was behind the items of this epoch.
+        epoch: the current epoch.
+        waited_s: the time spent waiting for it, in seconds.
+        skipped: the items it has skipped.
+        dispatcher: the connection to the dispatching process that feeds this one, if there is one.
+        positions: the positions of its pipeline after the items of this epoch.
     """
 
-    def __init__(self, name: str, inlet: Receiver, timeout_s: float | None = None) -> None:
+    def __init__(self, name: str, receiver: Receiver, timeout_s: float | None = None) -> None:
         self.name = name
         self.epoch = 0
         self.waited_s = 0.0
         self.skipped = Skipped()
-        self.feeder: WorkerConnection | None = None
-        self.trail = ItemPositions()
-        self._inlet = inlet
+        self.dispatcher: WorkerConnection | None = None
+        self.positions = ItemPositions()
+        self._receiver = receiver
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
-        #: What the process has split, once its epoch is over: for each list what a `Listing` has seen, or None.
-        self.listed: list[Any] = []
-        self._turn = threading.Lock()
-        self._asked = self._answered = 0
+        #: The lists that the process has split, once its epoch is over: for each, the record of a `Listing`, or
+        #: ``None``.
+        self.split_lists: list[Any] = []
+        self._lock = threading.Lock()
+        self._sent = self._answered = 0
         self._refusal: SendableError | None = None
         self._closed = False
         self._reader = threading.current_thread()
         self._pid = 0
         self._watched: list[tuple[WorkerConnection, BaseProcess]] = []
 
-    def watch(self, link: WorkerConnection, process: BaseProcess) -> None:
-        """Raise from now on when a process has ended: the one that sends, first, or one that it cannot do without.
+    def watch(self, connection: WorkerConnection, process: BaseProcess) -> None:
+        """Raise from now on if a process has ended: the sender, which comes first, or one that it depends on.
 
         Args:
-            link: the one to the process, which knows what it was at.
+            connection: the connection to the process, which knows its last shard.
             process: the process.
         """
         self._pid = self._pid or process.pid or 0
-        self._watched.append((link, process))
+        self._watched.append((connection, process))
 
     def begin(self, epoch: int, payload: object, base: WorkerState = BEGINNING) -> None:
-        """Have the process begin an epoch; what is still on its way belongs to the one before.
+        """Begin an epoch in the process; messages on their way belong to the previous one.
 
         Args:
             epoch: its number.
-            payload: what the process needs to begin it.
-            base: where its pipeline begins.
+            payload: the data that the process needs to begin it.
+            base: the position at which its pipeline begins.
 
         Raises:
-            WorkerDiedError: as `items`, if the process was told to begin so many epochs, and began none of them, that
-                this has to wait for it; the same holds for other errors of the process, and not of its items.
+            WorkerDiedError: as `items`, if this must wait for a process that has begun none of several requested
+                epochs; the same holds for other errors of the process itself rather than of its items.
         """
-        with self._turn:
+        with self._lock:
             self.epoch = epoch
             self._reader = threading.current_thread()
-            self.trail.begin(base)
-            self.listed = []
-            self._inlet.begin(epoch)
-            order = self._inlet.order(Command.RESET, payload)
-        self._send(order)
+            self.positions.begin(base)
+            self.split_lists = []
+            self._receiver.begin(epoch)
+            message = self._receiver.pack_command(Command.RESET, payload)
+        self._send(message)
 
     def expect(self, epoch: int) -> None:
-        """Wait for the items of an epoch that somebody else has told the process to begin."""
+        """Expect the items of an epoch that another process has begun."""
         self.epoch = epoch
-        self._inlet.begin(epoch)
+        self._receiver.begin(epoch)
 
     def items(self) -> Iterator[Any]:
-        """Return an iterator over the items of the present epoch. It ends early when another one begins.
+        """Return an iterator over the items of the current epoch. It ends early when another epoch begins.
 
         Raises:
             WorkerDiedError: the process has ended.
             WorkerTimeoutError: it has sent nothing for too long.
             RuntimeError: the connection was closed meanwhile, or the interpreter waits for this thread to end.
-            Exception: what was raised in the process.
+            Exception: an exception raised in the process.
         """
         return self._items(self.epoch)
 
     def _items(self, epoch: int) -> Iterator[Any]:
         while (message := self._next(epoch)) is not None:
             if message.header.kind == Kind.END:
-                self.listed = self._inlet.body(message) if message.header.size else []
+                self.split_lists = self._receiver.body(message) if message.header.size else []
                 return
             if message.header.arrays:
-                yield self._inlet.item(message)
+                yield self._receiver.item(message)
             else:
-                yield from self._inlet.items(message)
+                yield from self._receiver.items(message)
 
-    def tell(self, command: Command, payload: object) -> None:
-        """Tell the process what to do. It answers once it has, which `await_answer` waits for."""
-        with self._turn:
-            order = self._inlet.order(command, payload)
-            self._asked += 1
-        self._send(order)
+    def send_command(self, command: Command, payload: object) -> None:
+        """Send a command. The process responds when it is done; `wait_for_response` waits for the response."""
+        with self._lock:
+            message = self._receiver.pack_command(command, payload)
+            self._sent += 1
+        self._send(message)
 
-    def await_answer(self) -> SendableError | None:
-        """Wait until the process has done what it was told; what it sends before that is kept.
+    def wait_for_response(self) -> SendableError | None:
+        """Wait until the process has run the last command; items that it sends before that are kept.
 
-        Another thread may go on to take items: not every stage of the main process that is paused waits for its own.
+        Another thread may continue to receive items: not every paused stage of the main process waits for its own
+        thread.
 
         Returns:
-            What was raised in the process when it did it, after the last item of its epoch. What is raised earlier
-            comes instead of the next item.
+            The exception that the command raised in the process, after the last item of its epoch. Earlier exceptions
+            replace the next item.
 
         Raises:
-            WorkerDiedError: as `items`; so are the others that tell of the process, and not of its items.
+            WorkerDiedError: as `items`, as for other errors of the process itself rather than of its items.
         """
         begin = time.monotonic()
-        woken = False
+        has_event = False
         while True:
-            with self._turn:
+            with self._lock:
                 self._check()
-                while self._answered < self._asked and (message := self._receive(look_around=woken)) is not None:
-                    if _says_that_it_cannot_begin(message):
-                        self._inlet.body(message).reraise()
-                    if not self._note(message):
+                while (
+                    self._answered < self._sent and (message := self._receive(checks_processes=has_event)) is not None
+                ):
+                    if _is_startup_error(message):
+                        self._receiver.body(message).reraise()
+                    if not self._handle_control(message):
                         self._backlog.append(message)
-                if self._answered >= self._asked:
+                if self._answered >= self._sent:
                     refusal, self._refusal = self._refusal, None
                     return refusal
-                self._inlet.credit()
-            woken = self._wait(begin)
+                self._receiver.credit()
+            has_event = self._wait(begin)
 
     def await_state(self) -> None:
-        """Wait until the process has told where its epoch begins, which it does before all else; or goes on without.
+        """Wait until the process has reported the position at which its epoch begins, or has begun without one.
 
         Raises:
-            WorkerDiedError: as `items`; so are the others that tell of the process, and not of its items.
+            WorkerDiedError: as `items`, as for other errors of the process itself rather than of its items.
         """
         begin = time.monotonic()
-        woken = False
+        has_event = False
         while True:
-            with self._turn:
+            with self._lock:
                 self._check()
-                message = None if self.trail.is_begun else self._sift(self.epoch, look_around=woken)
+                message = None if self.positions.is_begun else self._next_item(self.epoch, checks_processes=has_event)
                 if message is not None:
                     self._backlog.appendleft(message)
-                if self.trail.is_begun or message is not None:
+                if self.positions.is_begun or message is not None:
                     return
-                self._inlet.credit()
-            woken = self._wait(begin)
+                self._receiver.credit()
+            has_event = self._wait(begin)
 
     def drain(self) -> None:
-        """Take note of what a process says that sends its items to somebody else."""
-        with self._turn, suppress(WorkerDiedError):  # whoever waits for its items raises that
-            while not self._closed and (message := self._sift(self.epoch, look_around=False)) is not None:
-                self._inlet.drop(message)
+        """Handle the messages of a process that sends its items to other processes."""
+        with self._lock, suppress(WorkerDiedError):  # waiting for its items raises that
+            while not self._closed and (message := self._next_item(self.epoch, checks_processes=False)) is not None:
+                self._receiver.drop(message)
 
     def report(self) -> WorkerReport:
-        """Return what the process has done so far."""
-        self._look()
-        page = self._inlet.page
-        items, size, making_s, waiting_s = (0, 0, 0.0, 0.0) if page is None else page.read()
-        fetched_bytes, fetching_s = (0, 0.0) if page is None else page.fetched()
+        """Return statistics of the process so far."""
+        self._read_status()
+        page = self._receiver.page
+        items, size, making_s, waiting_s, fetched, fetching_s = [0.0] * 6 if page is None else page.read()
+        times = making_s, waiting_s, self.waited_s
         return WorkerReport(
-            *(self.name, self._pid, items, size, making_s, waiting_s, self.waited_s, self.shard, self.skipped),
-            fetched_bytes=fetched_bytes,
-            fetching_s=fetching_s,
+            self.name, self._pid, int(items), int(size), *times, self.shard, self.skipped, int(fetched), fetching_s
         )
 
     @property
     def shard(self) -> str:
         """The shard that the process opened last, or ""."""
-        return self._inlet.page.text if self._inlet.page is not None else ""
+        return self._receiver.page.text if self._receiver.page is not None else ""
 
     def close(self) -> None:
-        """Give back the descriptor."""
-        self._inlet.close()
+        """Close the descriptor."""
+        self._receiver.close()
         self._watched = []
 
     def cut(self) -> None:
-        """Cut the connection, which ends the process, and wakes a thread that waits for it."""
+        """Shut down the connection, which ends the process and wakes a thread that waits for it."""
         self._closed = True
-        self._inlet.cut()
+        self._receiver.cut()
 
-    def _send(self, order: bytes) -> None:
-        """Send an order, and wait for room if the process has not listened for a long time.
+    def _send(self, message: bytes) -> None:
+        """Send a command, and wait for room if the process has not received any for a long time.
 
-        Meanwhile, messages are received: a process that waits until it can send does not listen either.
+        Messages are received meanwhile, because a process that is blocked in a send does not receive either.
         """
         begin = time.monotonic()
-        woken = False
+        has_event = False
         while True:
-            with self._turn:
-                if self._inlet.tell(order):
+            with self._lock:
+                if self._receiver.send_command(message):
                     return
                 self._check()
-                while (message := self._receive(look_around=woken)) is not None:
-                    if _says_that_it_cannot_begin(message):
-                        self._inlet.body(message).reraise()
-                    elif self._note(message):
+                while (received := self._receive(checks_processes=has_event)) is not None:
+                    if _is_startup_error(received):
+                        self._receiver.body(received).reraise()
+                    elif self._handle_control(received):
                         continue
-                    elif message.header.epoch < self.epoch:
-                        self._inlet.drop(message)
+                    elif received.header.epoch < self.epoch:
+                        self._receiver.drop(received)
                     else:
-                        self._backlog.append(message)
-            woken = self._wait(begin, select.POLLIN | select.POLLOUT)
+                        self._backlog.append(received)
+            has_event = self._wait(begin, select.POLLIN | select.POLLOUT)
 
     def _next(self, epoch: int) -> Message | None:
-        """Return the next message of an epoch, or None if that is no longer the one that is wanted."""
+        """Return the next message of an epoch, or ``None`` if another epoch has begun."""
         begin = time.monotonic()
-        woken = False
+        has_event = False
         while True:
-            with self._turn:
+            with self._lock:
                 self._check()
-                if epoch != self.epoch or given_up():
+                if epoch != self.epoch or is_abandoned():
                     return None
-                message = self._sift(epoch, look_around=woken)
+                message = self._next_item(epoch, checks_processes=has_event)
                 if message is not None:
                     if message.header.epoch != epoch:
                         return None
                     if message.header.kind == Kind.ERROR:
-                        self._inlet.body(message).reraise()
+                        self._receiver.body(message).reraise()
                     return message
-                self._inlet.credit()
-            woken = self._wait(begin)
+                self._receiver.credit()
+            has_event = self._wait(begin)
 
-    def _sift(self, epoch: int, look_around: bool) -> Message | None:
-        """Return the next message that is an epoch's, or of a later one, if there is one; deal with all others."""
-        while (message := self._backlog.popleft() if self._backlog else self._receive(look_around)) is not None:
-            if _says_that_it_cannot_begin(message):
-                self._inlet.body(message).reraise()
-            elif self._note(message):
+    def _next_item(self, epoch: int, checks_processes: bool) -> Message | None:
+        """Return the next message of an epoch or a later one, if there is one; handle all others."""
+        while (message := self._backlog.popleft() if self._backlog else self._receive(checks_processes)) is not None:
+            if _is_startup_error(message):
+                self._receiver.body(message).reraise()
+            elif self._handle_control(message):
                 continue
             elif message.header.epoch < epoch:
-                self._inlet.drop(message)
+                self._receiver.drop(message)
             elif message.header.kind == Kind.STATE and message.header.epoch == epoch:
-                self.trail.add(self._inlet.data(message), message.header.number)
+                self.positions.add(self._receiver.data(message), message.header.number)
             else:
                 if message.header.epoch > epoch:
                     self._backlog.appendleft(message)
                 elif message.records:
-                    self.trail.add(message.records, message.header.number)
+                    self.positions.add(message.records, message.header.number)
                     return message._replace(records=b"")
                 return message
         return None
 
-    def _note(self, message: Message) -> bool:
-        """Take note of a message that belongs to no place among the items; return whether it is one."""
+    def _handle_control(self, message: Message) -> bool:
+        """Handle a message that is not ordered with the items; return whether it is one."""
         if message.header.kind == Kind.COUNTERS:
-            self.skipped = self._inlet.body(message)
+            self.skipped = self._receiver.body(message)
         elif message.header.kind == Kind.DONE:
             self._answered += 1
             if message.header.size:
-                self._refusal = self._inlet.body(message)
+                self._refusal = self._receiver.body(message)
         else:
             return False
         return True
 
     def _check(self) -> None:
-        """Raise if there is nothing to wait for any more."""
+        """Raise if there is nothing left to wait for."""
         if self._closed:
-            raise RuntimeError(self._farewell())
-        if self._is_pointless():
+            raise RuntimeError(self._closed_message())
+        if self._has_program_ended():
             raise RuntimeError(f"The program has ended while {self.name} was waited for.")
 
-    def _receive(self, look_around: bool) -> Message | None:
+    def _receive(self, checks_processes: bool) -> Message | None:
         try:
-            message = self._inlet.receive()
-            if message is None and look_around and (dead := self._dead()) is not None:
-                # What it sent before it ended is there by now.
-                message = self._inlet.receive()
+            message = self._receiver.receive()
+            if message is None and checks_processes and (ended := self._find_ended()) is not None:
+                # Everything that it sent before it ended has arrived by now.
+                message = self._receiver.receive()
                 if message is None:
-                    raise WorkerDiedError(_obituary(*dead))
+                    raise WorkerDiedError(_exit_message(*ended))
         except EOFError:
             for _, process in self._watched[:1]:
                 process.join(PULSE_S)
-            dead = self._dead()
-            if dead is None:
+            ended = self._find_ended()
+            if ended is None:
                 raise WorkerDiedError(f"{self.name} has closed its end of the connection.{self._context()}") from None
-            raise WorkerDiedError(_obituary(*dead)) from None
+            raise WorkerDiedError(_exit_message(*ended)) from None
         except (OSError, ValueError):
-            if self._closed:  # by another thread, in this very moment
-                raise RuntimeError(self._farewell()) from None
+            if self._closed:  # closed by another thread at this moment
+                raise RuntimeError(self._closed_message()) from None
             raise
         return message
 
     def _wait(self, begin: float, events: int = select.POLLIN) -> bool:
-        """Wait until something happens, on the connection one of the events; return whether it is more than a message.
+        """Wait until something happens, such as one of the events; return whether it is more than a message.
 
         Raises:
-            WorkerTimeoutError: it has waited since ``begin`` for too long.
+            WorkerTimeoutError: the wait that started at ``begin`` has lasted too long.
         """
         now = time.monotonic()
         limit_s = PULSE_S
         if self._timeout_s is not None:
             limit_s = min(begin + self._timeout_s - now, PULSE_S)
             if limit_s <= 0:
-                raise WorkerTimeoutError(self._complaint())
-        own = self._inlet.fileno()
-        poll = select.poll()  # a new one, since two threads may come here: one whose epoch is over, and another
-        with suppress(ValueError):  # closed by another thread, in this very moment
+                raise WorkerTimeoutError(self._timeout_message())
+        own = self._receiver.fileno()
+        poll = select.poll()  # a new one, since two threads may wait here: one whose epoch is over, and another
+        with suppress(ValueError):  # closed by another thread at this moment
             poll.register(own, events)
             for _, process in self._watched:
                 poll.register(process.sentinel, select.POLLIN)
@@ -340,34 +340,34 @@ class WorkerConnection:
         self.waited_s += time.monotonic() - now
         return happened != [(own, select.POLLIN)]
 
-    def _dead(self) -> tuple[WorkerConnection, BaseProcess] | None:
+    def _find_ended(self) -> tuple[WorkerConnection, BaseProcess] | None:
         """Return the first process that has ended."""
         return next((each for each in self._watched if not is_running(each[1])), None)
 
-    def _is_pointless(self) -> bool:
-        """Whether the program has ended, and this thread fetches items for another one, as torchdata's FullSync does.
+    def _has_program_ended(self) -> bool:
+        """Whether the program has ended while this thread fetches items for another one, as torchdata's FullSync does.
 
-        The interpreter waits for the threads of executors before it ends the processes that they may wait for.
+        The interpreter waits for executor threads before it ends the processes that they may wait for.
         """
         thread = threading.current_thread()
         return executors._shutdown and thread in executors._threads_queues and thread is not self._reader
 
-    def _look(self) -> None:
-        """See what the process was at, if it said so and nothing was received yet."""
-        # The link may be the one that is being read, and then that is known.
-        if self._inlet.page is None and self._turn.acquire(blocking=False):
+    def _read_status(self) -> None:
+        """Receive the status page of the process, if nothing was received yet."""
+        # If another thread is receiving on the connection, the page is known already.
+        if self._receiver.page is None and self._lock.acquire(blocking=False):
             try:
                 with suppress(OSError, EOFError):
-                    message = self._inlet.receive()
-                    if message is not None and not self._note(message):
+                    message = self._receiver.receive()
+                    if message is not None and not self._handle_control(message):
                         self._backlog.append(message)
             finally:
-                self._turn.release()
+                self._lock.release()
 
-    def _farewell(self) -> str:
+    def _closed_message(self) -> str:
         return f"The connection to {self.name} was shut down while it was read."
 
-    def _complaint(self) -> str:
+    def _timeout_message(self) -> str:
         return (
             f"{self._name_and_pid()} has sent nothing for timeout_s={self._timeout_s:g} s.{self._context()} It may "
             "wait for a disk or a store that does not answer; `py-spy dump --pid` shows where it is."
@@ -375,22 +375,50 @@ class WorkerConnection:
 
     def _context(self) -> str:
         opened = f" The shard that it opened last is {self.shard}." if self.shard else " It has opened no shard yet."
-        if self.feeder is None:
+        if self.dispatcher is None:
             return opened
-        self.feeder._look()
-        shard = f"which opened {self.feeder.shard} last" if self.feeder.shard else "which has opened no shard yet"
-        feeder = self.feeder._name_and_pid()
-        return f"{opened if self.shard else ''} It takes the items of {feeder[0].lower()}{feeder[1:]}, {shard}."
+        self.dispatcher._read_status()
+        shard = (
+            f"which opened {self.dispatcher.shard} last" if self.dispatcher.shard else "which has opened no shard yet"
+        )
+        dispatcher = self.dispatcher._name_and_pid()
+        return f"{opened if self.shard else ''} It takes the items of {dispatcher[0].lower()}{dispatcher[1:]}, {shard}."
 
     def _name_and_pid(self) -> str:
         return f"{self.name} (pid {self._pid})" if self._pid else self.name
 
 
-def _says_that_it_cannot_begin(message: Message) -> bool:
+def _is_startup_error(message: Message) -> bool:
     return message.header.kind == Kind.ERROR and not message.header.epoch
 
 
-def _obituary(link: WorkerConnection, process: BaseProcess) -> str:
-    """Say how a process ended, and what it was at."""
-    link._look()
-    return obituary(link.name, process) + link._context()
+def _exit_message(connection: WorkerConnection, process: BaseProcess) -> str:
+    """Describe how a process ended, and the shard it had open."""
+    connection._read_status()
+    return describe_exit(connection.name, process) + connection._context()
+
+
+#: In a thread that fills a buffer, ``_filling.data`` is the state shared with the buffer's reader: the stages between
+#: them are torchdata's and the user's, and do not forward it.
+_filling = threading.local()
+
+
+class Reader:
+    """The state that a producer thread shares with its reader.
+
+    Attributes:
+        stop_iteration: whether the reader has stopped; the name is torchdata's.
+    """
+
+    stop_iteration = False
+
+
+def set_reader(reader: Any) -> None:
+    """Set the reader that `is_abandoned` checks, in this thread."""
+    _filling.data = reader
+
+
+def is_abandoned() -> bool:
+    """Whether the current thread fills a prefetch buffer that is no longer read."""
+    data = getattr(_filling, "data", None)
+    return data is not None and bool(data.stop_iteration)

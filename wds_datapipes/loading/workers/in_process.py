@@ -11,13 +11,13 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2.utils import WorkerInfo
 
-from wds_datapipes.counters import COUNTERS
+from wds_datapipes.counters import Counters
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import WorkerState
 from wds_datapipes.loading.checkpoint.item_positions import ItemPositions
 from wds_datapipes.loading.report import WorkerReport, log_skipped
 from wds_datapipes.loading.seeding import call_with_pipeline
-from wds_datapipes.pipes.stage import Stage
+from wds_datapipes.pipes.stage import Stage, share_counters
 from wds_datapipes.pipes.state.pipeline_state import (
     load_state,
     next_epoch_state,
@@ -27,7 +27,7 @@ from wds_datapipes.pipes.state.pipeline_state import (
 )
 from wds_datapipes.pipes.state.recording import Recorder, pack_records
 
-__all__ = ["LocalItems"]
+__all__ = ["DeliveredCount", "LocalItems"]
 
 
 class LocalItems(Stage[Any]):
@@ -42,21 +42,23 @@ class LocalItems(Stage[Any]):
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source
+        self.counters = Counters()
         self._items = 0
         self._making_s = 0.0
         self._epoch = 0
-        self._told: Mapping[str, int] = COUNTERS.skipped().counts
+        self._logged: Mapping[str, int] = {}
         self._resumed: WorkerState | None = None
         self._is_begun = False  # in this epoch, by an item
-        #: Stands for the items that were taken and are not delivered yet, where a stage behind takes them ahead.
+        #: One entry for each item that was taken but not delivered yet, if a later stage prefetches.
         self.ahead: deque[None] | None = None
-        self._trail = ItemPositions()
+        self._positions = ItemPositions()
         self._recorder = Recorder()
         self.is_over = False
 
     def __iter__(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
         begin = perf_counter()
+        share_counters(self.source, self.counters)
         load_state(self.source, None)
         if resumed is not None:
             resumed.load(self.source)
@@ -66,31 +68,31 @@ class LocalItems(Stage[Any]):
             self._is_begun = True
             if self.ahead is not None:
                 record = record_state(self.source, self._recorder)
-                self._trail.add(pack_records([record]), 1)
+                self._positions.add(pack_records([record]), 1)
                 self.ahead.append(None)
             yield item
             begin = perf_counter()
         self.is_over = self.ahead is None
-        self._told = log_skipped(self._epoch, COUNTERS.skipped(), self._told)
+        self._logged = log_skipped(self._epoch, self.counters.skipped(), self._logged)
 
-    def go_on_from(self, resumed: WorkerState) -> None:
-        """Go on in the middle of an epoch when it is iterated next."""
+    def resume_from(self, resumed: WorkerState) -> None:
+        """Resume mid-epoch at the next iteration."""
         self._resumed = resumed
-        self._trail.begin(resumed)
+        self._positions.begin(resumed)
 
     def deliver(self, mark: None) -> None:  # noqa: ARG002 - there is one worker
-        """Take note that the loop has the next item."""
-        self._trail.deliver()
+        """Count the next item as delivered to the loop."""
+        self._positions.deliver()
 
     def states(self) -> list[WorkerState]:
-        """Return where to resume behind what the loop has.
+        """Return the positions from which to resume after the items that the loop has received.
 
         Raises:
             StateError: the pipeline has no state.
         """
         if (self.ahead is None and self._is_begun) or (self.is_over and spans_epochs(self.source)):
             return [WorkerState(save_state(self.source))]
-        return [self._trail.state()]
+        return [self._positions.state()]
 
     def reset_with(
         self,
@@ -98,11 +100,11 @@ class LocalItems(Stage[Any]):
         worker_reset_fn: Callable[[Any, Any, Any], Any] | None,
         seed_generator: Any,
     ) -> None:
-        """Call what is to be called at the beginning of an epoch."""
+        """Call the reset functions at the beginning of an epoch."""
         self._epoch += 1
         base = self._beginning()
         self._resumed = None if self._resumed is None else base
-        self._trail.begin(base)
+        self._positions.begin(base)
         self._recorder = Recorder()
         self._is_begun = False
         self.is_over = False
@@ -115,16 +117,17 @@ class LocalItems(Stage[Any]):
             self.source = call_with_pipeline("worker_reset_fn", source)
 
     def _beginning(self) -> WorkerState:
-        """Return where an epoch begins behind the last one."""
+        """Return the position at which the next epoch begins."""
         if self._resumed is not None:
             return self._resumed.renewed()
         try:
             return WorkerState(next_epoch_state(save_state(self.source)) if spans_epochs(self.source) else None)
-        except StateError:  # it is raised where a state is asked for
+        except StateError:  # raised when a state is requested
             return WorkerState(None)
 
     def report(self) -> WorkerReport:
-        """Return what was done so far. All that is passed over in this process counts."""
+        """Return statistics of the items so far."""
+        fetched_bytes, fetching_s = self.counters.fetched()
         return WorkerReport(
             name="The main process",
             pid=os.getpid(),
@@ -133,8 +136,28 @@ class LocalItems(Stage[Any]):
             making_s=self._making_s,
             waiting_s=0.0,
             waited_s=self._making_s,
-            shard=COUNTERS.shard,
-            skipped=COUNTERS.skipped(),
-            fetched_bytes=COUNTERS.fetched_bytes,
-            fetching_s=COUNTERS.fetching_s,
+            shard=self.counters.shard,
+            skipped=self.counters.skipped(),
+            fetched_bytes=fetched_bytes,
+            fetching_s=fetching_s,
         )
+
+
+class DeliveredCount(Stage[Any]):
+    """Reports delivered items to their source, one by one, after stages that prefetch."""
+
+    def __init__(self, source: IterDataPipe[Any], supplier: Any) -> None:
+        self.source = source
+        self._supplier = supplier
+        supplier.ahead = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            if self._supplier.ahead:
+                self._supplier.deliver(self._supplier.ahead.popleft())
+            yield item
+        self._supplier.is_over = True
+
+    def is_replicable(self) -> bool:
+        """Return False: it runs only in the main process."""
+        return False

@@ -1,4 +1,4 @@
-"""Ending the workers when their main process ends, even by SIGKILL."""
+"""Termination of the workers when their main process ends, even by SIGKILL."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from typing import IO, Any
 
 __all__ = ["ParentWatch"]
 
-_lifelines: weakref.WeakSet[ParentWatch] = weakref.WeakSet()
+#: All watches of this process. Forks inherit the write ends, so a fork hook must find and close them.
+_watches: weakref.WeakSet[ParentWatch] = weakref.WeakSet()
+#: The watch of the workers that a thread starts: torchdata starts them without an argument of ours.
 _current = threading.local()
 
 
 class ParentWatch:
-    """A pipe that only the process which makes it keeps open for writing.
+    """A pipe whose write end only the process that creates it keeps open.
 
-    The workers hold its other end. multiprocessing has such a pipe for each worker, too, but every process that the
-    program forks later inherits that, and may outlive the program. This one is closed in forked processes. Neither does
-    it matter which process is the parent of a worker: with ``"forkserver"``, it is not the main process.
+    The workers hold the read end. multiprocessing has such a pipe for each worker, too, but every process that the
+    program forks later inherits it, and may outlive the program; this one is closed in forked processes. The watch does
+    not depend on the parent of a worker either, which with ``"forkserver"`` is not the main process.
     """
 
     def __init__(self) -> None:
         reader, writer = os.pipe()
         self._reader: IO[bytes] = open(reader, "rb", buffering=0)  # noqa: PTH123, SIM115  `close` closes it
         self._writer: IO[bytes] | None = open(writer, "wb", buffering=0)  # noqa: PTH123, SIM115  the same
-        _lifelines.add(self)
+        _watches.add(self)
 
     def close(self) -> None:
-        """Close both ends, which ends the workers that have not ended yet."""
+        """Close both ends, which ends the workers that are still running."""
         self.close_writer()
         self._reader.close()
 
     def close_writer(self) -> None:
-        """Close the end that only the main process keeps."""
+        """Close the write end, which only the main process keeps."""
         if self._writer is not None:
             self._writer.close()
 
     def hold(self) -> None:
-        """Have this process, which is a worker, end when the main process does."""
+        """End this worker process when the main process ends."""
         descriptor = self._reader.fileno()
         _die_with(descriptor)
         threading.Thread(target=_end_with, args=(descriptor,), name="main-watch", daemon=True).start()
@@ -54,36 +56,36 @@ class ParentWatch:
 
     @contextmanager
     def as_current(self) -> Iterator[None]:
-        """Let `current` return this lifeline, in this thread and in processes that it forks."""
-        _current.lifeline = self
+        """Make this watch `current` in this thread and in processes that it forks."""
+        _current.watch = self
         try:
             yield
         finally:
-            del _current.lifeline
+            del _current.watch
 
     @staticmethod
     def current() -> ParentWatch:
-        """Return the lifeline of the workers that this thread starts; by default, one that lasts as long as it does."""
-        lifeline: ParentWatch | None = getattr(_current, "lifeline", None)
-        if lifeline is None:
-            lifeline = _current.lifeline = ParentWatch()
-        return lifeline
+        """Return the watch of the workers that this thread starts; by default, one that lives as long as it."""
+        watch: ParentWatch | None = getattr(_current, "watch", None)
+        if watch is None:
+            watch = _current.watch = ParentWatch()
+        return watch
 
 
 def _unpickle_watch(descriptor: Any) -> ParentWatch:
-    """Return the lifeline in a process that was not forked from the main process."""
-    lifeline = ParentWatch.__new__(ParentWatch)
-    lifeline._reader, lifeline._writer = open(descriptor.detach(), "rb", buffering=0), None  # noqa: PTH123, SIM115
-    return lifeline
+    """Return the watch in a process that was not forked from the main process."""
+    watch = ParentWatch.__new__(ParentWatch)
+    watch._reader, watch._writer = open(descriptor.detach(), "rb", buffering=0), None  # noqa: PTH123, SIM115
+    return watch
 
 
 def _die_with(descriptor: int) -> None:
-    """Have Linux kill this process when the pipe is closed, for no thread sees that while C code holds the GIL."""
-    import fcntl  # there is none on Windows
+    """Ask Linux to kill this process when the pipe closes, because no thread can while C code holds the GIL."""
+    import fcntl  # missing on Windows
 
     if hasattr(fcntl, "F_SETSIG"):
         with contextlib.suppress(OSError):  # without /proc
-            # Of a pipe that is opened again, this process alone is told. The descriptor stays open until its end.
+            # Reopen the pipe, so that only this process is signaled. The descriptor stays open until the process ends.
             own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
             fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
@@ -98,9 +100,9 @@ def _end_with(descriptor: int) -> None:
 
 
 def _close_writers() -> None:
-    for lifeline in list(_lifelines):
-        lifeline.close_writer()
+    for watch in list(_watches):
+        watch.close_writer()
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # the program may call os.fork() directly, so only a hook sees every fork
     os.register_at_fork(after_in_child=_close_writers)

@@ -1,10 +1,9 @@
-"""The pool of worker processes, from which items are taken in turn."""
+"""The pool of worker processes, which yields their items in turn."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -20,43 +19,27 @@ from wds_datapipes.loading.transport.receiver import Receiver
 from wds_datapipes.loading.workers.connection import WorkerConnection
 from wds_datapipes.loading.workers.dispatcher import run_dispatcher
 from wds_datapipes.loading.workers.parent_watch import ParentWatch
-from wds_datapipes.loading.workers.shutdown import close_process, end_processes
+from wds_datapipes.loading.workers.shutdown import close_process, disown_process, end_processes
 from wds_datapipes.loading.workers.worker import WorkerJob, run_worker
 from wds_datapipes.pipes.stage import Stage
 
 __all__ = ["PooledItems", "WorkerPool"]
 
-#: How long processes may take to end by themselves, in seconds. Nobody needs the item that they may be making.
+#: How long processes may take to exit on their own, in seconds. An item that is being made is discarded.
 GRACE_S = 0.4
-
-#: All processes of all crews.
-_processes: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    """Forget, in a process that was forked, what is its parent's.
-
-    After ``os.fork``, multiprocessing takes the parent's processes for its own, and terminates them when the forked
-    process ends.
-    """
-    multiprocessing.process._children.difference_update(_processes)  # type: ignore[attr-defined]  # there is no other way
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
 
 
 class WorkerPool:
     """Starts processes, takes one item from each worker in turn, and ends them.
 
     Args:
-        jobs: what each worker is to do.
-        dispatching: what the dispatching process is to do, or None if there is none.
-        method: how processes are started, such as ``"fork"``.
-        timeout_s: how long a worker may send nothing while it is waited for, in seconds; None is without limit.
+        jobs: the job of each worker.
+        dispatching: the job of the dispatching process, or ``None`` if there is none.
+        method: the start method of the processes, such as ``"fork"``.
+        timeout_s: the maximum time to wait without a message from a worker, in seconds; ``None`` means no limit.
 
     Attributes:
-        workers: a link to each worker.
+        workers: the connection to each worker.
     """
 
     def __init__(
@@ -70,18 +53,18 @@ class WorkerPool:
         self._timeout_s = timeout_s
         self._owner_pid = os.getpid()
         self._closed = False
-        #: Which worker's turn is next.
+        #: The worker whose turn is next.
         self.turn = 0
         self.is_over = False
         self._begun = 0  # epochs
-        #: Whether an epoch goes on where the one before has ended.
+        #: Whether an epoch continues where the previous one ended.
         self.lasts = False
         self._awaits_beginning = False
-        #: Whose items were taken and are not delivered yet, where a stage of the main process takes them ahead.
+        #: The workers whose items were taken but not delivered yet, if a stage of the main process prefetches.
         self.ahead: deque[int] | None = None
         if multiprocessing.current_process().daemon:
             raise RuntimeError("A daemonic process, as a worker is, may not start processes: use num_workers=0 in it.")
-        self._lifeline = ParentWatch()
+        self._parent_watch = ParentWatch()
         ends: list[socket] = []
         try:
             if dispatching is not None:
@@ -96,13 +79,13 @@ class WorkerPool:
                 own = ends[number] if ends else None
                 others = [end for end in ends if end is not own]
                 self.workers.append(self._start(f"Worker {number}", run_worker, job, own, others))
-            # Without one process, the others have too little to go on with.
-            everybody = list(zip(self._links(), self._processes, strict=True))
-            for number, (link, process) in enumerate(everybody):
-                link.feeder = None if link is self._dispatcher else self._dispatcher
-                link.watch(link, process)
-                for other in everybody[:number] + everybody[number + 1 :]:
-                    link.watch(*other)
+            # If one process ends, the others lack data.
+            processes = list(zip(self._connections(), self._processes, strict=True))
+            for number, (connection, process) in enumerate(processes):
+                connection.dispatcher = None if connection is self._dispatcher else self._dispatcher
+                connection.watch(connection, process)
+                for other in processes[:number] + processes[number + 1 :]:
+                    connection.watch(*other)
         except BaseException:
             self.close()
             raise
@@ -127,11 +110,11 @@ class WorkerPool:
         """Begin an epoch.
 
         Args:
-            epoch: its number, larger than that of any before.
-            payloads: what each worker needs to begin it.
-            dispatching: what the dispatching process needs for that.
-            resumed: where each worker goes on, if it is not at the beginning.
-            turn: whose item comes first.
+            epoch: its number, larger than that of any earlier epoch.
+            payloads: the data that each worker needs to begin it.
+            dispatching: the data that the dispatching process needs for it.
+            resumed: the position from which each worker resumes, if not at the beginning.
+            turn: the worker whose item comes first.
         """
         bases = [WorkerState(None) for _ in self.workers] if resumed is None else resumed
         self.turn = turn
@@ -143,21 +126,21 @@ class WorkerPool:
         if self._dispatcher is not None:
             self._dispatcher.drain()
             self._dispatcher.begin(epoch, dispatching)
-        for link, payload, base in zip(self.workers, payloads, bases, strict=True):
-            link.begin(epoch, payload, base)
+        for connection, payload, base in zip(self.workers, payloads, bases, strict=True):
+            connection.begin(epoch, payload, base)
 
     def items(self) -> Iterator[Any]:
-        """Yield one item from each worker in turn; a worker that has no more leaves the round.
+        """Yield one item from each worker in turn; a worker that is exhausted leaves the round.
 
-        The order is a function of what each worker yields, and of nothing else.
+        The order depends only on the items of each worker.
         """
-        round_of_workers = deque((number, link.items()) for number, link in enumerate(self.workers))
+        round_of_workers = deque((number, connection.items()) for number, connection in enumerate(self.workers))
         begun = self._begun
         round_of_workers.rotate(-self.turn)
         while round_of_workers:
             number, items = round_of_workers[0]
             try:
-                # No name here keeps the item, whose memory may be waited for.
+                # No variable here refers to the item, whose memory may be needed.
                 yield self._taken(number, next(items), begun)
             except StopIteration:
                 round_of_workers.popleft()
@@ -167,26 +150,26 @@ class WorkerPool:
             self._compare_lists()
 
     def _compare_lists(self) -> None:
-        """Make sure that all workers have split the same lists.
+        """Check that all workers have split the same lists.
 
         Raises:
-            RuntimeError: two have not, so samples came from several workers, or from none.
+            RuntimeError: two lists differ, so some samples were yielded by several workers, or by none.
         """
-        for number in range(max((len(link.listed) for link in self.workers), default=0)):
-            seen = [(link, link.listed[number]) for link in self.workers if len(link.listed) > number]
-            known = [(link, each) for link, each in seen if each is not None]
-            for link, each in known[1:]:
+        for number in range(max((len(each.split_lists) for each in self.workers), default=0)):
+            seen = [(each.name, each.split_lists[number]) for each in self.workers if len(each.split_lists) > number]
+            known = [(name, found) for name, found in seen if found is not None]
+            for name, found in known[1:]:
                 first, expected = known[0]
-                if each[:2] != expected[:2]:
+                if found[:2] != expected[:2]:
                     raise RuntimeError(
-                        f"{link.name} has split another list than {first.name}: {each[0]} items up to {each[2]}, where "
-                        f"that had {expected[0]} up to {expected[2]}, or in another order. So items of this epoch were "
+                        f"{name} has split another list than {first}: {found[0]} items up to {found[2]}, where that "
+                        f"had {expected[0]} up to {expected[2]}, or in another order. So items of this epoch were "
                         f"repeated or left out. What makes the list before the split has to make the same in every "
                         f"worker: not from a set, a time or a uuid, but sorted, or drawn with a seed"
                     )
 
     def _taken(self, number: int, item: Any, begun: int) -> Any:
-        """Take note that an item of a worker was taken, unless another epoch has begun meanwhile."""
+        """Count an item that was taken from a worker, unless another epoch has begun meanwhile."""
         if begun != self._begun:
             return item
         if self.ahead is None:
@@ -196,65 +179,65 @@ class WorkerPool:
         return item
 
     def deliver(self, number: int) -> None:
-        """Take note that the loop gets the next item of a worker."""
-        self.workers[number].trail.deliver()
+        """Count the next item of a worker as delivered to the loop."""
+        self.workers[number].positions.deliver()
         self.turn = number + 1
 
     def states(self) -> list[WorkerState]:
-        """Return where each worker has to resume behind what the loop has.
+        """Return the position from which each worker resumes after the items that the loop has received.
 
         Raises:
             StateError: the pipeline of a worker has no state.
         """
-        for link in self.workers:
-            if self._awaits_beginning and not link.trail.is_begun:
-                link.await_state()
-        return [link.trail.state() for link in self.workers]
+        for connection in self.workers:
+            if self._awaits_beginning and not connection.positions.is_begun:
+                connection.await_state()
+        return [connection.positions.state() for connection in self.workers]
 
-    def tell(self, command: Command, payloads: Sequence[Any], dispatching: Any) -> None:
-        """Tell all processes what to do, and wait until they have done it: the workers before what feeds them."""
-        for link, payload in zip(self.workers, payloads, strict=True):
-            link.tell(command, payload)
-        refusals = [link.await_answer() for link in self.workers]
+    def run_command(self, command: Command, payloads: Sequence[Any], dispatching: Any) -> None:
+        """Run a command in all processes, and wait for them: first the workers, then the dispatching process."""
+        for connection, payload in zip(self.workers, payloads, strict=True):
+            connection.send_command(command, payload)
+        refusals = [connection.wait_for_response() for connection in self.workers]
         if self._dispatcher is not None:
-            self._dispatcher.tell(command, dispatching)
-            refusals.append(self._dispatcher.await_answer())
+            self._dispatcher.send_command(command, dispatching)
+            refusals.append(self._dispatcher.wait_for_response())
         for refusal in refusals:
             if refusal is not None:
                 refusal.reraise()
 
     def report(self, epoch: int) -> LoadingReport:
-        """Return what was done so far."""
+        """Return statistics of all processes so far."""
         if self._dispatcher is not None:
             self._dispatcher.drain()
         dispatcher = None if self._dispatcher is None else self._dispatcher.report()
         return LoadingReport(epoch, [worker.report() for worker in self.workers], dispatcher)
 
     def close(self) -> None:
-        """End all processes, whatever they are at, and give back what belongs to them."""
-        # A forked process has a copy of this object, and the processes are not its own.
+        """End all processes, whatever their state, and free their resources."""
+        # A forked process has a copy of this object, but does not own the processes.
         if self._closed or os.getpid() != self._owner_pid:
             return
         self._closed = True
-        for link in self._links():
-            link.cut()
+        for connection in self._connections():
+            connection.cut()
         end_processes(self._processes, grace_s=GRACE_S)
-        for link in self._links():
-            link.close()
-        for channel in self._channels:  # also of a process that could not be started
+        for connection in self._connections():
+            connection.close()
+        for channel in self._channels:  # including those of a process that could not be started
             channel.close()
         for process in self._processes:
             close_process(process)
-        self._lifeline.close()
+        self._parent_watch.close()
 
-    def _links(self) -> list[WorkerConnection]:
-        """Return a link to each process, in the order in which they were started."""
+    def _connections(self) -> list[WorkerConnection]:
+        """Return the connections to the processes, in the order in which they were started."""
         return [*([] if self._dispatcher is None else [self._dispatcher]), *self.workers]
 
     def _start(
         self, name: str, run: Callable[..., None], job: WorkerJob, argument: Any, others: list[socket]
     ) -> WorkerConnection:
-        """Start a process; a fork closes its copies of the ``others``, and of what is this process's alone."""
+        """Start a process; a fork closes its copies of the ``others``, and of objects that only this process needs."""
         try:
             near, far = new_channel()
             self._channels.append(near)
@@ -268,28 +251,28 @@ class WorkerPool:
         self, run: Callable[..., None], job: WorkerJob, channel: socket, argument: Any, others: list[socket]
     ) -> None:
         unwanted = [*self._channels, *others] if self._context.get_start_method() == "fork" else []
-        parcelled = job.parcelled()
-        with closing(parcelled.pipe):
+        packed = job.packed()
+        with closing(packed.pipe):
             process = self._context.Process(
-                target=bind, args=(self._lifeline, run, parcelled, channel, argument, unwanted), daemon=True
+                target=bind, args=(self._parent_watch, run, packed, channel, argument, unwanted), daemon=True
             )
             self._processes.append(process)
-            _processes.add(process)
             process.start()
+            disown_process(process)
 
 
 class PooledItems(Stage[Any]):
-    """Where the items of the workers enter the pipeline of the main process."""
+    """The items of the workers, as the source of the main process's pipeline."""
 
-    #: Only the loader can begin it again; stages that begin their source again themselves ask for this.
+    #: Only the loader can restart it; stages that restart their source check this.
     is_remote = True
 
-    def __init__(self, crew: WorkerPool) -> None:
-        self._crew = crew  # torch would print an attribute of the parameter's name in each error
-        self._told: Mapping[str, int] = {}
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool  # torch would print an attribute named like the parameter in each error
+        self._logged: Mapping[str, int] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self._crew.workers[0].epoch
-        yield from self._crew.items()
-        self._crew.is_over = self._crew.ahead is None
-        self._told = log_skipped(epoch, self._crew.report(epoch).skipped, self._told)
+        epoch = self._pool.workers[0].epoch
+        yield from self._pool.items()
+        self._pool.is_over = self._pool.ahead is None
+        self._logged = log_skipped(epoch, self._pool.report(epoch).skipped, self._logged)

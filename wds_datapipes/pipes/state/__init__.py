@@ -1,1 +1,1 @@
-"""What the stages of a pipeline record in order to resume: positions, seeds and the fingerprint."""
+"""Resume state of pipelines: positions, seeds and fingerprints of their stages."""

@@ -1,4 +1,4 @@
-"""Descriptions of a pipeline: its stages and their arguments, as texts that are the same in every process."""
+"""Descriptions of pipelines: stages and their arguments, as strings that are the same in every process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from wds_datapipes.fingerprint.code import is_secret, is_users
-from wds_datapipes.fingerprint.value_text import describe_value
+from wds_datapipes.fingerprint.value_text import format_value
 from wds_datapipes.fingerprint.values import Fingerprint
 from wds_datapipes.io.read_limits import ReadLimits
 from wds_datapipes.pipes.sharding import splits
-from wds_datapipes.pipes.stage import OpaqueValue
-from wds_datapipes.pipes.state.graph import as_stage, upstream
+from wds_datapipes.pipes.stage import OpaqueValue, as_stage
+from wds_datapipes.pipes.state.graph import TORCH_ATTRIBUTES, upstream
 from wds_datapipes.pipes.state.seeding import SEED
 
 __all__ = ["description", "descriptions", "difference"]
 
-#: Arguments of this package's stages that change how data is read or kept, and not which samples come.
+#: Arguments of this package's stages that affect how data are read or kept, but not which samples are yielded.
 NOT_COUNTING = {
     "SampleCacher": {"path", "max_bytes"},
     "ColumnAdder": {"storage_options"},
@@ -28,14 +28,11 @@ NOT_COUNTING = {
     "ShardLoader": {"options"},
 }
 
-#: Attributes in which stages keep where they are, and what the loader has set.
-_PASSING = {
-    *("_buffer", "_enabled", "_fast_forward_iterator", "_number_of_samples_yielded", "_rng", "_seed"),
-    *("_snapshot_state", "_uuid", "_valid_iterator_id", SEED),
-}
+#: Attributes for the progress of stages, and for settings by the loader.
+_PASSING = {*TORCH_ATTRIBUTES, "counters", SEED}
 
 _PIPES = (IterDataPipe, MapDataPipe)
-#: What counts nowhere: stages are described themselves, and limits change no sample.
+#: Types that never count: stages are described separately, and limits do not change samples.
 _WITHOUT = (*_PIPES, ReadLimits)
 
 #: A fingerprint in a description.
@@ -49,15 +46,15 @@ def descriptions(pipe: Any, *, without: tuple[type, ...] = ()) -> list[str]:
 
 
 def description(stage: Any) -> str:
-    """Describe a stage by its class and its arguments; what is too long for a text by a fingerprint.
+    """Describe a stage by its class and its arguments, with fingerprints of long values.
 
-    The code of functions and classes of the user counts. The modules that they are in do not, so a script has the same
-    description as the module that it is imported as. Neither do credentials, and where a stage is in an epoch.
+    The code of the user's functions and classes counts, but not their modules: a script and its imported module have
+    the same description. Neither do credentials, nor the progress of a stage in its epoch.
     """
     facts = _arguments(stage)
-    if vars(stage).get("_enabled", True) is False:  # as DataLoader(shuffle=False) has it
+    if vars(stage).get("_enabled", True) is False:  # set by DataLoader(shuffle=False)
         facts["enabled"] = False
-    text = ", ".join(f"{name}={describe_value(value, _WITHOUT)}" for name, value in facts.items())
+    text = ", ".join(f"{name}={format_value(value, _WITHOUT)}" for name, value in facts.items())
     if not is_users(type(stage).__module__):
         return f"{type(stage).__name__}({text})"
     code = Fingerprint()
@@ -66,7 +63,7 @@ def description(stage: Any) -> str:
 
 
 def difference(saved: str | None, own: str | None) -> str:
-    """Say how a stage differs from the one that was in its position."""
+    """Describe how a stage differs from the one at the same position in the state."""
     said = f"was {saved or 'not there'}, and is {own or 'not there'}"
     if saved and own and _FINGERPRINT.sub("", saved) == _FINGERPRINT.sub("", own):
         said += " (the number behind # stands for code or data, which differ; so does the code of another Python)"
@@ -74,7 +71,7 @@ def difference(saved: str | None, own: str | None) -> str:
 
 
 def _arguments(stage: Any) -> dict[str, Any]:
-    """Return the arguments that a stage was made with, if it keeps them under their names; else all that it holds."""
+    """Return a stage's arguments, if it keeps them under their names, or else all of its attributes."""
     held = {name: value for name, value in vars(stage).items() if name not in _PASSING}
     kinds = [kind for kind in type(stage).__mro__ if "__init__" in vars(kind) and issubclass(kind, _PIPES)]
     found, missing = dict[str, Any](), not kinds
@@ -83,10 +80,10 @@ def _arguments(stage: Any) -> dict[str, Any]:
             name = next((name for name in (parameter.name, f"_{parameter.name}") if name in held), None)
             if name is not None:
                 found.setdefault(parameter.name, held[name])
-            elif kind is kinds[0]:  # what it hands on to its base is looked for there
+            elif kind is kinds[0]:  # its arguments may be attributes of the base class
                 is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
                 missing |= not (is_open and len(kinds) > 1)
-    if missing and not splits(stage):  # what splits the data holds which part this is
+    if missing and not splits(stage):  # stages that split the data hold the number of this part
         kept = {id(value) for value in found.values()}
         found |= {name.lstrip("_"): value for name, value in held.items() if id(value) not in kept}
     unread = NOT_COUNTING.get(type(stage).__name__, ())
@@ -98,7 +95,7 @@ def _arguments(stage: Any) -> dict[str, Any]:
 
 
 def _holds_pipes_alone(value: Any) -> bool:
-    """Whether a value is a stage, or a collection of stages, which are described themselves."""
+    """Whether a value is a stage or a collection of stages, which are described separately."""
     if isinstance(value, tuple | list) and value:
         return all(map(_holds_pipes_alone, value))
     return isinstance(value, _PIPES)

@@ -1,4 +1,4 @@
-"""Endless streams that yield nothing: shards are drawn or repeated without end, and a stage drops all samples."""
+"""Detection of endless streams without items: shards are repeated or resampled, and a stage drops all samples."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import EmptySourceError
-from wds_datapipes.pipes.state.graph import as_stage, upstream
-from wds_datapipes.pipes.state.unsupported import name_of
+from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.pipes.state.graph import count_yielded, iteration_of, name_of, upstream
 from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 __all__ = ["EmptyPassGuard"]
 
-#: How many items a stage of another package may wait for before it yields one.
+#: The maximum number of items that a stage of another package may read before it yields one.
 MOST_HELD = 100_000
 
-#: Stages that wait for several items before they yield one.
+#: Stages that read several items before they yield one.
 HOLDING = {
     *("Batcher", "ReplayedItems", "SampleShuffler", "SampleUnbatcher", "SampleWriter", "Shuffler"),
     "StreamComposer",
 }
 
 
-#: Stages of other packages that wait for one item alone.
+#: Stages of other packages that read a single item before they yield one.
 WAITING_FOR_ONE = ("Collator", "Cycler", "Filter", "Mapper")
 
 
 class _Yielded(NamedTuple):
-    """What was found of a stage that waits for items.
+    """The progress of a stage that waits for items.
 
     Attributes:
-        stage: it.
-        mark: which iteration it is, and how many items it has yielded.
-        taken: how many items the stage before it had yielded when this one was found to have yielded something.
-        before: the ``mark`` of that stage.
-        passes: how many passes since then have changed that, and given this one items or an end.
+        stage: the stage.
+        mark: the number of its iteration, and the number of items it has yielded.
+        taken: the number of items that the stage before it had yielded when this one was last found to have yielded.
+        before: the ``mark`` of the stage before.
+        passes: the number of passes since then in which ``before`` has changed.
     """
 
     stage: weakref.ref[Any]
@@ -49,10 +49,10 @@ class _Yielded(NamedTuple):
 
 
 class EmptyPassGuard:
-    """Notices that a stage goes through all its data again and again, and that one behind it yields nothing of it.
+    """Detects that a stage repeats all of its data while a later stage yields nothing.
 
-    A stage knows only those before it. Those behind it are on the stack while they wait for an item. A copy, as in
-    another process, begins at the beginning.
+    A stage knows only the stages before it; the later ones are on the stack while they wait for an item. A copy, such
+    as in another process, starts from the beginning.
     """
 
     def __init__(self) -> None:
@@ -62,28 +62,28 @@ class EmptyPassGuard:
         return type(self), ()
 
     def check(self, stage: IterDataPipe[Any], rounds: int = 1) -> None:
-        """Take note that a stage has gone through all its data, or a share of it.
+        """Record that a stage has read all its data, or a share of it.
 
         Args:
             stage: the stage, which is being iterated.
-            rounds: how many times it has to be called for all the data.
+            rounds: the number of calls that make up all the data.
 
         Raises:
-            EmptySourceError: a stage behind it has yielded nothing for many rounds, though it waits for one item alone.
+            EmptySourceError: a later stage has yielded nothing for many rounds, although it waits for a single item.
         """
         waiting = _waiting_for(stage)
         for before, each in itertools.pairwise(waiting):
-            mark, made = _mark_of(each), before._number_of_samples_yielded
-            if made < as_stage(each).skipped_shards:  # it resumes, and those behind it wait
+            mark, made = _mark_of(each), count_yielded(before)
+            if made < as_stage(each).skipped_shards:  # it resumes, and later stages wait
                 self._yielded.clear()
                 return
             found = self._yielded.get(id(each))
-            # Some stages are copied for each pass, and a copy may have the id of an earlier one.
+            # Some stages are copied for each pass, and a copy may reuse the id of an earlier one.
             if found is None or found.stage() is not each or found.mark != mark:
                 self._yielded[id(each)] = _Yielded(weakref.ref(each), mark, made, _mark_of(before))
                 continue
             if before is not stage and _mark_of(before) == found.before:
-                continue  # it has got nothing, such as from a shuffle that fills its buffer
+                continue  # it received nothing, such as while a shuffle fills its buffer
             self._yielded[id(each)] = found = found._replace(before=_mark_of(before), passes=found.passes + 1)
             if found.passes >= EMPTY_PASSES * rounds and not _may_hold(each, made - found.taken):
                 raise EmptySourceError(
@@ -93,27 +93,27 @@ class EmptyPassGuard:
 
 
 def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
-    """Return a stage and those that wait for an item of it in this thread, up to the last one."""
+    """Return a stage and the later ones that wait for its items in this thread."""
     waiting: list[Any] = [stage]
     frame = sys._getframe(2)
     while frame is not None:
-        # Other frames are left alone: f_locals keeps all objects of a frame alive for as long as its function runs.
+        # Skip other frames: f_locals keeps all objects of a frame alive while its function runs.
         found = frame.f_locals.get("self") if frame.f_code.co_name in ("__iter__", "__next__") else None
         if isinstance(found, IterDataPipe) and found is not waiting[-1]:
             if all(each is not stage for each in upstream(found)):
-                break  # another pipeline, whose function reads this one
+                break  # a function of another pipeline reads this one
             waiting.append(found)
         frame = frame.f_back  # type: ignore[assignment]  # it is None at the end
     return waiting
 
 
 def _mark_of(stage: Any) -> tuple[int, int]:
-    """Return which iteration of a stage this is, and how many items it has yielded; torch counts both."""
-    return stage._valid_iterator_id or 0, stage._number_of_samples_yielded
+    """Return the number of a stage's iteration, and the number of items it has yielded; torch counts both."""
+    return iteration_of(stage), count_yielded(stage)
 
 
 def _may_hold(stage: Any, taken: int) -> bool:
-    """Whether a stage may wait for more items than those that it has taken since it has yielded one."""
+    """Whether a stage may need more items than it has read since it last yielded one."""
     if name_of(stage) in HOLDING:
         return True
     is_ours = type(stage).__module__.partition(".")[0] == "wds_datapipes"

@@ -1,57 +1,63 @@
-"""The graph of stages: which stages a stage reads from, and what is known of each."""
+"""The graph of stages: the sources of each stage, and their properties."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from wds_datapipes.pipes.stage import Stage
-from wds_datapipes.shards.position import SamplePosition
+__all__ = [
+    "TORCH_ATTRIBUTES",
+    "count_yielded",
+    "iteration_of",
+    "sources_of",
+    "takes_seed",
+    "upstream",
+]
 
-__all__ = ["as_stage", "position_reader_of", "sources_of", "takes_seed", "upstream"]
-
-#: How many sources a stage may have in one collection. A larger one holds data, and to look into all of it takes time.
+#: The maximum number of sources in one collection. Larger collections hold data, and would take long to search.
 _MOST_SOURCES = 1000
+
+#: Private attributes of torch's datapipes, in torch 2.4 to 2.13, that change during iteration. Only this module and the
+#: class attribute `Stage._is_child_datapipe` use private names of torch's datapipes.
+TORCH_ATTRIBUTES = frozenset(
+    {
+        *("_buffer", "_enabled", "_fast_forward_iterator", "_number_of_samples_yielded", "_rng", "_seed"),
+        *("_snapshot_state", "_uuid", "_valid_iterator_id"),
+    }
+)
 
 Pipe = IterDataPipe[Any]
 
 
-class _ForeignStage(Stage[Any]):
-    """Stands for a stage of another package, and promises nothing."""
-
-    def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
-
-
-_FOREIGN = _ForeignStage()
+def count_yielded(stage: Any) -> int:
+    """Return the number of items that a stage has yielded in its latest iteration; torch counts them."""
+    count: int = stage._number_of_samples_yielded
+    return count
 
 
-def as_stage(pipe: Any) -> Stage[Any]:
-    """Return a stage as a `Stage`; for one of another package, a `Stage` that promises nothing."""
-    return pipe if isinstance(pipe, Stage) else _FOREIGN
+def iteration_of(stage: Any) -> int:
+    """Return the number of a stage's latest iteration; torch counts them."""
+    return stage._valid_iterator_id or 0
+
+
+def name_of(stage: Any) -> str:
+    """Return a stage's name: that of its class, or of the class that created it as one of several."""
+    maker = vars(stage).get("main_datapipe", stage)
+    name = type(maker).__name__.lstrip("_").removesuffix("IterDataPipe")
+    return "RandomSplitter" if name == "SplitterIterator" else name
 
 
 def takes_seed(stage: object) -> bool:
-    """Whether a stage, of whichever package, takes a seed for each epoch."""
+    """Whether a stage of any package takes a seed for each epoch."""
     return inspect.ismethod(getattr(stage, "set_seed", None))
 
 
-def position_reader_of(pipe: Any) -> Callable[[], SamplePosition] | None:
-    """Return a function that returns the position of the item that a stage has yielded last; None if it is unknown."""
-    while (reader := as_stage(pipe).position_reader()) is None:
-        sources = list(sources_of(pipe))
-        if len(sources) != 1:
-            return None
-        pipe = sources[0]
-    return reader
-
-
 def upstream(pipe: Any) -> Iterator[Any]:
-    """Yield a stage and all that are before it, each once, in an order that is the same in every copy."""
+    """Yield a stage and all stages before it, each once, in the same order for every copy."""
     seen, found = set(), [pipe]
     while found:
         stage = found.pop()
@@ -64,7 +70,7 @@ def upstream(pipe: Any) -> Iterator[Any]:
 def sources_of(stage: Any) -> Iterator[Any]:
     """Yield the stages that a stage reads from.
 
-    torch's own way to find them pickles all their collections, in which there may be functions.
+    torch's own traversal pickles all collections of a stage, which may contain functions.
     """
     return (source for value in vars(stage).values() for source in _pipes(value))
 

@@ -1,4 +1,4 @@
-"""The state of a pipeline: what its stages have to know to go on where they were."""
+"""The resume state of a pipeline: saving, loading and checking the states of its stages."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Any
 from torch.utils.data.datapipes.iter import Batcher
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.grouping import SampleGrouper, SampleShuffler
+from wds_datapipes.pipes.grouping import SampleGrouper
 from wds_datapipes.pipes.loading import ShardLoader
-from wds_datapipes.pipes.state.graph import as_stage, sources_of, upstream
-from wds_datapipes.pipes.state.recording import Record, Recorder
-from wds_datapipes.pipes.state.replay import ReplayedItems, is_replayable
+from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.pipes.state.graph import name_of, sources_of, takes_seed, upstream
+from wds_datapipes.pipes.state.recording import PlainRecorder, Record, Recorder
+from wds_datapipes.pipes.state.replay import ReplayedItems, obstacle_to_replay
 from wds_datapipes.pipes.state.stateless import check_promise, has_state, is_users
-from wds_datapipes.pipes.state.unsupported import check_replay, name_of
-from wds_datapipes.samples.derived_position import unpack_positions
-from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.shards.position import SamplePosition, unpack_positions
 
 __all__ = [
     "State",
     "check_state",
     "load_state",
     "next_epoch_state",
-    "nothing_else",
     "record_beginning",
     "record_state",
     "replay_reason",
@@ -34,13 +32,16 @@ __all__ = [
 ]
 
 State = list[dict[str, Any]]
-"""The states of the stages that have one, in the order in which the samples pass them.
+"""The states of the stages that have one, from the first stage to the last.
 
-They begin at ``.group_samples()``; or at the stage nearest to the end that begins its sources by itself, and therefore
-holds their states in its own (see `Stage.nested_sources`), or that reads its source again from the beginning.
+The first one belongs to ``.group_samples()``, or to the last stage that begins its sources on its own and therefore
+includes their states (see `Stage.nested_sources`). A pipeline that resumes by replay has a single state.
 """
 
-#: What is a number in the states of our stages, and what it is below.
+#: Stages that restart their source within an epoch, or never.
+BEGINNING_OTHERWISE = ("Cycler", "InMemoryCacheHolder", "SampleCacher")
+
+#: The numbers in the states of this package's stages, and their upper bounds.
 COUNTS, LIMIT = ("check", "draws", "given", "passed", "room", "turn"), 1 << 63
 
 
@@ -49,26 +50,25 @@ def save_state(pipe: Any, recorder: Recorder | None = None) -> State:
 
     Args:
         pipe: the pipeline.
-        recorder: of the record that is to have it, if it is one. What is returned is the form of the state then.
+        recorder: the recorder of a record. If it is given, the form of the state is returned.
 
     Raises:
-        StateError: a stage holds samples back, and has no state.
+        StateError: a stage holds samples back and has no state.
     """
-    if recorder is None:
-        return [stage.state_dict() for stage in stateful(pipe)]
+    recorder = PlainRecorder() if recorder is None else recorder
     savers = recorder.chains.get(id(pipe))
-    if savers is None:  # to find the stages takes longer than their states
+    if savers is None:  # finding the stages takes longer than saving their states
         savers = recorder.chains[id(pipe)] = [partial(stage.record_state, recorder) for stage in stateful(pipe)]
     return [save() for save in savers]
 
 
 def record_state(pipe: Any, recorder: Recorder, is_first: bool = False) -> Record:
-    """Return where a pipeline is between two items.
+    """Return a record of a pipeline's position between two items.
 
     Args:
         pipe: the pipeline.
-        recorder: of the records before it.
-        is_first: whether it has to be the first of a run.
+        recorder: the recorder of the previous records.
+        is_first: whether it must be the first of a run.
     """
     try:
         return recorder.refused() if recorder.refusal else recorder.record(save_state, pipe, is_first)
@@ -77,58 +77,61 @@ def record_state(pipe: Any, recorder: Recorder, is_first: bool = False) -> Recor
 
 
 def record_beginning(pipe: Any) -> Record:
-    """Return where a pipeline begins an epoch that resumes where the last one has ended."""
+    """Return a record of the beginning of an epoch that continues the previous one."""
     recorder = Recorder()
     try:
         beginning = next_epoch_state(save_state(pipe))
     except StateError as error:
         return recorder.refuse(str(error))
-    return recorder.record(lambda _, recorder: recorder.keep_equal("beginning", beginning), pipe, True)
+    return recorder.record(lambda _, recorder: recorder.keep(pipe, beginning), pipe, True)
 
 
 def check_state(pipe: Any) -> None:
     """Make sure that a pipeline has a state.
 
     Raises:
-        StateError: a stage holds samples back, and has no state.
+        StateError: a stage holds samples back and has no state.
     """
     stateful(pipe)
 
 
-def replay_reason(pipe: Any, behind: Sequence[Any] = ()) -> str:
+def replay_reason(pipe: Any, behind: Sequence[Any] = (), dispatching: Any = None) -> str:
     """Return why a pipeline has no position, and resumes by replay; "" if it has one.
 
     Args:
         pipe: the pipeline.
-        behind: stages after it that have no state.
+        behind: later stages that have no state.
+        dispatching: the part of the pipeline that a dispatching process runs, if there is one.
 
     Raises:
-        StateError: it has no position, and an epoch does not follow from its seeds.
+        StateError: it has no position, and its seeds do not determine an epoch.
     """
     try:
+        if dispatching is not None:
+            raise StateError("sharding_round_robin_dispatch has no position in the shards")
         stateful(pipe)
         if not behind:
             return ""
         reason = f"{name_of(behind[0])} runs in the main process, where no stage has a state"
     except StateError as error:
         reason = str(error)
-    if not all(map(is_replayable, (pipe, *behind))):
-        raise StateError(reason)
+    if obstacle := obstacle_to_replay(pipe, *behind, *([] if dispatching is None else [dispatching])):
+        raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
     return reason
 
 
 def load_state(
     pipe: Any, state: Sequence[Mapping[str, Any] | None] | None, again: Iterable[SamplePosition] = ()
 ) -> None:
-    """Have a pipeline go on from a state when it is iterated next, whatever was loaded before.
+    """Load a state into a pipeline, replacing any earlier one; the next iteration resumes from it.
 
     Args:
         pipe: the pipeline.
-        state: where to go on. A stage whose state is None begins anew; so do all without a state.
-        again: samples that come again, before all others: stages behind the pipeline wait for them.
+        state: the state to resume from. Stages whose state is None restart; without a state, all do.
+        again: samples to read again first, because stages after the pipeline wait for them.
 
     Raises:
-        StateError: as `save_state`; or the state is one of other stages.
+        StateError: as in `save_state`; or the state belongs to other stages.
     """
     for stage in upstream(pipe):
         as_stage(stage).reset_state()
@@ -145,7 +148,6 @@ def load_state(
             if not is_users(stage):
                 _check_numbers(own)
             stage.load_state_dict(own, waiting)
-            waiting = stage.positions_before(waiting)
             if stage.rereads_samples:
                 waiting = list(dict.fromkeys([*waiting, *unpack_positions(own.get("waiting", ()))]))
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -155,10 +157,10 @@ def load_state(
 
 
 def _check_numbers(state: Mapping[str, Any]) -> None:
-    """Make sure that the state of a stage of ours has numbers where such stages count.
+    """Make sure that the counters in the state of a stage of this package are valid numbers.
 
     Raises:
-        ValueError: it has not.
+        ValueError: they are not.
     """
     shard, offset = state.get("next", (0, 0))
     counts = [shard, offset, *(state.get(name, 0) for name in COUNTS)]
@@ -167,48 +169,32 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
 
 
 def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
-    """Return the state at the beginning of the next epoch; None if all begins anew.
+    """Return the state at the beginning of the next epoch; None if the pipeline restarts.
 
-    What a stage keeps for the next epoch is in its state as ``"lasting"``.
-
-    Args:
-        state: that of the end of an epoch, or where it was broken off.
-    """
-    kept = [_lasting_state(own) for own in state or ()]
-    return [None if lasting is None else {"lasting": lasting} for lasting in kept] if any(kept) else None
-
-
-def _lasting_state(state: Any) -> Any:
-    """Return what of the state of a stage lasts beyond the epoch, if anything does."""
-    return state.get("lasting") if isinstance(state, Mapping) else None
-
-
-def nothing_else(pipe: Any, state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any]]:
-    """Return the state by which a pipeline yields samples that come again, and then ends.
+    ``.with_epoch()``, which is then the first stage, keeps the part for the next epoch in its state as ``"lasting"``.
 
     Args:
-        pipe: the pipeline.
-        state: where it is. A stage that goes on from one epoch to the next makes samples again by what it has there.
+        state: the state at the end of an epoch, or at the point where it was interrupted.
     """
-    own = state or [None for _ in stateful(pipe)]
-    return [{"ends": True, "lasting": each["lasting"]} if each and each.get("lasting") else {} for each in own]
+    first, *others = state or [None]
+    lasting = (first or {}).get("lasting")
+    return None if lasting is None else [{"lasting": lasting}, *[None for _ in others]]
 
 
 def spans_epochs(pipe: Any) -> bool:
-    """Whether an epoch of a pipeline goes on where the last one has ended."""
+    """Whether an epoch of a pipeline continues the previous one."""
     return any(as_stage(stage).spans_epochs for stage in upstream(pipe))
 
 
 def _stages_of(pipe: Any) -> Iterator[Any]:
-    """Yield the stages of a pipeline from the last to the one that reads the shards, or that begins its sources.
+    """Yield the stages of a pipeline from the last one to the one that reads the shards or begins its sources.
 
     Raises:
         StateError: there is none.
     """
     while True:
         yield pipe
-        own = as_stage(pipe)
-        if isinstance(pipe, ShardLoader) or own.nested_sources() or own.rereads_source:
+        if isinstance(pipe, ShardLoader | ReplayedItems) or as_stage(pipe).nested_sources():
             return
         sources = list(sources_of(pipe))
         if len(sources) != 1:
@@ -220,20 +206,20 @@ def _stages_of(pipe: Any) -> Iterator[Any]:
 
 
 def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
-    """Return the stages that have a state, in the order in which the samples pass them.
+    """Return the stages that have a state, from the first to the last.
 
     Args:
         pipe: the pipeline.
-        behind: the stages behind it.
+        behind: the stages after it.
 
     Raises:
-        StateError: one of the stages holds samples back, and has no state.
+        StateError: one of the stages holds samples back and has no state.
     """
     found: list[Any] = []
     later = list(behind)
     for stage in _stages_of(pipe):
         if isinstance(stage, ShardLoader):
-            check_replay(stage)
+            _check_shard_list(stage)
             break
         if isinstance(stage, SampleGrouper) and type(stage.source) is not ShardLoader:
             raise StateError(
@@ -247,37 +233,61 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
         if has_state(stage):
             found.append(stage)
         for branch in as_stage(stage).nested_sources():
+            _check_epochs(branch, stage)
             stateful(branch, later)
-        if as_stage(stage).rereads_source and not isinstance(stage, ReplayedItems):
-            check_replay(stage)
     first = found[-1] if found else None
-    if not (isinstance(first, SampleGrouper) or as_stage(first).nested_sources() or as_stage(first).rereads_source):
+    if not (isinstance(first, SampleGrouper | ReplayedItems) or as_stage(first).nested_sources()):
         raise StateError("The place in a pipeline is known where samples are gathered: it needs .group_samples()")
     return found[::-1]
 
 
-def _check_batches(behind: Sequence[Any]) -> None:
-    """Make sure that no stage behind ``.batch()`` has to tell where batches are: only samples can be read again.
+def _check_shard_list(loader: Any) -> None:
+    """Make sure that the list of shards can be reproduced from its seeds.
 
     Args:
-        behind: the stages behind it, the last first.
+        loader: the stage that loads the shards.
 
     Raises:
-        StateError: one has.
+        StateError: the seeds of an epoch do not determine its list.
     """
-    for number in reversed(range(len(behind))):
-        stage = behind[number]
-        if as_stage(stage).is_expanding:
-            return
-        if isinstance(stage, SampleShuffler) or (is_users(stage) and as_stage(stage).rereads_samples):
-            name = ".shuffle_samples()" if isinstance(stage, SampleShuffler) else type(stage).__name__
+    for stage in upstream(loader.source):
+        if as_stage(stage).spans_epochs:
             raise StateError(
-                f"{name} knows the positions of single samples that wait in it, and here it is after .batch(). Put "
-                f"{name} before .batch()"
+                f"{name_of(stage)} resumes from one epoch to the next, and before .load_wds_shards() an epoch has to "
+                "follow from its seeds. Put it after the samples"
             )
-        if has_state(stage) and any(as_stage(each).is_expanding for each in behind[:number]):
+        if name_of(stage) in BEGINNING_OTHERWISE and any(
+            each is not stage and takes_seed(each) for each in upstream(stage)
+        ):
             raise StateError(
-                f"What is taken apart behind .batch() is known by the samples of each batch, and here "
-                f"{type(stage).__name__} is between the two, which counts batches. Put it before .batch(), or behind "
-                f"what takes the batches apart"
+                f"{name_of(stage)} does not begin what comes before it once in each epoch, and something there draws: "
+                f"the order of the shards does not follow from the seed. Put {name_of(stage)} before what draws"
+            )
+
+
+def _check_batches(behind: Sequence[Any]) -> None:
+    """Make sure that no stage after ``.batch()`` records positions of batches: only samples can be read again.
+
+    Raises:
+        StateError: a stage does.
+    """
+    for stage in behind:
+        if as_stage(stage).rereads_samples:
+            raise StateError(
+                f"{name_of(stage)} knows the positions of single samples that wait in it, and here it is after "
+                f".batch(). Put it before .batch()"
+            )
+
+
+def _check_epochs(source: Any, reader: Any) -> None:
+    """Make sure that a source begun by another stage does not continue from one epoch to the next.
+
+    Raises:
+        StateError: it does.
+    """
+    for stage in upstream(source):
+        if as_stage(stage).spans_epochs:
+            raise StateError(
+                f"{name_of(stage)} resumes from one epoch to the next, and has no position before {name_of(reader)}. "
+                f"Put it at the end of the pipeline"
             )

@@ -1,11 +1,11 @@
-"""Recording where a pipeline is behind each of its items.
+"""Records of a pipeline's position after each of its items.
 
-A state holds the addresses of all samples that wait in a shuffle. A record holds what has changed since the record
-before it: a few numbers, and the addresses of the samples that came in. So there is one for every item, and a run that
-resumes begins at the very item: it repeats no work of the pipeline, and nothing depends on repeating it alike.
+A state holds the positions of all samples in a shuffle buffer. A record holds the changes since the previous record: a
+few numbers, and the positions of the samples added. So every item can have one, and training resumes at the exact item,
+without repeating work of the pipeline or relying on identical repetition.
 
-Records are made for each item, and few of them are ever needed. So a record is a row of numbers, and one of many in a
-run. What the numbers mean, and all that seldom changes, is told once for the run.
+A record is made for each item, but few of them are ever needed. So a record is a row of numbers, and belongs to a run
+of many. The meaning of the numbers, and values that seldom change, are recorded once per run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.samples.shuffling import ShuffleMoves, ShuffleState
-from wds_datapipes.shards.position import check_of
+from wds_datapipes.shards.position import key_checksum, pack_positions
 
 __all__ = [
     "CHECK",
     "TEXT",
-    "VALUE",
     "WAITING",
     "Form",
     "Part",
+    "PlainRecorder",
     "Record",
     "Recorder",
     "pack_records",
@@ -37,45 +37,45 @@ __all__ = [
 
 _COUNTS = struct.Struct("qqq")
 
-#: A run has so many records and moves together, and four more for each sample that waits when it begins.
+#: The number of records and moves in a run, plus four for each sample that is buffered when it begins.
 LONGEST = 1000
 
 Form: TypeAlias = Any
-"""A state, which is dicts, lists, numbers and texts, with tuples in place of what changes within a run:
+"""A state of dicts, lists, numbers and strings, with tuples for values that change within a run:
 
 ``(n,)``: the number in column n of the row.
-``(n, CHECK)``: the same; it is `check_of` the key in this column, until the record is sent.
-``(n, VALUE)``, ``(n, TEXT)``: the value that was kept last in place n, or what the JSON there is of.
-``(n, WAITING, shuffle)``: what waits in a shuffle, behind as many moves as column n tells.
+``(n, CHECK)``: the `key_checksum` in column n, which holds the key itself until the record is sent.
+``(n, TEXT)``: the value of the JSON that was kept last under number n.
+``(n, WAITING, shuffle)``: the contents of a shuffle buffer after the number of moves in column n.
 """
 
-CHECK, VALUE, TEXT, WAITING = "check", "value", "text", "waiting"
+CHECK, TEXT, WAITING = "check", "text", "waiting"
 
 
 class Extra(NamedTuple):
-    """What a packed part of a run has beside numbers.
+    """The values other than numbers in a packed part of a run.
 
     Attributes:
         form: the form of the state, if this is the first part.
         refusal: why there is no state in this run, or "" if there is one.
-        values: those that were kept: from which record of the run on, in which place, and the value.
-        ways: those of each shuffle, by its number.
+        texts: the kept JSON: the first record of the run that uses it, its number, and the text.
+        ways: the routes of each shuffle, by its number.
     """
 
     form: Form = None
     refusal: str = ""
-    values: Sequence[tuple[int, int, Any]] = ()
-    ways: Mapping[int, Sequence[tuple[int, tuple[Any, ...]]]] = {}
+    texts: Sequence[tuple[int, int, str]] = ()
+    ways: Mapping[int, Sequence[tuple[int, tuple[int, ...]]]] = {}
 
 
 class Part(NamedTuple):
-    """Records in a row of one run.
+    """Consecutive records of one run.
 
     Attributes:
-        width: how many numbers a row has.
-        rows: the rows, one behind another.
-        moves: of each shuffle the slots, and where the items are that came, as in `ShuffleMoves`.
-        extra: whatever is no number; None if there is nothing.
+        width: the number of columns.
+        rows: the rows, concatenated.
+        moves: for each shuffle, the slots and the positions of the items added, as in `ShuffleMoves`.
+        extra: the values other than numbers; None if there are none.
     """
 
     width: int
@@ -85,39 +85,39 @@ class Part(NamedTuple):
 
 
 class Run:
-    """What many records in a row have in common.
+    """Consecutive records that share the form of their state.
 
     Attributes:
         form: the form of the state.
         checks: the columns with keys.
-        count: how many records there are.
-        moves: how many moves were packed.
-        values: those that were kept, as in `Extra`.
-        shuffles: those of the stages, which note their moves from here on.
+        count: the number of records.
+        moves: the number of packed moves.
+        texts: the kept JSON, as in `Extra`.
+        shuffles: the states of the shuffles, which record their moves from the beginning of the run.
     """
 
     def __init__(self, refusal: str = "") -> None:
         self.form: Form = None
         self.checks: Sequence[int] = ()
         self.count = self.moves = 0
-        self.values: list[tuple[int, int, Any]] = []
+        self.texts: list[tuple[int, int, str]] = []
         self.shuffles: list[ShuffleMoves] = []
         self._refusal = refusal
         self._is_packed = False
-        self._values_packed = 0
-        self._packed: list[tuple[int, int, int]] = []  # of each shuffle, how many slots, places and ways
+        self._texts_packed = 0
+        self._packed: list[tuple[int, int, int]] = []  # for each shuffle, the numbers of slots, positions and routes
 
     def pack(self, rows: Sequence[Sequence[Any]]) -> bytes:
-        """Return the records that come next, and what has changed since those before. More may be made meanwhile.
+        """Return the next records as bytes, with the changes since the previous ones. More may be added meanwhile.
 
-        It is arrays of numbers: how many rows there are, how many numbers in a row, how many shuffles, and for each of
-        these how many moves, and items that came, there are; the rows; and the moves, and where the items are that
-        came, for each shuffle. Behind that is the pickle of an `Extra`, if there is one.
+        The bytes are arrays of numbers: the numbers of rows, columns and shuffles, and for each shuffle the numbers of
+        moves and of items added; the rows; and for each shuffle its moves and the positions of the items added. The
+        pickle of an `Extra` follows, if there is one.
         """
         numbers = [*chain.from_iterable(rows)]
         width = len(rows[0])
         for column in self.checks:
-            numbers[column::width] = [key if type(key) is int else check_of(key) for key in numbers[column::width]]
+            numbers[column::width] = [key if type(key) is int else key_checksum(key) for key in numbers[column::width]]
         counts = [len(rows), width, len(self.shuffles)]
         arrays = [array("q", numbers)]
         ways = {}
@@ -125,7 +125,7 @@ class Run:
             if number == len(self._packed):
                 self._packed.append((0, 0, 0))
             first_slot, first_place, first_way = self._packed[number]
-            came = moves.came[first_place:]  # before the moves, which are noted behind that
+            came = moves.came[first_place:]  # before the moves, which are recorded after it
             slots = moves.slots[first_slot:]
             if new := moves.ways[first_way:]:
                 ways[number] = new
@@ -133,38 +133,38 @@ class Run:
             self.moves += len(slots)
             counts += (len(slots), len(came))
             arrays += (slots, came)
-        values = self.values[self._values_packed :]
-        self._values_packed += len(values)
+        texts = self.texts[self._texts_packed :]
+        self._texts_packed += len(texts)
         data = b"".join([array("q", counts).tobytes(), *arrays])
-        if self._is_packed and not values and not ways:
+        if self._is_packed and not texts and not ways:
             return data
         form, self._is_packed = None if self._is_packed else self.form, True
-        return data + pickle.dumps((form, self._refusal, values, ways), pickle.HIGHEST_PROTOCOL)
+        return data + pickle.dumps((form, self._refusal, texts, ways), pickle.HIGHEST_PROTOCOL)
 
 
 Record: TypeAlias = tuple[Sequence[Any], Run]
-"""Where a pipeline is: its row in a run. A tuple of its own kind would take several times as long to create."""
+"""The position of a pipeline: its row in a run. A named tuple would take several times as long to create."""
 
 
 class Recorder:
     """Makes the records of one pipeline.
 
     Attributes:
-        chains: what returns the form of each stage that has a state, by the identity of the last stage of a pipeline.
-        row: the numbers of the present record.
-        is_first: whether that is the first one of a run, for which each stage has to return its form anew.
+        chains: the functions that return the forms of stages with a state, by the id of the last stage of a pipeline.
+        row: the numbers of the current record.
+        token: identifies the current run, in which a stage has the same form if it begins in the same column.
         refusal: why there are no records, or "" if there are.
     """
 
     def __init__(self) -> None:
         self.chains: dict[int, list[Callable[[], Form]]] = {}
         self.row: list[Any] = []
-        self.is_first = True
         self.refusal = ""
+        self.token = object()
         self._run = Run()
-        self._kept: dict[Any, tuple[object, Form]] = {}
+        self._kept: dict[tuple[int, str], tuple[str, Form]] = {}
         self._numbers: dict[int, tuple[int, ShuffleState]] = {}
-        self._longest = 0  # how many records and moves this run may have
+        self._longest = 0  # the maximum number of records and moves in this run
 
     def record(self, save: Callable[[Any, Recorder], Form], pipe: Any, is_first: bool) -> Record:
         """Return a record.
@@ -172,7 +172,7 @@ class Recorder:
         Args:
             save: returns the form of the state of a pipeline, and adds its numbers to the row.
             pipe: the pipeline.
-            is_first: whether the record has to be the first of a run.
+            is_first: whether the record must be the first of a run.
         """
         run = self._run
         if run.count + run.moves < self._longest and not is_first:
@@ -180,19 +180,18 @@ class Recorder:
             if save(pipe, self) == run.form:
                 run.count += 1
                 return row, run
-        run = self._run = Run()
+        run, self.token = Run(), object()
+        self._run = run
         row = self.row = []
         self._kept, self._numbers = {}, {}
         self._longest = LONGEST
-        self.is_first = True
         run.form = save(pipe, self)
-        self.is_first = False
         run.checks = _checks_in(run.form)
         run.count = 1
         return row, run
 
     def refuse(self, reason: str) -> Record:
-        """Record nothing any more, and return a record that says so."""
+        """Stop recording, and return a record with the reason."""
         self.refusal = reason
         for _, state in self._numbers.values():
             state.moves = None
@@ -200,7 +199,7 @@ class Recorder:
         return (), self._run
 
     def refused(self) -> Record:
-        """Return a record behind that which has said why there are none."""
+        """Return a record after the one with the reason."""
         return (), self._run
 
     def number(self, value: int) -> Form:
@@ -208,63 +207,42 @@ class Recorder:
         self.row.append(value)
         return (len(self.row) - 1,)
 
-    def keep(self, key: Any, source: object, value: Callable[[], Any]) -> Form:
-        """Return the form of a value that stays the same as long as it comes from the same source.
+    def keep(self, owner: object, value: Any, name: str = "") -> Form:
+        """Return the form of a value that seldom changes.
 
         Args:
-            key: what has it: a stage, and a name if it has several.
-            source: what it comes from.
-            value: returns it.
-        """
-        found = self._kept.get(key)
-        if found is None or found[0] is not source:
-            found = self._keep(key, found, source, value(), VALUE)
-        return found[1]
-
-    def keep_equal(self, key: Any, value: Any, kind: str = VALUE) -> Form:
-        """Return the form of a value that never changes, and may be equal to the one before.
-
-        Args:
-            key: what has it.
+            owner: the stage that the value belongs to.
             value: the value.
-            kind: `TEXT` if it is the JSON of what is in the state.
-        """
-        found = self._kept.get(key)
-        if found is None or found[0] != value:
-            found = self._keep(key, found, value, value, kind)
-        return found[1]
-
-    def keep_values(self, owner: object, state: Mapping[str, Any]) -> Form:
-        """Return the form of a state of few values, none of which its stage changes in place."""
-        return {
-            name: self.number(value) if type(value) is int else self.keep_equal((id(owner), name), value)
-            for name, value in state.items()
-        }
-
-    def keep_json(self, owner: object, state: Mapping[str, Any]) -> Form:
-        """Return the form of a state whose values its stage may change in place.
+            name: the name of the value, if the stage has several.
 
         Raises:
-            StateError: JSON does not have one of the values.
+            StateError: JSON cannot represent the value.
         """
         try:
-            text = json.dumps(state)
-            if isinstance(state, dict) and state.get("lasting") is not None:  # it is looked for in the form
-                each = {name: json.dumps(value) for name, value in json.loads(text).items()}
-                return {name: self.keep_equal((id(owner), name), value, TEXT) for name, value in each.items()}
+            text = json.dumps(value)
         except (TypeError, ValueError) as error:
             raise StateError(
                 f"The state of {type(owner).__name__} has to consist of values that JSON has, such as numbers, "
                 f"strings, lists, and dicts with strings as keys: {error}"
             ) from error
-        return self.keep_equal(id(owner), text, TEXT)
+        key = id(owner), name
+        before, form = self._kept.get(key, ("", (len(self._kept), TEXT)))
+        if text != before:
+            self._run.texts.append((self._run.count, form[0], text))
+            self._kept[key] = text, form
+        return form
 
-    def follow(self, owner: object, state: ShuffleState) -> int:
-        """Return the number of a shuffle, and have it note its moves in this run.
+    def checked(self, key: int | str) -> Form:
+        """Return the form of a checksum, or of the `key_checksum` of a key, computed when the record is sent."""
+        self.row.append(key)
+        return (len(self.row) - 1, CHECK)
+
+    def waiting(self, owner: object, state: ShuffleState) -> Form:
+        """Return the form of a shuffle buffer, and let the shuffle record its moves in this run.
 
         Args:
             owner: the stage.
-            state: of its shuffle.
+            state: the state of its shuffle.
         """
         number, known = self._numbers.get(id(owner), (-1, None))
         if known is not state:
@@ -273,17 +251,32 @@ class Recorder:
             state.moves = ShuffleMoves(state.waiting)
             self._run.shuffles.append(state.moves)
             self._longest += 4 * len(state.waiting)
-        return number
+        self.row.append(0 if state.moves is None else len(state.moves.slots))
+        return (len(self.row) - 1, WAITING, number)
 
-    def _keep(self, key: Any, found: Any, source: object, value: Any, kind: str) -> tuple[object, Form]:
-        form = (len(self._kept), kind) if found is None else found[1]
-        self._run.values.append((self._run.count, form[0], value))
-        kept = self._kept[key] = source, form
-        return kept
+
+class PlainRecorder(Recorder):
+    """Returns the values themselves as their forms, for a state that is used at once."""
+
+    def number(self, value: int) -> int:
+        """Return a number."""
+        return value
+
+    def keep(self, owner: object, value: Any, name: str = "") -> Any:  # noqa: ARG002 - of Recorder
+        """Return a value."""
+        return value
+
+    def checked(self, key: int | str) -> int:
+        """Return the checksum of a key."""
+        return key if isinstance(key, int) else key_checksum(key)
+
+    def waiting(self, owner: object, state: ShuffleState) -> list[list[int]]:  # noqa: ARG002 - of Recorder
+        """Return the positions of the items in a shuffle buffer."""
+        return pack_positions(state.waiting)
 
 
 def pack_records(records: Sequence[Record]) -> bytes:
-    """Return records in a row of one run, which are behind all that were packed before, as bytes."""
+    """Return consecutive records of one run, which follow all those packed before, as bytes."""
     return records[0][1].pack([row for row, _ in records])
 
 
@@ -301,7 +294,7 @@ def unpack_records(data: bytes) -> Part:
         middle, end = at + slots, at + slots + came
         moves.append((numbers[at:middle], numbers[middle:end]))
         at = end
-    extra = Extra(*pickle.loads(data[8 * at :])) if 8 * at < len(data) else None  # noqa: S301 - from this very program
+    extra = Extra(*pickle.loads(data[8 * at :])) if 8 * at < len(data) else None  # noqa: S301 - written by this program
     return Part(width, rows, moves, extra)
 
 

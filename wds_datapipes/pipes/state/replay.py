@@ -1,4 +1,4 @@
-"""Resuming by replay: making the items of an epoch again, up to the one that was delivered last."""
+"""Resuming by replay: reproduces the items of an epoch up to the last one delivered."""
 
 from __future__ import annotations
 
@@ -6,52 +6,49 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.errors import StateError
-from wds_datapipes.pipes.stage import Stage
-from wds_datapipes.pipes.state.graph import as_stage, takes_seed, upstream
-from wds_datapipes.pipes.state.unsupported import name_of
+from wds_datapipes.pipes.stage import RecordedStage, as_stage
+from wds_datapipes.pipes.state.graph import name_of, takes_seed, upstream
+from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.shards.position import SamplePosition
 
-if TYPE_CHECKING:
-    from wds_datapipes.pipes.state.recording import Form, Recorder
-
-__all__ = ["ReplayedItems", "digest_item", "is_replayable", "is_replayed"]
+__all__ = ["ReplayedItems", "digest_item", "is_replayed", "obstacle_to_replay"]
 
 logger = logging.getLogger("wds_datapipes")
 
-#: How many values of an item count in its digest, and how many bytes at each end of a value.
+#: The number of values of an item that its digest covers, and the number of bytes at each end of a value.
 MOST_VALUES, MOST_BYTES = 64, 1024
 
-#: Stages whose items depend on earlier epochs or on the time, or that write data.
-_NEVER_REPLAYED = ("DirectoryShards", "EpochSetter", "SampleWriter")
-#: Stages that keep the order of the epoch in which they were begun.
-_KEEPING = ("InMemoryCacheHolder", "MemoryCell")
+#: Stages that cannot be replayed, and why.
+_NEVER_REPLAYED = {
+    "DirectoryShards": "it reads shards that may be gone by then",
+    "SampleWriter": "it would write its samples again",
+}
 
 
-class ReplayedItems(Stage[Any]):
-    """Counts the items of a pipeline without a position, and resumes by making those before it again.
+class ReplayedItems(RecordedStage[Any]):
+    """Counts the items of a pipeline without a position, and resumes by replaying as many.
 
-    That is exact if the pipeline makes the same items from the same seeds, which a digest of the last one checks.
+    Replay is exact if the pipeline yields the same items for the same seeds; a digest of the last item checks this.
 
     Yields:
         Any: the items of ``source``, unchanged.
 
     Args:
         source: the pipeline.
-        reason: why it has no position, which begins with the name of a stage.
+        reason: why it has no position; begins with the name of a stage.
 
     Attributes:
         is_over: whether the epoch has ended.
 
     Raises:
-        StateError: the pipeline does not make the same items again.
+        StateError: the pipeline does not yield the same items again.
     """
 
-    rereads_source = True
     is_transparent = True
 
     def __init__(self, source: IterDataPipe[Any], reason: str) -> None:
@@ -62,24 +59,20 @@ class ReplayedItems(Stage[Any]):
         self._made, self._digest = 0, 0
         self._loaded: tuple[int, int] | None = None
 
-    def state_dict(self) -> dict[str, int]:
-        """Return how many items the epoch has had, and a digest of the last one."""
-        made, digest = self._loaded or (self._made, self._digest)
-        return {"replayed": made, "digest": digest}
-
     def record_state(self, recorder: Recorder) -> Form:
-        """Return the form of what `state_dict` returns."""
-        return recorder.keep_values(self, self.state_dict())
+        """Record the number of items yielded in the epoch, and a digest of the last one."""
+        made, digest = self._loaded or (self._made, self._digest)
+        return {"replayed": recorder.number(made), "digest": recorder.number(digest)}
 
     def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:  # noqa: ARG002 - no stage is after it
-        """Resume from a state when it is iterated next.
+        """Load a state; the next iteration resumes from it.
 
         Args:
-            state: what `state_dict` has returned.
-            again: nothing, as this is the last stage.
+            state: a result of `state_dict`.
+            again: empty, as this is the last stage.
 
         Raises:
-            StateError: it is the state of a pipeline with a position.
+            StateError: the state belongs to a pipeline with a position.
         """
         loaded = state.get("replayed"), state.get("digest")
         if not all(type(number) is int and 0 <= number < 1 << 63 for number in loaded):
@@ -87,12 +80,12 @@ class ReplayedItems(Stage[Any]):
         self._loaded = state["replayed"], state["digest"]
 
     def reset_state(self) -> None:
-        """Discard a loaded state, and start from the beginning when it is iterated next."""
+        """Discard a loaded state; the next iteration starts from the beginning."""
         self._loaded = None
         self._made, self._digest = 0, 0
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
-        """Begin an epoch, or resume one from a state, when it is iterated next."""
+        """Begin an epoch, or resume one from a state, in the next iteration."""
         self.reset_state()
         self.is_over = False
         if state is not None:
@@ -109,7 +102,7 @@ class ReplayedItems(Stage[Any]):
             self._made += 1
             self._digest = digest_item(item)
             yield item
-            del item  # its memory is free while the next one is made
+            del item  # free its memory before the next one is made
         self.is_over = True
 
     def _replay(self, items: Iterator[Any], count: int, digest: int) -> None:
@@ -141,23 +134,26 @@ class ReplayedItems(Stage[Any]):
         return False
 
 
-def is_replayable(pipe: Any) -> bool:
-    """Return whether an epoch of a pipeline follows from its seeds, so that its items can be made again."""
-    for stage in upstream(pipe):
-        if as_stage(stage).spans_epochs or name_of(stage) in _NEVER_REPLAYED:
-            return False
-        if name_of(stage) in _KEEPING and any(map(takes_seed, upstream(stage))):
-            return False
-    return True
+def obstacle_to_replay(*pipes: Any) -> str:
+    """Return why the seeds do not determine an epoch of some pipelines, so that it cannot be replayed."""
+    for stage in (stage for pipe in pipes for stage in upstream(pipe)):
+        name = name_of(stage)
+        if name in _NEVER_REPLAYED:
+            return f"{name} is in it, and {_NEVER_REPLAYED[name]}"
+        if as_stage(stage).spans_epochs:
+            return f"{name} is in it, and resumes from one epoch to the next"
+        if name == "InMemoryCacheHolder" and any(map(takes_seed, upstream(stage))):
+            return f"{name} is in it, and keeps the order of the epoch in which it was filled"
+    return ""
 
 
 def is_replayed(state: Sequence[Mapping[str, Any] | None] | None) -> bool:
-    """Return whether a state is that of a pipeline that resumes by replay."""
+    """Whether a state belongs to a pipeline that resumes by replay."""
     return any(stage is not None and "replayed" in stage for stage in state or ())
 
 
 def digest_item(item: Any) -> int:
-    """Return a number by which another item is noticed: of its structure, and of the ends of its values.
+    """Return a digest of an item's structure and of the ends of its values.
 
     >>> digest_item({"a": 1}) == digest_item({"a": 1}), digest_item({"a": 1}) == digest_item({"a": 2})
     (True, False)
@@ -182,7 +178,7 @@ def digest_item(item: Any) -> int:
 
 
 def _ends(value: Any) -> Iterator[bytes]:
-    """Yield what tells a value from others, bounded in size."""
+    """Yield bytes of bounded size that distinguish a value from others."""
     if isinstance(value, str):
         yield f"{len(value)} {value[:MOST_BYTES]} {value[-MOST_BYTES:]}".encode("utf-8", "surrogatepass")
     elif isinstance(value, bytes | bytearray | memoryview):
@@ -195,7 +191,7 @@ def _ends(value: Any) -> Iterator[bytes]:
         try:
             flat = value.reshape(-1)
             ends = [flat[:MOST_VALUES].tolist(), flat[-MOST_VALUES:].tolist()]
-        except (TypeError, ValueError, RuntimeError):  # as of sparse tensors
+        except (TypeError, ValueError, RuntimeError):  # such as sparse tensors
             return
         yield repr(ends).encode()
     elif value is None or isinstance(value, bool | int | float | complex):

@@ -1,4 +1,4 @@
-"""The seeds of random stages: one that a loader sets for an epoch, and those of later passes, which follow from it."""
+"""Seeds of random stages: one set by a loader for each epoch, and those of later passes, derived from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SEED", "SeededStage", "derive_later_seeds", "later_seed", "pending_seed"]
 
-#: Where a stage of another package keeps its `Seed`, and what marks a method that takes care of it.
+#: The attribute for the `Seed` of a stage of another package, and the mark of a wrapped method.
 SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
 
 
@@ -29,22 +29,22 @@ class Seed(NamedTuple):
 
 
 class SeededStage:
-    """A stage that draws: the seed that a loader sets holds for one pass, and those of later passes follow from it.
+    """A random stage: a loader sets the seed of one pass, from which those of later passes are derived.
 
-    A loader sets seeds once an epoch, and a stage behind this one, such as ``.cycle(2)``, may begin it more often.
-    Whatever is before the split has to draw the same in all workers and ranks then, too.
+    A loader sets seeds once per epoch, but a later stage, such as ``.cycle(2)``, may restart this one more often. Also
+    then, stages before the split must draw the same numbers in all workers and ranks.
     """
 
     _seed: int | None = None
     _last_seed: int | None = None
 
     def set_seed(self, seed: int) -> Self:
-        """Give the seed of the next pass; loaders call this."""
+        """Set the seed of the next pass; called by loaders."""
         self._seed = seed
         return self
 
     def take_seed(self) -> int:
-        """Return the seed of a pass that begins; where no loader has ever set one, a seed from torch's generator."""
+        """Return the seed of a new pass; if no loader has ever set one, a seed from torch's generator."""
         seed, self._seed = self._seed, None
         if seed is None:
             if self._last_seed is None:
@@ -55,34 +55,34 @@ class SeededStage:
 
 
 def later_seed(seed: int) -> int:
-    """Return the seed of the pass after one with this seed."""
+    """Return the seed of the pass after the one with this seed."""
     return derived_seed("later pass", seed)
 
 
 def pending_seed(stage: Any) -> int | None:
-    """Return the seed that was set for the next pass over a stage, if one was and the stage shows it."""
+    """Return the seed that was set for the next pass over a stage; None if there is none or it is unknown."""
     seed: Seed | None = vars(stage).get(SEED)
     if seed is not None:
         return None if seed.is_used else seed.value
-    found: int | None = vars(stage).get("_seed")  # as SeededStage and torch's .shuffle() have it
+    found: int | None = vars(stage).get("_seed")  # set by SeededStage and torch's .shuffle()
     return found
 
 
 def derive_later_seeds(pipe: Any) -> None:
-    """Have the stages of other packages derive the seeds of later passes as `SeededStage` does.
+    """Make stages of other packages derive the seeds of later passes like `SeededStage`.
 
-    torch's ``.shuffle()`` forgets its seed when a pass begins. Begun again, it draws one from torch's generator, which
-    is another one in each worker, so that each worker splits another order. The methods by which a class takes its
-    seed and begins a pass are wrapped, once in a process.
+    torch's ``.shuffle()`` forgets its seed when a pass begins. For the next pass, it draws one from torch's generator,
+    which differs between workers, so each worker would split another order. This function wraps, once per process, the
+    methods by which a class takes its seed and begins a pass. Loaders call it before they seed a pipeline.
 
     Args:
-        pipe: the last stage. Loaders call this before they seed a pipeline.
+        pipe: the last stage.
     """
     for stage in upstream(pipe):
         if not takes_seed(stage) or isinstance(stage, SeededStage):
             continue
         for name, wrapped in {"set_seed": _recording_set_seed, "reset": _reseeding_reset}.items():
-            # In the class that defines it: a method that appears in another class would change its fingerprint.
+            # Wrap it in the class that defines it: a new method in another class would change that one's fingerprint.
             kind = next((each for each in type(stage).__mro__ if name in vars(each)), None)
             if kind is None or kind.__module__.partition(".")[0] == "wds_datapipes":
                 continue
@@ -92,7 +92,7 @@ def derive_later_seeds(pipe: Any) -> None:
 
 
 def _recording_set_seed(set_seed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``set_seed`` that takes note of the seed."""
+    """Return a ``set_seed`` that records the seed."""
 
     @functools.wraps(set_seed)
     def set_and_note(self: Any, seed: int, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +104,7 @@ def _recording_set_seed(set_seed: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reseeding_reset(reset: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``reset`` that sets a seed where a pass begins and none was set since the last one began."""
+    """Return a ``reset`` that sets a seed if a pass begins and none was set since the last one began."""
 
     @functools.wraps(reset)
     def seed_and_reset(self: Any) -> None:
@@ -112,7 +112,7 @@ def _reseeding_reset(reset: Callable[..., Any]) -> Callable[..., Any]:
         if seed is not None and seed.is_used:
             self.set_seed(later_seed(seed.value))
         reset(self)
-        # A class may call the method of the one that it is derived from, so this is set behind the call.
+        # Set after the call, since the method may call that of the base class.
         if seed is not None:
             vars(self)[SEED] = vars(self)[SEED]._replace(is_used=True)
 

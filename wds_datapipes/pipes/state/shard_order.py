@@ -1,4 +1,4 @@
-"""The list of shards before it is split: the same in every worker, and the same again when a run is resumed."""
+"""The list of shards before the split: the same in every worker, and the same when training is resumed."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from wds_datapipes.errors import ChangedShardError
 from wds_datapipes.io.redaction import may_hold_credentials, redact
 from wds_datapipes.pipes.loading import ShardLoader
 from wds_datapipes.pipes.sharding import splits
-from wds_datapipes.pipes.stage import Stage
-from wds_datapipes.pipes.state.graph import as_stage, upstream
+from wds_datapipes.pipes.stage import Stage, as_stage
+from wds_datapipes.pipes.state.graph import upstream
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
 
 __all__ = [
     "Seen",
     "ShardOrder",
-    "checked_seen",
+    "check_seen",
     "guard_listings",
     "listings_before",
-    "merged_seen",
+    "merge_seen",
     "remove_listings",
     "seed_listings",
 ]
 
 Seen = list[Any]
-"""What was seen of a list, as a state has it: how many items, a digest of them, and the text of the last one."""
+"""The digest of the part of a list that was read: the number of items, their digest, and the text of the last one."""
 
-#: How much of an item's text is kept for a message, in characters.
+#: The maximum length of an item's text in a message.
 MAX_TEXT = 200
 
-#: Stages of torch and torchdata that draw nothing, or with the seed that the loader gives them.
+#: Stages of torch and torchdata that draw no random numbers, or use the seed set by the loader.
 DRAWING_NOTHING = {
     f"{name}IterDataPipe"
     for name in ("Batcher", "Concater", "Cycler", "Enumerator", "FileLister", "Header", "LengthSetter", "Multiplexer")
 } | {f"{name}IterDataPipe" for name in ("Repeater", "ShardingFilter", "Shuffler", "UnBatcher", "Zipper")}
-#: Stages of this package that call functions of the user, which may draw.
+#: Stages of this package that call functions of the user, which may draw random numbers.
 CALLING = {
     *(
         "Associator",
@@ -62,29 +62,29 @@ CALLING = {
 
 
 class ShardOrder(Stage[Any]):
-    """Yields the items of a list, such as the URLs of shards, and keeps a digest of what it has yielded.
+    """Yields the items of a list, such as the URLs of shards, and keeps a digest of them.
 
-    Loaders insert it before the stage that splits the list. A state has the digest, so a run that is resumed notices
-    when the list has changed, and workers whose lists differ are noticed at the end of a pass.
+    Loaders insert it before the stage that splits the list. The digest is part of the state, so a changed list is
+    detected on resume, and workers with different lists are detected at the end of a pass.
 
     Yields:
         Any: the items of ``source``, unchanged.
 
     Args:
         source: yields the list.
-        is_split: whether the list is split behind this stage, and so has to be the same in every worker.
+        is_split: whether a later stage splits the list, which must then be the same in every worker.
 
     Attributes:
-        whole: what was seen in the first pass of the epoch, once that has come to its end; None before.
-        seen: what was seen of the present pass. It is another object whenever it changes.
+        whole: the digest of the first pass of the epoch, once it has ended; None before.
+        seen: the digest of the current pass. Each change creates a new object.
 
     Raises:
-        ChangedShardError: the list is not the one of which a state was saved.
+        ChangedShardError: the list differs from that of the loaded state.
     """
 
     is_transparent = True
     is_stateless = True
-    #: How often what was seen has changed in any of them.
+    #: The number of changes to ``seen`` in all instances.
     changes = 0
 
     def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
@@ -96,7 +96,7 @@ class ShardOrder(Stage[Any]):
         self._expected: Seen | None = None
 
     def expect(self, seen: Seen) -> None:
-        """Have the next pass begin as one that was seen before."""
+        """Require the next pass to begin like an earlier one."""
         self._expected = seen
 
     def __iter__(self) -> Iterator[Any]:
@@ -126,14 +126,14 @@ class ShardOrder(Stage[Any]):
 
 
 class ResampledShardOrder(ShardOrder):
-    """A `ShardOrder` of which a stage may draw from the global generators, such as a user's ``random.shuffle``.
+    """A `ShardOrder` for lists that may depend on the global generators, such as by a user's ``random.shuffle``.
 
-    While the list is made, the generators of Python, NumPy and torch are in a state that follows from the seed of the
-    epoch: the same in every worker and on every rank, and again when a run is resumed.
+    While the list is made, the state of the generators of Python, NumPy and torch is derived from the seed of the
+    epoch: it is the same in every worker, on every rank, and when training is resumed.
 
     Attributes:
-        seeds: of its passes. It has no ``set_seed``: loaders draw a seed for each stage that has one, so the orders of
-            all other stages would change.
+        seeds: the seeds of its passes. It has no ``set_seed``: loaders draw a seed for each stage that has one, so the
+            orders of all other stages would change.
     """
 
     def __init__(self, source: IterDataPipe[Any], *, is_split: bool = True) -> None:
@@ -142,7 +142,7 @@ class ResampledShardOrder(ShardOrder):
         self._own_seed = 0
 
     def reset(self) -> None:
-        """Begin a pass, with the seed that was set for it."""
+        """Begin a pass with the seed that was set for it."""
         self._own_seed = self.seeds.take_seed()
 
     def _items(self) -> Iterator[Any]:
@@ -162,7 +162,7 @@ class _Generators:
     """States of the global generators.
 
     Args:
-        seed: what they follow from.
+        seed: the seed that they are derived from.
     """
 
     def __init__(self, seed: int) -> None:
@@ -173,7 +173,7 @@ class _Generators:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Have the global generators go on from these states, and then from their own."""
+        """Set the global generators to these states, and restore their own states afterwards."""
         others = _states()
         _set_states(self._states)
         try:
@@ -188,10 +188,10 @@ def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[ShardOrder]:
 
     Args:
         pipe: the last stage.
-        drawn_only: insert it only where something may draw from the global generators, for loaders without a state.
+        drawn_only: insert it only if a stage may draw from the global generators, for loaders without a state.
 
     Returns:
-        list: of all that are there, in an order that is the same in every worker.
+        list: all such stages of the pipeline, in the same order in every worker.
     """
     for stage in [*upstream(pipe)]:
         is_split = splits(stage)
@@ -210,11 +210,11 @@ def guard_listings(pipe: Any, *, drawn_only: bool = False) -> list[ShardOrder]:
 
 
 def seed_listings(pipe: Any, seed: int) -> None:
-    """Have the listings at a stage and before it draw the same in every worker and on every rank.
+    """Seed the listings of a pipeline to draw the same numbers in every worker and on every rank.
 
     Args:
         pipe: the last stage.
-        seed: of the epoch, which all workers and ranks share.
+        seed: the seed of the epoch, which all workers and ranks share.
     """
     for number, listing in enumerate(listings_before(pipe)):
         if isinstance(listing, ResampledShardOrder):
@@ -222,7 +222,7 @@ def seed_listings(pipe: Any, seed: int) -> None:
 
 
 def remove_listings(pipe: Any) -> None:
-    """Remove what `guard_listings` has inserted, so that users' functions find their own stages."""
+    """Remove the stages that `guard_listings` has inserted, so that users' functions find their own stages."""
     for stage in [*upstream(pipe)]:
         for name, source in [*vars(stage).items()]:
             if isinstance(source, ShardOrder):
@@ -230,23 +230,23 @@ def remove_listings(pipe: Any) -> None:
 
 
 def listings_before(pipe: Any) -> list[ShardOrder]:
-    """Return the listings at a stage or before it."""
+    """Return the listings of a pipeline that ends with a stage."""
     return [stage for stage in upstream(pipe) if isinstance(stage, ShardOrder)]
 
 
-def checked_seen(seen: Any) -> Seen:
-    """Return what a state says that was seen of a list.
+def check_seen(seen: Any) -> Seen:
+    """Return the digest of a list from a state, after a check.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is not valid.
     """
     if not (isinstance(seen, list | tuple) and [type(each) for each in seen] == [int, str, str] and seen[0] >= 0):
         raise ValueError(f"it has seen {seen!r:.100} of the list of shards")
     return [*seen]
 
 
-def merged_seen(parts: Sequence[Sequence[Seen]]) -> list[Seen]:
-    """Return what was seen of each list by the instance that has seen most of it."""
+def merge_seen(parts: Sequence[Sequence[Seen]]) -> list[Seen]:
+    """Return the digest of each list from the instance that has read most of it."""
     return [max(seen, key=lambda each: int(each[0])) for seen in zip(*(part for part in parts if part), strict=False)]
 
 
@@ -255,12 +255,12 @@ def _is_split(pipe: Any) -> bool:
 
 
 def _is_dispatched(pipe: Any) -> bool:
-    """Whether a list comes from a process that gives each worker other items, so that there is nothing to split."""
+    """Whether a list comes from a process that distributes the items to the workers, so there is nothing to split."""
     return any(as_stage(stage).is_remote for stage in upstream(pipe))
 
 
 def _may_draw(pipe: Any) -> bool:
-    """Whether a stage at a stage or before it may draw from the global generators."""
+    """Whether any stage of a pipeline may draw from the global generators."""
     return not all(map(_draws_nothing, upstream(pipe)))
 
 
@@ -275,7 +275,7 @@ def _draws_nothing(stage: Any) -> bool:
 
 
 def _check(begun: list[Any], expected: Seen) -> None:
-    """Make sure that a list begins as it did.
+    """Make sure that a list begins as before.
 
     Raises:
         ChangedShardError: it does not.
@@ -299,7 +299,7 @@ def _check(begun: list[Any], expected: Seen) -> None:
 
 
 def _with(seen: Seen, item: Any) -> Seen:
-    """Return what was seen with one more item."""
+    """Return the digest with one more item."""
     count, digest, _ = seen
     text = _text(item)
     digest = blake2b(f"{digest} {text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -307,7 +307,7 @@ def _with(seen: Seen, item: Any) -> Seen:
 
 
 def _text(item: Any) -> str:
-    """Return what tells an item of a list from others, without credentials."""
+    """Return the text that identifies an item of a list, without credentials."""
     if isinstance(item, os.PathLike):
         item = os.fspath(item)
     if isinstance(item, str):
@@ -318,7 +318,7 @@ def _text(item: Any) -> str:
     if isinstance(item, bytes):
         return f"{len(item)} bytes {item[:16]!r}"
     if isinstance(item, tuple | list):
-        return f"{len(item)} from {_text(item[0])}" if item else "none"  # the rest may be made in each worker
+        return f"{len(item)} from {_text(item[0])}" if item else "none"  # the rest may differ between workers
     return repr(item) if isinstance(item, int | float | complex | None) else type(item).__name__
 
 

@@ -1,4 +1,4 @@
-"""The promises of stages: which of them have a state, and which are stateless."""
+"""Checks whether stages have a state or are stateless."""
 
 from __future__ import annotations
 
@@ -11,43 +11,52 @@ from torch.utils.data.datapipes.iter import Batcher, Collator, Filter, Mapper
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.fingerprint.code import is_users as is_users_module
-from wds_datapipes.pipes.stage import Stage
-from wds_datapipes.pipes.state.graph import as_stage
-from wds_datapipes.pipes.state.unsupported import ADVICE, name_of
+from wds_datapipes.pipes.stage import RecordedStage, Stage, as_stage
+from wds_datapipes.pipes.state.graph import name_of
 
 __all__ = ["check_promise", "has_state", "is_stateless", "is_users"]
 
 #: Stages of torch that keep nothing between two items.
 STATELESS = (Batcher, Collator, Filter, Mapper)
 
-#: Classes whose loop is yet to be written.
+#: Abstract classes, whose loop is not written.
 WITHOUT_LOOP = (IterDataPipe, IterableDataset, Stage)
 
-#: What to use instead of stages that hold samples back.
+_MIXED = "Use .mix_samples(), or mix the shards before .load_wds_shards()"
+
+#: Alternatives to stages without a position, by the names of their classes.
 INSTEAD = {
-    **ADVICE,
-    "StreamComposer": (
-        "If what its functions yield follows from each item alone, pass each_alone=True. If not, derive a class from "
-        "wds_datapipes.Stage that defines state_dict() and load_state_dict()"
-    ),
-    "SampleWriter": "Go on with write_wds_shards(resume=True), which keeps a journal of the finished shards",
+    "BatchMapper": "Use .batch(n) and .map()",
+    "Concater": _MIXED,
+    "Header": "Use .slice_samples(n)",
+    "LengthSetter": "Use .with_length(n)",
+    "Multiplexer": _MIXED,
+    "PinMemory": "Use ShardReadingService(pin_memory=True)",
+    "Prefetcher": "Workers of ShardReadingService make items ahead by themselves",
+    "SampleWriter": "Resume with write_wds_shards(resume=True), which keeps a journal of the finished shards",
+    "ShardingFilter": "Put .sharding_filter() before .load_wds_shards()",
+    "Shuffler": "Use .shuffle_samples(n) for samples; .shuffle() belongs before .load_wds_shards()",
+    "Zipper": "Use .associate() with a table, or write what belongs together into one shard",
 }
 
 
 def has_state(stage: Any) -> bool:
-    """Return whether a stage has a state."""
-    return as_stage(stage).has_state and _is_promised(stage, "state_dict")
+    """Whether a stage has a state."""
+    if isinstance(stage, RecordedStage):
+        return type(stage).state_dict is RecordedStage.state_dict and _is_promised(stage, "record_state")
+    is_own = isinstance(stage, Stage) and type(stage).state_dict is not Stage.state_dict
+    return is_own and _is_promised(stage, "state_dict")
 
 
 def is_stateless(stage: Any) -> bool:
-    """Return whether a stage keeps nothing between two items."""
+    """Whether a stage keeps nothing between two items."""
     if as_stage(stage).is_stateless and _is_promised(stage, "is_stateless"):
         return True
     return _loop_of(type(stage)) in STATELESS
 
 
 def is_users(stage: object) -> bool:
-    """Return whether a stage's class is neither torch's nor torchdata's nor of this package."""
+    """Whether the class of a stage belongs neither to torch, nor to torchdata, nor to this package."""
     return is_users_module(type(stage).__module__)
 
 
@@ -89,8 +98,7 @@ def check_promise(stage: Any, behind: Sequence[Any]) -> None:
 def _refusal(stage: Any) -> str:
     if not is_users(stage):
         name = name_of(stage)
-        instead = INSTEAD.get(name, "Leave it out, or put it after the loader")
-        return f"{name} may hold samples back, and cannot tell which. {instead}"
+        return ". ".join([f"{name} has no position in the shards", *filter(None, [INSTEAD.get(name)])])
     known = next((each for each in type(stage).__mro__ if not is_users_module(each.__module__)), IterDataPipe)
     inherited = "" if known in WITHOUT_LOOP else f" What is known of {known.__name__} says nothing of another __iter__."
     return (
@@ -102,9 +110,9 @@ def _refusal(stage: Any) -> str:
 
 
 def _is_promised(stage: Any, name: str) -> bool:
-    """Return whether what a class says of itself is said of the loop that the stage has.
+    """Whether a promise of a class applies to the loop of the stage.
 
-    A class that inherits the promise and has a loop of its own has promised nothing.
+    It does not for a class that inherits the promise and defines its own loop.
     """
     if name in vars(stage):
         return True
@@ -114,7 +122,7 @@ def _is_promised(stage: Any, name: str) -> bool:
 
 
 def _loop_of(kind: type) -> type | None:
-    """Return the class that has defined ``__iter__``, or None if none has."""
+    """Return the class that defines ``__iter__``, or None if none does."""
     found = next((each for each in kind.__mro__ if "__iter__" in vars(each)), None)
     return None if found in WITHOUT_LOOP else found
 

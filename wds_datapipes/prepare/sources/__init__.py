@@ -1,1 +1,1 @@
-"""Sources of samples that are not in shards yet: folders of images, ImageNet, tables of files, recipes of tarp."""
+"""Sources of samples outside shards: image folders, ImageNet, tables of files, and tarp recipes."""

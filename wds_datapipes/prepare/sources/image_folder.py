@@ -1,4 +1,4 @@
-"""Folders of images, with or without classes."""
+"""Samples from folders of images, with or without classes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from wds_datapipes.samples.keys import KeyRule
 
 __all__ = ["IMAGE_ENDINGS", "Faults", "Files", "ImageFiles", "find_images"]
 
-#: The ends of names that are images, if nothing else is said.
+#: The default file extensions of images.
 IMAGE_ENDINGS = ("bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp")
 
 Faults = Callable[[Exception], object]
-"""Is called with what is wrong, and raises it or takes note."""
+"""A handler of errors, which raises or records them."""
 
 
 class Files(NamedTuple):
-    """The files of one sample: their path without what tells them apart, and the ends of their names."""
+    """The files of one sample: their common path without extension, and their extensions."""
 
     stem: str
     endings: tuple[str, ...]
 
 
 class ImageFiles:
-    """Images that were found, each with the number of its class, if there are classes.
+    """Image files, each with the number of its class if there are classes.
 
     Args:
-        root: what all paths begin with.
+        root: the folder of all paths.
         classes: the names of the classes, in the order of their numbers; ``None`` if there are none.
-        name_field: a field for the name of the class, or nothing.
+        name_field: the field for the name of the class, or an empty string.
 
     Attributes:
-        classes: the same.
-        name_field: the same.
-        words: what the classes are called by people, if that is known.
-        left_out: how many files of other kinds there were, by the ends of their names.
+        classes: the names of the classes.
+        name_field: the field for the name of the class.
+        words: human-readable names of the classes, if known.
+        left_out: the number of files without images, by extension.
     """
 
     def __init__(self, root: str, classes: Sequence[str] | None, *, name_field: str = "") -> None:
@@ -54,29 +54,29 @@ class ImageFiles:
         self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def add(self, files: Files, label: int = -1) -> None:
-        """Take a sample; its stem is as it is from the root."""
+        """Add a sample; its stem is relative to the root."""
         self._stems.append(files.stem)
-        self._endings.append(self._known.setdefault(files.endings, files.endings))  # there are few of them
+        self._endings.append(self._known.setdefault(files.endings, files.endings))  # few distinct values
         self._labels.append(label)
 
     @property
     def files(self) -> Iterator[Files]:
-        """What was added, in its order."""
+        """The files of all samples, in order."""
         return map(Files, self._stems, self._endings)
 
     def numbered_by(self, classes: Sequence[str]) -> ImageFiles:
-        """Return the same images, their classes numbered as they are in a longer list.
+        """Return the same images with classes numbered by a longer list.
 
         Raises:
-            SampleSourceError: it lacks a class.
+            SampleSourceError: the list lacks a class.
         """
-        places = {name: number for number, name in enumerate(classes)}
-        if unknown := [name for name in self.classes or () if name not in places]:
+        paths = {name: number for number, name in enumerate(classes)}
+        if unknown := [name for name in self.classes or () if name not in paths]:
             raise SampleSourceError(
-                f"The folder {os.path.join(self._root, unknown[0])!r} is none of the {len(classes)} classes that are "  # noqa: PTH118  texts
-                f"known. Remove it, or add it to these"
+                f"The folder {os.path.join(self._root, unknown[0])!r} is not one of the {len(classes)} known "  # noqa: PTH118  strings
+                f"classes. Remove it, or add it to them"
             )
-        numbers = [places[name] for name in self.classes or ()]
+        numbers = [paths[name] for name in self.classes or ()]
         found = ImageFiles(self._root, classes, name_field=self.name_field)
         found.left_out = self.left_out
         for files, label in zip(self.files, self._labels, strict=True):
@@ -84,17 +84,17 @@ class ImageFiles:
         return found
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self._stems)
 
-    def draft(self, number: int) -> SampleSpec:
-        """Return what a sample is to be made of.
+    def get_spec(self, number: int) -> SampleSpec:
+        """Return the spec of a sample.
 
         Raises:
-            SampleSourceError: two of its files are for one field.
+            SampleSourceError: two files are for the same field.
         """
         stem, endings = self._stems[number], self._endings[number]
-        paths = [os.path.join(self._root, f"{stem}.{ending}") for ending in endings]  # noqa: PTH118  many of them
+        paths = [os.path.join(self._root, f"{stem}.{ending}") for ending in endings]  # noqa: PTH118  faster than Path
         parts: dict[str, Part] = {}
         for ending, path in zip(endings, paths, strict=True):
             self._put(parts, field_of(ending), FilePart(path), paths[0])
@@ -107,13 +107,13 @@ class ImageFiles:
         return SampleSpec(stem, parts, paths[0])
 
     def close(self) -> None:
-        """There is nothing open."""
+        """Do nothing, as no file is open."""
 
     @staticmethod
-    def _put(parts: dict[str, Part], field: str, part: Part, origin: str) -> None:
+    def _put(parts: dict[str, Part], field: str, part: Part, location: str) -> None:
         if field in parts:
             raise SampleSourceError(
-                f"The sample of {origin!r} would have the field {field!r} twice. Give a file another name"
+                f"The sample of {location!r} would have two fields {field!r}. Rename one of its files"
             )
         parts[field] = part
 
@@ -127,19 +127,19 @@ def find_images(
     name_field: str = "",
     on_fault: Faults | None = None,
 ) -> ImageFiles:
-    """Look for images: each folder in the root is a class, with all that is in it and in folders below.
+    """Find images in a folder with one subfolder per class, including all folders below.
 
-    Classes are numbered by their names in order, from 0, as ``torchvision.datasets.ImageFolder`` does, and files come
-    in its order too. Hidden files and folders are left out. Links are followed.
+    Classes are numbered from 0 by sorted name, and files are ordered, as in ``torchvision.datasets.ImageFolder``.
+    Hidden files and folders are ignored. Links are followed.
 
     Args:
         root: the folder.
-        has_classes: whether folders are classes; otherwise, all images are samples without one.
-        endings: which ends of names are images.
-        key_rule: take all files whose names have the same key as the fields of one sample, which has to have an image.
-            Without it, each image is a sample.
-        name_field: a field for the name of the class.
-        on_fault: called with what is wrong with a class or a sample, which is then left out; otherwise it is raised.
+        has_classes: whether folders are classes; otherwise, samples have no class.
+        endings: the file extensions of images.
+        key_rule: group all files with the same key into one sample, which must have an image. By default, each image is
+            a sample.
+        name_field: the field for the name of the class.
+        on_fault: called with the error of a class or sample, which is then skipped; by default, errors are raised.
 
     Raises:
         SampleSourceError: a folder cannot be read, links form a loop, a class has no image, or an image no class.
@@ -148,15 +148,17 @@ def find_images(
     fault = _raise_fault if on_fault is None else on_fault
     folders, files = _list_folder(top)
     found = ImageFiles(top, folders if has_classes else None, name_field=name_field)
-    choose = _Chosen(top, frozenset(ending.lower().lstrip(".") for ending in endings), key_rule, found.left_out, fault)
+    choose = _Selector(
+        top, frozenset(ending.lower().lstrip(".") for ending in endings), key_rule, found.left_out, fault
+    )
     if not has_classes:
         for each in choose.below(""):
             found.add(each)
         return found
     for stray in choose.samples("", files):
         raise SampleSourceError(
-            f"The image {_describe_path(top, stray)!r} is in no folder of a class. Put it into one; or, if the "
-            f"folders are no classes, say so"
+            f"The image {_describe_path(top, stray)!r} is not in the folder of a class. Move it to one; or, if the "
+            f"folders are not classes, pass has_classes=False"
         )
     for label, name in enumerate(folders):
         before = len(found)
@@ -166,14 +168,14 @@ def find_images(
             fault(
                 SampleSourceError(
                     f"The folder {os.path.join(top, name)!r} of the class {name!r} has no image "  # noqa: PTH118  texts
-                    f"({', '.join(sorted(choose.endings))}). Remove it, or say which ends the names of its files have"
+                    f"({', '.join(sorted(choose.endings))}). Remove it, or pass the extensions of its files"
                 )
             )
     return found
 
 
 def field_of(ending: str) -> str:
-    """Return the field for a file: all JPEG files have the same.
+    """Return the field for a file extension; ``jpeg`` becomes ``jpg``.
 
     >>> field_of("JPEG"), field_of("PNG"), field_of("seg.png")
     ('jpg', 'png', 'seg.png')
@@ -182,8 +184,8 @@ def field_of(ending: str) -> str:
     return "jpg" if field == "jpeg" else field
 
 
-class _Chosen(NamedTuple):
-    """Chooses files that are samples."""
+class _Selector(NamedTuple):
+    """Selects the files of samples."""
 
     top: str
     endings: frozenset[str]
@@ -192,9 +194,9 @@ class _Chosen(NamedTuple):
     fault: Faults
 
     def below(self, folder: str) -> Iterator[Files]:
-        """Yield the samples of a folder and all folders in it."""
-        for place, names in sorted(_walk_folder(self.top, folder, ())):
-            yield from self.samples(place, names)
+        """Yield the samples of a folder, recursively."""
+        for path, names in sorted(_walk_folder(self.top, folder, ())):
+            yield from self.samples(path, names)
 
     def samples(self, folder: str, names: Iterable[str]) -> Iterator[Files]:
         """Yield the samples of one folder."""
@@ -216,11 +218,11 @@ class _Chosen(NamedTuple):
                 yield Files(stem, tuple(found))
             else:
                 path = _describe_path(self.top, Files(stem, tuple(found)))
-                self.fault(SampleSourceError(f"No file beside {path!r} is the image of that sample. Put it there"))
+                self.fault(SampleSourceError(f"The sample of {path!r} has no image. Add one"))
 
 
 def _list_folder(path: str) -> tuple[list[str], list[str]]:
-    """Return the folders in a folder, and its other files, by name, without hidden ones."""
+    """Return the names of the subfolders and files of a folder, without hidden ones."""
     folders: list[str] = []
     files: list[str] = []
     try:
@@ -236,34 +238,32 @@ def _list_folder(path: str) -> tuple[list[str], list[str]]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself, which is told when its file is looked at
+    except OSError:  # a circular link, which is reported when its file is measured
         return False
 
 
 def _walk_folder(top: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
-    """Yield a folder, and all folders in it, each with the names of its files."""
-    path = os.path.join(top, folder)  # noqa: PTH118  many of them
+    """Yield a folder and all folders below it, each with the names of its files."""
+    path = os.path.join(top, folder)  # noqa: PTH118  faster than Path
     folders, files = _list_folder(path)
-    found = os.stat(path)  # noqa: PTH116  it is a text
+    found = os.stat(path)  # noqa: PTH116  a string
     here = (found.st_dev, found.st_ino)
     if here in above:
-        raise SampleSourceError(f"The folder {path!r} is a link to one that it is in. Remove the link")
+        raise SampleSourceError(f"The folder {path!r} is a link to one of its parents. Remove the link")
     yield folder, files
     for name in folders:
         yield from _walk_folder(top, f"{folder}/{name}" if folder else name, (*above, here))
 
 
 def _describe_path(top: str, files: Files) -> str:
-    return os.path.join(top, f"{files.stem}.{files.endings[0]}")  # noqa: PTH118  the same
+    return os.path.join(top, f"{files.stem}.{files.endings[0]}")  # noqa: PTH118  faster than Path
 
 
-def _utf8(name: str, origin: str) -> bytes:
+def _utf8(name: str, location: str) -> bytes:
     try:
         return name.encode()
     except UnicodeEncodeError:
-        raise SampleSourceError(
-            f"The class of {origin!r} has a name that is no UTF-8. Give its folder another name"
-        ) from None
+        raise SampleSourceError(f"The class of {location!r} has a name that is not UTF-8. Rename its folder") from None
 
 
 def _raise_fault(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Samples of a table: a row is a sample, its columns are fields, or name their files."""
+"""Samples from the rows of a table, whose columns are fields or name the files of fields."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, find_codec
-from wds_datapipes.codecs.codec import describe_value
+from wds_datapipes.codecs import CODECS, IMAGE_FORMATS, UNSAFE, describe_value, find_codec
 from wds_datapipes.codecs.encoding import EncoderChain
 from wds_datapipes.errors import EncodeError, MissingDependencyError, SampleSourceError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.prepare.sample_spec import Part, SampleSpec
 from wds_datapipes.prepare.sources.file_locations import FileLocations
 from wds_datapipes.prepare.sources.image_folder import field_of
-from wds_datapipes.prepare.sources.table_rows import Rows, ending_of, open_rows
+from wds_datapipes.prepare.sources.table_rows import Rows, get_extension, open_rows
 
 __all__ = ["Table"]
 
-#: What `CODECS` has for fields that hold any text.
+#: The codec of plain text.
 TEXT = CODECS["txt"]
-#: Stands for all columns that name no files, as one JSON object.
+#: All columns that do not name files, as one JSON object.
 REST = "*"
 
 
@@ -30,21 +29,19 @@ class Table:
     """The samples of a table.
 
     Args:
-        path: the table or its URL, by its ending: CSV with a header, JSON lines or Parquet.
-        files: ``(field, column)`` for columns that name files, by paths or URLs; without a field, that is the ending
-            of each file.
-        values: ``(field, column)`` for columns whose values are fields. The column ``"*"`` stands for all columns that
-            name no files, as one JSON object. ``None`` takes all columns that are not used otherwise, as fields of
-            their own names.
-        key: the column of keys; without one, keys are numbers with eight digits.
-        root: the folder, or the URL of one, that paths begin from, if it is not that of the table.
-        missing: ``"keep"`` leaves a field out where its column is empty, or not there; ``"raise"`` refuses the row.
+        path: the path or URL of the table: CSV with a header, JSON lines or Parquet, by its extension.
+        files: ``(field, column)`` for columns of paths or URLs; an empty field means the extension of each file.
+        values: ``(field, column)`` for columns of values. The column ``"*"`` means all columns that do not name files,
+            as one JSON object. ``None`` makes a field of each column not used otherwise.
+        key: the column of keys; by default, keys are eight-digit numbers.
+        root: the folder or URL that relative paths start from, by default that of the table.
+        missing: ``"keep"`` omits a field if its column is empty or missing; ``"raise"`` rejects the row.
         storage_options: passed to remote file systems.
 
     Raises:
         SampleSourceError: the table cannot be read.
-        MissingDependencyError: it is Parquet, and the package for that is not installed.
-        ValueError: an argument makes no sense, or names a column that is not there.
+        MissingDependencyError: the package for Parquet is not installed.
+        ValueError: an argument is invalid, or names a column that does not exist.
     """
 
     def __init__(
@@ -60,8 +57,8 @@ class Table:
     ) -> None:
         table = os.fspath(path)
         self._path = redact(table)  # for messages
-        self._places = FileLocations(table, None if root is None else os.fspath(root), storage_options)
-        self._files, self._key, self._keeps = list(files), key, missing == "keep"
+        self._locations = FileLocations(table, None if root is None else os.fspath(root), storage_options)
+        self._files, self._key, self._allows_missing = list(files), key, missing == "keep"
         self._chain = EncoderChain({})
         self._rows: Rows = open_rows(table, storage_options)
         try:
@@ -78,27 +75,27 @@ class Table:
             raise
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self._rows)
 
-    def draft(self, number: int) -> SampleSpec:
-        """Return what the sample of a row is to be made of.
+    def get_spec(self, number: int) -> SampleSpec:
+        """Return the spec of a row.
 
         Raises:
             SampleSourceError: the row cannot be read, or lacks a value.
-            EncodeError: a value cannot be encoded as its field's name says.
+            EncodeError: a value cannot be encoded by the name of its field.
         """
         row = self._rows.row(number)
-        origin = f"row {number + 1} of {self._path!r}"
-        key = f"{number:08d}" if not self._key else self._key_of(row, origin)
+        location = f"row {number + 1} of {self._path!r}"
+        key = f"{number:08d}" if not self._key else self._get_key(row, location)
         parts: dict[str, Part] = {}
         for field, column in self._files:
             value = row.get(column)
             if value in (None, ""):
-                self._lacks(column, origin)
+                self._check_missing(column, location)
             else:
-                name, part = self._file(value, column, origin)
-                _put(parts, field or field_of(_extension_of(name, column, origin)), part, origin)
+                name, part = self._file(value, column, location)
+                _put(parts, field or field_of(_extension_of(name, column, location)), part, location)
         values = self._values
         if values is None:
             values = [(column.lower(), column) for column in row if column not in self._used]
@@ -106,127 +103,131 @@ class Table:
         for field, column in values:
             value = {name: row[name] for name in row if name not in named} if column == REST else row.get(column)
             if value is None or (value == "" and not _may_be_empty(field)):
-                self._lacks(column, origin)
+                self._check_missing(column, location)
             else:
-                _put(parts, field, self._encoded(field, column, value, key, origin), origin)
-        return SampleSpec(key, parts, origin)
+                _put(parts, field, self._encode_value(field, column, value, key, location), location)
+        return SampleSpec(key, parts, location)
 
     def close(self) -> None:
         """Close the table."""
         self._rows.close()
 
-    def _key_of(self, row: Mapping[str, Any], origin: str) -> str:
+    def _get_key(self, row: Mapping[str, Any], location: str) -> str:
         value = row.get(self._key)
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise SampleSourceError(
-                f"{origin} has {describe_value(value)} in its column {self._key!r}. A key is text or a number"
+                f"{location} has {describe_value(value)} in its column {self._key!r}. A key must be text or a number"
             )
         return str(value)
 
-    def _file(self, named: object, column: str, origin: str) -> tuple[str, Part]:
-        """Return the name of a file, and what it holds."""
+    def _file(self, named: object, column: str, location: str) -> tuple[str, Part]:
+        """Return the name of a file, and its data or location."""
         if isinstance(named, Mapping) and isinstance(named.get("bytes"), bytes):
-            return str(named.get("path") or ""), named["bytes"]  # as `datasets` writes files to Parquet
+            return str(named.get("path") or ""), named["bytes"]  # the format of files in Parquet from `datasets`
         if not isinstance(named, str):
             raise SampleSourceError(
-                f"{origin} has {describe_value(named)} in its column {column!r}, and not the name of a file"
+                f"{location} has {describe_value(named)} in its column {column!r}, not the name of a file"
             )
-        return named, self._places.part(named, f"{origin} in its column {column!r}")
+        return named, self._locations.resolve(named, f"{location} in its column {column!r}")
 
-    def _lacks(self, column: str, origin: str) -> None:
-        if not self._keeps:
+    def _check_missing(self, column: str, location: str) -> None:
+        if not self._allows_missing:
             raise SampleSourceError(
-                f"{origin} has nothing in its column {column!r}. Fill it in, or keep the sample without it"
+                f"{location} has no value in its column {column!r}. Fill it in, or keep the sample without it"
             )
 
-    def _encoded(self, field: str, column: str, value: Any, key: str, origin: str) -> bytes:
+    def _encode_value(self, field: str, column: str, value: Any, key: str, location: str) -> bytes:
         if isinstance(value, bytes):
             return value
         ending = field.rpartition(".")[2]
         is_known = find_codec(ending) is not None or ending in IMAGE_FORMATS
         if isinstance(value, str) and ending in IMAGE_FORMATS:
             raise EncodeError(
-                f"{origin} has the text {value!r:.60} in its column {column!r}, and the field {field!r} holds images. "
-                f"Give a column of file names to files=; give a column of text a field for text, as in txt={column}"
+                f"{location} has the text {value!r:.60} in its column {column!r}, but the field {field!r} holds "
+                f"images. Pass a column of file names as files=; use a text field for a column of text, as in "
+                f"txt={column}"
             )
         if isinstance(value, str) and (self._rows.is_text or not is_known):
-            return _decodable(_utf8(value, origin), field, value, column, origin)
+            return _decodable(_utf8(value, location), field, value, column, location)
         if not is_known:
             raise EncodeError(
-                f"{origin} has {describe_value(value)} for the field {field!r}, whose name tells no encoding. Give it "
-                f"a name that does, such as cls or {field}.json"
+                f"{location} has {describe_value(value)} for the field {field!r}, whose name does not determine an "
+                f"encoding. Use a name such as cls or {field}.json"
             )
         try:
             if isinstance(value, Mapping) and ending == "json":
-                return _utf8(json.dumps(value, ensure_ascii=False, default=_json_default), origin)
-            return bytes(self._chain.encode_field({"__key__": key, field: value}, field))
+                return _utf8(json.dumps(value, ensure_ascii=False, default=_json_default), location)
+            return bytes(self._chain.convert_field({"__key__": key, field: value}, field))
         except (EncodeError, TypeError) as error:
-            raise EncodeError(f"{origin}: {error}") from None
+            raise EncodeError(f"{location}: {error}") from None
 
     def _check_columns(self, columns: Sequence[str]) -> None:
         if unknown := sorted(self._used - set(columns)):
             raise ValueError(f"{self._path!r} has no column {unknown[0]!r}. It has {', '.join(map(repr, columns))}")
 
 
-def _put(parts: dict[str, Part], field: str, part: Part, origin: str) -> None:
+def _put(parts: dict[str, Part], field: str, part: Part, location: str) -> None:
     if field in parts:
-        raise SampleSourceError(f"{origin} would have the field {field!r} twice. Give one of its columns another field")
+        raise SampleSourceError(
+            f"{location} has two columns for the field {field!r}. Use another field for one of them"
+        )
     parts[field] = part
 
 
 def _check_field(field: str, column: str) -> None:
     if field and (field != field.lower() or "/" in field or field.startswith(("_", "."))):
         raise ValueError(
-            f"The field {field!r} for the column {column!r} could not be read back. Fields are in lower case, without "
-            f"a slash, and begin with no dot or underscore. Give it another name"
+            f"The field {field!r} for the column {column!r} could not be read back. Fields are lower case, without "
+            f"slashes, and do not start with a dot or underscore. Rename it"
         )
 
 
-def _extension_of(name: str, column: str, origin: str) -> str:
-    ending = ending_of(name)[1:]
+def _extension_of(name: str, column: str, location: str) -> str:
+    ending = get_extension(name)[1:]
     if not ending:
         raise SampleSourceError(
-            f"{origin} has the file {redact(name)!r} in its column {column!r}, whose name has no ending. Name a field"
+            f"{location} has the file {redact(name)!r} in its column {column!r}, whose name has no extension. Name a "
+            f"field"
         )
     return ending
 
 
-def _utf8(text: str, origin: str) -> bytes:
+def _utf8(text: str, location: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise SampleSourceError(f"{origin} has text that is no UTF-8: {error}") from None
+        raise SampleSourceError(f"{location} has text that is not UTF-8: {error}") from None
 
 
 def _may_be_empty(field: str) -> bool:
-    """Whether an empty text is a value of a field, and not a value that is missing."""
+    """Whether empty text is a valid value of a field rather than a missing one."""
     ending = field.rpartition(".")[2]
     return ending not in IMAGE_FORMATS and CODECS.get(ending, TEXT) == TEXT
 
 
-def _decodable(data: bytes, field: str, value: str, column: str, origin: str) -> bytes:
-    """Return text that is written as it is, if the decoder of its field can read it."""
+def _decodable(data: bytes, field: str, value: str, column: str, location: str) -> bytes:
+    """Return encoded text if the decoder of its field can read it."""
     ending = field.rpartition(".")[2]
     codec = find_codec(ending)
     if codec is None:
         return data
     try:
         if ending in UNSAFE:
-            raise ValueError("it is no pickle")
+            raise ValueError("not a pickle")
         codec.decode(data)
     except MissingDependencyError:
         return data
-    except Exception as error:  # noqa: BLE001  decoders raise what they like
-        cure = "; or number the classes in the table" if CODECS[ending] == CODECS["cls"] else ""
+    except Exception as error:  # noqa: BLE001  decoders may raise anything
+        advice = "; or number the classes in the table" if CODECS[ending] == CODECS["cls"] else ""
         raise EncodeError(
-            f"{origin} has the text {value!r:.60} in its column {column!r}, and the field {field!r} could not be "
-            f"decoded: {str(error).rstrip('.')}. Give the column a field for text, as in txt={column}{cure}"
+            f"{location} has the text {value!r:.60} in its column {column!r}, which could not be decoded as {field!r}: "
+            f"{str(error).rstrip('.')}. Use a text field for the column, as in txt={column}{advice}"
         ) from None
     return data
 
 
 def _json_default(value: object) -> object:
-    """Return what JSON has for a value of a table that it does not know."""
+    """Convert a value of a table that JSON does not support."""
     if isinstance(value, datetime.date | datetime.datetime | datetime.time):
         return value.isoformat()
-    raise TypeError(f"{describe_value(value)} is nothing that JSON has")
+    raise TypeError(f"{describe_value(value)} cannot be represented in JSON")

@@ -1,6 +1,6 @@
-"""The rows of tables: CSV and JSON lines, read from their places when they are asked for, and Parquet.
+"""Random access to the rows of tables: CSV, JSON lines and Parquet.
 
-A file that is not of this host is copied to a temporary one without a name first.
+Remote files are copied to an anonymous temporary file first.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from wds_datapipes.errors import SampleSourceError, ShardError
 from wds_datapipes.extras import require
 from wds_datapipes.io.openers import local_path, open_url, redact, split_scheme
 
-__all__ = ["Rows", "Slices", "ending_of", "open_rows"]
+__all__ = ["Rows", "Slices", "get_extension", "open_rows"]
 
-#: The rows that are copied at once.
-COPIED = 1024
+#: The rows copied at a time.
+ROWS_PER_BATCH = 1024
 
 
 class Rows(Protocol):
-    """A table of which any row can be asked for, in a forked process too."""
+    """A table with random access to its rows, also from forked processes."""
 
     @property
     def columns(self) -> Sequence[str] | None:
-        """The columns that every row has, in their order; ``None`` if each row tells its own."""
+        """The columns in order; ``None`` if each row has its own."""
 
     @property
     def is_text(self) -> bool:
-        """Whether all values are text, as they stand in the file."""
+        """Whether all values are text, as in the file."""
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
 
     def row(self, number: int, /) -> Mapping[str, Any]:
-        """Return the values of a row by their columns.
+        """Return a row as a mapping of columns to values.
 
         Raises:
-            SampleSourceError: it cannot be read.
+            SampleSourceError: the row cannot be read.
         """
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the table."""
 
 
 def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Rows:
@@ -61,9 +61,9 @@ def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Ro
         storage_options: passed to a remote file system.
 
     Raises:
-        SampleSourceError: it cannot be read.
-        MissingDependencyError: it is Parquet, and the package for it is not installed.
-        ValueError: its name tells another kind.
+        SampleSourceError: the table cannot be read.
+        MissingDependencyError: the package for Parquet is not installed.
+        ValueError: the extension is not supported.
     """
     kinds: dict[str, Callable[[str, Mapping[str, Any] | None], Rows]] = {
         ".csv": CsvRows,
@@ -72,28 +72,28 @@ def open_rows(path: str, storage_options: Mapping[str, Any] | None = None) -> Ro
         ".ndjson": JsonRows,
         ".parquet": ParquetRows,
     }
-    ending = ending_of(path)
+    ending = get_extension(path)
     if ending not in kinds:
-        told = f"A table is {', '.join(kinds)}, and {redact(path)!r} is none of these"
-        raise ValueError(f"{told}. Give it that name if it is")
+        message = f"{redact(path)!r} is not a table: the supported extensions are {', '.join(kinds)}"
+        raise ValueError(f"{message}. Rename it if it is one of these")
     return kinds[ending](path, storage_options)
 
 
-def ending_of(path: str) -> str:
-    """Return the ending of a file's name, in lower case, without what stands behind the name in a URL.
+def get_extension(path: str) -> str:
+    """Return the extension of a path or URL in lower case, without the query of a URL.
 
-    >>> ending_of("a.b/Rows.CSV"), ending_of("https://host/rows.csv?part=1.txt"), ending_of("rows.csv?part")
+    >>> get_extension("a.b/Rows.CSV"), get_extension("https://host/rows.csv?part=1.txt"), get_extension("rows.csv?part")
     ('.csv', '.csv', '.csv?part')
     """
     name = path.partition("?")[0] if split_scheme(path)[0] in ("http", "https") else path
     return os.path.splitext(name)[1].lower()  # noqa: PTH122  of a string
 
 
-def descriptor_of(path: str, storage_options: Mapping[str, Any] | None) -> int:
-    """Open a file, or a copy of it, of which any part can be read.
+def open_descriptor(path: str, storage_options: Mapping[str, Any] | None) -> int:
+    """Open a local file, or a temporary copy of a remote one, with random access.
 
     Raises:
-        SampleSourceError: it cannot be read.
+        SampleSourceError: the file cannot be read.
     """
     local = local_path(path)
     try:
@@ -110,26 +110,26 @@ def descriptor_of(path: str, storage_options: Mapping[str, Any] | None) -> int:
 
 
 class Slices:
-    """Parts of a file, whose places are remembered and not what they hold."""
+    """Parts of a file by their offsets, read on demand."""
 
     _file = -1
 
     def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
         self.path = redact(path)  # for messages
         self._begins, self._ends = array("Q"), array("Q")
-        self._file = descriptor_of(path, storage_options)
+        self._file = open_descriptor(path, storage_options)
 
     def __len__(self) -> int:
-        """How many parts there are."""
+        """The number of parts."""
         return len(self._begins)
 
     def add(self, begin: int, end: int) -> None:
-        """Remember a part."""
+        """Add a part."""
         self._begins.append(begin)
         self._ends.append(end)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each line of the file, with where it ends."""
+        """Yield each line of the file with its end offset."""
         try:
             with open(self._file, "rb", closefd=False) as stream:
                 at = stream.seek(0)
@@ -143,17 +143,17 @@ class Slices:
         """Read a part."""
         begin, end = self._begins[number], self._ends[number]
         try:
-            data = os.pread(self._file, end - begin, begin)  # processes that are forked share the place in a file
+            data = os.pread(self._file, end - begin, begin)  # forked processes share the file position
             if len(data) < end - begin:
-                raise OSError(0, "it has become shorter")
+                raise OSError(0, "it was truncated")
             return data.decode()
         except OSError as error:
             raise SampleSourceError(f"The file {self.path!r} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise SampleSourceError(f"{self.told(number)} is no UTF-8: {error}") from None
+            raise SampleSourceError(f"{self.describe(number)} is not UTF-8: {error}") from None
 
-    def told(self, number: int) -> str:
-        """Name a part."""
+    def describe(self, number: int) -> str:
+        """Describe a part for messages."""
         return f"row {number + 1} of {self.path!r}"
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class Slices:
 
 
 class CsvRows:
-    """A table whose first row names the columns; a value may be in quotes, and then have line ends."""
+    """A CSV table with a header; quoted values may contain newlines."""
 
     is_text = True
 
@@ -185,7 +185,7 @@ class CsvRows:
         columns: list[str] | None = None
         begin = 0
         try:
-            for row in reader:  # which takes no line that is not of this row
+            for row in reader:  # the reader takes exactly the lines of this row
                 if columns is None:
                     columns = [name.strip() for name in row]
                 elif row:
@@ -193,18 +193,16 @@ class CsvRows:
                 begin = self._end
         except csv.Error as error:
             where = "the header" if columns is None else f"row {len(self._slices) + 1}"
-            raise SampleSourceError(
-                f"The table {path!r} cannot be read after {where}: {error}. Mend that row"
-            ) from None
+            raise SampleSourceError(f"The table {path!r} cannot be read after {where}: {error}. Fix that row") from None
         if not columns or not all(columns) or len(set(columns)) < len(columns):
-            raise SampleSourceError(f"The first row of {path!r} has to name the columns, each once, and is {columns}")
+            raise SampleSourceError(f"The first row of {path!r} must name each column once, but it is {columns}")
         return columns
 
     def _decoded(self) -> Iterator[str]:
         encoding = "utf-8-sig"
         for end, line in self._slices.lines():
             self._end = end
-            # What is no text is told when its row is asked for.
+            # A decoding error is raised when the row is read.
             yield line.decode(encoding, "surrogateescape")
             encoding = "utf-8"
 
@@ -217,8 +215,8 @@ class CsvRows:
         [values] = csv.reader(lines, delimiter=self._delimiter)
         if len(values) != len(self.columns):
             raise SampleSourceError(
-                f"{self._slices.told(number)} has {len(values)} values, and there are {len(self.columns)} columns. "
-                f"Put a value that has a {self._delimiter!r} in quotes"
+                f"{self._slices.describe(number)} has {len(values)} values for {len(self.columns)} columns. Quote "
+                f"values that contain {self._delimiter!r}"
             )
         return dict(zip(self.columns, values, strict=True))
 
@@ -228,7 +226,7 @@ class CsvRows:
 
 
 class JsonRows:
-    """A file of JSON objects, one in a line."""
+    """A file of JSON objects, one per line."""
 
     columns = None
     is_text = False
@@ -249,10 +247,10 @@ class JsonRows:
         try:
             row = json.loads(self._slices.text(number).removeprefix("\ufeff"))
         except (json.JSONDecodeError, RecursionError) as error:
-            raise SampleSourceError(f"{self._slices.told(number)} is no JSON: {error}") from None
+            raise SampleSourceError(f"{self._slices.describe(number)} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise SampleSourceError(
-                f"{self._slices.told(number)} is {type(row).__name__}, and not an object with columns"
+                f"{self._slices.describe(number)} is a JSON {type(row).__name__}, not an object with columns"
             )
         return row
 
@@ -262,7 +260,7 @@ class JsonRows:
 
 
 class ParquetRows:
-    """A Parquet file. Its rows are copied to a temporary file without a name, which gives any of them at once."""
+    """A Parquet file, copied to an anonymous temporary Arrow file for random access to its rows."""
 
     is_text = False
 
@@ -272,12 +270,12 @@ class ParquetRows:
         self._memory: mmap.mmap | None = None
         try:
             with (
-                open(descriptor_of(path, storage_options), "rb") as table,
+                open(open_descriptor(path, storage_options), "rb") as table,
                 parquet.ParquetFile(table) as file,
                 tempfile.TemporaryFile() as copy,
             ):
                 with arrow.ipc.new_file(copy, file.schema_arrow) as writer:
-                    for batch in file.iter_batches(COPIED, use_threads=False):
+                    for batch in file.iter_batches(ROWS_PER_BATCH, use_threads=False):
                         writer.write_batch(batch)
                 copy.flush()
                 self._memory = mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ)
@@ -301,6 +299,6 @@ class ParquetRows:
         return {name: batch.column(index)[position].as_py() for index, name in enumerate(self.columns)}
 
     def close(self) -> None:
-        """Give the copy back; it is gone with the last of its rows."""
+        """Release the copy, which is freed with the last of its rows."""
         self._batches = []
         self._memory = None

@@ -1,4 +1,4 @@
-"""Recipes of tarp: lines of a name in the archive, and where its content comes from."""
+"""Recipes of tarp: lines with the name of a file in the archive and the source of its content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from wds_datapipes.errors import SampleSourceError
 from wds_datapipes.io.openers import split_scheme
 from wds_datapipes.prepare.sample_spec import CommandPart, Part, SampleSpec
-from wds_datapipes.prepare.sources.file_locations import FileLocations, is_of_this_host
+from wds_datapipes.prepare.sources.file_locations import FileLocations, is_local_url
 from wds_datapipes.prepare.sources.table_rows import Slices
 from wds_datapipes.samples.keys import KeyRule, first_dot
 
@@ -17,20 +17,20 @@ __all__ = ["Recipe"]
 
 
 class Recipe:
-    """The samples of a recipe, as ``tarp create`` takes it.
+    """The samples of a recipe for ``tarp create``.
 
-    A line is the name of a file in the archive, blanks or a tab, and a source: a path, ``file:PATH``, the URL of a
-    file, ``text:STRING`` or ``pipe:COMMAND``, which is run by bash. Files of one sample stand in neighbouring lines.
+    Each line has the name of a file in the archive, whitespace, and a source: a path, ``file:PATH``, the URL of a file,
+    ``text:STRING`` or ``pipe:COMMAND``, which bash runs. The files of a sample are on consecutive lines.
 
     Args:
-        path: the recipe or its URL; ``-`` is standard input. One that is not of this host runs no commands.
-        root: the folder, or the URL of one, that paths begin from. If it is not told, it is that of the process, or
-            that of a recipe from elsewhere.
+        path: the recipe or its URL; ``-`` is standard input. A remote recipe cannot run commands.
+        root: the folder or URL that relative paths start from, by default the working directory for a local recipe, and
+            the folder of a remote one.
         key_rule: splits names into keys and fields.
         storage_options: passed to remote file systems.
 
     Raises:
-        SampleSourceError: it cannot be read, or a line is none of these.
+        SampleSourceError: the recipe cannot be read, or a line is invalid.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Recipe:
     ) -> None:
         recipe, folder = os.fspath(path), os.fspath(root)
         self._rule = key_rule
-        self._places = FileLocations(recipe, folder if folder or is_of_this_host(recipe) else None, storage_options)
+        self._locations = FileLocations(recipe, folder if folder or is_local_url(recipe) else None, storage_options)
         self._slices = Slices(recipe, storage_options)
         try:
             for begin, end in self._samples():
@@ -53,19 +53,19 @@ class Recipe:
             raise
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self._slices)
 
-    def draft(self, number: int) -> SampleSpec:
-        """Return what a sample is to be made of.
+    def get_spec(self, number: int) -> SampleSpec:
+        """Return the spec of a sample.
 
         Raises:
-            SampleSourceError: two of its lines are for one field, or a line has a source that is not known.
+            SampleSourceError: a field is repeated, or a line has an unknown source.
         """
         parts: dict[str, Part] = {}
         key = ""
         for line in filter(str.strip, self._slices.text(number).split("\n")):
-            key, field, source = self._parsed(line)
+            key, field, source = self._parse_line(line)
             if field in parts:
                 raise SampleSourceError(f"The recipe {self._slices.path!r} has {key}.{field} twice. Remove a line")
             parts[field] = self._part(source)
@@ -76,13 +76,13 @@ class Recipe:
         self._slices.close()
 
     def _samples(self) -> Iterator[tuple[int, int]]:
-        """Yield where the lines of each sample begin and end."""
+        """Yield the offsets of the lines of each sample."""
         latest = ""
         begin = at = 0
         for end, raw in self._slices.lines():
             line = raw.decode("utf-8", "surrogateescape")
             if line.strip():
-                key, _, _ = self._parsed(line)
+                key, _, _ = self._parse_line(line)
                 if latest and key != latest:
                     yield begin, at
                 if key != latest:
@@ -91,14 +91,14 @@ class Recipe:
         if latest:
             yield begin, at
 
-    def _parsed(self, line: str) -> tuple[str, str, str]:
-        """Return the key, the field and the source of a line."""
+    def _parse_line(self, line: str) -> tuple[str, str, str]:
+        """Split a line into key, field and source."""
         name, source = [*line.strip("\r\n").split(None, 1), "", ""][:2]
         found = self._rule(name)
         if found is None or not source:
-            what = "no source behind the name" if found is not None else "a name that is not of the form KEY.FIELD"
+            problem = "no source after the name" if found is not None else "a name that is not of the form KEY.FIELD"
             raise SampleSourceError(
-                f"The recipe {self._slices.path!r} has the line {line.strip()!r}, with {what}. Mend it"
+                f"The recipe {self._slices.path!r} has the line {line.strip()!r}, with {problem}. Fix it"
             )
         return found[0], found[1].lower(), source
 
@@ -106,11 +106,11 @@ class Recipe:
         if source.startswith("text:"):
             return source.removeprefix("text:").encode("utf-8", "surrogateescape")
         scheme, rest = split_scheme(source)
-        if scheme == "pipe" and self._places.is_ours:
+        if scheme == "pipe" and self._locations.is_local:
             return CommandPart(rest)
         if scheme == "pipe":
             raise SampleSourceError(
-                f"The recipe {self._slices.path!r} is not of this host, and has the command {rest!r}. Copy it here, "
-                f"read it, and use the copy if it may run commands"
+                f"The recipe {self._slices.path!r} is remote and has the command {rest!r}. Copy it to this host, "
+                f"review it, and use the copy to run its commands"
             )
-        return self._places.part(source, f"The recipe {self._slices.path!r}")
+        return self._locations.resolve(source, f"The recipe {self._slices.path!r}")

@@ -6,32 +6,32 @@ from collections import Counter
 
 import pytest
 
-from wds_datapipes.prepare.split_by_key import KeySplit
+from wds_datapipes.prepare.subset import KeySplit
 
 KEYS = [f"d/{number:05d}" for number in range(20_000)]
 
 
 def test_parts_have_their_shares() -> None:
     parts = KeySplit({"train": 80, "val": 15, "test": 5})
-    counts = Counter(map(parts.part_of, KEYS))
+    counts = Counter(map(parts.assign, KEYS))
     # Five standard deviations of draws.
     for name, share in {"train": 0.8, "val": 0.15, "test": 0.05}.items():
         assert abs(counts[name] - share * len(KEYS)) < 5 * (len(KEYS) * share * (1 - share)) ** 0.5
-    assert {part for part, _ in Counter(map(KeySplit({"one": 0.1}).part_of, KEYS)).items()} == {"one"}
+    assert {part for part, _ in Counter(map(KeySplit({"one": 0.1}).assign, KEYS)).items()} == {"one"}
 
 
 def test_a_part_follows_from_the_key_and_the_seed_alone() -> None:
-    first, again = ([KeySplit({"a": 1, "b": 1}, seed=3).part_of(key) for key in KEYS[:200]] for _ in range(2))
-    other = [KeySplit({"a": 1, "b": 1}, seed=4).part_of(key) for key in KEYS[:200]]
+    first, again = ([KeySplit({"a": 1, "b": 1}, seed=3).assign(key) for key in KEYS[:200]] for _ in range(2))
+    other = [KeySplit({"a": 1, "b": 1}, seed=4).assign(key) for key in KEYS[:200]]
     assert first == again
     assert 60 < sum(one == two for one, two in zip(first, other, strict=True)) < 140
     # Another name takes nothing from those that a part has.
     assert [part == "a" for part in first] == [
-        KeySplit({"x": 2, "y": 2}, seed=3).part_of(key) == "x" for key in KEYS[:200]
+        KeySplit({"x": 2, "y": 2}, seed=3).assign(key) == "x" for key in KEYS[:200]
     ]
 
 
 @pytest.mark.parametrize("shares", [{}, {"a": 0.0}, {"a": -1.0}, {"a": float("inf")}, {"a": float("nan")}])
 def test_shares_are_above_0(shares: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="shares above 0"):
+    with pytest.raises(ValueError, match="shares of splits must be positive"):
         KeySplit(shares)

@@ -1,4 +1,4 @@
-"""Each fault of torchdata is there without the repairs, and is gone with them."""
+"""Each fault of torchdata is there without the patches, and is gone with them."""
 
 import json
 import os
@@ -13,12 +13,12 @@ import torchdata
 from wds_datapipes.loading.torchdata_patches import patches
 
 #: How long all scenarios together may take, in seconds: those that hang by design take half of it on a busy machine.
-LIMIT_S = 300
+LIMIT_S = 600
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 DRAWN = "4 orders, the same in another run: True"
 
-# What comes of each scenario without the repairs, and with them.
+# What comes of each scenario without the patches, and with them.
 OUTCOMES = {
     "uneven": ("Can not expect any response without submitted request", r"\[0, 1000, 1, 1001, 1002, 1003, 1004\]"),
     "uneven shards": ("Can not expect any response without submitted request", "200"),
@@ -68,7 +68,7 @@ if not torchdata.__version__.startswith("0.7.1"):  # which draws its seeds as it
     OUTCOMES["order, workers, no seed"] = ("1 orders, the same in another run: True", DRAWN)
     OUTCOMES["order, in process, no seed"] = ("1 orders, the same in another run: True", DRAWN)
 
-# What works without the repairs, and must go on working.
+# Scenarios that work without the patches, and still work with them.
 UNTOUCHED = {
     "break, iterate again": r"\{119\}",
     "order, in process, seed": DRAWN,
@@ -92,12 +92,12 @@ def run_scenarios(limit: float, **environment: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def stock() -> dict[str, str]:
-    return run_scenarios(5, WDS_DATAPIPES_REPAIRS="0")
+    return run_scenarios(5, WDS_DATAPIPES_PATCHES="0")
 
 
 @pytest.fixture(scope="session")
-def mended() -> dict[str, str]:
-    return run_scenarios(50, WDS_DATAPIPES_REPAIRS="1")
+def patched() -> dict[str, str]:
+    return run_scenarios(50, WDS_DATAPIPES_PATCHES="1")
 
 
 @pytest.mark.parametrize("scenario", OUTCOMES)
@@ -106,22 +106,22 @@ def test_torchdata_has_the_fault(scenario: str, stock: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("scenario", OUTCOMES)
-def test_the_repair_mends_it(scenario: str, mended: dict[str, str]) -> None:
-    assert re.fullmatch(OUTCOMES[scenario][1], mended[scenario], re.DOTALL), mended[scenario]
+def test_the_patch_fixes_it(scenario: str, patched: dict[str, str]) -> None:
+    assert re.fullmatch(OUTCOMES[scenario][1], patched[scenario], re.DOTALL), patched[scenario]
 
 
 @pytest.mark.parametrize("scenario", UNTOUCHED)
-def test_what_worked_still_works(scenario: str, mended: dict[str, str]) -> None:
-    assert re.fullmatch(UNTOUCHED[scenario], mended[scenario])
+def test_what_worked_still_works(scenario: str, patched: dict[str, str]) -> None:
+    assert re.fullmatch(UNTOUCHED[scenario], patched[scenario])
 
 
-def test_every_scenario_is_judged(mended: dict[str, str]) -> None:
-    assert not set(mended) - set(OUTCOMES) - set(UNTOUCHED) - {"order, workers, no seed", "order, in process, no seed"}
+def test_every_scenario_is_judged(patched: dict[str, str]) -> None:
+    assert not set(patched) - set(OUTCOMES) - set(UNTOUCHED) - {"order, workers, no seed", "order, in process, no seed"}
 
 
-def test_repairs_lists_every_repair_with_its_fault() -> None:
-    listed = patches.repairs()
-    assert [repair.name for repair in listed] == [
+def test_every_patch_is_listed_with_its_fault() -> None:
+    listed = patches.list_patches()
+    assert [patch.name for patch in listed] == [
         "uneven_workers",
         "dead_workers",
         "lost_errors",
@@ -136,28 +136,28 @@ def test_repairs_lists_every_repair_with_its_fault() -> None:
         "no_set_epoch",
         "no_length",
         "later_passes",
-        "unknown_place",
+        "unknown_position",
     ]
-    assert all(repair.applied and not repair.reason for repair in listed)
-    assert all(repair.what.endswith(".") for repair in listed)
+    assert all(patch.applied and not patch.reason for patch in listed)
+    assert all(patch.fault.endswith(".") for patch in listed)
     assert str(listed[0]) == (
-        "uneven_workers: An epoch ends in an exception when the workers do not yield equally many items. "
-        "[mended] https://github.com/meta-pytorch/data/issues/1310"
+        "uneven_workers: An epoch raises an exception if the workers yield different numbers of items. "
+        "[patched] https://github.com/meta-pytorch/data/issues/1310"
     )
 
 
 def test_applying_again_changes_nothing() -> None:
     from torchdata.dataloader2 import MultiProcessingReadingService
 
-    before = dict(vars(MultiProcessingReadingService)), patches.repairs()
+    before = dict(vars(MultiProcessingReadingService)), patches.list_patches()
     patches.apply()
-    assert (dict(vars(MultiProcessingReadingService)), patches.repairs()) == before
+    assert (dict(vars(MultiProcessingReadingService)), patches.list_patches()) == before
 
 
 # The reason is decided in an interpreter that has nothing imported yet.
 
 REASONS = {
-    "environment": ("import os; os.environ['WDS_DATAPIPES_REPAIRS'] = '0'", "WDS_DATAPIPES_REPAIRS=0 is set"),
+    "environment": ("import os; os.environ['WDS_DATAPIPES_PATCHES'] = '0'", "WDS_DATAPIPES_PATCHES=0 is set"),
     "no torchdata": (
         "import sys; sys.modules['torchdata'] = None",
         "torchdata is not installed, or has no DataLoader2",
@@ -191,7 +191,7 @@ from torch.utils.data import IterDataPipe
 from wds_datapipes.loading.torchdata_patches import patches
 patches._done.clear()
 patches.apply()
-print(json.dumps([repair[3:] for repair in patches.repairs()]))
+print(json.dumps([patch[3:] for patch in patches.list_patches()]))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     states = json.loads(done.stdout)

@@ -1,30 +1,94 @@
-"""Warnings about data that several processes would read whole."""
+"""The rank and worker number of a process, and its share of the data."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import distributed as dist
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, get_worker_info, graph_settings
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.loading.rank_and_worker import ONLY_RANK, RankIdentity
-from wds_datapipes.pipes.sharding import groups_of, splits, splitters
-from wds_datapipes.pipes.state.graph import as_stage, sources_of, upstream
-from wds_datapipes.pipes.state.unsupported import name_of
+from wds_datapipes.pipes.sharding import groups_of, number_instances, splits, splitters
+from wds_datapipes.pipes.stage import as_stage
+from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
 
 __all__ = [
+    "ONLY_RANK",
     "SPLIT_TWICE",
+    "RankIdentity",
+    "WorkerIdentity",
     "advice_for_ranks",
     "advice_for_split",
     "advice_for_torchrun",
+    "given_identity",
     "is_called_by_accelerate",
     "is_called_by_shard",
-    "place_given",
+    "own_worker",
     "ranks_of_run",
+    "split_by_rank",
+    "split_by_worker",
 ]
+
+
+class RankIdentity(NamedTuple):
+    """The identity of a rank.
+
+    Attributes:
+        ranks: the number of ranks.
+        rank: the number of this rank.
+    """
+
+    ranks: int
+    rank: int
+
+
+ONLY_RANK = RankIdentity(1, 0)
+
+
+class WorkerIdentity(NamedTuple):
+    """The identity of a worker, with the field names of torchdata's ``WorkerInfo``, which newer releases lack.
+
+    Attributes:
+        num_workers: the number of workers.
+        worker_id: the number of this worker.
+    """
+
+    num_workers: int
+    worker_id: int
+
+
+def own_worker() -> WorkerIdentity:
+    """Return the identity of this process as a worker of torch's ``DataLoader``; the main process is the only one."""
+    info = get_worker_info()
+    return WorkerIdentity(1, 0) if info is None else WorkerIdentity(info.num_workers, info.id)
+
+
+def split_by_rank(pipe: Any, identity: RankIdentity) -> Any:
+    """Assign a rank its share of the data."""
+    return graph_settings.apply_sharding(pipe, *identity, SHARDING_PRIORITIES.DISTRIBUTED)
+
+
+def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) -> Any:
+    """Assign a worker its share of the data of its rank.
+
+    Args:
+        pipe: the pipeline.
+        worker: a `WorkerIdentity`, or torchdata's ``WorkerInfo``.
+        identity: the identity of its rank, for stages whose ``apply_sharding`` takes no sharding group. They know only
+            the last split, which is then between all workers of all ranks.
+    """
+    graph_settings.apply_sharding(pipe, worker.num_workers, worker.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
+    number_instances(pipe)
+    ranks, rank = identity
+    for splitter in splitters(pipe) if ranks > 1 else ():
+        if len(inspect.signature(splitter.apply_sharding).parameters) < 3:  # the same check as in torch
+            splitter.apply_sharding(ranks * worker.num_workers, worker.worker_id * ranks + rank)
+    return pipe
+
 
 SPLIT_TWICE = (
     "StatefulShards gives each rank its part of the data, and accelerate or the Trainer would split that once more, so "
@@ -34,16 +98,16 @@ SPLIT_TWICE = (
 
 
 def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool = False) -> str:
-    """Return what is wrong with a pipeline that several processes run, or "".
+    """Return advice on a pipeline that several processes run without splitting the data, or "".
 
-    Streams that are cut by ``.with_epoch()`` are left alone: each process may draw from all data there. So is what
-    ``.sharding_round_robin_dispatch()`` reads, which one process runs for all workers of a rank.
+    Streams cut by ``.with_epoch()`` are exempt: each process may draw from all data. So is the source of
+    ``.sharding_round_robin_dispatch()``, which one process runs for all workers of a rank.
 
     Args:
         pipe: the last stage.
-        workers: how many processes of a rank run it.
-        ranks: how many ranks share the data.
-        knows_workers: whether a source may ask torch for its worker, and split by itself.
+        workers: the number of processes of a rank that run it.
+        ranks: the number of ranks that share the data.
+        knows_workers: whether a source may get its worker from torch and split the data itself.
     """
     for source, instances in _unsplit(pipe, workers * ranks, ranks):
         is_users = type(source).__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")
@@ -59,14 +123,14 @@ def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool
 
 
 def advice_for_ranks(pipe: Any) -> str:
-    """Return what is wrong where each rank of a run has a loader that does not know of the others, or ""."""
+    """Return advice if each rank of a run has a loader that does not know about the others, or ""."""
     if advice := advice_for_torchrun():
         return advice
     ranks = ranks_of_run()
-    if ranks == 1 or place_given(pipe) != ONLY_RANK:
+    if ranks == 1 or given_identity(pipe) != ONLY_RANK:
         return ""
     if any(map(groups_of, splitters(pipe))):
-        return ""  # the program has split by itself
+        return ""  # the program splits the data itself
     return (
         f"There are {ranks} ranks, and this loader gives all data to each of them. Use "
         "ShardReadingService(..., distributed=True), which gives each rank its part; or distributed=False, if the list "
@@ -75,7 +139,7 @@ def advice_for_ranks(pipe: Any) -> str:
 
 
 def advice_for_torchrun() -> str:
-    """Return what is wrong where torchrun has started several ranks, and torch knows of one, or ""."""
+    """Return advice if torchrun has started several ranks but torch knows of one, or ""."""
     started = os.environ.get("WORLD_SIZE", "1") if "TORCHELASTIC_RUN_ID" in os.environ else "1"
     if started == "1" or ranks_of_run() > 1:
         return ""
@@ -88,28 +152,28 @@ def advice_for_torchrun() -> str:
 
 
 def is_called_by_accelerate() -> bool:
-    """Whether the caller was called by accelerate, whose loaders set the epoch of their data set."""
+    """Whether the caller was called by accelerate, whose loaders set the epoch of their dataset."""
     return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "accelerate"
 
 
 def is_called_by_shard() -> bool:
-    """Whether the caller was called by the data set with which accelerate and transformers split another one."""
+    """Whether the caller was called by the dataset with which accelerate and transformers shard another one."""
     return type(sys._getframe(2).f_locals.get("self")).__name__ == "IterableDatasetShard"
 
 
-def place_given(pipe: Any) -> RankIdentity:
-    """Return the rank whose part of a pipeline this is, as torchdata's ``DistributedReadingService`` gives it."""
+def given_identity(pipe: Any) -> RankIdentity:
+    """Return the rank that torchdata's ``DistributedReadingService`` has assigned to a pipeline."""
     is_given = ranks_of_run() > 1 and any(name_of(stage) == "FullSync" for stage in upstream(pipe))
     return RankIdentity(dist.get_world_size(), dist.get_rank()) if is_given else ONLY_RANK
 
 
 def ranks_of_run() -> int:
-    """Return how many ranks the run has, as far as torch knows in this process."""
+    """Return the number of ranks of the run, as far as torch knows in this process."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _unsplit(pipe: Any, instances: int, ranks: int) -> Iterator[tuple[Any, int]]:
-    """Yield the sources that no stage splits, with how many processes read each."""
+    """Yield the sources that no stage splits, with the number of processes that read each."""
     seen, found = set[int](), [(pipe, instances)]
     while found:
         stage, readers = found.pop()
@@ -119,13 +183,13 @@ def _unsplit(pipe: Any, instances: int, ranks: int) -> Iterator[tuple[Any, int]]
         if name_of(stage) == "ShardingRoundRobinDispatcher":
             readers = ranks
         sources = [source for source in sources_of(stage) if isinstance(source, IterDataPipe)]
-        # What takes shards out of a directory hands each to one process.
+        # A stage that takes shards from a directory gives each shard to one process.
         if not sources and name_of(stage) != "DirectoryShards":
             yield stage, readers
         found += [(source, readers) for source in reversed(sources)]
 
 
 def _is_replicated(stage: Any) -> bool:
-    """Whether workers may run a stage, and not the main process alone; torchdata asks the same."""
+    """Whether workers may run a stage, rather than only the main process; torchdata uses the same check."""
     is_replicable = getattr(stage, "is_replicable", None)
     return not (callable(is_replicable) and not is_replicable() and not list(sources_of(stage)))

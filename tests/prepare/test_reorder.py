@@ -1,4 +1,4 @@
-"""What samples are sorted by: RandomSortKey and FieldSortKey."""
+"""The order of samples: SampleEntries and FieldSortKey."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import json
 import math
 from collections import Counter
 from itertools import pairwise, permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_datapipes.errors import DecodeError, MissingFieldError
-from wds_datapipes.prepare.reorder.sort_key import FieldSortKey, RandomSortKey
+from wds_datapipes.errors import DecodeError, MissingFieldError, ShardError
+from wds_datapipes.prepare.reorder import FieldSortKey, SampleEntries
+from wds_datapipes.testing import build_shard
 
 
 def shuffled(count: int, seed: int) -> tuple[int, ...]:
-    draw = RandomSortKey(seed)
-    return tuple(sorted(range(count), key=draw))
+    entries = SampleEntries([])
+    entries._order, entries._ends = list(range(count)), [count]  # as many samples, without shards
+    entries.shuffle(seed)
+    return tuple(entries._order)
 
 
 def chi_square(counts: Counter[Any], cells: int) -> float:
@@ -51,8 +55,8 @@ def test_neighbours_are_not_kept_together() -> None:
 
 def test_the_order_follows_from_the_seed() -> None:
     assert shuffled(50, 7) == shuffled(50, 7)
-    assert len({shuffled(50, seed) for seed in (0, 1, -1, 10**30, 10**30 + 1)}) == 5
-    assert shuffled(6, 0) == (2, 5, 4, 3, 1, 0)  # in all versions
+    assert len({shuffled(50, seed) for seed in (0, 1, 2, 10**30, 10**30 + 1)}) == 5
+    assert shuffled(6, 0) == (0, 3, 5, 1, 2, 4)  # in all versions
 
 
 def sample(**fields: bytes) -> dict[str, Any]:
@@ -102,11 +106,9 @@ def test_what_is_compared(by: str, numeric: bool, value: object) -> None:
 @pytest.mark.parametrize("by", ["cls", "json/b", "json/none", "json/list/1", "json/list/x", "json/b/c", "json/text/0"])
 def test_what_is_missing_is_told_or_put_at_an_end(by: str) -> None:
     data = sample(json=b'{"none": null, "list": [1], "text": "abc"}')
-    with pytest.raises(
-        MissingFieldError, match=r"The sample 'k' of s3://.*bucket/a\.tar has nothing to be sorted by: "
-    ) as told:
+    with pytest.raises(MissingFieldError, match=r"The sample 'k' of s3://.*bucket/a\.tar has no .* to sort by") as told:
         FieldSortKey(by)(data)
-    assert f"{by!r} is not there. It has json." in str(told.value)
+    assert f"has no {by!r} to sort by. It has json." in str(told.value)
     assert "secret" not in str(told.value)
     for reverse in (False, True):
         first, last = (FieldSortKey(by, missing=word, reverse=reverse)(data) for word in ("first", "last"))
@@ -117,18 +119,18 @@ def test_what_is_missing_is_told_or_put_at_an_end(by: str) -> None:
 @pytest.mark.parametrize(
     ("by", "numeric", "data", "message"),
     [
-        ("txt", True, b"ten", "cannot be sorted by 'txt': b'ten' is no number"),
-        ("txt", True, b"1_0", "b'1_0' is no number"),
-        ("txt", True, b"nan", "b'nan' is no number"),
-        ("txt", True, b"\xff", r"b'\\xff' is no number"),
-        ("txt", True, b"", "b'' is no number"),
-        ("txt", True, b"x" * 10_000, r"b'x{58}\.\.\. is no number"),
-        ("txt/a", False, b"{", "The field 'txt' of the sample 'k' of s3://.* is no JSON: "),
-        ("txt/a", False, b"\xff\xfe\xff", "is no JSON: "),
-        ("txt/a", False, b"[" * 100_000, "is no JSON: "),
+        ("txt", True, b"ten", "cannot be sorted by 'txt': b'ten' is not a number"),
+        ("txt", True, b"1_0", "b'1_0' is not a number"),
+        ("txt", True, b"nan", "b'nan' is not a number"),
+        ("txt", True, b"\xff", r"b'\\xff' is not a number"),
+        ("txt", True, b"", "b'' is not a number"),
+        ("txt", True, b"x" * 10_000, r"b'x{58}\.\.\. is not a number"),
+        ("txt/a", False, b"{", "The field 'txt' of the sample 'k' of s3://.* is not JSON: "),
+        ("txt/a", False, b"\xff\xfe\xff", "is not JSON: "),
+        ("txt/a", False, b"[" * 100_000, "is not JSON: "),
         ("txt/a", False, b'{"a": [1]}', r"cannot be sorted by 'txt/a': \[1\] has no order"),
         ("txt/a", False, b'{"a": NaN}', "nan has no order"),
-        ("txt/a", True, b'{"a": "x"}', "'x' is no number"),
+        ("txt/a", True, b'{"a": "x"}', "'x' is not a number"),
     ],
 )
 def test_what_has_no_order_is_told(by: str, numeric: bool, data: bytes, message: str) -> None:
@@ -139,7 +141,7 @@ def test_what_has_no_order_is_told(by: str, numeric: bool, data: bytes, message:
 def test_numbers_and_text_are_not_mixed() -> None:
     order = FieldSortKey("json/a")
     assert order(sample(json=b'{"a": 1}')) < order(sample(json=b'{"a": 1.5}'))
-    with pytest.raises(DecodeError, match="'json/a': '1' is text, and the samples before have a number"):
+    with pytest.raises(DecodeError, match="'json/a': '1' is text, but earlier samples have a number"):
         order(sample(json=b'{"a": "1"}'))
 
 
@@ -147,3 +149,22 @@ def test_numbers_and_text_are_not_mixed() -> None:
 def test_what_names_no_field_is_refused(by: str) -> None:
     with pytest.raises(ValueError, match="samples are sorted by 'key', a field, or a path"):
         FieldSortKey(by)
+
+
+@pytest.mark.parametrize("change", ["other", "shorter", "gone", "no tar"])
+def test_a_shard_that_changes_after_it_was_indexed_is_an_error(tmp_path: Path, change: str) -> None:
+    samples: list[dict[str, bytes | str]] = [{"__key__": f"{n}", "bin": b"x" * 700 * n} for n in range(9)]
+    url = build_shard(tmp_path / "a.tar", samples)
+    entries = SampleEntries([url])
+    entries.shuffle(0)
+    assert len(list(entries.read())) == 9
+    if change == "other":
+        build_shard(url, samples[::-1])
+    elif change == "shorter":
+        build_shard(url, samples[:3])
+    elif change == "gone":
+        Path(url).unlink()
+    else:
+        Path(url).write_bytes(b"x" * Path(url).stat().st_size)
+    with pytest.raises(ShardError, match=r"a\.tar"):
+        list(entries.read())

@@ -1,4 +1,4 @@
-"""Receiving from a worker's queue without hanging when the worker dies."""
+"""Receiving from the queues of torchdata's workers, and ending the workers, without hanging when one dies."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from wds_datapipes.errors import WorkerDiedError
-from wds_datapipes.loading.workers.exit_message import obituary
+from wds_datapipes.loading.workers.shutdown import GRACE_S, close_process, describe_exit, end_processes
 
-__all__ = ["Inbox"]
+__all__ = ["Inbox", "end_service"]
 
-#: How long one look at the pipe and the processes may sleep. They wake it; the limit is for a process whose end wakes
-#: nobody, because a grandchild holds its pipes open, and for a reader that is told to stop.
+#: The maximum duration of one wait for the pipe and the processes, in seconds. They end it earlier; the limit covers a
+#: process whose exit is invisible because a grandchild holds its pipes open, and a reader that is asked to stop.
 PULSE_S = 0.1
 
 
 class Inbox:
     """The receiving end of a ``multiprocessing.Queue`` that other processes fill.
 
-    It has the ``get`` of the queue, with one difference: where the queue would wait for ever for a process that has
+    It has the ``get`` of the queue, with one difference: if the queue would wait indefinitely for a process that has
     ended, the inbox raises. It reads without blocking, because a process can also end in the middle of a message.
 
     Args:
@@ -40,25 +40,25 @@ class Inbox:
         self._messages = _messages(self.connection.fileno())
 
     def watch(self, name: str, process: BaseProcess) -> None:
-        """Raise from now on when ``process``, called ``name`` in the message, has ended and left nothing to read."""
+        """Raise from now on if ``process``, called ``name`` in messages, has ended and left nothing to read."""
         self._senders.append((name, process))
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return the next object.
 
         Raises:
-            queue.Empty: there is none, or none came within ``timeout`` seconds.
-            WorkerDiedError: there is none, and a process that is watched has ended.
+            queue.Empty: there is none, or none arrived within ``timeout`` seconds.
+            WorkerDiedError: there is none, and a watched process has ended.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             message = next(self._messages)
             if message is None:
-                # The order matters: what a process wrote before it ended is in the pipe once it has ended.
+                # The order matters: everything that a process wrote before it ended is in the pipe once it has ended.
                 dead = self._dead()
                 message = next(self._messages)
                 if message is None and dead is not None:
-                    raise WorkerDiedError(obituary(*dead))
+                    raise WorkerDiedError(describe_exit(*dead))
             if message is not None:
                 self._queue._sem.release()
                 return self._load(message)
@@ -72,12 +72,12 @@ class Inbox:
         wait([self.connection, *(process.sentinel for _, process in self._senders)], timeout)
 
     def drain(self) -> None:
-        """Throw away what is there."""
+        """Discard the available messages."""
         while next(self._messages) is not None:
             self._queue._sem.release()
 
     def close(self) -> None:
-        """Give back the descriptors and forget the processes."""
+        """Close the descriptors and forget the processes."""
         self._senders.clear()
         self._queue.close()
         self._queue._reader.close()
@@ -87,11 +87,11 @@ class Inbox:
         try:
             return ForkingPickler.loads(message)
         except (OSError, EOFError) as error:
-            # A tensor's memory is fetched from the process that sent it, which may be gone by now.
+            # A tensor's memory is fetched from the process that sent it, which may have exited.
             dead = self._dead(patience_s=1.0)
             if dead is None:
                 raise
-            raise WorkerDiedError(obituary(*dead)) from error
+            raise WorkerDiedError(describe_exit(*dead)) from error
 
     def _dead(self, patience_s: float = 0.0) -> tuple[str, BaseProcess] | None:
         """Return the first process that has ended."""
@@ -101,7 +101,7 @@ class Inbox:
 
 
 def _messages(descriptor: int) -> Generator[bytearray | None, None, None]:
-    """Yield each message that comes over a pipe, and None whenever the rest of one is still to come.
+    """Yield each message received over a pipe, and ``None`` whenever the rest of one has not arrived yet.
 
     The framing is that of ``multiprocessing.connection``: a signed 32 bit length, or -1 and an unsigned 64 bit length.
     """
@@ -124,3 +124,39 @@ def _exactly(descriptor: int, size: int) -> Generator[None, None, bytearray]:
             yield None
         missing = missing[count:]
     return buffer
+
+
+def end_service(service: Any) -> None:
+    """End the processes of a ``MultiProcessingReadingService``, in any state, and close its descriptors."""
+    from torchdata.dataloader2.communication.messages import TerminateRequest
+
+    grace_s = 0.0
+    if service._worker_consumer_datapipe is not None:
+        grace_s = GRACE_S
+        service._worker_consumer_datapipe.request_terminate()
+    if service._main_prefetch_datapipe is not None:
+        service._main_prefetch_datapipe.shutdown()  # so that its thread stops waiting for a worker
+    inboxes = [pipe.protocol.inbox for pipe in service._worker_datapipes]
+    processes = [process for process, _, _ in service._worker_processes]
+    requests = [queue for _, queue, _ in service._worker_processes]
+    end_processes(processes, inboxes, grace_s=grace_s)
+    for inbox in inboxes:
+        inbox.close()
+    if service._dispatch_process is not None:
+        dispatcher, questions, answers = service._dispatch_process
+        for queue in questions:
+            queue.put(TerminateRequest())  # a worker that was killed has not forwarded it
+            queue.put(None)
+        end_processes([dispatcher], grace_s=grace_s)
+        processes.append(dispatcher)
+        requests += questions
+        for queue in answers:
+            queue._reader.close()
+            queue._writer.close()
+    for queue in requests:
+        queue.close()
+    for process in processes:
+        close_process(process)
+    service._parent_watch.close()
+    service._worker_processes = []
+    service._dispatch_process = None

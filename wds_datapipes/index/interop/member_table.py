@@ -1,4 +1,4 @@
-"""The members of a shard, to verify the index of another program."""
+"""The members of a shard, for verifying an index of another program."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from wds_datapipes.errors import UnsupportedSidecarError, WrongSidecarError
+from wds_datapipes.errors import StaleSidecarError, UnsupportedSidecarError
 from wds_datapipes.index.shard_index import ShardFacts
 from wds_datapipes.io.openers import redact
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.tar.scanner import Scan, scan_shard
 
-__all__ = ["ShardMember", "ShardMembers"]
+__all__ = ["MemberTable", "ShardMember"]
 
 
 class ShardMember(NamedTuple):
-    """A file of a shard: its name, where its first header and its data begin, and its size."""
+    """A file of a shard: its name, the offsets of its first header and of its data, and the size of the data."""
 
     name: str
     start: int
@@ -24,21 +24,21 @@ class ShardMember(NamedTuple):
     size: int
 
 
-class ShardMembers:
-    """The files of a shard, as its headers list them.
+class MemberTable:
+    """The files of a shard, read from its headers.
 
     Args:
         url: the shard.
-        end_marker: whether it has to have one.
+        end_marker: whether the archive must have an end marker.
         storage_options: passed to a remote file system.
 
     Attributes:
-        found: the files, in their order.
-        scan: what else was found out.
+        found: the files, in order.
+        scan: the other results of the scan.
 
     Raises:
         ShardError: the shard cannot be read.
-        UnsupportedSidecarError: it is compressed, so that other programs read it without an index.
+        UnsupportedSidecarError: the shard is compressed, so an index for it is useless.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class ShardMembers:
         self._archive = redact(url)
         self.found: list[ShardMember] = []
         self.scan: Scan = scan_shard(url, self._add, end_marker=end_marker, storage_options=storage_options)
-        self._places = {member.offset: member for member in self.found}
+        self._by_offset = {member.offset: member for member in self.found}
         if self.scan.compression is not None:
             raise UnsupportedSidecarError(
-                f"{self._archive} is compressed with {self.scan.compression}, and the places of its samples are of no "
-                f"use to the program that this index is for. Unpack the shard"
+                f"{self._archive} is compressed with {self.scan.compression}, so the program that this index is for "
+                f"cannot use the offsets of its samples. Decompress the shard"
             )
 
     @property
@@ -60,21 +60,21 @@ class ShardMembers:
         scan = self.scan
         return ShardFacts(scan.bytes, scan.sha256, scan.mtime_ns, scan.etag, scan.compression)
 
-    def at(self, offset: int, size: int, where: str) -> ShardMember:
-        """Return the file whose data begins at an offset.
+    def member_at(self, offset: int, size: int, source: str) -> ShardMember:
+        """Return the file whose data begins at an offset; ``source`` is the source of the offset, for messages.
 
         Raises:
-            WrongSidecarError: there is none, or it has another size.
+            StaleSidecarError: there is no such file, or it has another size.
         """
-        member = self._places.get(offset)
+        member = self._by_offset.get(offset)
         if member is None:
-            raise WrongSidecarError(
-                f"{where} says that data of {self._archive} begin at byte {offset}, where no member's do"
+            raise StaleSidecarError(
+                f"{source} says that data of {self._archive} begins at byte {offset}, but no member does"
                 f"{self._near(offset)}. Build the index again"
             )
         if member.size != size:
-            raise WrongSidecarError(
-                f"{where} says that {size} bytes are at byte {offset} of {self._archive}, and the member "
+            raise StaleSidecarError(
+                f"{source} says that {size} bytes are at byte {offset} of {self._archive}, but the member "
                 f"{member.name!r} there has {member.size}. Build the index again"
             )
         return member
@@ -87,4 +87,4 @@ class ShardMembers:
         if at < 0:
             return ""
         member = self.found[at]
-        return f" (those of {member.name!r} begin at {member.offset})"
+        return f" (the data of {member.name!r} begins at {member.offset})"

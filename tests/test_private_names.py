@@ -1,0 +1,190 @@
+"""Private names of other libraries: used in the module that adapts the library alone, and there with every release."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "wds_datapipes"
+MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+PRIVATE = re.compile(r"_[A-Za-z]\w*")
+#: What is documented in spite of the underscore, or kept by a library as long as it has the class.
+DOCUMENTED = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}
+
+
+class Adapted(NamedTuple):
+    """Private names of a library.
+
+    Attributes:
+        names: the names, each with where it is found; "" if an object has it that is not made
+            here, or that an adapting module puts there.
+        modules: the modules that use them, or folders of modules.
+        why: what there is no public name for.
+    """
+
+    names: dict[str, str]
+    modules: tuple[str, ...]
+    why: str
+
+
+SERVICE, LOADER, QUEUE = (
+    "torchdata.dataloader2.reading_service:MultiProcessingReadingService(1)",
+    "torchdata.dataloader2:DataLoader2([])",
+    "multiprocessing:Queue()",
+)
+SEEDS = "torchdata.dataloader2.random:SeedGenerator(1)"
+SERIALIZATION = "torchdata.dataloader2.graph:_serialization"
+TABLE = [
+    Adapted(
+        dict.fromkeys(("_number_of_samples_yielded", "_valid_iterator_id"), "torch.utils.data:IterDataPipe()")
+        | {"_is_child_datapipe": "", "_snapshot_state": "torch.utils.data:IterDataPipe()", "_fast_forward_iterator": ""}
+        | {"_uuid": "", "_enabled": "", "_buffer": ""},
+        ("pipes/state/graph.py", "pipes/state/description.py", "pipes/stage.py"),
+        "how many items torch has seen a stage yield, and what changes while a stage is iterated",
+    ),
+    Adapted(
+        {"_get_default_store": "torch.distributed.distributed_c10d:_get_default_store"},
+        ("loading/rank_agreement.py",),
+        "the store that ranks meet at",
+    ),
+    Adapted(
+        dict.fromkeys(("_iterator", "_IterableDataset_len_called"), "torch.utils.data:DataLoader([])"),
+        ("loading/stateful_dataset/dataset.py", "loading/stateful_dataset/tracking.py"),
+        "the iterator of a DataLoader that keeps its workers, and the length that it warns of",
+    ),
+    Adapted({"_utils": "torch.utils.data:_utils.pin_memory.pin_memory"}, ("loading/service/pinning.py",), "pin_memory"),
+    Adapted(
+        {"_serialization": SERIALIZATION, "_find_replicable_branches": "torchdata.dataloader2.graph.utils:"}
+        | {"_DummyIterDataPipe": "torchdata.dataloader2.utils.dispatch:"},
+        ("loading/torchdata_graph.py",),
+        "how torchdata copies a pipeline and splits it for workers",
+    ),
+    Adapted(
+        dict.fromkeys(("_adapted", "_datapipe_iter", "_datapipe_before_reading_service_adapt", "_is_paused"), LOADER)
+        | dict.fromkeys(("_reset_iter", "_reset_seed"), LOADER)
+        | {"_restarts": ""},
+        ("loading/service/loader.py", "loading/torchdata_patches/"),
+        "the states, set_epoch and the length that DataLoader2 lacks",
+    ),
+    Adapted(
+        dict.fromkeys(("_worker_consumer_datapipe", "_main_prefetch_datapipe", "_worker_datapipes"), SERVICE)
+        | dict.fromkeys(("_worker_processes", "_dispatch_process"), SERVICE)
+        | {"_utils": "torchdata._utils:ExceptionWrapper", "_parent_watch": "", "_ended_iterator_id": ""}
+        | {"_get_torch_random_seed": "torchdata.dataloader2.random.seed_generator:"}
+        | {"_IterateQueueDataPipes": "torchdata.dataloader2.communication.iter:"},
+        ("loading/torchdata_patches/",),
+        "patches of MultiProcessingReadingService, whose files are compared byte for byte",
+    ),
+    Adapted(
+        dict.fromkeys(("_reader", "_writer", "_sem", "_thread", "_on_queue_feeder_error"), QUEUE),
+        ("loading/torchdata_patches/",),
+        "the queues of torchdata's workers, read without blocking",
+    ),
+    Adapted(
+        {"_shared_rng": SEEDS, "_worker_rng": SEEDS, "_ctr": "", "_generated_seeds": ""},
+        ("loading/seeding.py", "seeds.py"),
+        "where a seed generator is",
+    ),
+    Adapted(
+        {"_children": "multiprocessing.process:_children", "_popen": "multiprocessing:Process()"},
+        ("loading/workers/shutdown.py",),
+        "processes that another thread has waited for, and that a fork must not end",
+    ),
+    Adapted(
+        {"_shutdown": "concurrent.futures.thread:", "_threads_queues": "concurrent.futures.thread:"},
+        ("loading/workers/connection.py",),
+        "whether the interpreter waits for this thread",
+    ),
+    Adapted(
+        {name: "fsspec:AbstractFileSystem." + name for name in ("_get_kwargs_from_urls", "_strip_protocol", "_cache")},
+        ("io/remote/sftp.py", "io/remote/filesystem.py"),
+        "the instances that fsspec keeps, and how it splits a URL",
+    ),
+    Adapted(
+        dict.fromkeys(("_snapshot", "_snapshot_step", "_steps_since_snapshot", "_worker_snapshots"), "")
+        | dict.fromkeys(("_iterator_finished", "_last_yielded_worker_id", "_num_yielded"), ""),
+        ("loading/checkpoint/loader_states.py", "loading/stateful_dataset/dataset.py"),
+        "keys of the states of StatefulDataLoader, which tests of these states guard",
+    ),
+]
+
+
+def resolve(path: str, name: str) -> Any:
+    """Return what a path such as ``module:Class().attribute`` stands for; without an attribute, ``name`` of it."""
+    module, _, expression = path.partition(":")
+    found = importlib.import_module(module)
+    for part in filter(None, (expression or name).split(".")):
+        call = re.fullmatch(r"(\w+)\((.*)\)", part)
+        found = (
+            getattr(found, call[1])(*ast.literal_eval(f"({call[2]},)" if call[2] else "()"))
+            if call
+            else getattr(found, part)
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "modules"),
+    [(name, path, each.modules) for each in TABLE for name, path in each.names.items() if path],
+)
+def test_a_private_name_is_there(name: str, path: str, modules: tuple[str, ...]) -> None:
+    message = f"{path} has no {name} in this release: adapt {', '.join(modules)}"
+    try:
+        found = resolve(path, name)
+    except AttributeError:
+        pytest.fail(message)
+    is_end = name in path or path.endswith(":") or name == "_utils"
+    assert is_end or hasattr(found, name), message
+
+
+def names_defined(tree: ast.Module) -> set[str]:
+    """The names that a module gives to functions, classes, fields and attributes of ``self``."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            found.add(node.attr)
+    return found
+
+
+def names_used(tree: ast.Module) -> Iterator[str]:
+    """The private names that a module takes from other objects and modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+            yield node.attr
+        elif isinstance(node, ast.Import):
+            yield from (part for alias in node.names for part in alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] != "wds_datapipes":
+            yield from (part for alias in node.names for part in (*str(node.module).split("."), alias.name))
+        elif isinstance(node, ast.Constant) and node.value in TABLED - {"_thread"}:  # which is a module, too
+            yield node.value
+
+
+TABLED = {name for each in TABLE for name in each.names}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8"), name) for name, path in MODULES.items()}
+DEFINED = {name: names_defined(tree) for name, tree in TREES.items()}
+OWN = set().union(*DEFINED.values())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_private_names_are_used_where_they_are_adapted(module: str) -> None:
+    allowed = {name for each in TABLE if module.startswith(each.modules) for name in each.names}
+    used = {name for name in names_used(TREES[module]) if PRIVATE.fullmatch(name)} - DOCUMENTED - DEFINED[module]
+    foreign = {name for name in used if name in TABLED or name not in OWN}
+    assert foreign <= allowed, "private names of other libraries belong into the module that adapts them"
+
+
+def test_each_private_name_is_used() -> None:
+    for each in TABLE:
+        users = [module for module in MODULES if module.startswith(each.modules)]
+        for name in each.names:
+            assert any(name in set(names_used(TREES[user])) | DEFINED[user] for user in users), name

@@ -1,0 +1,69 @@
+"""Stages as users write them, for tests of states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Shuffler
+
+from wds_datapipes import Stage
+from wds_datapipes.pipes.stage import pack_positions, unpack_positions
+from wds_datapipes.shards.position import SamplePosition
+
+Pipe = IterDataPipe[Any]
+
+
+class OwnShuffler(Shuffler):  # type: ignore[type-arg]  # torch declares a type parameter that its class does not take
+    """Has torch's loop under another name."""
+
+
+class InMain(IterDataPipe[Any]):
+    """Runs in the main process."""
+
+    def __init__(self, source: Pipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+    def is_replicable(self) -> bool:
+        return False
+
+
+class Buckets(Stage[Any]):
+    """Sorts the samples of each group of ``size``: holds samples back, and knows their positions."""
+
+    rereads_samples = True
+    can_reshard = True
+
+    def __init__(self, source: Pipe, size: int) -> None:
+        self.source = source
+        self.size = size
+        self.held: list[tuple[SamplePosition, Any]] = []
+        self.loaded: list[SamplePosition] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        waiting, self.loaded, self.held = len(self.loaded), [], []
+        position: Any = self.source_position()
+        for sample in self.source:
+            self.held.append((position(), sample))
+            if len(self.held) == (waiting or self.size):
+                waiting = 0
+                yield from self.release()
+        yield from self.release()
+
+    def release(self) -> Iterator[Any]:
+        self.held.sort(key=lambda each: (each[1]["cls"][::-1], each[0]))
+        while self.held:
+            yield self.held.pop(0)[1]["__key__"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"waiting": pack_positions([position for position, _ in self.held] or self.loaded)}
+
+    def load_state_dict(self, state: Mapping[str, Any], again: object = ()) -> None:
+        self.loaded = unpack_positions(state.get("waiting", ()))
+
+    def reset_state(self) -> None:
+        self.loaded = []

@@ -1,0 +1,130 @@
+"""Field chains: select functions that decode or encode fields by name, and apply them to samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+from wds_datapipes.codecs import describe_value
+from wds_datapipes.errors import SampleError
+from wds_datapipes.io.openers import redact
+from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError
+from wds_datapipes.samples.fields import no_sample
+from wds_datapipes.types import Sample
+
+__all__ = ["FieldChain", "FieldPlan", "FieldStep", "convert_samples", "name_field"]
+
+#: The most field names whose plans a chain caches; far more than samples have, unless keys contain dots.
+MAX_PLANS = 1000
+
+
+class FieldStep(NamedTuple):
+    """A function for fields of one name."""
+
+    #: The name for messages.
+    name: str
+    function: Callable[[Any], Any]
+    #: The values that an encoder accepts, if known.
+    takes: str = ""
+    #: The position of a decoder in its chain; None for basic decoders.
+    position: int | None = None
+
+
+class FieldPlan(NamedTuple):
+    """The functions for fields of one name."""
+
+    #: The ``.gz`` suffixes removed from the name, one for each compression.
+    gzips: tuple[str, ...]
+    #: One or more: the first value that is not ``None`` is used, and always that of the last step.
+    steps: tuple[FieldStep, ...]
+
+
+class FieldChain(ABC):
+    """Functions that convert fields, selected by the name of each field.
+
+    Args:
+        only: names of the fields to convert, as a space-separated string or several strings.
+        unsafe: allow codecs whose data can run code when it is decoded.
+    """
+
+    #: The stage and the error class for fields that fail.
+    stage: ClassVar[str]
+    error: ClassVar[type[SampleError]]
+
+    def __init__(self, only: str | Iterable[str] | None, unsafe: bool) -> None:
+        self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
+        self.unsafe = unsafe
+        self.plans: dict[str, FieldPlan | None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "plans": {}}  # cached plans do not affect equality
+
+    def plan(self, field: str) -> FieldPlan | None:
+        """Return and cache the plan for fields of one name; ``None`` keeps them unchanged."""
+        if len(self.plans) >= MAX_PLANS:
+            self.plans.clear()
+        if not isinstance(field, str):
+            raise self.error(f"field names must be str, but {field!r} is {describe_value(field)}")
+        skipped = field.startswith("__") or (self.only is not None and field not in self.only)
+        plan = self.plans[field] = None if skipped else self.make_plan(field)
+        return plan
+
+    def make_plan(self, field: str, start: int = 0) -> FieldPlan | None:
+        """Return the plan for fields of one name, with the functions from position ``start``."""
+        name, gzips = field, list[str]()
+        while f".{name}".lower().endswith(".gz"):
+            name, gzips = name[:-3], [*gzips, name[-3:]]
+        steps = self.find_steps(name, start)
+        return FieldPlan(tuple(gzips), steps) if steps else None
+
+    def convert_field(self, sample: Sample, field: str) -> Any:
+        """Return the converted value of a field, or the original value if it has no plan.
+
+        Raises:
+            SampleError: the value does not match the field's name, or no function supports it.
+            UnsafeInputError: the field needs ``unsafe``.
+            MissingDependencyError: the field needs a package that is not installed.
+        """
+        plan = self.plans[field] if field in self.plans else self.plan(field)
+        return sample[field] if plan is None else self.apply(sample, field, plan)
+
+    @abstractmethod
+    def find_steps(self, name: str, start: int, /) -> tuple[FieldStep, ...]:
+        """Return the functions from position ``start`` for a name without ``.gz``, or none to skip the fields."""
+
+    @abstractmethod
+    def apply(self, sample: Sample, field: str, plan: FieldPlan) -> Any:
+        """Return the converted value of a field."""
+
+
+def convert_samples(
+    source: Iterable[Sample], chain: FieldChain, on_error: OnError | CountedErrors = "raise"
+) -> Iterator[Sample]:
+    """Decode or encode samples with a chain; samples with a field that fails are handled by the policy."""
+    policy = ErrorPolicy(on_error, chain.stage)
+    plans, apply = chain.plans, chain.apply
+    for sample in policy.counted(source):
+        if not isinstance(sample, dict):
+            raise no_sample(chain.stage, sample)
+        converted = {}
+        try:
+            for field, value in sample.items():
+                try:
+                    plan = plans[field]
+                except KeyError:
+                    plan = chain.plan(field)
+                converted[field] = value if plan is None else apply(sample, field, plan)
+        except chain.error as error:
+            if policy.handle(error, sample, field=field):
+                continue
+            break
+        yield converted
+    policy.finish()
+
+
+def name_field(sample: Sample, field: str) -> str:
+    """Describe a field by its sample and, if known, its shard."""
+    location = f" in shard {redact(str(sample['__url__']))!r}" if "__url__" in sample else ""
+    described = f"sample {sample['__key__']!r}" if "__key__" in sample else "a sample without a key"
+    return f"field {field!r} of {described}{location}"

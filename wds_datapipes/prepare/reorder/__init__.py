@@ -1,1 +1,0 @@
-"""Sorting and shuffling all samples of a dataset."""
