@@ -184,7 +184,7 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "CorruptShardError",
         lambda folder: members(written(folder, b"<html>" * 100)),
-        r"x\.tar is no tar archive.*<html>",
+        r"x\.tar is not a tar archive.*<html>",
     ),
     ("UnsupportedMemberError", lambda folder: members(sparse(folder)), r"x\.tar holds the member 'a\.cls'.*sparse"),
     (
@@ -216,17 +216,17 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "MissingFieldError",
         lambda folder: list(samples(shard(folder)).to_tuple("jpg;png")),
-        r"field 'jpg;png' was asked for, and the sample 'a' of .*x\.tar has \['cls'\]",
+        r"field 'jpg;png' was requested, but the sample 'a' of .*x\.tar has \['cls'\]",
     ),
     (
         "MissingFieldError",
         lambda folder: list(samples(shard(folder)).associate({"b": {}})),
-        r"found nothing for the sample 'a' of .*x\.tar",
+        r"found no entry for the sample 'a' of .*x\.tar",
     ),
     (
         "MisalignedShardsError",
         lambda folder: list(samples(shard(folder)).add_columns(beside)),
-        r"y\.tar has the sample 'c' where .*x\.tar has the sample 'b'",
+        r"y\.tar has the sample 'c', but .*x\.tar has the sample 'b'",
     ),
     (
         "DecodeError",
@@ -267,7 +267,7 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "EmptySourceError",
         lambda folder: list(IterableWrapper([]).with_epoch(3)),
-        r"with_epoch has to yield 3 more items, and its source has ended without any",
+        r"with_epoch needs 3 more items, but its source yielded none in",
     ),
     (
         "ErrorBudgetError",
@@ -302,7 +302,7 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "CacheError",
         lambda folder: list(IterableWrapper([threading.Lock()], deepcopy=False).cache_samples()),
-        r"cache_samples cannot keep an item of type lock, as it cannot be pickled: TypeError",
+        r"cache_samples cannot cache an item of type lock, as it cannot be pickled: TypeError",
     ),
     (
         "WorkerDiedError",

@@ -9,7 +9,7 @@
     │   ├── ShardOpenError (OSError)             it could not be opened
     │   ├── ShardReadError (OSError)             its disk, store, network or ``pipe:`` command failed in the middle
     │   ├── TruncatedShardError (EOFError)       it ends too early
-    │   ├── CorruptShardError (ValueError)       it is no tar archive, or damaged
+    │   ├── CorruptShardError (ValueError)       it is damaged, or not a tar archive
     │   ├── UnsupportedMemberError (ValueError)  it holds a member that cannot be read faithfully, such as a sparse file
     │   ├── ReadLimitError (ValueError)          it exceeds `ReadLimits`
     │   └── ChangedShardError (ValueError)       it has changed since it was opened or a state saved

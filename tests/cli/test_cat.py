@@ -166,7 +166,7 @@ def test_a_key_that_comes_twice_is_refused_or_made_anew(program: Any, shards: li
         ("--rekey {shard}", 2, "makes the same key for all samples"),
         ("--rename x", 2, "--rename must be NEW=OLD"),
         ("--rename X=cls", 2, "--rename must be NEW=OLD"),
-        ("--rename y=nope", 1, "the field 'nope' was asked for"),
+        ("--rename y=nope", 1, "the field 'nope' was requested"),
         ("--maxsize much", 2, "--maxsize must be"),
         ("--select ;", 2, "select_fields got ';'"),
         ("-o none/o.tar", 1, "there is no folder 'none'"),

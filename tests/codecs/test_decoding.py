@@ -172,7 +172,7 @@ def test_items_that_are_no_samples_are_refused() -> None:
         (["rgb9"], {}, r"there is no decoder 'rgb9'. Choose an image spec \(l l8 .* torch_video"),
         ([3], {}, "a decoder must be a name or a function"),
         ([], {"txt": "rgb"}, "a function of bytes, not 'rgb'"),
-        ([], {"on_error": "ignore"}, "on_error is"),
+        ([], {"on_error": "ignore"}, "on_error must be"),
     ],
 )
 def test_wrong_use_is_told_at_once(arguments: list[Any], options: dict[str, Any], text: str) -> None:

@@ -227,7 +227,7 @@ def test_a_shard_that_has_changed_is_noticed(tmp_path: Path) -> None:
     check_index(index, url, depth="headers")
     with pytest.raises(StaleSidecarError, match=r"its SHA-256 is [0-9a-f]{64}, not [0-9a-f]{64}"):
         check_index(index, url, depth="bytes")
-    with pytest.raises(ValueError, match=r'depth is "size", "headers" or "bytes", not \'all\''):
+    with pytest.raises(ValueError, match=r'depth must be "size", "headers" or "bytes", not \'all\''):
         check_index(index, url, depth="all")  # type: ignore[arg-type]  # that is what is tested
 
 
@@ -358,12 +358,12 @@ def test_a_broken_shard_is_told_and_the_others_are_indexed(shards: list[str]) ->
         with pytest.warns(UserWarning, match=r"build_indexes skipped an item: TruncatedShardError: .*b\.tar"):
             build_indexes(shards, on_error="warn", max_workers=workers)
     assert not Path(index_url(shards[1])).exists()
-    with pytest.raises(ValueError, match="on_error is"):
+    with pytest.raises(ValueError, match="on_error must be"):
         build_indexes(shards, on_error="none")  # type: ignore[arg-type]  # that is what is tested
 
 
 def test_arguments_that_make_no_sense(shards: list[str]) -> None:
-    with pytest.raises(ValueError, match="max_workers is a number from 1, not 0"):
+    with pytest.raises(ValueError, match="max_workers must be a positive integer, not 0"):
         build_indexes(shards, max_workers=0)
     with pytest.raises(
         SpecError, match=r"Only ShardList substitutes variables\. Pass ShardList\('\$\{DATA\}/a\.tar'\)"

@@ -175,7 +175,7 @@ def test_what_an_index_of_dali_cannot_hold(tmp_path: Path) -> None:
         write_dali_index(build_shard(tmp_path / "x.tgz", [{"__key__": "a", "txt": "1"}]))
     with pytest.raises(SidecarError, match=r"with the rule last_dot, but DALI splits names at the first dot"):
         dali_text(build_index(shard(path, ["a.b.jpg"]), key_rule=last_dot))
-    with pytest.raises(ValueError, match=r'The version is "v1\.1" or "v1\.2", not \'v2\''):
+    with pytest.raises(ValueError, match=r'version must be "v1\.1" or "v1\.2", not \'v2\''):
         write_dali_index(path, version="v2")  # type: ignore[arg-type]  # that is what is tested
     with pytest.raises(DuplicateKeyError):
         write_dali_index(shard(path, ["a.jpg", "a.jpg"]))
@@ -385,7 +385,7 @@ def test_an_index_of_wids(tmp_path: Path) -> None:
     write_wids_index(urls, place, digest=False)
     assert "md5sum" not in place.read_text()
     assert read_wids_index(place, depth="bytes", max_workers=1) == manifest
-    with pytest.raises(ValueError, match='depth is "size", "headers" or "bytes"'):
+    with pytest.raises(ValueError, match='depth must be "size", "headers" or "bytes"'):
         read_wids_index(place, depth="all")  # type: ignore[arg-type]  # that is what is tested
 
 

@@ -136,14 +136,14 @@ def test_shards_that_are_not_as_the_manifest_says(manifest: Manifest) -> None:
             executor.shutdown()
     with pytest.raises(StaleSidecarError, match=r"3 of 3 shards"):
         check_manifest(manifest, depth="bytes")
-    with pytest.raises(ValueError, match=r'depth is "size", "headers" or "bytes"'):
+    with pytest.raises(ValueError, match=r'depth must be "size", "headers" or "bytes"'):
         check_manifest(manifest, depth="all")  # type: ignore[arg-type]  # that is what is tested
 
 
 def test_a_damaged_shard_of_the_right_size(manifest: Manifest) -> None:
     with open(manifest.urls[0], "r+b") as file:
         file.write(b"x")
-    with pytest.raises(StaleSidecarError, match=r"1 of 3 shards .*a\.tar is no tar archive"):
+    with pytest.raises(StaleSidecarError, match=r"1 of 3 shards .*a\.tar is not a tar archive"):
         check_manifest(manifest, depth="headers", max_workers=1)
 
 

@@ -119,7 +119,7 @@ def test_a_part_is_never_taken_for_the_file(proxy: FaultProxy, shard: bytes, nam
     fault = parts(shard)[name]
     for on_error in ("raise", "skip"):
         proxy.faults[:] = [fault] * 20
-        told = r"the server answers with a part \(status 206, (Content-Range: '|no Content-Range)"
+        told = r"the server sends a part of the file \(status 206, (Content-Range: '|no Content-Range)"
         if on_error == "skip":
             assert keys(address(proxy), on_error=on_error) == []
             continue
@@ -188,7 +188,9 @@ def test_what_was_compressed_for_the_way_is_read(proxy: FaultProxy, shard: bytes
 @pytest.mark.parametrize("name", ["br", "zstd", "deflate", "gzip, gzip", "nonsense"])
 def test_what_nobody_can_undo_is_an_error(proxy: FaultProxy, shard: bytes, name: str) -> None:
     proxy.faults[:] = [Fault(body=deflated(shard), headers={"Content-Encoding": name})] * 9
-    with pytest.raises(ShardOpenError, match=f"has compressed the file for the way, unasked, as '{name}'"):
+    with pytest.raises(
+        ShardOpenError, match=f"sends the file with the content encoding '{name}', which was not requested"
+    ):
         keys(address(proxy))
 
 
@@ -196,9 +198,7 @@ def test_compressed_data_that_end_too_early_are_an_error(proxy: FaultProxy, shar
     body = gzip.compress(shard)
     for cut in (0, 1, 10, len(body) // 2, len(body) - 9, len(body) - 1):
         proxy.faults[:] = [Fault(body=body[:cut], headers={"Content-Encoding": "gzip"})] * 9
-        with pytest.raises(
-            ShardReadError, match=r"a\.tar failed after \d+ bytes: EOFError: the data that were compressed"
-        ):
+        with pytest.raises(ShardReadError, match=r"a\.tar failed after \d+ bytes: EOFError: the gzip-encoded response"):
             keys(address(proxy), retries=1)
     proxy.faults[:] = [Fault(body=body[:50] + b"xx" + body[52:], headers={"Content-Encoding": "gzip"})] * 9
     with pytest.raises(ShardReadError, match=r"a\.tar failed after \d+ bytes: error: Error -3"):

@@ -163,7 +163,7 @@ def test_a_file_without_certificates_is_an_error(server: Nginx, tmp_path: Path, 
     path = tmp_path / "authority.pem"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ShardOpenError, match=r"storage_options\['ca_file'\] has to be a file with certificates"):
+    with pytest.raises(ShardOpenError, match=r"storage_options\['ca_file'\] must be a file with certificates"):
         read(f"https://127.0.0.1:{server.https}/a.tar", storage_options={"ca_file": str(path)})
 
 

@@ -138,7 +138,7 @@ def test_headers_are_those_of_the_options_or_of_the_configuration_of_fsspec(
 
 def test_unknown_storage_options_are_an_error(site: Site) -> None:
     with pytest.raises(
-        ShardOpenError, match="web servers have the storage options headers and ca_file, and not client_kwargs, trust"
+        ShardOpenError, match="web servers support the storage options headers and ca_file, not client_kwargs, trust"
     ):
         read(site.url("/a.tar"), storage_options={"trust": 1, "client_kwargs": {"headers": {}}})
     assert site.asked == []

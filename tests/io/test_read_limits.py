@@ -462,5 +462,5 @@ def test_shards_beyond_their_limits_are_passed_over_like_bad_ones(tmp_path: Path
 def test_limits_that_make_no_sense(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name} must be a .*None, not "):
         ReadLimits(**{name: value})
-    with pytest.raises(TypeError, match="limits are ReadLimits, such as"):
+    with pytest.raises(TypeError, match="limits must be a ReadLimits, such as"):
         IterableWrapper(["x.tar"]).load_wds_shards(limits=value)

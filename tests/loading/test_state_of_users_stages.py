@@ -258,7 +258,7 @@ def test_items_that_share_an_address_in_a_shuffle_are_noticed(workers: int) -> N
     pipe: Any = Twice(source())
     with DataLoader2(pipe.shuffle_samples(6), reading_service=ShardReadingService(workers)) as loader:
         next(iter(loader))
-        with pytest.raises(StateError, match="is said to be stateless makes several items of one sample"):
+        with pytest.raises(StateError, match="is declared stateless yields several items for one sample"):
             loader.state_dict()
 
 

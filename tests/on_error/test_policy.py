@@ -87,7 +87,9 @@ def test_other_errors_of_the_same_families_are_passed_over() -> None:
 
 @pytest.mark.parametrize("on_error", ["ignore", "", None, 3, True, ["skip"]])
 def test_what_is_no_policy_is_refused_at_once(on_error: object) -> None:
-    with pytest.raises(ValueError, match=r'on_error is "raise", "warn", "skip", an ErrorBudget or a function .*, not '):
+    with pytest.raises(
+        ValueError, match=r'on_error must be "raise", "warn", "skip", an ErrorBudget or a function .*, not '
+    ):
         check_on_error(on_error)
 
 
@@ -171,10 +173,10 @@ def test_a_budget_warns_as_the_word_does() -> None:
     ("limits", "text"),
     [
         ({}, "needs max_errors, max_rate, max_consecutive or quarantine"),
-        ({"max_errors": -1}, "max_errors is a number from 0, not -1"),
-        ({"max_consecutive": 1.5}, "max_consecutive is a number from 0, not 1.5"),
-        ({"max_rate": 1.5}, "max_rate is a fraction from 0 to 1, such as 0.01, not 1.5"),
-        ({"max_rate": 0.1, "after": -1}, "after is a number from 0"),
+        ({"max_errors": -1}, "max_errors must be a non-negative integer, not -1"),
+        ({"max_consecutive": 1.5}, "max_consecutive must be a non-negative integer, not 1.5"),
+        ({"max_rate": 1.5}, "max_rate must be a fraction from 0 to 1, such as 0.01, not 1.5"),
+        ({"max_rate": 0.1, "after": -1}, "after must be a non-negative integer"),
     ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(limits: dict[str, Any], text: str) -> None:

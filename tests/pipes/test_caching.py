@@ -279,7 +279,7 @@ def test_another_pipeline_is_refused_and_told_apart(shards: None) -> None:
     list(pipeline("kept"))
 
     def refused(pipe: IterDataPipe[Any], message: str) -> None:
-        with pytest.raises(CacheError, match=rf"part-00000-of-00001\.samples was made by another pipeline: {message}"):
+        with pytest.raises(CacheError, match=rf"part-00000-of-00001\.samples belongs to another pipeline: {message}"):
             list(pipe)
 
     def members(shards: str) -> IterDataPipe[Any]:
@@ -287,13 +287,19 @@ def test_another_pipeline_is_refused_and_told_apart(shards: None) -> None:
         return pipe
 
     samples = members("{0..6}.tar").group_samples()
-    refused(samples.cache_samples("kept", seed=3), "it had seed 0 where this one has seed 3")
-    refused(samples.to_tuple("txt").cache_samples("kept"), r"it had SampleGrouper\(.* has TupleMaker\(specs=\('txt',\)")
+    refused(samples.cache_samples("kept", seed=3), "it was created with seed 0, but this pipeline has seed 3")
+    refused(
+        samples.to_tuple("txt").cache_samples("kept"),
+        r"it was created with SampleGrouper\(.* has TupleMaker\(specs=\('txt',\)",
+    )
     fewer = members("{0..5}.tar").group_samples()
-    refused(fewer.cache_samples("kept"), r"it had ShardList\(urls=7 .* where this one has ShardList\(urls=6 ")
+    refused(
+        fewer.cache_samples("kept"),
+        r"it was created with ShardList\(urls=7 .*, but this pipeline has ShardList\(urls=6 ",
+    )
     refused(
         members("{0..6}.tar").group_samples(fields=["txt"]).cache_samples("kept"),
-        r"it had SampleGrouper\(.*fields=None.* has SampleGrouper\(.*fields=\['txt'\]",
+        r"it was created with SampleGrouper\(.*fields=None.* has SampleGrouper\(.*fields=\['txt'\]",
     )
     refused(samples.map(first).cache_samples("kept"), r".* has MapperIterDataPipe\(fn=.*first")
     unshuffled = samples.cache_samples("kept")
@@ -312,7 +318,7 @@ def test_another_mixture_is_another_pipeline() -> None:
 
     chosen = list(seeded(choose(3), 1))
     assert list(seeded(choose(3), 2)) == chosen
-    with pytest.raises(CacheError, match="another pipeline: it had DatasetSpec"):
+    with pytest.raises(CacheError, match="another pipeline: it was created with DatasetSpec"):
         list(choose(4))
 
 
@@ -326,7 +332,7 @@ def test_a_file_cut_anywhere_is_noticed_and_made_again() -> None:
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        with pytest.warns(UserWarning, match=r"of-00001\.samples is damaged, as it.* It is read from the source and"):
+        with pytest.warns(UserWarning, match=r"of-00001\.samples is damaged: it.* It is rebuilt from the source"):
             assert list(IterableWrapper(SAMPLES).cache_samples("kept")) == SAMPLES
         assert path.read_bytes() == whole
     path.write_bytes(whole + b"\0")
@@ -356,7 +362,7 @@ def test_a_changed_byte_is_noticed_wherever_it_is() -> None:
             assert "is damaged: at byte" in told
             assert found == SAMPLES[: len(found)]
         else:
-            assert ["is damaged, as" in str(warning.message) for warning in caught] == [True]
+            assert ["is damaged: it" in str(warning.message) for warning in caught] == [True]
             assert found == SAMPLES
             assert path.read_bytes() == whole
     assert 0 < raised < len(whole)
@@ -373,7 +379,7 @@ def test_samples_in_another_order_are_noticed() -> None:
         frames.append(FRAME.pack(len(payload), crc32(payload)) + payload)
     assert frames[0] + frames[1] in whole
     path.write_bytes(whole.replace(frames[0] + frames[1], frames[1] + frames[0]))
-    with pytest.raises(CacheError, match="it has a wrong checksum of the whole"):
+    with pytest.raises(CacheError, match="it has a wrong total checksum"):
         list(IterableWrapper([1, 2]).cache_samples("kept"))
 
 
@@ -448,7 +454,7 @@ def test_two_may_write_one_part_at_a_time() -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_more_than_max_bytes_is_not_kept_and_says_so_once(place: str | None) -> None:
     pipe = Counted([bytes(1000)] * 10).cache_samples(place, max_bytes=5000)
-    with pytest.warns(UserWarning, match=r"its first 5 samples already have 5\d+ bytes, .* max_bytes=5000") as warned:
+    with pytest.warns(UserWarning, match=r"its first 5 samples already take 5\d+ bytes, .* max_bytes=5000") as warned:
         assert list(pipe) == pipe.source.items
     assert len(warned) == 1
     assert list(pipe) == pipe.source.items
@@ -463,7 +469,7 @@ def test_more_than_max_bytes_is_not_kept_and_says_so_once(place: str | None) -> 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_cannot_be_pickled_is_named(place: str | None) -> None:
     pipe = Counted([{"__key__": "a/b", "lock": threading.Lock()}]).cache_samples(place)
-    with pytest.raises(CacheError, match=r"cannot keep the sample 'a/b', as it cannot be pickled: TypeError: .*lock"):
+    with pytest.raises(CacheError, match=r"cannot cache the sample 'a/b', as it cannot be pickled: TypeError: .*lock"):
         list(pipe)
     assert place is None or os.listdir(place) == []
 

@@ -169,7 +169,7 @@ def test_the_policy_of_a_registered_stage() -> None:
     assert list(source(*samples).points(on_error="skip", partial=True)) == [{"pts": [1]}, {"pts": [3]}]
     with pytest.raises(DecodeError, match=r"pts.*is of type list"):
         list(source(samples[2]).points())
-    with pytest.raises(ValueError, match="on_error is"):
+    with pytest.raises(ValueError, match="on_error must be"):
         source().points(on_error="ignore")
 
 
@@ -232,7 +232,7 @@ def test_names_that_are_taken_or_unfit_are_refused(name: str, text: str) -> None
 def test_the_stage_checks_its_arguments_when_it_is_built() -> None:
     with pytest.raises(ValueError, match="there is no decoder 'rgb9'"):
         source().wds_decode("rgb9")
-    with pytest.raises(ValueError, match="on_error is"):
+    with pytest.raises(ValueError, match="on_error must be"):
         source().wds_decode(on_error="ignore")
 
 

@@ -332,7 +332,7 @@ def test_an_epoch_that_is_broken_off_under_a_loader(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_source_that_is_empty_is_an_error(workers: int) -> None:
     for pipe in (numbers(0), numbers(0).shuffle().sharding_filter(), numbers(3).filter(is_none).sharding_filter()):
-        with pytest.raises(EmptySourceError, match=r"with_epoch has to yield \d more items, and its source has ended"):
+        with pytest.raises(EmptySourceError, match=r"with_epoch needs \d more items, but its source yielded none"):
             read2(pipe.with_epoch(5), workers, 1)
 
 
@@ -586,7 +586,7 @@ def test_sharding_groups_are_kept_as_torch_keeps_them() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_there_has_to_be_a_shard_to_draw(workers: int) -> None:
-    with pytest.raises(EmptySourceError, match="resample_wds_shards has no shard to draw from"):
+    with pytest.raises(EmptySourceError, match="resample_wds_shards has no shards to draw from"):
         read2(numbers(0).resample_wds_shards(), workers, 1)
 
 

@@ -134,7 +134,7 @@ def _without_field(urls: str) -> str:
     [
         (_truncated, TruncatedShardError, r"train-2\.tar ends inside a header, at byte 5400"),
         (_undecodable, DecodeError, r"train-2\.tar.*'bad'|'bad'.*train-2\.tar"),
-        (_without_field, MissingFieldError, r"the field 'txt' was asked for, and the sample 'bare' of .*train-2\.tar"),
+        (_without_field, MissingFieldError, r"the field 'txt' was requested, but the sample 'bare' of .*train-2\.tar"),
         (lambda urls: urls + "::gone.tar", ShardOpenError, r"gone\.tar"),
     ],
     ids=["truncated", "undecodable", "without a field", "missing"],

@@ -126,10 +126,7 @@ def test_a_sample_that_is_none_is_left_out_and_an_error_is_passed_over_and_told_
     assert [sample["__key__"] for sample in pipe] == list("13579")
     with pytest.raises(ValueError, match="four") as caught:
         list(itertools.islice(samples(ShardList("0.tar")).map_samples_with_rng(odd), 9))
-    assert (
-        "This happened in map_samples_with_rng, at the sample '4' of 0.tar"
-        in getattr(caught.value, "__notes__", [""])[0]
-    )
+    assert "raised in map_samples_with_rng for the sample '4' of 0.tar" in getattr(caught.value, "__notes__", [""])[0]
 
 
 def test_what_is_drawn_stays_the_same_in_all_releases() -> None:

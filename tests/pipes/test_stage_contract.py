@@ -111,17 +111,17 @@ TABLE = {
     "mix_samples": Stage(SAMPLES[:3], (IterableWrapper(SAMPLES[3:]),), {"stop": "all"}, [], ValueError, "3 is odd"),
     "non_empty": Stage(SAMPLES, (), {}, [], ValueError, "3 is odd"),
     "rename": Stage(
-        SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingFieldError, "'class;cls' was asked for"
+        SAMPLES, (), {"label": "class;cls"}, [{"__key__": "x"}], MissingFieldError, "'class;cls' was requested"
     ),
     "resample_wds_shards": Stage(["a.tar", "b.tar"], (4,), {}, [], ValueError, "3 is odd"),
     "rename_keys": Stage(
-        SAMPLES, (("label", "c?s"),), {"text": "*.txt"}, [{"__key__": "x"}], MissingFieldError, "to be called 'label'"
+        SAMPLES, (("label", "c?s"),), {"text": "*.txt"}, [{"__key__": "x"}], MissingFieldError, "to rename to 'label'"
     ),
     "rsample": Stage(SAMPLES, (1,), {}, [], ValueError, "3 is odd"),
     "select_fields": Stage(SAMPLES, ("c?s",), {}, [{"__key__": "x"}], MissingFieldError, "a field like 'c.s'"),
     "shuffle_samples": Stage(SAMPLES, (3,), {}, [], ValueError, "3 is odd"),
     "slice_samples": Stage(SAMPLES, (0, None, 2), {}, [], ValueError, "3 is odd"),
-    "to_tuple": Stage(SAMPLES, ("cls", "txt"), {}, [{"__key__": "x"}], MissingFieldError, "'cls' was asked for"),
+    "to_tuple": Stage(SAMPLES, ("cls", "txt"), {}, [{"__key__": "x"}], MissingFieldError, "'cls' was requested"),
     "unbatch_samples": Stage(
         [{"n": [1, 2], "m": [3, 4]}], (), {}, [{"n": [1, 2], "m": [3]}], ValueError, r"2 in batch\['n'\] and 1 in batch"
     ),

@@ -811,7 +811,7 @@ def test_a_dask_cluster_works_with_a_worker_that_is_killed(shards: list[str], fo
         ({"retries": -1}, ValueError, "retries and max_workers must be at least 0, not -1 and None"),
         ({"max_workers": -1}, ValueError, "not 2 and -1"),
         ({"if_changed": "ask"}, ValueError, '"raise", "redo" or "keep", not \'ask\''),
-        ({"on_error": "ignore"}, ValueError, "on_error is"),
+        ({"on_error": "ignore"}, ValueError, "on_error must be"),
         ({"function": "odd"}, TypeError, "takes a function of a sample, not 'odd'"),
     ],
 )

@@ -409,7 +409,7 @@ def test_two_calls_do_not_share_a_journal(files: Path) -> None:
         ({"rekey": "{shard}-{number}"}, "do not come from shards"),
         ({"rekey": "same"}, "makes the same key for all samples"),
         ({"max_workers": -1}, "max_workers must be at least 0"),
-        ({"on_error": "ignore"}, "on_error is"),
+        ({"on_error": "ignore"}, "on_error must be"),
     ],
 )
 def test_wrong_arguments(files: Path, options: dict[str, Any], message: str) -> None:

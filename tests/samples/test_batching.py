@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from wds_datapipes.samples.batching import take_lists_apart, unbatch_samples
+from wds_datapipes.samples.batching import split_lists, unbatch_samples
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - a plain one, as torch's collate knows them
 
@@ -120,13 +120,13 @@ def test_numbers_in_tensors_stay_tensors() -> None:
 
 def test_lists_of_samples_are_taken_apart_as_they_are() -> None:
     samples = [{"a": [1, 2]}, "b", (3, 4), None]
-    assert list(take_lists_apart([samples[:1], [], tuple(samples[1:3]), iter(samples[3:])])) == samples
+    assert list(split_lists([samples[:1], [], tuple(samples[1:3]), iter(samples[3:])])) == samples
 
 
 @pytest.mark.parametrize(("batch", "kind"), [({"a": [1]}, "dict"), ("ab", "str"), (b"ab", "bytes"), (3, "int")])
 def test_what_is_no_list_of_samples_is_refused(batch: Any, kind: str) -> None:
-    with pytest.raises(TypeError, match=f"takes lists of samples apart, and got a {kind}"):
-        list(take_lists_apart([batch]))
+    with pytest.raises(TypeError, match=f"splits lists of samples, but got a {kind}"):
+        list(split_lists([batch]))
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_what_is_no_list_of_samples_is_refused(batch: Any, kind: str) -> None:
     [
         (
             {"a": [1, 2], "b": {"c": torch.zeros(3)}},
-            r"one length, and got one with 2 in batch\['a'\] and 3 in batch\['b'\]\['c'\]. A li",
+            r"same length, but batch\['a'\] has 2 items and batch\['b'\]\['c'\] has 3. A li",
         ),
-        ((np.zeros(2), np.zeros((1, 2))), r"2 in batch\[0\] and 1 in batch\[1\]"),
-        ({}, "got a dict without any"),
+        ((np.zeros(2), np.zeros((1, 2))), r"batch\[0\] has 2 items and batch\[1\] has 1"),
+        ({}, "got a dict without columns"),
     ],
 )
 def test_columns_that_do_not_fit(batch: Any, message: str) -> None:
@@ -152,7 +152,7 @@ def test_columns_that_do_not_fit(batch: Any, message: str) -> None:
         ({"a": [1, 2], "b": torch.tensor(3)}, r"got a Tensor of shape \(\) in batch\['b'\]"),
         (
             [{"__key__": "a", "x": np.zeros(2)}],
-            r"got a str in batch\[0\]\['__key__'\]. A list of samples is taken apart by",
+            r"got a str in batch\[0\]\['__key__'\]. To split lists of samples, pass",
         ),
         ("text", "got a str in batch"),
         (3, "got a int in batch"),

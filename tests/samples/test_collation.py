@@ -106,7 +106,9 @@ RAGGED: dict[str, list[Any]] = {
 @pytest.mark.parametrize("name", RAGGED)
 def test_ragged_fields_are_an_error_or_a_list(name: str) -> None:
     samples = RAGGED[name]
-    with pytest.raises(ValueError, match=r"one shape, and field 0 has .*, .*\. Pad them before, or leave them in a "):
+    with pytest.raises(
+        ValueError, match=r"the same shape, but field 0 has .*, .*\. Pad them first, or keep them in a "
+    ):
         collate_samples(samples)
     if name != "arrays and tensors":  # of which webdataset makes an array
         with pytest.raises((AssertionError, TypeError, AttributeError)):
@@ -125,11 +127,11 @@ def test_a_number_that_is_missing_does_not_make_an_array_of_objects() -> None:
     ("samples", "error", "message"),
     [
         ([], ValueError, "at least one sample"),
-        ([{"a": 1}, {"b": 1}], ValueError, r"same fields, and got \['a'\] in the first and \['b'\] in number 1"),
-        ([(1, 2), (1,)], ValueError, r"same fields, and got \[0, 1\] in the first and \[0\] in number 1"),
+        ([{"a": 1}, {"b": 1}], ValueError, r"same fields, but sample 0 has \['a'\] and sample 1 has \['b'\]"),
+        ([(1, 2), (1,)], ValueError, r"same fields, but sample 0 has \[0, 1\] and sample 1 has \[0\]"),
         ([{0: 1}, (1,)], ValueError, "same fields"),
-        ([torch.zeros(2)], TypeError, "dicts or tuples, and got a Tensor"),
-        (["ab"], TypeError, "dicts or tuples, and got a str"),
+        ([torch.zeros(2)], TypeError, "dicts or tuples, but got a Tensor"),
+        (["ab"], TypeError, "dicts or tuples, but got a str"),
     ],
 )
 def test_what_is_no_batch(samples: list[Any], error: type[Exception], message: str) -> None:
@@ -138,7 +140,7 @@ def test_what_is_no_batch(samples: list[Any], error: type[Exception], message: s
 
 
 def test_ragged_is_checked() -> None:
-    with pytest.raises(ValueError, match='ragged is "raise" or "list", not "pad"'.replace('"pad"', "'pad'")):
+    with pytest.raises(ValueError, match='ragged must be "raise" or "list", not "pad"'.replace('"pad"', "'pad'")):
         collate_samples([(1,)], ragged="pad")  # type: ignore[arg-type]
 
 

@@ -35,13 +35,13 @@ def test_specs(specs: list[str], expected: list[tuple[str, ...]]) -> None:
 
 @pytest.mark.parametrize("specs", [[], [""], ["  "], [";"], ["jpg", ";;"]])
 def test_specs_that_name_nothing(specs: list[str]) -> None:
-    with pytest.raises(ValueError, match=r'fields are named as in "jpg;png", "cls"'):
+    with pytest.raises(ValueError, match=r'fields must be given as in "jpg;png", "cls"'):
         parse_specs(specs)
 
 
 @pytest.mark.parametrize("specs", [[["jpg", "cls"]], ["jpg", 3]])
 def test_specs_that_are_no_strings(specs: list[Any]) -> None:
-    with pytest.raises(TypeError, match=r"a field is named by a string, .* and not by (\['jpg', 'cls'\]|3)"):
+    with pytest.raises(TypeError, match=r"a field must be a string, .* not (\['jpg', 'cls'\]|3)"):
         parse_specs(specs)
 
 
@@ -62,7 +62,7 @@ def test_to_tuple(specs: list[str], expected: tuple[Any, ...]) -> None:
 
 
 def test_a_field_that_is_missing_from_a_tuple() -> None:
-    message = r"field 'png;gif' was asked for, and the sample 'k' of s\.tar has \['jpg', 'cls', 'seg\.png'\]"
+    message = r"field 'png;gif' was requested, but the sample 'k' of s\.tar has \['jpg', 'cls', 'seg\.png'\]"
     with pytest.raises(MissingFieldError, match=message):
         list(to_tuple([SAMPLE], ["png;gif"]))
     assert list(to_tuple([SAMPLE], ["png", "jpg"], missing="none")) == [(None, 1)]
@@ -103,7 +103,7 @@ def test_map_tuple(
 
 
 def test_more_functions_than_elements() -> None:
-    with pytest.raises(ValueError, match=r"map_tuple has 3 functions, and got 2 elements \(tuple\)"):
+    with pytest.raises(ValueError, match=r"map_tuple has 3 functions, but got 2 elements \(tuple\)"):
         list(map_tuple([(1, 2)], [str, str, str], on_error="skip"))
 
 
@@ -117,12 +117,14 @@ def test_more_functions_than_elements() -> None:
     ],
 )
 def test_what_is_no_sample(stage: Callable[[Any], Iterator[Any]], item: object) -> None:
-    with pytest.raises(TypeError, match=r"takes samples, each a dict of fields, and got a (tuple|int): put it after"):
+    with pytest.raises(
+        TypeError, match=r"needs samples, which are dicts of fields, but got a (tuple|int): put it after"
+    ):
         list(stage([item]))
 
 
 def test_a_sample_is_no_tuple() -> None:
-    with pytest.raises(TypeError, match="map_tuple takes tuples, and got a sample: put it after to_tuple"):
+    with pytest.raises(TypeError, match="map_tuple needs tuples, but got a sample: put it after to_tuple"):
         list(map_tuple([SAMPLE], [str], on_error="skip"))  # type: ignore[list-item]  # the mistake that is tested
 
 
@@ -158,9 +160,9 @@ def fail(value: object) -> None:
     [
         (
             map_dict([SAMPLE], {"jpg": str, "cls": fail}),
-            "This happened in map_dict, at the field 'cls' of the sample 'k' of s.tar",
+            "raised in map_dict for the field 'cls' of the sample 'k' of s.tar",
         ),
-        (map_tuple([(1, 2)], [None, fail]), "This happened in map_tuple, at element 1 of 2"),
+        (map_tuple([(1, 2)], [None, fail]), "raised in map_tuple for element 1 of 2"),
     ],
 )
 def test_an_error_of_a_function_arrives_as_it_is_and_tells_where_it_happened(

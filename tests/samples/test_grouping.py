@@ -343,9 +343,9 @@ def test_a_shard_may_be_left_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_what_is_no_member() -> None:
-    with pytest.raises(TypeError, match=r"group_samples gathers the members .* and got dict: \{'__key__': 'a'\}"):
+    with pytest.raises(TypeError, match=r"group_samples needs members .* but got dict: \{'__key__': 'a'\}"):
         list(group_samples(split_by_shard([{"__key__": "a"}])))  # type: ignore[list-item]  # the mistake that is tested
-    with pytest.raises(TypeError, match="and got int: 3"):
+    with pytest.raises(TypeError, match="but got int: 3"):
         list(group_samples(split_by_shard([3])))  # type: ignore[list-item]  # the same
 
 

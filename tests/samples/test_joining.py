@@ -50,7 +50,7 @@ def test_what_is_found_is_added_and_takes_the_place_of_what_was_there() -> None:
 
 
 def test_what_is_not_found() -> None:
-    with pytest.raises(MissingFieldError, match=r"found nothing for the sample 'b' of s\.tar"):
+    with pytest.raises(MissingFieldError, match=r"found no entry for the sample 'b' of s\.tar"):
         list(associate(SAMPLES, TABLE.get))
     counters = Counters()
     skip: Any = CountedErrors("skip", counters)
@@ -67,9 +67,11 @@ def test_an_error_of_the_function() -> None:
     assert len(list(associate(SAMPLES, TABLE.__getitem__, on_error="skip"))) == 2
     table: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     assert list(associate(SAMPLES, table.__getitem__)) == SAMPLES
-    with pytest.raises(TypeError, match=r"adds dicts of fields, and found a int for the sample 'a' of s\.tar: make it"):
+    with pytest.raises(
+        TypeError, match=r"needs dicts of fields, but found a int for the sample 'a' of s\.tar: make it"
+    ):
         list(associate(SAMPLES, {"a": 3}.get, on_error="skip"))  # type: ignore[arg-type]  # the mistake that is tested
-    with pytest.raises(MissingFieldError, match="by their '__key__', and one has only \\['cls'\\]"):
+    with pytest.raises(MissingFieldError, match="by '__key__', but a sample has only \\['cls'\\]"):
         list(associate([{"cls": 3}], TABLE.get))
 
 
@@ -142,7 +144,7 @@ def test_only_some_fields() -> None:
     build_shard("y.tar", [{"__key__": "a", "TXT": "1", "cls": "1"}, {"__key__": "b", "cls": "1"}])
     samples = added(read("x.tar"), fields=["Txt"], on_error="skip")
     assert [(sample["__key__"], "cls" in sample, sample["txt"]) for sample in samples] == [("a", False, b"1")]
-    with pytest.raises(MissingFieldError, match=r"needs 'txt' for the sample 'b' of x\.tar, and y\.tar has \['cls'\]"):
+    with pytest.raises(MissingFieldError, match=r"needs 'txt' for the sample 'b' of x\.tar, but y\.tar has \['cls'\]"):
         list(added(read("x.tar"), fields=["txt"]))
 
 
@@ -150,7 +152,7 @@ def test_keys_that_are_written_differently() -> None:
     first("images/a", "images/b")
     build_shard("y.tar", [{"__key__": "labels/a", "txt": "1"}, {"__key__": "labels/b", "txt": "2"}])
     with pytest.raises(
-        MisalignedShardsError, match=r"y\.tar has the sample 'labels/a' where x\.tar has the .* 'images/a'"
+        MisalignedShardsError, match=r"y\.tar has the sample 'labels/a', but x\.tar has the .* 'images/a'"
     ):
         list(added(read("x.tar")))
     samples = added(read("x.tar"), rename_files=lambda name: name.replace("labels", "images"))
@@ -160,7 +162,7 @@ def test_keys_that_are_written_differently() -> None:
 def test_a_field_that_both_shards_have() -> None:
     first("a", "b")
     build_shard("y.tar", [{"__key__": "a", "jpg": "1"}, {"__key__": "b", "txt": "text b"}])
-    message = r"got 'jpg' from y\.tar for the sample 'a' of x\.tar, and there is one already"
+    message = r"got 'jpg' from y\.tar for the sample 'a' of x\.tar, which already has this field"
     with pytest.raises(DuplicateKeyError, match=message):
         list(added(read("x.tar")))
     assert whole(added(read("x.tar"), on_error="skip")) == "b"
@@ -173,14 +175,14 @@ def test_a_field_that_both_shards_have() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "message", "kept", "skipped"),
     [
-        ("abcd", "abc", r"y\.tar has ended where x\.tar has the sample 'd'", "abc", 1),
-        ("abcd", "ab", r"y\.tar has ended where x\.tar has the sample 'c'", "ab", 2),
-        ("abc", "abcd", r"y\.tar has the sample 'd' where x\.tar has ended", "abc", 1),
-        ("abcd", "abd", r"y\.tar has the sample 'd' where x\.tar has the sample 'c'", "abd", 1),
-        ("abd", "abcd", r"y\.tar has the sample 'c' where x\.tar has the sample 'd'", "abd", 1),
-        ("abcd", "acbd", r"y\.tar has the sample 'c' where x\.tar has the sample 'b'", "abd", 2),
-        ("abcd", "efgh", r"y\.tar has the sample 'e' where x\.tar has the sample 'a'", "", 5),
-        ("abcd", "", r"y\.tar has ended where x\.tar has the sample 'a'", "", 4),
+        ("abcd", "abc", r"y\.tar has ended, but x\.tar has the sample 'd'", "abc", 1),
+        ("abcd", "ab", r"y\.tar has ended, but x\.tar has the sample 'c'", "ab", 2),
+        ("abc", "abcd", r"y\.tar has the sample 'd', but x\.tar has ended", "abc", 1),
+        ("abcd", "abd", r"y\.tar has the sample 'd', but x\.tar has the sample 'c'", "abd", 1),
+        ("abd", "abcd", r"y\.tar has the sample 'c', but x\.tar has the sample 'd'", "abd", 1),
+        ("abcd", "acbd", r"y\.tar has the sample 'c', but x\.tar has the sample 'b'", "abd", 2),
+        ("abcd", "efgh", r"y\.tar has the sample 'e', but x\.tar has the sample 'a'", "", 5),
+        ("abcd", "", r"y\.tar has ended, but x\.tar has the sample 'a'", "", 4),
     ],
 )
 def test_shards_that_are_not_parallel(ours: str, theirs: str, message: str, kept: str, skipped: int) -> None:
@@ -239,7 +241,7 @@ def test_what_was_passed_over_before_does_not_shift_the_columns() -> None:
     build_shard("x.tar", [{"__key__": "a", "jpg": "image a"}, twice, {"__key__": "c", "jpg": "image c"}])
     second("a", "b", "c")
     assert whole(added(read("x.tar", on_error="skip"), on_error="skip")) == "ac"
-    with pytest.raises(MisalignedShardsError, match="has the sample 'b' where"):
+    with pytest.raises(MisalignedShardsError, match="has the sample 'b', but"):
         list(added(read("x.tar", on_error="skip")))
 
 
@@ -264,7 +266,7 @@ def test_a_sample_that_is_bad_in_the_parallel_shard_is_passed_over_with_its_reas
     assert whole(added(read("x.tar"), on_error=keep)) == "ac"
     (error,) = errors
     assert type(error) is MisalignedShardsError
-    assert "has the sample 'c' where x.tar has the sample 'b'. The last item skipped in it: y.tar holds" in str(error)
+    assert "has the sample 'c', but x.tar has the sample 'b'. The last item skipped in it: y.tar holds" in str(error)
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "unmade"])
@@ -306,13 +308,13 @@ def test_a_mistake_in_the_url_is_never_passed_over() -> None:
     first("a")
     with pytest.raises(UnknownSchemeError):
         list(added(read("x.tar"), lambda url: "nowhere://y.tar", on_error="skip"))
-    with pytest.raises(TypeError, match=r"needs the URL of a shard beside x\.tar, and got None"):
+    with pytest.raises(TypeError, match=r"needs the URL of the shard parallel to x\.tar, but url_of returned None"):
         list(added(read("x.tar"), lambda url: None, on_error="skip"))
-    with pytest.raises(ValueError, match=r"replaces 'images' by 'labels', and x\.tar does not hold it"):
+    with pytest.raises(ValueError, match=r"replaces 'images' with 'labels', but x\.tar does not contain it"):
         list(added(read("x.tar"), Replacement("images", "labels")))
-    with pytest.raises(TypeError, match="add_columns needs samples with '__key__' and '__url__', and one has"):
+    with pytest.raises(TypeError, match="add_columns needs samples with '__key__' and '__url__', but one has"):
         list(added([{"__key__": "a"}], on_error="skip"))
-    with pytest.raises(TypeError, match="add_columns takes samples, each a dict of fields, and got a tuple"):
+    with pytest.raises(TypeError, match="add_columns needs samples, which are dicts of fields, but got a tuple"):
         list(added([(1, 2)], on_error="skip"))
 
 

@@ -28,8 +28,15 @@ Pipe = Any
 
 
 def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
-    settings = {"first": 3, "every": None, "name": "log", "width": 40, "key_log": None, "place": lambda: (1, 2)}
-    return log_samples(items, to, passed=SkippedCount(), **{**settings, **options})
+    settings = {
+        "first": 3,
+        "every": None,
+        "name": "log",
+        "width": 40,
+        "key_log": None,
+        "rank_and_worker": lambda: (1, 2),
+    }
+    return log_samples(items, to, counter=SkippedCount(), **{**settings, **options})
 
 
 class Hostile:

@@ -61,15 +61,19 @@ def test_rename_keys(pairs: list[tuple[str, str]], options: dict[str, bool], exp
         (
             [("image", "gif")],
             MissingFieldError,
-            r"a field like 'gif', which was to be called 'image', and the sample 'k' of s",
+            r"a field that matches 'gif' to rename to 'image', but the sample 'k' of s",
         ),
-        ([("image", "jpg"), ("rest", "jp?")], MissingFieldError, "a field like 'jpg', which was to be called 'image'"),
+        ([("image", "jpg"), ("rest", "jp?")], MissingFieldError, "a field that matches 'jpg' to rename to 'image'"),
         (
             [("image", "*.jpg")],
             DuplicateKeyError,
-            "call both 'jpg' and 'Left.JPG' of the sample 'k' of s.tar 'image'",
+            "rename both 'jpg' and 'Left.JPG' of the sample 'k' of s.tar to 'image'",
         ),
-        ([("x", "jpg"), ("x", "cls")], DuplicateKeyError, "call both 'jpg' and 'cls' of the sample 'k' of s.tar 'x'"),
+        (
+            [("x", "jpg"), ("x", "cls")],
+            DuplicateKeyError,
+            "rename both 'jpg' and 'cls' of the sample 'k' of s.tar to 'x'",
+        ),
     ],
 )
 def test_rules_that_do_not_fit(pairs: list[tuple[str, str]], error: type[Exception], message: str) -> None:
@@ -78,7 +82,7 @@ def test_rules_that_do_not_fit(pairs: list[tuple[str, str]], error: type[Excepti
 
 
 def test_a_renamed_field_and_one_that_stays_cannot_have_one_name() -> None:
-    with pytest.raises(DuplicateKeyError, match=r"call both 'jpg' and 'cls' of the sample 'k' of s\.tar 'cls'"):
+    with pytest.raises(DuplicateKeyError, match=r"rename both 'jpg' and 'cls' of the sample 'k' of s\.tar to 'cls'"):
         renamed(SAMPLE, ("cls", "jpg"), keep_unselected=True)
 
 
@@ -101,7 +105,7 @@ def test_extract_keys(patterns: list[Any], expected: tuple[Any, ...]) -> None:
 def test_a_tuple_never_shrinks() -> None:
     assert list(extract_keys([SAMPLE], ["gif", "cls", "*.gif"], missing="none")) == [(None, 2, None)]
     with pytest.raises(
-        MissingFieldError, match=r"a field like 'gif;bmp', and the sample 'k' of s.tar has \['jpg', 'cls'"
+        MissingFieldError, match=r"a field that matches 'gif;bmp', but the sample 'k' of s.tar has \['jpg', 'cls'"
     ):
         list(extract_keys([SAMPLE], ["cls", "gif;bmp"]))
 
@@ -132,7 +136,7 @@ def test_select_fields(patterns: list[str], missing: Lacking, expected: Sample) 
 
 def test_a_selected_field_that_is_not_there() -> None:
     with pytest.raises(
-        MissingFieldError, match="select_fields was asked for a field like 'gif', and the sample 'k' of s"
+        MissingFieldError, match="select_fields needs a field that matches 'gif', but the sample 'k' of s"
     ):
         list(select_fields([SAMPLE], ["cls", "gif"]))
     counters = Counters()
@@ -164,7 +168,7 @@ def test_what_each_stage_does_with_an_error(stage: str) -> None:
     with pytest.warns(UserWarning, match=f"{stage} skipped") as caught:
         assert count("warn") == 2
     assert str(caught[-1].message) == f"{stage} skipped 2 items: 2 x MissingFieldError"
-    with pytest.raises(TypeError, match=f"{stage} takes samples, each a dict of fields, and got a tuple"):
+    with pytest.raises(TypeError, match=f"{stage} needs samples, which are dicts of fields, but got a tuple"):
         list(STAGES[stage]([(1, 2)], "skip"))
 
 

@@ -252,7 +252,7 @@ def test_warnings_are_counted_at_the_end(shard: str) -> None:
 
 def test_credentials_are_in_no_error(opener: Callable[[Any], None]) -> None:
     opener(lambda url, /, **options: io.BytesIO(b"no archive" * 100))
-    with pytest.raises(CorruptShardError, match="is no tar archive") as caught:
+    with pytest.raises(CorruptShardError, match="is not a tar archive") as caught:
         names("test://me:secret@host/x.tar?token=secret")
     assert "secret" not in str(caught.value)
 

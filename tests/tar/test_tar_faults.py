@@ -111,12 +111,12 @@ def told(everything: list[tarfile.TarInfo], size: int) -> str:
         return rf"x\.tar is (empty|shorter than one tar header): {size} bytes"
     for entry in everything:
         if entry.offset < size < entry.offset_data:
-            return rf"x\.tar ends inside a header, at byte {size}\. The file was not copied"
+            return rf"x\.tar ends inside a header, at byte {size}\. The file is incomplete"
         if entry.offset_data <= size < entry.offset_data + entry.size:
             there = size - entry.offset_data
             return (
                 rf"x\.tar ends inside the member '{entry.name}' \(header at byte {entry.offset}\): "
-                rf"{there} of its {entry.size} bytes are there\. "
+                rf"only {there} of its {entry.size} bytes are present\. "
             )
     end = (everything[-1].offset_data + everything[-1].size + 511) // 512 * 512
     if size <= end:
@@ -212,7 +212,7 @@ def test_a_changed_byte_in_a_header_is_an_error_or_changes_nothing(kind: str, en
                 else:
                     assert isinstance(error, CorruptShardError)
                     assert members == expected[0][: len(members)]
-                    assert re.match(r"x\.tar (has |is no tar archive)", str(error))
+                    assert re.match(r"x\.tar (has |is not a tar archive)", str(error))
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
@@ -228,11 +228,11 @@ def test_the_error_tells_where_the_damaged_header_is(kind: str) -> None:
 @pytest.mark.parametrize(
     ("archive", "error", "message"),
     [
-        (b"", TruncatedShardError, r"x\.tar is empty: 0 bytes\. It is no tar archive"),
+        (b"", TruncatedShardError, r"x\.tar is empty: 0 bytes\. It is not a tar archive"),
         (b"\0", TruncatedShardError, r"x\.tar is shorter than one tar header: 1 bytes"),
-        (b"<html>404</html>", TruncatedShardError, r"shorter than one tar header: 16 bytes\. It is no tar archive"),
-        (b"<html>" * 100, CorruptShardError, r"x\.tar is no tar archive.*begins with b'<html><html>.*error pages"),
-        (b"PK\x03\x04" * 200, CorruptShardError, r"is no tar archive.*begins with b'PK"),
+        (b"<html>404</html>", TruncatedShardError, r"shorter than one tar header: 16 bytes\. It is not a tar archive"),
+        (b"<html>" * 100, CorruptShardError, r"x\.tar is not a tar archive.*begins with b'<html><html>.*error pages"),
+        (b"PK\x03\x04" * 200, CorruptShardError, r"is not a tar archive.*begins with b'PK"),
         (bytes(512), TruncatedShardError, r"ends inside its end marker: one block of zeros at byte 0, not two"),
         (
             ARCHIVES["ustar"] + b"garbage",
@@ -298,10 +298,10 @@ def patched(block: bytes, at: int, value: bytes) -> bytes:
 FIELDS = {"name": (0, 100), "size": (124, 136), "kind": (156, 157), "link": (157, 257), "magic": (257, 265)}
 #: Where both disagree on purpose; whatever else tarfile reads has to be read here.
 STRICTER = re.compile(
-    r"which is no number"  # tarfile takes signs, underscores and negative base-256 numbers
+    r"which is not a number"  # tarfile takes signs, underscores and negative base-256 numbers
     r"|is a sparse file|began on another volume"
-    r"|is no record of the form"  # tarfile ignores the rest of a PAX header that it does not understand
-    r"|are the limit"
+    r"|is not a record of the form"  # tarfile ignores the rest of a PAX header that it does not understand
+    r"|more than the limit"
     r"|ends at byte|ends inside|more than memory"  # tarfile looks for no end marker, and seeks over what is not there
     r"|after the end marker"
 )
@@ -390,7 +390,7 @@ def test_any_bytes_are_no_other_kind_of_error(data: bytes) -> None:
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
 def test_a_link_in_the_place_of_a_field_is_a_warning_once(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample lacked the field, without a word."""
-    monkeypatch.setattr("wds_datapipes.tar.reader._warned_of_links", [])
+    monkeypatch.setattr("wds_datapipes.tar.reader._warned_about_links", [])
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         for name, linked in {"a.jpg": "", "a": "a.jpg", "b.jpg": "a.jpg", "c.jpg": "a.jpg", "c.cls": ""}.items():
@@ -407,5 +407,5 @@ def test_a_link_in_the_place_of_a_field_is_a_warning_once(kind: bytes, monkeypat
     assert [member[1] for member in found] == ["a.jpg", "c.cls"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        monkeypatch.setattr("wds_datapipes.tar.reader._warned_of_links", [])
+        monkeypatch.setattr("wds_datapipes.tar.reader._warned_about_links", [])
         assert len(list(read_members(io.BytesIO(file.getvalue()), shard="shard.tar", select_files="a.jpg".__eq__))) == 1

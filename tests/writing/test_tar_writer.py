@@ -234,9 +234,9 @@ def test_what_cannot_be_written_is_told(target: str, text: str) -> None:
     ("options", "error", "text"),
     [
         ({"compress": "lz4"}, ValueError, "compress must be True, False, None or one of bz2, gz, xz, zst, not 'lz4'"),
-        ({"mode": -1}, ValueError, "mode is a number of permissions"),
-        ({"mtime": 8**11}, ValueError, "mtime is a number of seconds"),
-        ({"user": "u" * 32}, ValueError, "user has at most 31 bytes"),
+        ({"mode": -1}, ValueError, "mode must be permission bits"),
+        ({"mtime": 8**11}, ValueError, "mtime must be a number of seconds"),
+        ({"user": "u" * 32}, ValueError, "user must have at most 31 bytes"),
         ({"encoder": 5}, TypeError, "encoder is True, False, a dict of encoders"),
         ({"key_rule": "last_dot"}, TypeError, "key_rule is first_dot, last_dot"),
     ],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 __all__ = ["CODECS", "IMAGE_FORMATS", "TRUSTED_CODECS", "UNSAFE", "Codec", "describe_value", "find_codec"]
 
 #: Maps extensions to "module:name" of their `Codec`. A module is imported with its first field. Images, video and audio
-#: #: are not included: they stay bytes unless a decoder is passed.
+#: are not included: they stay bytes unless a decoder is passed.
 CODECS = {
     "cbor": "msgpack_cbor:cbor",
     "class": "integers:integer",

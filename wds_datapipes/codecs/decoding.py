@@ -35,7 +35,7 @@ Decoder: TypeAlias = "str | ByExtension | Callable[[str, bytes], Any]"
 result of `handle_extension`; or a function of a field's name and bytes that returns the value, ``None`` to leave the
 field to the next decoder, or a `Continue` with data for the next decoders."""
 
-#: The number of samples after which unused decoder functions are reported, at the latest.
+#: The number of samples after which unused decoder functions are reported, unless the samples end earlier.
 UNUSED_AFTER = 1000
 
 
@@ -139,9 +139,8 @@ class DecoderChain(FieldChain):
                 return data
             else:
                 raise DecodeError(
-                    f"{name_field(sample, field)} is of type {type(data).__name__}, not bytes. If it is decoded "
-                    f"already, "
-                    f"pass partial=True to keep it, or select the fields to decode with only="
+                    f"{name_field(sample, field)} is of type {type(data).__name__}, not bytes. If it is already "
+                    f"decoded, pass partial=True to keep it, or select the fields to decode with only="
                 )
         try:
             while True:

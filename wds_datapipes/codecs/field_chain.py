@@ -10,7 +10,7 @@ from wds_datapipes.codecs import describe_value
 from wds_datapipes.errors import SampleError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError
-from wds_datapipes.samples.fields import no_sample
+from wds_datapipes.samples.fields import not_a_sample_error
 from wds_datapipes.types import Sample
 
 __all__ = ["FieldChain", "FieldPlan", "FieldStep", "convert_samples", "name_field"]
@@ -106,7 +106,7 @@ def convert_samples(
     plans, apply = chain.plans, chain.apply
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
-            raise no_sample(chain.stage, sample)
+            raise not_a_sample_error(chain.stage, sample)
         converted = {}
         try:
             for field, value in sample.items():

@@ -15,11 +15,10 @@ from wds_datapipes.codecs.pixels import deep_gray, on_background, pack, spread, 
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_SPECS", "ImageDecoder", "ImageEncoder", "open_image"]
 
-#: The extensions that image specs decode. webdataset takes every extension that Pillow has a plugin for, and so fails
-#: #: on fields that usually are something else: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc``
-#: (video), ``ps eps wmf emf`` (drawings; Pillow opens some with another program), ``rgb rgba bw im ras`` (raw
-#: pixels) and
-#: rare old names. ``image`` and ``img`` are JPEG files that webdataset's writer writes and its reader leaves as bytes.
+#: The extensions that image specs decode. webdataset accepts every extension that Pillow has a plugin for, and so fails
+#: on fields that usually are something else: ``h5 hdf fits grib bufr`` (arrays), ``mpg mpeg fli flc`` (video),
+#: ``ps eps wmf emf`` (drawings; Pillow opens some with another program), ``rgb rgba bw im ras`` (raw pixels) and rare
+#: old names. ``image`` and ``img`` are JPEG files that webdataset's writer writes and its reader leaves as bytes.
 IMAGE_EXTENSIONS = split_extensions(
     "apng avif blp bmp dds dib gif icns ico image img j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx "
     "pbm pcx pgm png pnm ppm psd qoi sgi tga tif tiff webp xbm xpm"

@@ -6,7 +6,7 @@ from wds_datapipes.codecs.extensions import ByExtension, ExtensionDecoder, name_
 
 __all__ = ["add_decoder", "find_decoder"]
 
-#: The registered decoders by name, global as torch's registry of stages.
+#: The registered decoders by name, global like torch's registry of stages.
 _registered: dict[str, ExtensionDecoder] = {}
 
 

@@ -12,7 +12,7 @@ from wds_datapipes.errors import UnsafeInputError
 __all__ = ["decode_pth", "decode_trusted_pth", "encode_pth", "encode_trusted_pth", "pth", "trusted_pth"]
 
 #: The magic bytes of archives written by ``torch.save`` since torch 1.6. Their parts have checksums, so a file that is
-#: #: rejected at its pickle is not damaged, but holds more than tensors.
+#: rejected at its pickle is not damaged, but holds more than tensors.
 ZIP_MAGIC = b"PK\x03\x04"
 
 

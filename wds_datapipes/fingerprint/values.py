@@ -37,7 +37,7 @@ __all__ = ["Fingerprint", "fingerprint"]
 
 #: The maximum nesting depth; deeper values count by type only.
 MAX_DEPTH = 40
-#: The maximum number of values, and of bytes, that are digested; beyond them, only types and sizes count.
+#: The maximum numbers of values and bytes that are digested; beyond them, only types and sizes count.
 MAX_VALUES, MAX_BYTES = 200_000, 256 << 20
 #: Larger collections are digested in batches of this many items.
 LARGE, BATCH = 1000, 100

@@ -163,7 +163,7 @@ def check_index(
         wds_datapipes.errors.StaleSidecarError: a.tar has changed since its index was built: sample 0 ('x') ...
     """
     if depth not in ("size", "headers", "bytes"):
-        raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
+        raise ValueError(f'depth must be "size", "headers" or "bytes", not {depth!r}')
     path = os.fspath(url)
     _check_facts(index.facts, file_facts(path, storage_options=storage_options), redact(path))
     if depth == "size":

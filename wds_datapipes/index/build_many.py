@@ -88,7 +88,7 @@ def build_indexes(
             shards.
         rebuild: build all indexes, even if they are valid.
         digest: compute the SHA-256 of the shards, which reads all of them. An index without a digest is invalid then.
-        key_rule: see `build_index`, as for the next four.
+        key_rule: splits member names; see `build_index`.
         lowercase: convert field names to lower case.
         on_duplicate: what to do if a field occurs twice in a sample.
         ignore_zeros: read concatenated archives.
@@ -102,14 +102,14 @@ def build_indexes(
         limits: the limits for shards, see `ReadLimits`.
 
     Returns:
-            A result for each shard, in order, without those that ``on_error`` skipped.
+        A result for each shard, in order, without those that ``on_error`` skipped.
 
     Raises:
-            ShardError: a shard cannot be read.
-            SampleError: a field occurs twice in a sample.
-            SidecarError: an index cannot be written, or a shard has changed while it was read.
-            WorkerDiedError: a process died without a result.
-            ValueError: two shards would have the same index.
+        ShardError: a shard cannot be read.
+        SampleError: a field occurs twice in a sample.
+        SidecarError: an index cannot be written, or a shard has changed while it was read.
+        WorkerDiedError: a process died without a result.
+        ValueError: two shards would have the same index.
 
     Examples:
         >>> from wds_datapipes.testing import build_shard

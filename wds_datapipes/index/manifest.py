@@ -237,7 +237,7 @@ def check_manifest(
         StaleSidecarError: shards differ or are missing; the message names some of them.
     """
     if depth not in ("size", "headers", "bytes"):
-        raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
+        raise ValueError(f'depth must be "size", "headers" or "bytes", not {depth!r}')
     urls = manifest.urls
     expected = {entry.url: entry for entry in manifest.entries}
     if len(expected) < len(set(manifest.entries)):

@@ -33,7 +33,7 @@ class ShardFacts:
         compression: ``"gzip"``, ``"bz2"``, ``"xz"`` or ``"zstd"``; ``None`` for a plain archive.
         key_rule: the rule that splits member names: ``"first_dot"``, ``"last_dot"`` or ``"module:function"``.
         lowercase: whether field names are lowercased.
-        on_duplicate: which of several members with the same field of a sample counts; ``"raise"`` for none.
+        on_duplicate: which of several members with the same field of a sample is used; ``"raise"`` for none.
     """
 
     bytes: int | None = None
@@ -47,7 +47,7 @@ class ShardFacts:
 
     @classmethod
     def from_json(cls, found: object) -> Self:
-        """Make facts from JSON, and check them.
+        """Create facts from JSON, and check them.
 
         Raises:
             ValueError: the JSON is invalid.
@@ -140,7 +140,7 @@ class ShardIndex:
 
     Args:
         facts: facts about the shard.
-        columns: the arrays that the format describes; they are not copied.
+        columns: the arrays, as `COLUMNS` lists them; they are not copied.
         name: the name of the index in error messages.
 
     Attributes:

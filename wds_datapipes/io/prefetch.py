@@ -44,18 +44,18 @@ class ShardPrefetcher(Iterable[T]):
 
     Args:
         source: yields the URLs.
-        most_bytes: the most bytes to prefetch into memory, for all shards together, raised to at least 128 KiB; 0
+        max_bytes: the most bytes to prefetch into memory, for all shards together, raised to at least 128 KiB; 0
             disables prefetching.
         options: passed to `open_url`.
-        is_wanted: whether all of a shard will be read, by its index in the source.
+        is_requested: whether all of a shard will be read, by its index in the source.
     """
 
     def __init__(
-        self, source: Iterable[T], most_bytes: int, options: Mapping[str, Any], is_wanted: Callable[[int], bool]
+        self, source: Iterable[T], max_bytes: int, options: Mapping[str, Any], is_requested: Callable[[int], bool]
     ) -> None:
         self._source: Iterator[tuple[int, T]] | None = enumerate(source)
-        self._max_bytes = max(most_bytes, MIN_BYTES) if most_bytes else 0
-        self._options, self._is_requested = options, is_wanted
+        self._max_bytes = max(max_bytes, MIN_BYTES) if max_bytes else 0
+        self._options, self._is_requested = options, is_requested
         #: URLs that were taken from the source and not yielded yet.
         self._pending: deque[tuple[int, T]] = deque()
         self._failure: Exception | None = None

@@ -128,5 +128,5 @@ def trailing_zeros_error(limits: ReadLimits, archive: str, what: str) -> Truncat
     return TruncatedShardError(
         f"{archive} has more than {limits.tail_bytes} bytes of zeros after {what}, so members may be missing. Its "
         f"space was probably allocated and its content never written: write or fetch it again. If the zeros are "
-        f"padding, as of tar -b, pass limits=ReadLimits(tail_bytes=...) with more, or with None for no limit"
+        f"padding, as from tar -b, pass limits=ReadLimits(tail_bytes=...) with more, or with None for no limit"
     )

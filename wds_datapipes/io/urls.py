@@ -33,7 +33,7 @@ FALLBACK = "wds_datapipes.io.remote.filesystem:open_remote"
 #: At least two characters, so that the drive letter of a Windows path is not a scheme.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?")
 
-#: The openers of `register_opener`, which is for a process.
+#: The openers that `register_opener` has registered in this process.
 _registered: dict[str, Opener] = {}
 
 

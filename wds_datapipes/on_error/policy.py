@@ -48,7 +48,7 @@ class ErrorBudget:
             given without any limit.
 
     Raises:
-            ValueError: a limit is invalid, or none is given.
+        ValueError: a limit is invalid, or none is given.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -72,15 +72,15 @@ class ErrorBudget:
         for name in ("max_errors", "max_consecutive", "after"):
             count = getattr(self, name)
             if count is not None and not (isinstance(count, int) and count >= 0):
-                raise ValueError(f"{name} is a number from 0, not {count!r}")
+                raise ValueError(f"{name} must be a non-negative integer, not {count!r}")
         if self.max_rate is not None and not 0 <= self.max_rate <= 1:
-            raise ValueError(f"max_rate is a fraction from 0 to 1, such as 0.01, not {self.max_rate!r}")
+            raise ValueError(f"max_rate must be a fraction from 0 to 1, such as 0.01, not {self.max_rate!r}")
 
 
 OnError: TypeAlias = Literal["raise", "warn", "skip"] | ErrorBudget | Callable[[Exception], bool]
 """``"raise"``; ``"warn"`` to skip the item and warn; ``"skip"`` to skip it; an `ErrorBudget` to skip a limited number;
 or a handler like webdataset's, which takes the exception and returns True (continue with the next item), False (end the
-stage quietly) or raises."""
+stage silently) or raises."""
 
 
 class CountedErrors(NamedTuple):
@@ -98,8 +98,7 @@ def check_on_error(on_error: object) -> None:
         and not isinstance(on_error, ErrorBudget | CountedErrors)
     ):
         raise ValueError(
-            f'on_error is "raise", "warn", "skip", an ErrorBudget or a function that takes the exception, not '
-            f"{on_error!r}"
+            f'on_error must be "raise", "warn", "skip", an ErrorBudget or a function of the exception, not {on_error!r}'
         )
 
 

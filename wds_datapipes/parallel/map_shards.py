@@ -1,4 +1,4 @@
-"""Calls a function for many shards, in several processes at once."""
+"""Calls a function for each of many shards, in several processes at once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def map_shards(
         WorkerDiedError: a worker process died without a result.
     """
     if max_workers is not None and max_workers < 1:
-        raise ValueError(f"max_workers is a number from 1, not {max_workers!r}")
+        raise ValueError(f"max_workers must be a positive integer, not {max_workers!r}")
     workers = 1 if "-" in urls else min(max_workers or len(os.sched_getaffinity(0)), len(urls))
     pool: ShardExecutor
     if executor is not None:

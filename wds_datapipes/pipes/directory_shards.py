@@ -40,8 +40,8 @@ class DirectoryShards(Stage[str]):
             extensions of shards, compressed ones included.
         select: take the ``"oldest"`` shard next, or a ``"random"`` one.
         after: what to do with a shard that was read: ``"keep"`` moves it to the subdirectory ``done``; ``"delete"``
-            removes it; ``"return"`` puts it back, to be read again after the others. If the name exists, a number is
-            put before it.
+            removes it; ``"return"`` puts it back, to be read again after the others. If the name exists, it is
+            prefixed with a number.
         poll_s: seconds between two scans of a directory without shards.
         timeout_s: end after this many seconds without a shard; 0 ends when the directory has no more shards. By default
             it waits forever.

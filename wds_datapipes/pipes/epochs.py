@@ -113,7 +113,7 @@ class EpochSetter(RecordedStage[Any]):
         """Load a state, from which the next iteration resumes.
 
         Args:
-            state: the result of `state_dict`. Without ``"given"``, an epoch starts.
+            state: the result of `state_dict`. Without ``"given"``, a new epoch starts.
             again: the positions of samples that later stages have buffered; they are yielded first.
         """
         self._loaded = state, [*again]
@@ -144,7 +144,7 @@ class EpochSetter(RecordedStage[Any]):
             share(self.n, find_rank_and_worker(self.source)),
             begin=self._begin,
             has_no_shards=lambda: has_no_shards(self.source),
-            turns=lambda: rotation_period(self.source),
+            rotation_period=lambda: rotation_period(self.source),
         )
 
     def __len__(self) -> int:

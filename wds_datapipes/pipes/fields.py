@@ -71,14 +71,14 @@ class FieldRenamer(Stage[Sample]):
     """Rename fields (functional name: ``rename``).
 
     Yields:
-        dict: the other fields, then the renamed ones. ``__key__`` and ``__url__`` always stay.
+        dict: the other fields, then the renamed ones. ``__key__`` and ``__url__`` are always kept.
 
     Args:
         source: yields samples.
-        keep: also keep the fields that are not mentioned.
+        keep: also keep the other fields.
         on_error: ``"raise"``; or, to skip the sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
-        new: the new name, and the old one or several: ``image="jpg;png"`` takes the first that is there. All old names
-            that are mentioned go.
+        new: maps each new name to one or more old names: ``image="jpg;png"`` renames the first that exists. The other
+            old names are dropped.
 
     Raises:
         MissingFieldError: a sample has none of the old names.
@@ -193,7 +193,7 @@ class TupleMapper(Stage[tuple[Any, ...]]):
     """Apply functions to the elements of tuples by position (functional name: ``map_tuple``).
 
     Yields:
-        tuple: a new one for each.
+        tuple: a new one for each tuple or list.
 
     Args:
         source: yields tuples or lists.

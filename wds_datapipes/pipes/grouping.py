@@ -61,7 +61,7 @@ class SampleGrouper(RecordedStage[Sample]):
         on_error: ``"raise"``; or, to skip the whole sample, ``"warn"``, ``"skip"``, an `ErrorBudget` or a handler.
 
     Raises:
-        EmptySourceError: a stage restarts this one repeatedly, and no item leaves the pipeline.
+        EmptySourceError: a stage restarts this one repeatedly, but no item leaves the pipeline.
         DuplicateKeyError: a field occurs twice in a sample; or files with the same key are not adjacent, and
             ``on_repeated_key`` is ``"raise"``.
 
@@ -150,7 +150,7 @@ class SampleGrouper(RecordedStage[Sample]):
         return self._progress.resume_position(), self._share
 
     def _seen(self) -> list[Seen]:
-        """Return what identifies the list of shards; the same object until it changes."""
+        """Return the identifiers of the lists of shards; the same object until they change."""
         if self._listed_at != ShardOrder.changes and self._resume is None:
             self._listed_at = ShardOrder.changes
             seen = [listing.seen for listing in self._listings.value]
@@ -268,9 +268,9 @@ class SampleShuffler(SeededStage, RecordedStage[Sample]):
         """Record the positions of the buffered samples, the number of draws, and the current size of the buffer.
 
         Raises:
-            StateError: a stage before makes several items of one, although it is said to be stateless.
+            StateError: an earlier stage is declared stateless, but yields several items for one sample.
         """
-        state = self._clear_state()
+        state = self._checked_state()
         row = recorder.row
         token, column, form = self._form
         if token is recorder.token and state.moves is not None and len(row) == column:
@@ -285,32 +285,32 @@ class SampleShuffler(SeededStage, RecordedStage[Sample]):
         self._form = recorder.token, column, form
         return form
 
-    def _clear_state(self) -> ShuffleState:
+    def _checked_state(self) -> ShuffleState:
         state = self._loaded or self._state
-        if state.is_unclear:
+        if state.is_ambiguous:
             raise StateError(
-                "shuffle_samples knows the items that wait in it by the positions of their samples, and a stage before "
-                "it that is said to be stateless makes several items of one sample"
+                "shuffle_samples records its buffered items by their positions, but an earlier stage that is declared "
+                "stateless yields several items for one sample. Do not declare that stage stateless"
             )
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], passing: Iterable[SamplePosition] = ()) -> None:
-        """Go on from a state when it is iterated next.
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+        """Load a state, from which the next iteration resumes.
 
         Args:
-            state: what `state_dict` has returned; or ``{}``, where only samples are left that wait in a later stage.
-            passing: samples that wait in a later stage, and are to be handed on first.
+            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
+            again: the positions of samples that later stages have buffered; they are yielded first.
         """
         loaded = ShuffleState(state.get("room", self.initial))
         loaded.waiting = unpack_positions(state.get("waiting", ()))
-        if len({address.identity for address in loaded.waiting}) < len(loaded.waiting):
-            raise StateError("The state of shuffle_samples is not whole: a sample waits in it twice")
+        if len({position.identity for position in loaded.waiting}) < len(loaded.waiting):
+            raise StateError("The state of shuffle_samples is corrupt: it lists a buffered sample twice")
         loaded.draws = state.get("draws", 0)
-        loaded.passing = set(passing)
+        loaded.again = set(again)
         self._loaded = loaded
 
     def reset_state(self) -> None:
-        """Begin anew when it is iterated next."""
+        """Discard a loaded state, so that the next iteration starts from the beginning."""
         self._loaded = None
 
     def set_shuffle(self, shuffle: bool = True) -> SampleShuffler:
@@ -319,7 +319,7 @@ class SampleShuffler(SeededStage, RecordedStage[Sample]):
         return self
 
     def reset(self) -> None:
-        """Begin an epoch, with the seed that was set for it or one from torch's generator."""
+        """Start an epoch, with the seed that was set for it or one from torch's generator."""
         self._rng.seed(self.take_seed())
 
     def __iter__(self) -> Iterator[Sample]:
@@ -333,5 +333,5 @@ class SampleShuffler(SeededStage, RecordedStage[Sample]):
             buffer_size=self.buffer_size,
             state=self._state,
             max_bytes=self.max_bytes,
-            address=position_reader_of(self.source),
+            position=position_reader_of(self.source),
         )

@@ -59,7 +59,7 @@ class ShardLoader(Stage[Member]):
 
     Raises:
         ShardOpenError: a shard does not exist, or access is denied.
-        TruncatedShardError: a shard is cut anywhere, or ends without its end marker.
+        TruncatedShardError: a shard is truncated, or ends without its end marker.
         CorruptShardError: a header's checksum is wrong, or the file is not a tar archive.
         UnsupportedMemberError: a shard contains a sparse file.
         ReadLimitError: a shard exceeds its limits; a member that is too large is not read.
@@ -122,7 +122,7 @@ class ShardLoader(Stage[Member]):
         """Yield the shards with their members as plain tuples, without torch's hook around each; for grouping.
 
         Args:
-            resume: the part of the shards that a loaded state has left to read; None for all.
+            resume: the part of the shards that remains to be read after a state; None for all.
         """
         warn_if_hidden(self.source)
         options = replace(self._options, on_error=self.counted_errors)

@@ -84,7 +84,7 @@ class SampleMixer(SeededStage, RecordedStage[Any]):
                 raise ValueError(f'weights must be numbers, "sizes" or None, not {weights!r}')
             self.weights = weights
         else:
-            self.weights = _check_arguments(weights, 1 + len(others))
+            self.weights = _check_weights(weights, 1 + len(others))
         self.stop: Stop = stop
         self._weights()  # raises if a source has no length
         self._rng = Random()
@@ -104,7 +104,7 @@ class SampleMixer(SeededStage, RecordedStage[Any]):
         return self._position if known else None
 
     def rotate_assignment(self, turn: int) -> None:
-        """Give the sources the shares of the worker that is ``turn`` numbers further."""
+        """Rotate the assignment of the sources by ``turn`` workers."""
         self._first_rotation = turn
 
     def _beginning(self) -> dict[str, Any]:
@@ -116,8 +116,8 @@ class SampleMixer(SeededStage, RecordedStage[Any]):
         position = position_reader_of(self.nested_sources()[number])
         if position is None:
             raise RuntimeError(f"Source {number} of mix_samples no longer has positions")
-        shard, start, end, way = position()
-        return SamplePosition(shard, start, end, (number, self._passes[number].number, *way))
+        shard, start, end, route = position()
+        return SamplePosition(shard, start, end, (number, self._passes[number].number, *route))
 
     def nested_sources(self) -> Sequence[IterDataPipe[Any]]:
         """Return the sources, each of which has passes of its own."""
@@ -201,7 +201,7 @@ class SampleMixer(SeededStage, RecordedStage[Any]):
             stop=self.stop,
             rng=self._rng,
             has_no_shards=lambda source: has_no_shards(sources[source]),
-            turns=lambda source: rotation_period(sources[source]),
+            rotation_period=lambda source: rotation_period(sources[source]),
             state=self._state,
         )
 
@@ -210,7 +210,7 @@ class SampleMixer(SeededStage, RecordedStage[Any]):
         if self.weights != "sizes":
             return self.weights
         sizes = [_size(source, number) for number, source in enumerate((self.source, *self.others))]
-        return _check_arguments(sizes, len(sizes))
+        return _check_weights(sizes, len(sizes))
 
 
 def _size(source: IterDataPipe[Any], number: int) -> int:
@@ -223,7 +223,7 @@ def _size(source: IterDataPipe[Any], number: int) -> int:
         ) from None
 
 
-def _check_arguments(weights: Sequence[float], sources: int) -> tuple[float, ...]:
+def _check_weights(weights: Sequence[float], sources: int) -> tuple[float, ...]:
     weights = tuple(weights)
     if len(weights) != sources:
         raise ValueError(f"mix_samples needs a weight for each of its {sources} sources, not {len(weights)}: {weights}")

@@ -79,14 +79,14 @@ class RngSampleMapper(SeededStage, Stage[Any]):
         self._own_seed = self.take_seed()
 
     def __iter__(self) -> Iterator[Any]:
-        place = find_rank_and_worker(self)
+        instance = find_rank_and_worker(self)
         yield from map_samples_with_rng(
             self.source,
             self._function.value,
             seed=self._own_seed,
-            place=(place.rank, place.worker),
+            rank_and_worker=(instance.rank, instance.worker),
             repeats=any(map(_repeats, upstream(self.source))),
-            address=position_reader_of(self.source),
+            position=position_reader_of(self.source),
             on_error=self.counted_errors,
         )
 

@@ -24,8 +24,8 @@ class ShardResampler(SeededStage, Stage[str]):
     """Draw shards at random with replacement, endlessly by default (functional name: ``resample_wds_shards``).
 
     Each worker of each rank draws from all shards independently. So it replaces ``.sharding_filter()``; loaders refuse
-    to split twice. The shards are determined by the seed of the loader, which differs in each epoch, the rank and the
-    worker. Use ``.with_epoch()`` to end the epochs of an endless stream.
+    to split the data twice. The draws depend on the seed of the loader, which differs in each epoch, and on the rank
+    and worker. Use ``.with_epoch()`` to end the epochs of an endless stream.
 
     Yields:
         str: URLs of ``source``, each as often as it is drawn.
@@ -92,7 +92,7 @@ class ShardResampler(SeededStage, Stage[str]):
         self.groups[sharding_group] = (num_of_instances, instance_id)
 
     def rotate_assignment(self, turn: int) -> None:
-        """Use the share of ``count`` of the worker that is ``turn`` numbers further."""
+        """Rotate the shares of ``count`` by ``turn`` workers."""
         self.turn = turn
 
     def reset(self) -> None:

@@ -91,9 +91,9 @@ class SampleLogger(CountingStage[Any]):
             name=self.name,
             width=self.width,
             key_log=self.key_log,
-            place=self._rank_and_worker,
-            passed=self._begin_counting(),
-            address=position_reader_of(self.source),
+            rank_and_worker=self._rank_and_worker,
+            counter=self._begin_counting(),
+            position=position_reader_of(self.source),
         )
 
     def _rank_and_worker(self) -> tuple[int, int]:

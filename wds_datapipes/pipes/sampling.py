@@ -55,9 +55,9 @@ class SampleRsampler(SeededStage, CountingStage[Any]):
         self._rng.seed(derived_seed("rsample", self.take_seed(), instance.rank, instance.worker))
 
     def __iter__(self) -> Iterator[Any]:
-        passed = self._begin_counting()
-        address = position_reader_of(self.source)
-        yield from rsample(self.source, self.probability, rng=self._rng, passed=passed, address=address)
+        counter = self._begin_counting()
+        position = position_reader_of(self.source)
+        yield from rsample(self.source, self.probability, rng=self._rng, counter=counter, position=position)
 
 
 @register_stage("slice_samples")
@@ -87,8 +87,8 @@ class SampleSlicer(CountingStage[Any]):
         self._start, self._stop, self._step = parse_slice(positions)
 
     def __iter__(self) -> Iterator[Any]:
-        passed, address = self._begin_counting(), position_reader_of(self.source)
-        yield from slice_samples(self.source, self._start, self._stop, self._step, passed=passed, address=address)
+        counter, position = self._begin_counting(), position_reader_of(self.source)
+        yield from slice_samples(self.source, self._start, self._stop, self._step, counter=counter, position=position)
 
 
 @register_stage("non_empty")
@@ -118,8 +118,8 @@ class NonEmptyChecker(CountingStage[Any]):
         self.source = source
 
     def __iter__(self) -> Iterator[Any]:
-        passed, address = self._begin_counting(), position_reader_of(self.source)
-        yield from non_empty(self.source, upstream=self._upstream, passed=passed, address=address)
+        counter, position = self._begin_counting(), position_reader_of(self.source)
+        yield from non_empty(self.source, upstream=self._upstream, counter=counter, position=position)
 
     def _upstream(self) -> str:
         """Return the names of the stages before this one, the nearest last."""

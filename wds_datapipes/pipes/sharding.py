@@ -96,7 +96,7 @@ def number_instances(pipe: Any) -> None:
 
 
 def rotate_assignments(pipe: Any, turn: int) -> None:
-    """Give this instance the share that the instance ``turn`` numbers further would have without rotation.
+    """Rotate the assignment: each instance gets the share that the one ``turn`` numbers higher has without rotation.
 
     Stages that restart their source rotate the assignment by one with each pass. Each pass is still complete, and an
     instance without data in one pass, as its shards are empty or there are fewer shards than workers, gets the data of

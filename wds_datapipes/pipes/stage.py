@@ -172,7 +172,7 @@ class Stage(IterDataPipe[T_co]):
         return ()
 
     def rotate_assignment(self, turn: int) -> None:
-        """Take the share of the worker that is ``turn`` numbers further, if this stage splits the data."""
+        """Rotate the assignment by ``turn`` workers, if this stage splits the data."""
 
 
 class RecordedStage(Stage[T_co]):
@@ -218,7 +218,7 @@ class CountingStage(RecordedStage[T_co]):
 
 
 class _ForeignStage(Stage[Any]):
-    """Stands for a stage of another package, and promises nothing."""
+    """Placeholder for a stage of another package, which declares nothing."""
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError
@@ -228,7 +228,7 @@ _FOREIGN = _ForeignStage()
 
 
 def as_stage(pipe: Any) -> Stage[Any]:
-    """Return a stage as a `Stage`; for one of another package, a `Stage` that promises nothing."""
+    """Return a stage as a `Stage`; for one of another package, a `Stage` that declares nothing."""
     return pipe if isinstance(pipe, Stage) else _FOREIGN
 
 

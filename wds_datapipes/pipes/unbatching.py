@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.pipes.stage import Stage, register_stage
-from wds_datapipes.samples.batching import take_lists_apart, unbatch_samples
+from wds_datapipes.samples.batching import split_lists, unbatch_samples
 
 __all__ = ["SampleUnbatcher"]
 
@@ -75,4 +75,4 @@ class SampleUnbatcher(Stage[Any]):
         if self.collated:
             yield from unbatch_samples(self.source, nested_lists=self.nested_lists, copy=self.copy)
         else:
-            yield from take_lists_apart(self.source)
+            yield from split_lists(self.source)

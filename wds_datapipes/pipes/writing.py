@@ -48,7 +48,7 @@ class SampleWriter(Stage[ShardInfo]):
     Raises:
         EncodeError: a value does not fit the field's name; or a sample would be read back differently.
         ShardWriteError: a shard cannot be written.
-        StateError: ``resume`` is set, and the journal is of another conversion.
+        StateError: ``resume`` is set, and the journal belongs to another conversion.
 
     Examples:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -97,12 +97,12 @@ class SampleWriter(Stage[ShardInfo]):
         from wds_datapipes.writing.shard_names import assign_numbers, find_journals
         from wds_datapipes.writing.shard_writer import write_wds_shards
 
-        place = _find_writer(self.source)
-        pattern, start_shard, step = assign_numbers(self.pattern, self.start_shard, **place)
+        writer = _find_writer(self.source)
+        pattern, start_shard, step = assign_numbers(self.pattern, self.start_shard, **writer)
         options = dict(self._options.value)
         if options.get("resume"):
             # With another number of writers, each would get other samples, even with the same pattern and step.
-            writers = f"{place['workers']} workers on each of {place['ranks']} ranks"
+            writers = f"{writer['workers']} workers on each of {writer['ranks']} ranks"
             tag = options.get("version_tag")
             options["version_tag"] = f"{tag}; {writers}" if tag else writers
             compare_journals(
@@ -110,7 +110,7 @@ class SampleWriter(Stage[ShardInfo]):
                 {"step": step, "version_tag": options["version_tag"]},
             )
         if (journal := options.get("journal")) is not None:
-            options["journal"], _, _ = assign_numbers(os.fspath(journal), 0, **place)
+            options["journal"], _, _ = assign_numbers(os.fspath(journal), 0, **writer)
         yield from write_wds_shards(
             self.source,
             pattern,
@@ -124,14 +124,14 @@ class SampleWriter(Stage[ShardInfo]):
 
 
 def _find_writer(pipe: IterDataPipe[Any]) -> dict[str, int]:
-    """Return rank and worker, and their numbers, from the stages that split the data, or else from torch."""
+    """Return rank, worker and their totals, from the stages that split the data, or else from torch."""
     groups = next((groups for stage in splitters(pipe) if (groups := groups_of(stage))), None)
     if groups:
-        place = rank_and_worker_of(groups)
+        instance = rank_and_worker_of(groups)
         instances, _ = groups.get(SHARDING_PRIORITIES.DEFAULT, (0, 0))
         ranks, _ = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
-        ranks = max(instances // place.workers, 1) if instances else ranks
-        return {"rank": place.rank, "ranks": ranks, "worker": place.worker, "workers": place.workers}
+        ranks = max(instances // instance.workers, 1) if instances else ranks
+        return {"rank": instance.rank, "ranks": ranks, "worker": instance.worker, "workers": instance.workers}
     info = get_worker_info()
     found = {"rank": 0, "ranks": 1, "worker": info.id if info else 0, "workers": info.num_workers if info else 1}
     if distributed.is_available() and distributed.is_initialized():

@@ -108,9 +108,9 @@ class Subset:
         if on_read is not None:
             samples = _observe_samples(samples, on_read)
         if self.positions:
-            samples = slice_samples(samples, *parse_slice(self.positions), passed=SkippedCount())
+            samples = slice_samples(samples, *parse_slice(self.positions), counter=SkippedCount())
         if self.share < 1:
-            samples = rsample(samples, self.share, rng=Random(self.seed), passed=SkippedCount())
+            samples = rsample(samples, self.share, rng=Random(self.seed), counter=SkippedCount())
         if self.select:
             samples = select_fields(samples, list(self.select), missing=self.missing, on_error=self.on_error)
         if self.rename:

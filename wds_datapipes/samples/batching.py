@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["collate_samples", "take_lists_apart", "unbatch_samples"]
+__all__ = ["collate_samples", "split_lists", "unbatch_samples"]
 
-#: Kinds of batches, as messages name them.
+#: The kinds of columns, for messages.
 KINDS = "tensors, arrays and lists"
 
 Ragged: TypeAlias = Literal["raise", "list"]
@@ -32,10 +32,10 @@ def collate_samples(
     lengths.
 
     Args:
-        samples: dicts with the same keys, collated into a dict of columns; or tuples of one length, into a tuple.
+        samples: dicts with the same keys, collated into a dict of columns; or tuples of the same length, into a tuple.
         combine_tensors: stack tensors and arrays instead of returning lists.
         combine_scalars: make arrays of numbers instead of returning lists.
-        ragged: what to do with tensors and arrays of different shapes: ``"raise"``, or leave them in a ``"list"``.
+        ragged: what to do with tensors and arrays of different shapes: ``"raise"``, or keep them in a ``"list"``.
 
     Raises:
         ValueError: there are no samples, or they have different keys or lengths, or tensors of different shapes.
@@ -48,15 +48,15 @@ def collate_samples(
         [{'json': [[1, 2], [4]], 'cls': array([3, 5])}]
     """
     if ragged not in ("raise", "list"):
-        raise ValueError(f'ragged is "raise" or "list", not {ragged!r}')
+        raise ValueError(f'ragged must be "raise" or "list", not {ragged!r}')
     if not samples:
-        raise ValueError("collate_samples makes a batch of at least one sample, and got none")
+        raise ValueError("collate_samples needs at least one sample, but got none")
     rows = [_named_values(sample) for sample in samples]
     for number, row in enumerate(rows):
         if row.keys() != rows[0].keys() or isinstance(samples[number], Mapping) != isinstance(samples[0], Mapping):
             raise ValueError(
-                f"collate_samples makes a batch of samples with the same fields, and got {list(rows[0])} in the first "
-                f"and {list(row)} in number {number}. Choose the fields with to_tuple or select_fields"
+                f"collate_samples needs samples with the same fields, but sample 0 has {list(rows[0])} and sample "
+                f"{number} has {list(row)}. Select the fields with to_tuple or select_fields"
             )
     columns = {
         name: _column([row[name] for row in rows], name, combine_tensors, combine_scalars, ragged) for name in rows[0]
@@ -69,7 +69,7 @@ def _named_values(sample: object) -> Mapping[Any, Any]:
         return sample
     if isinstance(sample, list | tuple):
         return dict(enumerate(sample))
-    raise TypeError(f"collate_samples makes a batch of dicts or tuples, and got a {type(sample).__name__}")
+    raise TypeError(f"collate_samples needs dicts or tuples, but got a {type(sample).__name__}")
 
 
 def _column(values: list[Any], name: object, combine_tensors: bool, combine_scalars: bool, ragged: Ragged) -> Any:
@@ -87,8 +87,8 @@ def _column(values: list[Any], name: object, combine_tensors: bool, combine_scal
     if ragged == "list":
         return values
     raise ValueError(
-        f"collate_samples stacks tensors and arrays of one shape, and field {name!r} has "
-        f"{', '.join(sorted(map(str, shapes)))}. Pad them before, or leave them in a list with "
+        f"collate_samples stacks tensors and arrays of the same shape, but field {name!r} has "
+        f"{', '.join(sorted(map(str, shapes)))}. Pad them first, or keep them in a list with "
         f'functools.partial(collate_samples, ragged="list")'
     )
 
@@ -99,26 +99,25 @@ def unbatch_samples(source: Iterable[Any], *, nested_lists: bool = False, copy: 
         columns = list(_columns(batch, (), nested_lists))
         if not columns:
             raise ValueError(
-                f"unbatch_samples takes batches, which are made of columns ({KINDS}), and got a "
-                f"{type(batch).__name__} without any"
+                f"unbatch_samples needs batches of columns ({KINDS}), but got a {type(batch).__name__} without columns"
             )
         path, count = columns[0]
         for other, length in columns:
             if length != count:
-                lists = "" if nested_lists else ". A list in a batch is one column, unless nested_lists=True is passed"
+                lists = "" if nested_lists else ". A list in a batch is one column, unless nested_lists=True"
                 raise ValueError(
-                    f"unbatch_samples takes batches whose columns have one length, and got one with {count} in "
-                    f"{_describe_path(path)} and {length} in {_describe_path(other)}{lists}"
+                    f"unbatch_samples needs columns of the same length, but {_describe_path(path)} has {count} items "
+                    f"and {_describe_path(other)} has {length}{lists}"
                 )
         yield from _rows(batch, (), nested_lists, copy)
 
 
-def take_lists_apart(source: Iterable[Any]) -> Iterator[Any]:
+def split_lists(source: Iterable[Any]) -> Iterator[Any]:
     """Yield the items of each list unchanged."""
     for batch in source:
         if isinstance(batch, Mapping | str | bytes) or not isinstance(batch, Iterable):
             raise TypeError(
-                f"unbatch_samples(collated=False) takes lists of samples apart, and got a {type(batch).__name__}"
+                f"unbatch_samples(collated=False) splits lists of samples, but got a {type(batch).__name__}"
             )
         yield from batch
 
@@ -163,8 +162,8 @@ def _parts(value: Any, path: tuple[Any, ...], nested_lists: bool) -> list[tuple[
     if not _may_be_column(value):
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise TypeError(
-            f"unbatch_samples takes batches, which are made of columns ({KINDS}), and got a {type(value).__name__}"
-            f"{shape} in {_describe_path(path)}. A list of samples is taken apart by collated=False"
+            f"unbatch_samples needs batches of columns ({KINDS}), but got a {type(value).__name__}{shape} in "
+            f"{_describe_path(path)}. To split lists of samples, pass collated=False"
         )
     return None
 

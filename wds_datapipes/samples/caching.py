@@ -14,7 +14,7 @@ from wds_datapipes.user_warnings import warn_user
 __all__ = ["CachedPart", "DiskCache", "MemoryCache", "SampleCache"]
 
 Begin = Callable[[], Iterable[Any]]
-"""Begins a pass over the source."""
+"""Starts a pass over the source."""
 
 Describe = Callable[[], list[str]]
 """Describes the stages of the source."""
@@ -34,14 +34,14 @@ class SampleCache(Protocol):
         """Yield the samples of a pass: the cached ones, or those of the source, which are then cached.
 
         Args:
-            begin: begins a pass over the source.
+            begin: starts a pass over the source.
             part: the part of the data that the source yields.
             stages: describes the stages of the source.
         """
 
 
 class MemoryCache:
-    """Caches samples in memory, as pickled bytes, which no stage can change. Copies of the cache are empty.
+    """Caches samples in memory, as pickled bytes that no stage can change. Copies of the cache are empty.
 
     Args:
         max_bytes: cache nothing if the samples need more.
@@ -49,7 +49,7 @@ class MemoryCache:
 
     def __init__(self, max_bytes: int | None) -> None:
         self._max_bytes = max_bytes
-        self._kept: list[bytes] | None = None
+        self._pickled: list[bytes] | None = None
         self._part = CachedPart()
         self._is_too_large = False
 
@@ -60,24 +60,24 @@ class MemoryCache:
         self,
         begin: Begin,
         part: CachedPart,
-        stages: Describe,  # noqa: ARG002 - of SampleCache
+        stages: Describe,  # noqa: ARG002 - part of the protocol
     ) -> Iterator[Any]:
         """Yield the samples of a pass: the cached ones, or those of the source, which are then cached."""
-        if self._kept is not None and self._part == part:  # a forked process inherits the cache of another part
-            yield from map(_unpickle_sample, self._kept)
+        if self._pickled is not None and self._part == part:  # a forked process inherits the cache of another part
+            yield from map(_unpickle_sample, self._pickled)
             return
-        kept: list[bytes] | None = None if self._is_too_large else []
+        pickled: list[bytes] | None = None if self._is_too_large else []
         size = 0
         for sample in begin():
-            if kept is not None:
+            if pickled is not None:
                 payload = _pickle_sample(sample)
                 size += len(payload)
-                kept.append(payload)
-                if _exceeds(self._max_bytes, size, len(kept)):
-                    kept, self._is_too_large = None, True
+                pickled.append(payload)
+                if _exceeds(self._max_bytes, size, len(pickled)):
+                    pickled, self._is_too_large = None, True
             yield sample
-        if kept is not None:
-            self._kept, self._part = kept, part
+        if pickled is not None:
+            self._pickled, self._part = pickled, part
 
 
 class DiskCache:
@@ -100,7 +100,7 @@ class DiskCache:
         try:
             stream = open_samples(path, facts)
         except DamagedFile as damage:
-            warn_user(f"The cache {path} is damaged, as {damage}. It is read from the source and made again")
+            warn_user(f"The cache {path} is damaged: {damage}. It is rebuilt from the source")
             stream = None
         if stream is not None:
             with stream:
@@ -130,7 +130,7 @@ def _exceeds(max_bytes: int | None, size: int, count: int) -> bool:
     if max_bytes is None or size <= max_bytes:
         return False
     warn_user(
-        f"cache_samples keeps nothing, since its first {count} samples already have {size} bytes, which is more than "
+        f"cache_samples caches nothing: its first {count} samples already take {size} bytes, more than "
         f"max_bytes={max_bytes}. Each epoch is read from the source"
     )
     return True
@@ -143,14 +143,14 @@ def _pickle_sample(sample: object) -> bytes:
         key = sample.get("__key__") if isinstance(sample, Mapping) else None
         which = f"an item of type {type(sample).__name__}" if key is None else f"the sample {key!r}"
         raise CacheError(
-            f"cache_samples cannot keep {which}, as it cannot be pickled: {type(error).__name__}: {error}. Put the "
-            f"cache before the stage that makes it"
+            f"cache_samples cannot cache {which}, as it cannot be pickled: {type(error).__name__}: {error}. Put the "
+            f"cache before the stage that creates it"
         ) from error
 
 
 def _unpickle_sample(payload: bytes) -> Any:
     try:
-        return pickle.loads(payload)  # noqa: S301 - the user has named this directory, and the docs say to trust it
+        return pickle.loads(payload)  # noqa: S301 - the documentation requires a trusted directory
     except Exception as error:
-        note(error, "cache_samples has met this when it unpickled a sample that it had kept")
+        note(error, "raised while cache_samples unpickled a cached sample")
         raise

@@ -13,8 +13,8 @@ __all__ = ["EMPTY_PASSES", "Stream"]
 
 T = TypeVar("T")
 
-#: How many times in a row a source is read in full without an item before that is an error. Once is no proof: a stage
-#: may keep only a few random samples.
+#: The number of consecutive passes without an item that raise an error. A single one may be chance: a stage may keep
+#: only a few random samples.
 EMPTY_PASSES = 10
 
 logger = logging.getLogger("wds_datapipes")
@@ -31,7 +31,7 @@ class Stream(Generic[T]):
 
     Attributes:
         given: the number of items yielded in this epoch.
-        passes: the number of passes begun.
+        passes: the number of passes started.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Stream(Generic[T]):
 
     @property
     def is_begun(self) -> bool:
-        """Whether a pass has begun in this process."""
+        """Whether a pass was started in this process."""
         return self._owner_pid == os.getpid() and self.passes > 0
 
     @property
@@ -63,19 +63,19 @@ class Stream(Generic[T]):
         *,
         begin: Callable[[int], Iterator[T]],
         has_no_shards: Callable[[], bool],
-        turns: Callable[[], int],
+        rotation_period: Callable[[], int],
     ) -> Iterator[T]:
-        """Yield items until this epoch has had ``count``.
+        """Yield items until this epoch has yielded ``count``.
 
         Args:
             count: the number of items, over as many passes as necessary.
-            begin: begins a pass; called with its number, from 0.
+            begin: starts a pass; called with its number, from 0.
             has_no_shards: whether this instance never gets a shard. Called after a pass without an item; if it returns
                 True, there are no items at all.
-            turns: the number of passes in which this instance reads all of the source.
+            rotation_period: the number of passes in which this instance reads all of the source.
 
         Raises:
-            EmptySourceError: the source was read in full `EMPTY_PASSES` times without an item.
+            EmptySourceError: the whole source was read `EMPTY_PASSES` times without an item.
         """
         if self._owner_pid != os.getpid():
             if self._items is not None:
@@ -96,20 +96,19 @@ class Stream(Generic[T]):
                 if has_no_shards():
                     return
                 empty += 1
-                if empty == turns():
+                if empty == rotation_period():
                     logger.warning(
-                        "with_epoch has read all of its source, and got no item. It reads it %d times more",
+                        "with_epoch has read its whole source, which yielded no items. Reading it up to %d more times",
                         EMPTY_PASSES - 1,
                     )
-                if empty >= EMPTY_PASSES * turns():
+                if empty >= EMPTY_PASSES * rotation_period():
                     raise EmptySourceError(
-                        f"with_epoch has to yield {count - self.given} more items, and its source has ended without "
-                        f"any, {empty} times in a row. Are its shards empty, or does a stage before it drop all that "
-                        "they hold?"
+                        f"with_epoch needs {count - self.given} more items, but its source yielded none in {empty} "
+                        "consecutive passes. Are its shards empty, or does a stage before it drop all samples?"
                     ) from None
                 continue
             except BaseException:
-                self._items = None  # the pass has ended; the next epoch begins another one
+                self._items = None  # the pass has ended; the next epoch starts another one
                 raise
             is_new, empty = False, 0
             self.given += 1

@@ -1,4 +1,4 @@
-"""Choosing, renaming and mapping the fields of samples."""
+"""Selecting, renaming and mapping the fields of samples."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from wds_datapipes.types import Sample
 
 __all__ = [
     "Missing",
+    "cache_selection",
     "describe_sample",
     "map_dict",
     "map_samples",
     "map_tuple",
-    "no_sample",
+    "not_a_sample_error",
     "parse_specs",
-    "remember",
     "rename",
     "to_tuple",
 ]
@@ -27,7 +27,7 @@ Missing: TypeAlias = Literal["raise", "none"]
 Function: TypeAlias = Callable[[Any], Any]
 T = TypeVar("T")
 
-#: The name of no field: a sample's ``get`` returns None for it.
+#: A name that no field has, so that a sample's ``get`` returns None.
 NO_FIELD = "\0"
 
 #: The metadata that identify a sample's source.
@@ -42,10 +42,10 @@ def parse_specs(specs: Sequence[str]) -> list[tuple[str, ...]]:
     """
     for text in specs:
         if not isinstance(text, str):
-            raise TypeError(f'a field is named by a string, as in "jpg;png", "cls", and not by {text!r}')
+            raise TypeError(f'a field must be a string, as in "jpg;png", "cls", not {text!r}')
     parsed = [tuple(filter(None, spec.split(";"))) for text in specs for spec in text.split()]
     if not parsed or () in parsed:
-        raise ValueError(f'fields are named as in "jpg;png", "cls" (";" separates alternatives), not {specs!r}')
+        raise ValueError(f'fields must be given as in "jpg;png", "cls" (";" separates alternatives), not {specs!r}')
     return parsed
 
 
@@ -59,7 +59,7 @@ def to_tuple(
     chosen: dict[tuple[str, ...], list[str]] = {}
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
-            raise no_sample("to_tuple", sample)
+            raise not_a_sample_error("to_tuple", sample)
         names = chosen.get(fields := tuple(sample))
         if names is None:
             try:
@@ -68,7 +68,7 @@ def to_tuple(
                 if policy.handle(error, sample):
                     continue
                 break
-            remember(chosen, fields, names)
+            cache_selection(chosen, fields, names)
         yield tuple(map(sample.get, names))
     policy.finish()
 
@@ -83,7 +83,7 @@ def rename(
     chosen: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # as above: pairs of new and old names
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
-            raise no_sample("rename", sample)
+            raise not_a_sample_error("rename", sample)
         names = chosen.get(fields := tuple(sample))
         if names is None:
             kept = {name: name for name in fields if name[:2] == "__" or (keep and name not in taken)}
@@ -93,7 +93,7 @@ def rename(
                 if policy.handle(error, sample):
                     continue
                 break
-            remember(chosen, fields, names)
+            cache_selection(chosen, fields, names)
         yield {name: sample[old] for name, old in names}
     policy.finish()
 
@@ -101,15 +101,15 @@ def rename(
 def map_samples(
     source: Iterable[T], function: Callable[[T], Any], *, on_error: OnError = "raise", stage: str = "map_samples"
 ) -> Iterator[Any]:
-    """Yield the result of a function for each item; None drops the item."""
+    """Yield the result of a function for each item, unless it is None."""
     policy = ErrorPolicy(on_error, stage)
     for item in policy.counted(source):
         origin = {name: item[name] for name in ORIGIN if name in item} if isinstance(item, dict) else {}
         try:
             mapped = function(item)
-        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
+        except Exception as error:  # noqa: BLE001 - the policy handles all errors of a user's function
             if origin:
-                note(error, f"This happened in {stage}, at {describe_sample(origin)}")
+                note(error, f"raised in {stage} for {describe_sample(origin)}")
             if policy.handle(error, origin):
                 continue
             break
@@ -125,7 +125,7 @@ def map_dict(
     policy = ErrorPolicy(on_error, "map_dict")
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
-            raise no_sample("map_dict", sample)
+            raise not_a_sample_error("map_dict", sample)
         mapped = sample.copy()
         field = ""
         try:
@@ -133,8 +133,8 @@ def map_dict(
                 if field not in mapped:
                     _choose(sample, (field,))
                 mapped[field] = function(mapped[field])
-        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
-            note(error, f"This happened in map_dict, at the field {field!r} of {describe_sample(sample)}")
+        except Exception as error:  # noqa: BLE001 - the policy handles all errors of a user's function
+            note(error, f"raised in map_dict for the field {field!r} of {describe_sample(sample)}")
             if policy.handle(error, sample, field=field):
                 continue
             break
@@ -149,20 +149,20 @@ def map_tuple(
     policy = ErrorPolicy(on_error, "map_tuple")
     for values in policy.counted(source):
         if isinstance(values, Mapping):
-            raise TypeError("map_tuple takes tuples, and got a sample: put it after to_tuple, or use map_dict")
+            raise TypeError("map_tuple needs tuples, but got a sample: put it after to_tuple, or use map_dict")
         mapped = list(values)
         if len(functions) > len(mapped):
             raise ValueError(
-                f"map_tuple has {len(functions)} functions, and got {len(mapped)} elements ({type(values).__name__}). "
-                f"Give at most one function for each element"
+                f"map_tuple has {len(functions)} functions, but got {len(mapped)} elements ({type(values).__name__}). "
+                f"Pass at most one function for each element"
             )
-        place = 0
+        index = 0
         try:
-            for place, function in enumerate(functions):
+            for index, function in enumerate(functions):
                 if function is not None:
-                    mapped[place] = function(mapped[place])
+                    mapped[index] = function(mapped[index])
         except Exception as error:  # noqa: BLE001 - as above
-            note(error, f"This happened in map_tuple, at element {place} of {len(mapped)}")
+            note(error, f"raised in map_tuple for element {index} of {len(mapped)}")
             if policy.handle(error):
                 continue
             break
@@ -170,10 +170,10 @@ def map_tuple(
     policy.finish()
 
 
-def no_sample(stage: str, item: object) -> TypeError:
+def not_a_sample_error(stage: str, item: object) -> TypeError:
     """Return the error for an item that is not a sample."""
     return TypeError(
-        f"{stage} takes samples, each a dict of fields, and got a {type(item).__name__}: "
+        f"{stage} needs samples, which are dicts of fields, but got a {type(item).__name__}: "
         f"put it after group_samples, and before stages such as to_tuple"
     )
 
@@ -186,10 +186,10 @@ def _choose(sample: Sample, names: tuple[str, ...], missing: Missing = "raise") 
     if missing == "none":
         return NO_FIELD
     fields = [name for name in sample if name[:2] != "__"]
-    raise MissingFieldError(f"the field {';'.join(names)!r} was asked for, and {describe_sample(sample)} has {fields}")
+    raise MissingFieldError(f"the field {';'.join(names)!r} was requested, but {describe_sample(sample)} has {fields}")
 
 
-def remember(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:
+def cache_selection(chosen: dict[tuple[str, ...], T], fields: tuple[str, ...], names: T) -> None:
     """Cache a result for samples with these fields, up to a limit."""
     if len(chosen) > 1000:  # each sample has other fields
         chosen.clear()

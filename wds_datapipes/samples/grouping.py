@@ -23,7 +23,7 @@ OnRepeatedKey: TypeAlias = Literal["warn", "raise", "ignore"]
 
 #: How many keys of a shard are kept to detect repeated keys: at most about 10 MB.
 KEYS_REMEMBERED = 65_536
-#: No member's name begins with it.
+#: A prefix that no member's name has.
 NO_NAME = "\0"
 
 
@@ -113,8 +113,8 @@ def group_samples(
                 message = _duplicate_message(shard.url, name, key, field, first, offset)
                 if not policy.handle(DuplicateKeyError(message), url=shard.url, key=key or "", field=field):
                     break
-        goes_on_here = shard.is_complete and shard.end >= 0
-        progress.next = (shard.number, shard.end, "") if goes_on_here else (shard.number + 1, 0, "")
+        continues_in_shard = shard.is_complete and shard.end >= 0
+        progress.next = (shard.number, shard.end, "") if continues_in_shard else (shard.number + 1, 0, "")
         if policy.has_ended:
             break
         if sample is not None and len(sample) > len(empty) and shard.is_complete:
@@ -155,7 +155,7 @@ class _ShardRun:
 
     def __init__(self, first: MemberTuple, members: Iterator[MemberTuple]) -> None:
         source = first[0]
-        # For members made by a user, only the URL is known. Such a shard counts as complete.
+        # For members created by a user, only the URL is known. Such a shard counts as complete.
         self.shard = Shard(source, is_complete=True, is_copy=True) if isinstance(source, str) else source
         self.next_member: MemberTuple | None = None
         self.error: Exception | None = None
@@ -171,7 +171,7 @@ class _ShardRun:
             except Exception as error:
                 if not shard.is_complete or shard.is_copy:
                     raise
-                self.error = error  # it belongs to the next shard: first comes the last sample of this one
+                self.error = error  # it belongs to the next shard; the last sample of this one comes first
                 return
             if following is None:
                 return
@@ -200,7 +200,7 @@ def _check_member(member: MemberTuple) -> MemberTuple:
         _, _, _, _ = member
     except (TypeError, ValueError):
         raise TypeError(
-            f"group_samples gathers the members (shard, name, data, offset) that load_wds_shards yields, and got "
+            f"group_samples needs members (shard, name, data, offset), as load_wds_shards yields them, but got "
             f"{type(member).__name__}: {reprlib.repr(member)}"
         ) from None
     return member
@@ -234,8 +234,8 @@ def _check_key(
             parts = key_rule(name)
             if parts is None or key_checksum(parts[0]) != check:
                 raise ChangedShardError(
-                    f"{redact(shard.url)} is not what it was when the state was saved: another sample begins at byte "
-                    f"{offset}, with the file {name!r}. A state can be loaded only with the very shards that it was "
+                    f"{redact(shard.url)} has changed since the state was saved: another sample begins at byte "
+                    f"{offset}, with the file {name!r}. A state can only be loaded with the same shards that it was "
                     "saved with"
                 )
             yield member
@@ -259,7 +259,7 @@ class _FieldNames(dict[str, str]):
 
 def _empty_sample(shard: Shard) -> Sample:
     """Return the metadata that all samples of a shard start with."""
-    # Each reading of a shard gets a new string, by which add_columns notices that a shard is read again.
+    # Each reading of a shard gets a new string object, from which add_columns detects that a shard is read again.
     empty: Sample = {"__key__": "", "__url__": f"{shard.url} "[:-1]}
     if shard.local_path is not None:
         empty["__local_path__"] = shard.local_path
@@ -270,7 +270,7 @@ def _unordered_members_message(url: str, reached: int, member: MemberTuple) -> s
     shard, _, _, offset = member
     next_url = shard if isinstance(shard, str) else shard.url
     return (
-        f"group_samples needs the members of each shard together and in their order, and got the one at byte {offset} "
+        f"group_samples needs the members of each shard consecutively and in order, but got the one at byte {offset} "
         f"of {redact(next_url)} after the one at byte {reached} of {redact(url)}. "
         f"Shuffle and mix shards before load_wds_shards, or samples after group_samples"
     )
@@ -286,5 +286,5 @@ def _duplicate_message(url: str, name: str, key: str | None, field: str, first: 
 def _repeated_key_message(url: str, key: str, offset: int) -> str:
     return (
         f"{redact(url)} holds the sample {key!r} in parts: a file of it is at byte {offset}, after files of other "
-        f"samples. They have to be adjacent: write the shard again, ordered by name (tar --sort=name)"
+        f"samples. They must be adjacent: write the shard again, sorted by name (tar --sort=name)"
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from wds_datapipes.errors import MissingFieldError, WdsError
 from wds_datapipes.io.openers import redact
 from wds_datapipes.on_error.policy import CountedErrors, ErrorPolicy, OnError, note
-from wds_datapipes.samples.fields import ORIGIN, describe_sample, no_sample
+from wds_datapipes.samples.fields import ORIGIN, describe_sample, not_a_sample_error
 from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.samples.keys import KeyRule
 from wds_datapipes.samples.parallel_shard import ParallelShard, URLRule
@@ -37,19 +37,19 @@ def associate(
     policy = ErrorPolicy(on_error, "associate")
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
-            raise no_sample("associate", sample)
+            raise not_a_sample_error("associate", sample)
         try:
             if by not in sample:
-                raise MissingFieldError(f"associate looks samples up by their {by!r}, and one has only {list(sample)}")
+                raise MissingFieldError(f"associate looks up samples by {by!r}, but a sample has only {list(sample)}")
             entry = find(sample[by])
             if entry is None and missing == "raise":
                 raise MissingFieldError(
-                    f"associate found nothing for {describe_sample(sample)}. "
-                    f'Pass missing="keep" to hand such samples on as they are, or missing="skip" to leave them out'
+                    f"associate found no entry for {describe_sample(sample)}. "
+                    f'Pass missing="keep" to yield such samples unchanged, or missing="skip" to drop them'
                 )
-        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is for the policy to judge
+        except Exception as error:  # noqa: BLE001 - the policy handles all errors of a user's function
             if not isinstance(error, WdsError):
-                note(error, f"This happened in associate, at {describe_sample(sample)}")
+                note(error, f"raised in associate for {describe_sample(sample)}")
             if policy.handle(error, sample):
                 continue
             break
@@ -57,7 +57,7 @@ def associate(
             continue
         if entry is not None and not isinstance(entry, Mapping):
             raise TypeError(
-                f"associate adds dicts of fields, and found a {type(entry).__name__} for {describe_sample(sample)}: "
+                f"associate needs dicts of fields, but found a {type(entry).__name__} for {describe_sample(sample)}: "
                 f'make it a dict, as in {{"label": {entry!r:.40}}}'
             )
         yield {**sample, **(entry or {}), **{name: sample[name] for name in ORIGIN if name in sample}}
@@ -74,7 +74,9 @@ class Replacement:
     def __call__(self, url: str) -> str:
         """Return the URL of the shard parallel to ``url``."""
         if self.old not in url:
-            raise ValueError(f"add_columns replaces {self.old!r} by {self.new!r}, and {redact(url)} does not hold it")
+            raise ValueError(
+                f"add_columns replaces {self.old!r} with {self.new!r}, but {redact(url)} does not contain it"
+            )
         return url.replace(self.old, self.new)
 
 
@@ -89,8 +91,8 @@ def parse_url_of(url_of: Any) -> list[URLRule]:
         else:
             return [rule for each in url_of for rule in parse_url_of(each)]
     raise TypeError(
-        f'add_columns makes the URL of a parallel shard by a function, or by what to replace, as in ("images", '
-        f'"labels"), or takes a list of these, not {url_of!r}'
+        f"url_of of add_columns must be a function of the URL, a replacement such as "
+        f'("images", "labels"), or a list of these, not {url_of!r}'
     )
 
 
@@ -104,19 +106,19 @@ def add_columns(
     storage_options: Mapping[str, Any] | None = None,
     on_error: OnError = "raise",
 ) -> Iterator[Sample]:
-    """Yield each sample with the fields that parallel shards have for it.
+    """Yield each sample with the fields that parallel shards have for its key.
 
     A sample gets all of its columns or is not yielded. Samples are matched by key alone, so samples that a policy skips
     in one shard never shift those of another. If the next sample of the parallel shard has another key, the next
     `LOOK_AHEAD` are searched: if one matches, those before it are dropped, otherwise the sample is.
     """
     policy = ErrorPolicy(on_error, "add_columns")
-    passing = not policy.always_raises
+    skips_errors = not policy.always_raises
     counted = CountedErrors("raise", policy.counters)
     options = ReadOptions(rename_files=rename_files, storage_options=storage_options, on_error=counted)
 
-    def read(url: str, refuse: Callable[[Exception], bool]) -> Iterator[Sample]:
-        on_error: Any = CountedErrors(refuse if passing else "raise", policy.counters)
+    def read(url: str, skip: Callable[[Exception], bool]) -> Iterator[Sample]:
+        on_error: Any = CountedErrors(skip if skips_errors else "raise", policy.counters)
         return group_samples(
             read_shards([url], options),
             key_rule=key_rule,
@@ -124,28 +126,28 @@ def add_columns(
             on_error=on_error,
         )
 
-    columns = [ParallelShard(rule, read, LOOK_AHEAD if passing else 0) for rule in rules]
+    columns = [ParallelShard(rule, read, LOOK_AHEAD if skips_errors else 0) for rule in rules]
     names = None if fields is None else [field.lower() for field in fields]
     url = ""
     try:
         for sample in policy.counted(source):
             if not isinstance(sample, dict):
-                raise no_sample("add_columns", sample)
+                raise not_a_sample_error("add_columns", sample)
             if not {"__key__", "__url__"} <= sample.keys():
-                raise TypeError(f"add_columns needs samples with '__key__' and '__url__', and one has {list(sample)}")
-            key, beside = sample["__key__"], sample["__url__"]
-            # The samples of one reading of a shard share one string; a copy of it may be from this reading or the next.
-            if beside is not url and (beside != url or not any(column.expects(key) for column in columns)):
-                verdicts = [_skipped_entry(column.end(), policy, url=column.url) for column in columns]
-                if False in verdicts:
+                raise TypeError(f"add_columns needs samples with '__key__' and '__url__', but one has {list(sample)}")
+            key, main_url = sample["__key__"], sample["__url__"]
+            # The samples of one reading of a shard share one string; a copied one may be from this reading or the next.
+            if main_url is not url and (main_url != url or not any(column.expects(key) for column in columns)):
+                continues = [_skip_fault(column.end(), policy, url=column.url) for column in columns]
+                if False in continues:
                     break
                 for column in columns:
-                    column.begin(beside)
-            url = beside
+                    column.begin(main_url)
+            url = main_url
             added: Sample = {}
             faults = list(filter(None, [column.add(sample, names, added) for column in columns]))
-            verdicts = [_skipped_entry(column.gap, policy, url=column.url) for column in columns]
-            if False in verdicts:
+            continues = [_skip_fault(column.gap, policy, url=column.url) for column in columns]
+            if False in continues:
                 break
             if not faults:
                 yield {**sample, **added}
@@ -153,7 +155,7 @@ def add_columns(
                 break
         else:
             for column in columns:
-                if not _skipped_entry(column.end(), policy, url=column.url):
+                if not _skip_fault(column.end(), policy, url=column.url):
                     break
         policy.finish()
     finally:
@@ -161,7 +163,7 @@ def add_columns(
             column.close()
 
 
-def _skipped_entry(fault: Exception | None, policy: ErrorPolicy, *, url: str) -> bool:
+def _skip_fault(fault: Exception | None, policy: ErrorPolicy, *, url: str) -> bool:
     try:
         return fault is None or policy.handle(fault, url=url)
     finally:

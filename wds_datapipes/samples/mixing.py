@@ -23,8 +23,8 @@ class MixState:
     """Resume state of a mixture.
 
     Args:
-        left: the sources that have not ended.
-        turn: the index of the next of these, without weights.
+        left: the sources that are not exhausted.
+        turn: the index in ``left`` of the next source, without weights.
         draws: the number of random numbers drawn.
 
     Attributes:
@@ -46,23 +46,23 @@ def mix_samples(
     stop: Stop,
     rng: Random,
     has_no_shards: Callable[[int], bool],
-    turns: Callable[[int], int],
+    rotation_period: Callable[[int], int],
     state: MixState,
 ) -> Iterator[T]:
     """Yield items of several sources, from each in turn or from one drawn by weight.
 
     Args:
         passes: a pass over each source.
-        restart: begins another pass over a source.
+        restart: starts another pass over a source.
         weights: one for each source, or None to take them in turn.
         stop: when to stop.
         rng: the random generator.
         has_no_shards: whether this instance never gets a shard of a source.
-        turns: the number of passes in which this instance reads all of a source.
+        rotation_period: the number of passes in which this instance reads all of a source.
         state: the state to resume from; updated in place.
 
     Raises:
-        EmptySourceError: a source that must be restarted has no item.
+        EmptySourceError: a source that must be restarted yields no items.
     """
     left = state.left
     bounds = _bounds(left, weights)
@@ -84,14 +84,14 @@ def mix_samples(
                 if has_no_shards(source):
                     break
                 empty += 1
-                if empty >= EMPTY_PASSES * turns(source):
+                if empty >= EMPTY_PASSES * rotation_period(source):
                     raise EmptySourceError(
-                        f'mix_samples(stop="never") has to begin source {source} (of 0 to {len(passes) - 1}) again, '
-                        f"and it yields nothing, {empty} times in a row"
+                        f'mix_samples(stop="never") has restarted source {source} (of 0 to {len(passes) - 1}) '
+                        f"{empty} times in a row, but it yielded no items. Check its shards, or remove it"
                     )
         if item is not _END:
             state.turn, state.at = turn + 1, source
-            yield item  # type: ignore[misc]  # mypy does not know that there is one _END
+            yield item  # type: ignore[misc]  # mypy does not narrow by _END
         elif stop == "first":
             left.clear()
         else:

@@ -19,7 +19,7 @@ __all__ = ["DamagedFile", "SampleFileWriter", "open_samples", "payloads"]
 MAGIC = b"wds-datapipes samples 1\n"
 #: The head of a frame: the length and the checksum of its payload.
 FRAME = struct.Struct("<QI")
-#: The trailer: a mark, the number of samples, the size of all frames, the checksums of their heads and of the trailer.
+#: The trailer: magic bytes, the number of samples, the size of all frames, the checksums of their heads and of itself.
 TRAILER = struct.Struct("<8sQQII")
 END = b"complete"
 
@@ -33,7 +33,7 @@ class SampleFileWriter:
 
     Args:
         path: the final path of the file.
-        facts: describe the source of the samples.
+        facts: a description of the source of the samples.
 
     Raises:
         CacheError: the file cannot be written. The partial file is removed.
@@ -90,8 +90,8 @@ class SampleFileWriter:
 
     def _failure(self, error: OSError) -> CacheError:
         return CacheError(
-            f"The cache {self._path} cannot be written: {error.strerror}, after {self._count} samples of together "
-            f"{self._bytes} bytes. Nothing of it was left. Free space, or choose another folder"
+            f"The cache {self._path} cannot be written: {error.strerror}, after {self._count} samples "
+            f"({self._bytes} bytes). The partial file was removed. Free disk space, or choose another folder"
         )
 
 
@@ -103,7 +103,7 @@ def open_samples(path: str, facts: Mapping[str, Any]) -> BinaryIO | None:
 
     Raises:
         DamagedFile: the file is truncated, or is not a cache file.
-        CacheError: the file was made from another source.
+        CacheError: the file was created from another source.
     """
     try:
         stream = open(path, "rb")  # noqa: PTH123, SIM115  the caller closes it
@@ -123,30 +123,30 @@ def payloads(stream: BinaryIO, path: str) -> Iterator[bytes]:
     Raises:
         CacheError: the file is damaged.
     """
-    place = len(MAGIC)
+    offset = len(MAGIC)
     stream.seek(-TRAILER.size, os.SEEK_END)
     _, count, frames_bytes, heads_sum, _ = TRAILER.unpack(stream.read())
-    stream.seek(place)
-    limit = place + frames_bytes
+    stream.seek(offset)
+    limit = offset + frames_bytes
     total = 0
     for number in range(-1, count):
         head = stream.read(FRAME.size)
         length, checksum = FRAME.unpack(head) if len(head) == FRAME.size else (limit, 0)
-        if place + FRAME.size + length > limit:
-            raise CacheError(_damage_message(path, number, place, "a length that cannot be"))
+        if offset + FRAME.size + length > limit:
+            raise CacheError(_damage_message(path, number, offset, "an impossible length"))
         payload = stream.read(length)
         if len(payload) < length or crc32(payload) != checksum:
-            raise CacheError(_damage_message(path, number, place, "a wrong checksum"))
+            raise CacheError(_damage_message(path, number, offset, "a wrong checksum"))
         total = crc32(head, total)
-        place += len(head) + length
+        offset += len(head) + length
         if number >= 0:
             yield payload
-    if place != limit or total != heads_sum:
-        raise CacheError(_damage_message(path, count, place, "a wrong checksum of the whole"))
+    if offset != limit or total != heads_sum:
+        raise CacheError(_damage_message(path, count, offset, "a wrong total checksum"))
 
 
 def _check(stream: BinaryIO, path: str, facts: Mapping[str, Any]) -> None:
-    """Check everything but the samples."""
+    """Check everything except the samples."""
     size = stream.seek(0, os.SEEK_END)
     if size < len(MAGIC) + FRAME.size + TRAILER.size:
         raise DamagedFile(f"it has only {size} bytes")
@@ -154,10 +154,10 @@ def _check(stream: BinaryIO, path: str, facts: Mapping[str, Any]) -> None:
     end = stream.read()
     _, count, frames_bytes, heads_sum, _ = TRAILER.unpack(end)
     if end != _trailer(count, frames_bytes, heads_sum) or size != len(MAGIC) + frames_bytes + TRAILER.size:
-        raise DamagedFile(f"its {size} bytes have no end, or a wrong one")
+        raise DamagedFile(f"its {size} bytes have no valid trailer")
     stream.seek(0)
     if stream.read(len(MAGIC)) != MAGIC:
-        raise DamagedFile("it begins otherwise")
+        raise DamagedFile("it does not begin with the magic bytes of a cache file")
     length, checksum = FRAME.unpack(stream.read(FRAME.size))
     text = stream.read(min(length, frames_bytes))
     if crc32(text) != checksum:
@@ -165,11 +165,11 @@ def _check(stream: BinaryIO, path: str, facts: Mapping[str, Any]) -> None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"its facts are no JSON: {error}") from error
+        raise DamagedFile(f"its facts are not valid JSON: {error}") from error
     if found != json.loads(json.dumps(facts)):
         raise CacheError(
-            f"The cache {path} was made by another pipeline: {_difference(found, facts)}. Delete it, or give this "
-            f"pipeline another path"
+            f"The cache {path} belongs to another pipeline: {_difference(found, facts)}. Delete it, or pass another "
+            f"path"
         )
 
 
@@ -183,14 +183,14 @@ def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     before, now = found.get("stages", []), facts.get("stages", [])
     for old, new in zip(before, now, strict=False):
         if old != new:
-            return f"it had {old} where this one has {new}"
+            return f"it was created with {old}, but this pipeline has {new}"
     if len(before) != len(now):
-        return f"it had {len(before)} stages before the cache, and this one has {len(now)}"
-    return f"it had { ({key: found[key] for key in found if found[key] != facts.get(key)})!r}"
+        return f"it was created with {len(before)} stages before the cache, but this pipeline has {len(now)}"
+    return f"it was created with { ({key: found[key] for key in found if found[key] != facts.get(key)})!r}"
 
 
-def _damage_message(path: str, number: int, place: int, what: str) -> str:
+def _damage_message(path: str, number: int, offset: int, what: str) -> str:
     return (
-        f"The cache {path} is damaged: at byte {place}, where sample {number} begins, it has {what}. The samples "
-        f"before it have been yielded, so it cannot be made again now: delete it, and begin the epoch again"
+        f"The cache {path} is damaged: at byte {offset}, where sample {number} begins, it has {what}. The samples "
+        f"before it were already yielded, so it cannot be rebuilt now: delete it, and restart the epoch"
     )

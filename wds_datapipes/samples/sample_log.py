@@ -1,4 +1,4 @@
-"""Logging of samples: a short view for people, and a line for each sample for programs."""
+"""Logging of samples: summaries for people, and a line for each sample for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LogTarget: TypeAlias = "logging.Logger | Literal['stdout', 'stderr']"
 
 #: Escapes the separators of columns and lines in the key log, which a key may contain.
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-#: The kinds of NumPy arrays of which the first few values are shown.
+#: The dtype kinds of NumPy arrays whose first values are shown.
 PLAIN_NUMBERS = "biufcSU"
 
 
@@ -35,22 +35,22 @@ def log_samples(
     name: str,
     width: int,
     key_log: str | None,
-    place: Callable[[], tuple[int, int]],
-    passed: SkippedCount,
-    address: Callable[[], SamplePosition] | None = None,
+    rank_and_worker: Callable[[], tuple[int, int]],
+    counter: SkippedCount,
+    position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield all items; log the first ones and each ``every``-th, and write a line for each.
+    """Yield all items; log the first ones and every ``every``-th one, and write a line for each.
 
     Items that are replayed after a resume are not logged again.
     """
-    rank, worker = place()
+    rank, worker = rank_and_worker()
     file = None if key_log is None else os.open(key_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         for item in source:
-            if passed.is_repeat(address):
+            if counter.is_repeat(position):
                 yield item
                 continue
-            index = passed.count - 1
+            index = counter.count - 1
             if file is not None:
                 key, url = (item.get("__key__", ""), item.get("__url__", "")) if isinstance(item, dict) else ("", "")
                 columns = (index, worker, rank, key, redact(str(url)))
@@ -94,9 +94,8 @@ def _facts(value: Any, width: int, depth: int) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "nbytes"):
         device = str(getattr(value, "device", "cpu"))
         where = "" if device == "cpu" else f" on {device}"
-        begin = (
-            _cut(_first_items(value), width) if device == "cpu" else ""
-        )  # from elsewhere it would have to be fetched
+        # Showing values on another device would require a copy.
+        begin = _cut(_first_items(value), width) if device == "cpu" else ""
         return f" {value.dtype} {tuple(value.shape)}, {value.nbytes:,} bytes{where}{begin and f': {begin}'}"
     if isinstance(value, Mapping):
         parts = [
@@ -138,7 +137,7 @@ def _log_item(target: LogTarget, title: str, item: object, width: int) -> None:
         shown = {**item, "__url__": redact(str(item["__url__"]))} if "__url__" in item else item
         lines += [f"    {field!s:.60}: {_describe_item(value, width, 0)}" for field, value in shown.items()]
     elif isinstance(item, list | tuple):
-        lines += [f"    [{place}]: {_describe_item(value, width, 0)}" for place, value in enumerate(item[:20])]
+        lines += [f"    [{index}]: {_describe_item(value, width, 0)}" for index, value in enumerate(item[:20])]
     else:
         lines.append(f"    {_describe_item(item, width, 0)}")
     text = "\n".join(lines)

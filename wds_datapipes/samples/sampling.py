@@ -27,22 +27,22 @@ def rsample(
     probability: float,
     *,
     rng: Random,
-    passed: SkippedCount,
-    address: Callable[[], SamplePosition] | None = None,
+    counter: SkippedCount,
+    position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield each item with a probability; items that are replayed were drawn before.
+    """Yield each item with a given probability; replayed items are always yielded.
 
     Args:
         source: the items.
         probability: the probability of each item, from 0 to 1.
         rng: the random generator.
-        passed: the number of items drawn for; updated in place.
-        address: returns the position of the last item of ``source``, if it is known.
+        counter: counts the items; updated in place.
+        position: returns the position of the last item of ``source``, if it is known.
     """
-    for _ in range(passed.count):
+    for _ in range(counter.count):
         rng.random()
     for item in source:
-        if passed.is_repeat(address) or rng.random() < probability:
+        if counter.is_repeat(position) or rng.random() < probability:
             yield item
 
 
@@ -60,11 +60,11 @@ def parse_slice(positions: tuple[int | None, ...]) -> tuple[int, int | None, int
         try:
             numbers.append(None if number is None else operator.index(number))
         except TypeError:
-            raise TypeError(f"the {name} of slice_samples is a number or None, not {number!r}") from None
+            raise TypeError(f"the {name} of slice_samples must be an integer or None, not {number!r}") from None
         if number is not None and number < (name == "step"):
             raise ValueError(
-                f"the {name} of slice_samples is a number from {int(name == 'step')}, not {number!r}: "
-                f"a stream has no end to count from"
+                f"the {name} of slice_samples must be at least {int(name == 'step')}, not {number!r}: "
+                f"positions cannot be counted from the end of a stream"
             )
     start, stop, step = (*numbers, None)[:3]
     return start or 0, stop, step or 1
@@ -76,8 +76,8 @@ def slice_samples(
     stop: int | None,
     step: int,
     *,
-    passed: SkippedCount,
-    address: Callable[[], SamplePosition] | None = None,
+    counter: SkippedCount,
+    position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield the items at some positions; the source is closed before the last one is yielded.
 
@@ -86,28 +86,28 @@ def slice_samples(
         start: the first position.
         stop: the position after the last, or None.
         step: the distance between positions.
-        passed: the number of earlier items; updated in place.
-        address: returns the position of the last item of ``source``, if it is known.
+        counter: counts the items; updated in place.
+        position: returns the position of the last item of ``source``, if it is known.
     """
     wanted = range(start, sys.maxsize if stop is None else stop, step)
     if not wanted:
         return
     last = wanted[-1]
     items = iter(source)
-    if passed.count > last and not passed.has_pending:
-        # Let the stages before consume the state that was loaded for them; errors in further items do not matter.
+    if counter.count > last and not counter.has_pending:
+        # Let the earlier stages consume their loaded state; errors in further items do not matter.
         with suppress(Exception):
             next(items, None)
         _close(items)
         return
-    while passed.has_pending or passed.count <= last:
+    while counter.has_pending or counter.count <= last:
         item = next(cast(Iterator[object], items), _END)
         if item is _END:
             return
-        if passed.is_repeat(address):
+        if counter.is_repeat(position):
             yield cast(T, item)
-        elif (position := passed.count - 1) in wanted:
-            if position == last:
+        elif (index := counter.count - 1) in wanted:
+            if index == last:
                 _close(items)
             yield cast(T, item)
 
@@ -122,24 +122,24 @@ def non_empty(
     source: Iterable[T],
     *,
     upstream: Callable[[], str],
-    passed: SkippedCount,
-    address: Callable[[], SamplePosition] | None = None,
+    counter: SkippedCount,
+    position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
-    """Yield all items; raise if there is none.
+    """Yield all items; raise if there are none.
 
     Args:
         source: the items.
-        upstream: returns the names of the stages before.
-        passed: the number of items; updated in place.
-        address: returns the position of the last item of ``source``, if it is known.
+        upstream: returns the names of the earlier stages.
+        counter: counts the items; updated in place.
+        position: returns the position of the last item of ``source``, if it is known.
     """
     for item in source:
-        passed.is_repeat(address)
+        counter.is_repeat(position)
         yield item
-    if not passed.count:
+    if not counter.count:
         raise EmptySourceError(
-            f"non_empty got nothing from {upstream()}. The shards may be empty, a stage may have dropped or skipped "
-            f"over all, or there are more workers or ranks than shards: put non_empty before the split in that case"
+            f"non_empty received no items from {upstream()}. The shards may be empty, a stage may have dropped or "
+            f"skipped all samples, or there are more workers or ranks than shards: then put non_empty before the split"
         )
 
 
@@ -148,20 +148,20 @@ def map_samples_with_rng(
     function: Callable[[T, Random], Any],
     *,
     seed: int,
-    place: tuple[int, int],
+    rank_and_worker: tuple[int, int],
     repeats: bool,
-    address: Callable[[], SamplePosition] | None = None,
+    position: Callable[[], SamplePosition] | None = None,
     on_error: OnError = "raise",
 ) -> Iterator[Any]:
-    """Yield the result of a function for each item, with a generator seeded for the item; None drops the item.
+    """Yield the result of a function for each item, with a generator seeded for the item, unless it is None.
 
     Args:
         source: the items.
         function: called with an item and the generator.
         seed: the seed of this epoch, the same on all ranks and workers.
-        place: the rank and the worker.
+        rank_and_worker: the rank and the worker.
         repeats: whether a shard may occur more than once, so that shard and key do not identify an item.
-        address: returns the position of the last item of ``source``, if it is known.
+        position: returns the position of the last item of ``source``, if it is known.
         on_error: how to handle errors of the function.
     """
     rng = Random()
@@ -173,10 +173,10 @@ def map_samples_with_rng(
         if not repeats and isinstance(item, dict) and "__url__" in item and "__key__" in item:
             facts = (item["__url__"], item["__key__"])
         else:
-            at = None if address is None else address().identity
-            number = number + 1 if at == last else 0  # among items from one position, as after unbatching
+            at = None if position is None else position().identity
+            number = number + 1 if at == last else 0  # among items with the same position, as after unbatching
             last = at
-            facts = (*place, *(at or ()), number)
+            facts = (*rank_and_worker, *(at or ()), number)
         rng.seed(derived_seed("map_samples_with_rng", seed, *facts))
         return function(item, rng)
 

@@ -1,4 +1,4 @@
-"""Choosing and renaming the fields of samples by patterns."""
+"""Selecting and renaming the fields of samples by patterns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from wds_datapipes.errors import DuplicateKeyError, MissingFieldError
 from wds_datapipes.on_error.policy import ErrorPolicy, OnError
-from wds_datapipes.samples.fields import NO_FIELD, Missing, describe_sample, no_sample, remember
+from wds_datapipes.samples.fields import NO_FIELD, Missing, cache_selection, describe_sample, not_a_sample_error
 from wds_datapipes.types import Sample
 
 __all__ = ["Alternatives", "Lacking", "extract_keys", "parse_patterns", "parse_rules", "rename_keys", "select_fields"]
@@ -17,10 +17,10 @@ __all__ = ["Alternatives", "Lacking", "extract_keys", "parse_patterns", "parse_r
 T = TypeVar("T")
 
 Alternatives: TypeAlias = "str | Sequence[str]"
-"""Patterns of which one has to match: ``"jpg;png"``, or a list of them."""
+"""Patterns, at least one of which must match: ``"jpg;png"``, or a list of them."""
 
 Lacking: TypeAlias = Literal["raise", "keep", "skip"]
-"""What becomes of a sample for which something is missing."""
+"""What to do with a sample that lacks a field or an entry."""
 
 
 class Pattern:
@@ -51,13 +51,13 @@ def parse_patterns(stage: str, patterns: Sequence[Alternatives]) -> list[Pattern
     for given in patterns:
         texts: Any = given.split(";") if isinstance(given, str) else given
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise TypeError(f'{stage} takes patterns as in "*.jpg;*.png", "cls", or lists of them, not {given!r}')
+            raise TypeError(f'{stage} needs patterns such as "*.jpg;*.png", "cls", or lists of them, not {given!r}')
         texts = [text.strip() for text in texts if text.strip()]
         if not texts:
             raise ValueError(f"{stage} got {given!r}, which matches no field")
         parsed.append(Pattern(texts))
     if not parsed:
-        raise ValueError(f'{stage} needs the fields that it shall take, as in {stage}("*.jpg;*.png", "cls")')
+        raise ValueError(f'{stage} needs at least one pattern, as in {stage}("*.jpg;*.png", "cls")')
     return parsed
 
 
@@ -68,7 +68,7 @@ def parse_rules(pairs: Sequence[tuple[str, str]], new: Mapping[str, str]) -> lis
     for pair in [*pairs, *new.items()]:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise TypeError(
-                f'rename_keys takes pairs of a new name and a pattern, as in ("image", "*.jpg"), not {pair!r}'
+                f'rename_keys needs pairs of a new name and a pattern, such as ("image", "*.jpg"), not {pair!r}'
             )
         rules.append((pair[0], Pattern([pair[1]])))
     if not rules:
@@ -76,7 +76,9 @@ def parse_rules(pairs: Sequence[tuple[str, str]], new: Mapping[str, str]) -> lis
     texts = [pattern.text.lower() for _, pattern in rules]
     for text in texts:
         if texts.count(text) > 1:
-            raise ValueError(f"rename_keys has the pattern {text!r} twice, and the last rule takes all: give it once")
+            raise ValueError(
+                f"rename_keys has the pattern {text!r} twice, but only the last rule would apply: pass it once"
+            )
     return rules
 
 
@@ -93,7 +95,7 @@ def rename_keys(
 
     def find(sample: Sample) -> list[tuple[str, str]]:
         found: dict[str, str] = {}
-        idle = dict(enumerate(rules))
+        unmatched = dict(enumerate(rules))
         for field in sample:
             number = next((number for number in reversed(range(len(rules))) if rules[number][1](field)), None)
             if number is None:
@@ -102,17 +104,17 @@ def rename_keys(
                 name = field
             else:
                 name = rules[number][0]
-                idle.pop(number, None)
+                unmatched.pop(number, None)
             if name not in found:
                 found[name] = field
             elif duplicate_is_error:
                 raise DuplicateKeyError(
-                    f"rename_keys would call both {found[name]!r} and {field!r} of {describe_sample(sample)} {name!r}. "
-                    f"Make the patterns narrower, or pass duplicate_is_error=False to take the first"
+                    f"rename_keys would rename both {found[name]!r} and {field!r} of {describe_sample(sample)} to "
+                    f"{name!r}. Make the patterns more specific, or pass duplicate_is_error=False to use the first"
                 )
-        if must_match and idle:
-            name, pattern = next(iter(idle.values()))
-            raise _missing_error("rename_keys", pattern, sample, f", which was to be called {name!r}")
+        if must_match and unmatched:
+            name, pattern = next(iter(unmatched.values()))
+            raise _missing_error("rename_keys", pattern, sample, f" to rename to {name!r}")
         return [*{**{name: name for name in sample if name[:2] == "__"}, **found}.items()]
 
     for sample, names in _select_fields("rename_keys", source, find, on_error):
@@ -135,8 +137,8 @@ def extract_keys(
             matching = [field for field in sample if pattern(field)]
             if len(matching) > 1:
                 raise DuplicateKeyError(
-                    f"extract_keys takes one field for each pattern, and {pattern.text!r} matches {matching} of "
-                    f"{describe_sample(sample)}. Make it narrower; to_tuple takes the first of several"
+                    f"extract_keys needs one field for each pattern, but {pattern.text!r} matches {matching} of "
+                    f"{describe_sample(sample)}. Make it more specific, or use to_tuple, which selects the first"
                 )
             if not matching and missing == "raise":
                 raise _missing_error("extract_keys", pattern, sample)
@@ -178,7 +180,7 @@ def _select_fields(
     chosen: dict[tuple[str, ...], T] = {}
     for sample in policy.counted(source):
         if not isinstance(sample, dict):
-            raise no_sample(stage, sample)
+            raise not_a_sample_error(stage, sample)
         fields = tuple(sample)
         if fields not in chosen:
             try:
@@ -187,7 +189,7 @@ def _select_fields(
                 if policy.handle(error, sample):
                     continue
                 break
-            remember(chosen, fields, names)
+            cache_selection(chosen, fields, names)
         yield sample, chosen[fields]
     policy.finish()
 
@@ -195,5 +197,5 @@ def _select_fields(
 def _missing_error(stage: str, pattern: Pattern, sample: Sample, what: str = "") -> MissingFieldError:
     fields = [name for name in sample if name[:2] != "__"]
     return MissingFieldError(
-        f"{stage} was asked for a field like {pattern.text!r}{what}, and {describe_sample(sample)} has {fields}"
+        f"{stage} needs a field that matches {pattern.text!r}{what}, but {describe_sample(sample)} has {fields}"
     )

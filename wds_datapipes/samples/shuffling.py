@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from wds_datapipes.shards.position import SamplePosition, missing_samples_error
 
-__all__ = ["CAME", "ShuffleMoves", "ShuffleState", "list_waiting", "nbytes", "shuffle_samples"]
+__all__ = ["ADDED", "ShuffleMoves", "ShuffleState", "list_waiting", "nbytes", "shuffle_samples"]
 
 T = TypeVar("T")
 
 _END = object()
 
-#: Marks, among the slots that items have left, an item that was added, in the last slot.
-CAME = -1
+#: Marks an item that was added in the last slot, among the slots of the items that were removed.
+ADDED = -1
 
 
 class ShuffleMoves:
@@ -27,26 +27,26 @@ class ShuffleMoves:
         waiting: the positions of the first items added.
 
     Attributes:
-        slots: the slots that items have left, with `CAME` for each item that was added.
-        came: the shard, start and end of each item that was added, flattened.
-        ways: the indices of the items that have a route, in this order, and the routes.
+        slots: the slot of each item that was removed, and `ADDED` for each that was added, in order.
+        added: the shard, start and end of each item that was added, flattened.
+        routes: the index among the added items, and the route, of each item that has one.
     """
 
-    __slots__ = ("came", "slots", "ways")
+    __slots__ = ("added", "routes", "slots")
 
     def __init__(self, waiting: Iterable[SamplePosition] = ()) -> None:
         self.slots = array("q")
-        self.came = array("q")
-        self.ways: list[tuple[int, tuple[int, ...]]] = []
-        for address in waiting:
-            self.come(address)
+        self.added = array("q")
+        self.routes: list[tuple[int, tuple[int, ...]]] = []
+        for position in waiting:
+            self.add(position)
 
-    def come(self, address: SamplePosition) -> None:
+    def add(self, position: SamplePosition) -> None:
         """Record that an item was added."""
-        if address[3]:
-            self.ways.append((len(self.came) // 3, address[3]))
-        self.came.extend(address[:3])
-        self.slots.append(CAME)
+        if position[3]:
+            self.routes.append((len(self.added) // 3, position[3]))
+        self.added.extend(position[:3])
+        self.slots.append(ADDED)
 
 
 class ShuffleState:
@@ -55,21 +55,21 @@ class ShuffleState:
     Attributes:
         at: the position of the last item yielded.
         waiting: the positions of the buffered items, in the order of the buffer.
-        passing: the positions of items that a later stage waits for; they bypass the buffer when they are read again.
+        again: the positions of items that later stages have buffered; they bypass the buffer when they are read again.
         draws: the number of random numbers drawn.
         room: the capacity of the buffer, in items.
         moves: the changes to ``waiting`` since it was recorded; None if they are not recorded.
-        is_unclear: whether two successive items have the same position, so that a position does not identify an item.
+        is_ambiguous: whether two successive items have the same position, so that a position does not identify an item.
     """
 
     def __init__(self, room: int) -> None:
         self.at = SamplePosition(-1, 0, 0)
         self.waiting: list[SamplePosition] = []
-        self.passing: set[SamplePosition] = set()
+        self.again: set[SamplePosition] = set()
         self.draws = 0
         self.room = room
         self.moves: ShuffleMoves | None = None
-        self.is_unclear = False
+        self.is_ambiguous = False
 
 
 def shuffle_samples(
@@ -79,7 +79,7 @@ def shuffle_samples(
     buffer_size: int,
     state: ShuffleState,
     max_bytes: int | None,
-    address: Callable[[], SamplePosition] | None = None,
+    position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield each item of ``source`` once, in an order drawn by ``rng``.
 
@@ -93,13 +93,13 @@ def shuffle_samples(
         buffer_size: the final number of buffered items.
         state: the state to resume from; updated in place.
         max_bytes: the maximum size of the buffered items.
-        address: returns the position of the last item of ``source``, if it is known.
+        position: returns the position of the last item of ``source``, if it is known.
     """
     items: Iterator[Any] = iter(source)
     buffer: list[T] = []
     at: SamplePosition | None = None
-    if state.draws or state.waiting or state.passing:
-        buffer = yield from _refill_buffer(items, state, address)
+    if state.draws or state.waiting or state.again:
+        buffer = yield from _refill_buffer(items, state, position)
         for _ in range(state.draws):
             rng.random()
     waiting = state.waiting
@@ -111,7 +111,7 @@ def shuffle_samples(
             index = int(rng.random() * len(buffer))
             state.draws += 1
             held -= _take(sizes, index)
-            if address is not None:
+            if position is not None:
                 state.at = _take(waiting, index)
                 if state.moves is not None:
                     state.moves.slots.append(index)
@@ -123,17 +123,17 @@ def shuffle_samples(
         buffer.append(item)
         sizes.append(size)
         held += size
-        if address is not None:
-            before, at = at, address()
-            state.is_unclear |= at == before
+        if position is not None:
+            before, at = at, position()
+            state.is_ambiguous |= at == before
             waiting.append(at)
             if state.moves is not None:
-                state.moves.come(at)
+                state.moves.add(at)
         del item  # do not keep the item alive once it is yielded
     while buffer:
         index = int(rng.random() * len(buffer))
         state.draws += 1
-        if address is not None:
+        if position is not None:
             state.at = _take(waiting, index)
             if state.moves is not None:
                 state.moves.slots.append(index)
@@ -144,10 +144,10 @@ def list_waiting(moves: Iterable[int]) -> list[int]:
     """Return the numbers of the items that are buffered after some moves of an empty buffer.
 
     Args:
-        moves: the slot of each item that has left, and `CAME` for each that was added.
+        moves: the slot of each item that was removed, and `ADDED` for each that was added.
 
     Examples:
-        >>> list_waiting([CAME, CAME, 0, CAME])
+        >>> list_waiting([ADDED, ADDED, 0, ADDED])
         [1, 2]
     """
     waiting: list[int] = []
@@ -164,26 +164,26 @@ def list_waiting(moves: Iterable[int]) -> list[int]:
 
 
 def _refill_buffer(
-    items: Iterator[Any], state: ShuffleState, address: Callable[[], SamplePosition] | None
+    items: Iterator[Any], state: ShuffleState, position: Callable[[], SamplePosition] | None
 ) -> Generator[T, None, list[T]]:
-    """Return the buffered items once they are read again; yield those that a later stage waits for."""
-    missing = {address.identity: slot for slot, address in enumerate(state.waiting)}
-    passing = {address.identity for address in state.passing}
+    """Read the buffered items again, and return them; yield those that later stages have buffered."""
+    missing = {waiting.identity: slot for slot, waiting in enumerate(state.waiting)}
+    again = {waiting.identity for waiting in state.again}
     buffer: list[Any] = [None] * len(missing)
-    while missing or passing:
+    while missing or again:
         item: Any = next(items, _END)
         if item is _END:
-            raise missing_samples_error(len(missing) + len(passing))
-        at = address() if address is not None else SamplePosition(-1, 0, 0)
+            raise missing_samples_error(len(missing) + len(again))
+        at = position() if position is not None else SamplePosition(-1, 0, 0)
         slot = missing.pop(at.identity, None)
         if slot is not None:
             buffer[slot] = item
-        elif at.identity in passing:
-            passing.discard(at.identity)
+        elif at.identity in again:
+            again.discard(at.identity)
             state.at = at
             yield item
         else:  # a new item, and an unlimited number may follow
-            raise missing_samples_error(len(missing) + len(passing))
+            raise missing_samples_error(len(missing) + len(again))
     return buffer
 
 

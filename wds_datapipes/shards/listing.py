@@ -151,7 +151,7 @@ def resample_wds_shards(
     """
     urls = list(source)
     if not urls:
-        raise EmptySourceError("resample_wds_shards has no shard to draw from: its source is empty")
+        raise EmptySourceError("resample_wds_shards has no shards to draw from: its source is empty")
     for number in count_from() if count is None else range(count):
         if number % len(urls) == 0:
             on_round()

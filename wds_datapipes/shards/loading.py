@@ -66,19 +66,19 @@ class ReadOptions:
     def __post_init__(self) -> None:
         check_on_error(self.on_error)
         if self.end_marker not in ("required", "optional"):
-            raise ValueError(f'end_marker is "required" or "optional", not {self.end_marker!r}')
+            raise ValueError(f'end_marker must be "required" or "optional", not {self.end_marker!r}')
         for option in ("select_files", "rename_files"):
             function = getattr(self, option)
             if function is not None and not callable(function):
-                raise TypeError(f"{option} is a function of a file name, not {function!r}")
+                raise TypeError(f"{option} must be a function of a file name, not {function!r}")
         if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ValueError(f"timeout_s is a number of seconds above 0, not {self.timeout_s!r}")
+            raise ValueError(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
         if self.retries is not None and operator.index(self.retries) < 0:
-            raise ValueError(f"retries is a whole number from 0, not {self.retries!r}")
+            raise ValueError(f"retries must be a non-negative integer, not {self.retries!r}")
         if operator.index(self.read_ahead) < 0:
-            raise ValueError(f"read_ahead is a number of bytes from 0, not {self.read_ahead!r}")
+            raise ValueError(f"read_ahead must be a non-negative number of bytes, not {self.read_ahead!r}")
         if not isinstance(self.limits, ReadLimits):
-            raise TypeError(f"limits are ReadLimits, such as ReadLimits(member_bytes=10**9), not {self.limits!r}")
+            raise TypeError(f"limits must be a ReadLimits, such as ReadLimits(member_bytes=10**9), not {self.limits!r}")
 
     @property
     def opener_options(self) -> dict[str, Any]:

@@ -108,13 +108,13 @@ def read_mixture(
         where = redact(file_url)
         content = _load_file(file_url, where, storage_options)
     else:
-        raise SpecError(f"A specification is the path of a {', '.join(SUFFIXES)} file or a dict, not {spec!r}")
+        raise SpecError(f"A specification must be the path of a {', '.join(SUFFIXES)} file or a dict, not {spec!r}")
     top = _check_mapping(content, where, TOP_KEYS)
     if "datasets" in top and "dataset" in top:
         raise SpecError(f"{where} has both 'datasets' and 'dataset'. Put all of them under 'datasets'")
     datasets = top.get("datasets", top.get("dataset"))
     if not isinstance(datasets, list) or not datasets:
-        raise SpecError(f"{where} needs a list of at least one dataset under 'datasets', and has {datasets!r}")
+        raise SpecError(f"{where} needs a list of at least one dataset under 'datasets', not {datasets!r}")
     prefix = _text(top.get("prefix", ""), where, "prefix")
 
     def expand_safely(pattern: str) -> list[str]:
@@ -136,7 +136,7 @@ def _load_file(url: str, path: str, storage_options: Mapping[str, Any] | None) -
     """Parse a file; ``path`` is its name in messages."""
     name = url.partition("?")[0] if split_scheme(url)[0] in ("http", "https") else url
     if not name.endswith(SUFFIXES):
-        raise SpecError(f"A specification is a file that ends in {', '.join(SUFFIXES)}, and {path!r} does not")
+        raise SpecError(f"A specification must be a file that ends in {', '.join(SUFFIXES)}, not {path!r}")
     file = local_path(url)
     try:
         text = (Path(file).read_bytes() if file is not None else read_sidecar(url, storage_options)).decode()
@@ -194,7 +194,7 @@ def _collection(
     shards = found.get("shards")
     patterns = [shards] if isinstance(shards, str) else shards
     if not isinstance(patterns, list) or not patterns:
-        raise SpecError(f"{where} needs its shards as a string or a list of strings, and has {shards!r}")
+        raise SpecError(f"{where} needs its shards as a string or a list of strings, not {shards!r}")
     urls: list[str] = []
     try:
         for text in patterns:
@@ -222,7 +222,7 @@ def _settings(found: Mapping[str, Any], where: str) -> dict[str, Any]:
         limits = scale if isinstance(scale, list) and len(scale) == 2 else [scale, scale]
         if not all(_is_positive(limit) for limit in limits) or limits[0] > limits[1]:
             raise SpecError(
-                f"{where}: scale is a number above 0 or a range with minimum and maximum, as in [0.5, 2.0], not "
+                f"{where}: scale must be a positive number or a range of minimum and maximum, as in [0.5, 2.0], not "
                 f"{scale!r}"
             )
         settings["scale"] = scale
@@ -230,14 +230,16 @@ def _settings(found: Mapping[str, Any], where: str) -> dict[str, Any]:
         extensions = found["extensions"]
         words = extensions if isinstance(extensions, list) else [extensions]
         if not words or not all(isinstance(word, str) and word.strip() for word in words):
-            raise SpecError(f"{where}: extensions is a string or a list of strings, as in nrm.jpg, not {extensions!r}")
+            raise SpecError(
+                f"{where}: extensions must be a string such as nrm.jpg, or a list of strings, not {extensions!r}"
+            )
         settings["extensions"] = extensions
     return settings
 
 
 def _string_keys(settings: object, where: str) -> Mapping[str, Any]:
     if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
-        raise SpecError(f"{where}: settings is a mapping from names to values, not {settings!r}")
+        raise SpecError(f"{where}: settings must be a mapping from names to values, not {settings!r}")
     return settings
 
 
@@ -263,12 +265,12 @@ def _is_positive(value: object) -> TypeGuard[int | float]:
 def _epoch_shards(key: str, value: object, shards: int, where: str) -> int:
     """Return the number of shards in an epoch, given as a number or as a fraction of all shards."""
     if not _is_positive(value):
-        raise SpecError(f"{where}: {key} is a number above 0, not {value!r}")
+        raise SpecError(f"{where}: {key} must be a positive number, not {value!r}")
     if key == "scaleprob":
         value = float(value)
     if key != "resample" and value > (shards if isinstance(value, int) else 1):
         raise SpecError(
-            f"{where}: {key} is {value!r}, but there are only {shards} shards, and it takes each at most once. Use "
+            f"{where}: {key} is {value!r}, but there are only {shards} shards, and each is used at most once. Use "
             f"resample to repeat shards"
         )
     count = value if isinstance(value, int) else max(1, math.floor(value * shards + 0.5))
@@ -281,7 +283,7 @@ def _bucket(buckets: object, where: str) -> str:
     """Return the bucket of a dataset, or "" if it has none."""
     several = [buckets] if isinstance(buckets, str) else buckets
     if not isinstance(several, list) or len(several) > 1:
-        raise SpecError(f"{where}: buckets is a string, or a list of one string, not {buckets!r}")
+        raise SpecError(f"{where}: buckets must be a string, or a list of one string, not {buckets!r}")
     return _text(several[0], where, "buckets") if several else ""
 
 
@@ -300,7 +302,7 @@ def _check_mapping(value: object, where: str, keys: tuple[str, ...]) -> Mapping[
 
 def _text(value: object, where: str, key: str) -> str:
     if not isinstance(value, str):
-        raise SpecError(f"{where}: {key} is a string, not {value!r}")
+        raise SpecError(f"{where}: {key} must be a string, not {value!r}")
     return value
 
 

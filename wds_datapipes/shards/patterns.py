@@ -86,7 +86,7 @@ def expand_urls(
                 )
             expanded += expand_pattern(substitute(pattern, variables), options, rules, safe)
     if not expanded:
-        raise SpecError(f"There is no shard in {urls!r}. Name at least one")
+        raise SpecError(f"There are no shards in {urls!r}. Name at least one")
     return expanded
 
 
@@ -98,7 +98,7 @@ def pattern_texts(urls: Patterns, safe: bool = False) -> Iterator[str]:
     if isinstance(urls, (set, frozenset)):
         raise SpecError("Shards cannot be given as a set: its order differs between processes. Use sorted(...)")
     if isinstance(urls, (bytes, bytearray, Mapping)) or not isinstance(urls, Iterable):
-        raise SpecError(f"Shards are given as a string, a path or a list of these, not as {type(urls).__name__}")
+        raise SpecError(f"Shards must be given as a string, a path or a list of these, not as {type(urls).__name__}")
     for position, item in enumerate(urls):
         yield pattern_text(item, f" at position {position}", safe=safe)
 
@@ -107,7 +107,7 @@ def pattern_text(item: object, where: str = "", *, safe: bool = False) -> str:
     """Return a pattern as a string; a directory gets the trailing slash that a path object lacks."""
     text = os.fspath(item) if isinstance(item, os.PathLike) else item
     if not isinstance(text, str):
-        raise SpecError(f"A shard pattern is a string or a path, but {item!r}{where} is {type(item).__name__}")
+        raise SpecError(f"A shard pattern must be a string or a path, but {item!r}{where} is {type(item).__name__}")
     return f"{text}/" if isinstance(item, os.PathLike) and not safe and Path(text).is_dir() else text
 
 

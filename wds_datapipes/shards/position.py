@@ -61,14 +61,14 @@ def pack_positions(positions: Iterable[SamplePosition]) -> list[list[int]]:
 
 
 def unpack_positions(values: Iterable[Sequence[int]]) -> list[SamplePosition]:
-    """Return the positions that `pack_positions` has made lists of.
+    """Return the positions that `pack_positions` has packed.
 
     >>> unpack_positions([[0, 512, 1024, 3], [1, 0, -1]])
     [SamplePosition(shard=0, start=512, end=1024, route=(3,)), SamplePosition(shard=1, start=0, end=-1, route=())]
     """
     positions = []
     for shard, start, end, *route in values:
-        if {int} != {*map(type, (shard, start, end, *route))} or -1 < end < start:  # which is noticed late otherwise
+        if {int} != {*map(type, (shard, start, end, *route))} or -1 < end < start:  # otherwise noticed late
             raise ValueError(f"a position has the values {(shard, start, end, *route)!r:.200}")
         positions.append(SamplePosition(shard, start, end, tuple(route)))
     return positions
@@ -110,14 +110,14 @@ class Progress:
 
 
 class SkippedCount:
-    """Counts the items that have passed a stage, each once.
+    """Counts the items that a stage has read, each once.
 
-    After a state is loaded, samples that later stages had buffered are read again and pass the earlier stages a second
-    time, which does not count.
+    After a state is loaded, the earlier stages read the samples that later stages had buffered a second time, which is
+    not counted.
 
     Args:
-        count: how many items have passed.
-        again: the positions of the items that will pass a second time.
+        count: the number of items read so far.
+        again: the positions of the items that will be read a second time.
     """
 
     __slots__ = ("_again", "count")
@@ -128,14 +128,14 @@ class SkippedCount:
 
     @property
     def has_pending(self) -> bool:
-        """Whether some items have yet to pass a second time."""
+        """Whether some items have yet to be read a second time."""
         return bool(self._again)
 
     def is_repeat(self, position: Callable[[], SamplePosition] | None) -> bool:
-        """Return whether an item passes for the second time; otherwise count it.
+        """Return whether an item is read for the second time; otherwise count it.
 
         Args:
-            position: returns its position; None if that is unknown.
+            position: returns its position; None if it is unknown.
 
         Raises:
             ChangedShardError: the item is new, although others are still pending.
@@ -160,7 +160,7 @@ class ShardShare:
     Attributes:
         every: the number of instances that share the shards.
         turn: the number of this instance: it reads the shards whose number modulo ``every`` is ``turn``.
-        since: the first shard assigned in this route.
+        since: the first shard assigned round-robin.
         pieces: the spans to read of earlier shards, in order, as pairs of offsets; -1 is the end of the shard.
     """
 
@@ -181,7 +181,7 @@ class ShardShare:
         yield from range(self.since + (self.turn - self.since) % self.every, end, self.every)
 
     def state_dict(self, after: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-        """Return the share as plain values, without most of what precedes a position."""
+        """Return the share as plain values, without most of the pieces before a position."""
         shard, reached = after
         pieces = [
             [number, start, end]
@@ -193,7 +193,7 @@ class ShardShare:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ShardShare:
-        """Make a share from the result of `state_dict`."""
+        """Create a share from the result of `state_dict`."""
         pieces = defaultdict[int, list[tuple[int, int]]](list)
         for shard, start, end in state["pieces"]:
             pieces[shard].append((start, end))

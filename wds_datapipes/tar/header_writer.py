@@ -16,7 +16,7 @@ __all__ = ["END", "NAME_BYTES", "PADDING", "TOO_LARGE", "HeaderWriter"]
 END = bytes(2 * BLOCK)
 #: The padding of data, by its size modulo a block.
 PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
-#: The smallest size whose digits do not fit into a header.
+#: The smallest size that does not fit into the octal digits of a header.
 TOO_LARGE = 8**11
 NAME_BYTES, PREFIX_BYTES = 100, 155
 
@@ -33,13 +33,13 @@ CHECKSUMS = _Checksums()
 
 
 class HeaderWriter:
-    """Makes headers for plain files that differ only in name and size.
+    """Creates headers for plain files that differ only in name and size.
 
     Args:
-        user: the name of the owner, whose number is 0.
-        group: the name of the group, whose number is 0.
+        user: the name of the owner, whose ID is 0.
+        group: the name of the group, whose ID is 0.
         mode: the permissions.
-        mtime: the time of the last change, in seconds since 1970; a fraction would need a PAX header for each member.
+        mtime: the modification time, in seconds since 1970; a fraction would need a PAX header for each member.
 
     Raises:
         ValueError: one of them does not fit into a header.
@@ -48,14 +48,14 @@ class HeaderWriter:
     def __init__(self, *, user: str, group: str, mode: int, mtime: float) -> None:
         seconds = int(mtime)
         if not 0 <= mode <= 0o7777:
-            raise ValueError(f"mode is a number of permissions such as 0o644, not {mode!r}")
+            raise ValueError(f"mode must be permission bits such as 0o644, not {mode!r}")
         if not 0 <= seconds < TOO_LARGE:
-            raise ValueError(f"mtime is a number of seconds since 1970, not {mtime!r}")
+            raise ValueError(f"mtime must be a number of seconds since 1970, not {mtime!r}")
         names = []
         for what, name in (("user", user), ("group", group)):
             raw = name.encode("utf-8")
             if len(raw) >= 32 or b"\0" in raw:
-                raise ValueError(f"{what} has at most 31 bytes, none of them 0, and {name!r} is no such name")
+                raise ValueError(f"{what} must have at most 31 bytes, without null bytes, not {name!r}")
             names.append(raw.ljust(32, b"\0"))
         owner = b"%07o\0" % 0
         self._before_size = b"%07o\0" % mode + owner + owner

@@ -13,10 +13,10 @@ from wds_datapipes.tar.buffer import ReadBuffer
 
 __all__ = [
     "ADLERS",
-    "AGAIN",
     "BLOCK",
     "DAMAGED",
     "FILE",
+    "INCOMPLETE",
     "NUMBERS",
     "PAX_LOCAL",
     "EndMarker",
@@ -47,7 +47,7 @@ HARD_LINK, SYMBOLIC_LINK = b"1", b"2"
 #: Links, devices, directories and pipes: whatever their size field says, no data follows.
 WITHOUT_DATA = (HARD_LINK, SYMBOLIC_LINK, b"3", b"4", b"5", b"6")
 
-AGAIN = "The file was not copied or written to its end; write or fetch it again"
+INCOMPLETE = "The file is incomplete; write or fetch it again"
 DAMAGED = "The archive is damaged; write or fetch it again"
 
 
@@ -95,7 +95,7 @@ class HeaderReader:
     def resolve(self, block: bytes) -> MemberHeader | None:
         """Follow the headers from ``block``, just read, to the next member; return None at the archive's end."""
         start = position = self._ahead.offset - len(block)
-        if position != self._gap_to:  # a file came between
+        if position != self._gap_to:  # a file is in between
             self._gap_from = position
         pending: dict[str, bytes] = {}
         count = 0
@@ -122,12 +122,12 @@ class HeaderReader:
             if size < 0:
                 raise self._corrupt(
                     f"has a header at byte {position} (member {text(raw_name)!r}) whose size field is {raw_size!r}, "
-                    f"which is no number"
+                    f"which is not a number"
                 )
             if kind not in EXTENSIONS:
                 entry = self._entry(block, {**self._globals, **pending}, start)
                 if not entry.is_file:
-                    self._go_on_to(self._ahead.offset + round_to_blocks(entry.size))
+                    self._extend_gap(self._ahead.offset + round_to_blocks(entry.size))
                 return entry
             count += 1
             if count > self._most_headers:
@@ -150,11 +150,12 @@ class HeaderReader:
         """Read the long name or the PAX records of a member, from the header at ``position``."""
         if size > MAX_EXTENSION:
             raise self._corrupt(
-                f"has a long name or PAX header of {size} bytes at byte {position}, where {MAX_EXTENSION} are the limit"
+                f"has a long name or PAX header of {size} bytes at byte {position}, more than the limit of "
+                f"{MAX_EXTENSION}"
             )
         content = self._ahead.take(round_to_blocks(size))
         if len(content) < round_to_blocks(size):
-            raise self._cut()
+            raise self._truncated()
         if kind == GNU_LONG_NAME:
             pending.setdefault("path", content[:size].partition(b"\0")[0])
         elif kind == PAX_GLOBAL:
@@ -180,7 +181,8 @@ class HeaderReader:
         if given := records.get("size"):
             if not given.isdigit() or len(given) > 19:
                 raise self._corrupt(
-                    f"has a PAX header (member {name!r}, at byte {start}) whose size is {given!r}, which is no number"
+                    f"has a PAX header (member {name!r}, at byte {start}) whose size is {given!r}, which is not a "
+                    f"number"
                 )
             size = int(given)
         continued = kind == GNU_CONTINUED or "GNU.volume" in records
@@ -199,19 +201,20 @@ class HeaderReader:
     def _check_end(self, block: bytes, position: int, *, inside: bool) -> None:
         """Raise unless an archive may end with ``block``, which is shorter than a header, at ``position``.
 
-        ``inside`` the headers of one member, it may not end.
+        It must not end ``inside`` the headers of a member.
         """
         if position == 0:
             what = "is empty" if not block else "is shorter than one tar header"
             raise TruncatedShardError(
-                f"{self._archive} {what}: {len(block)} bytes. It is no tar archive; write or fetch it again"
+                f"{self._archive} {what}: {len(block)} bytes. It is not a tar archive; write or fetch it again"
             )
         if block or inside:
-            raise self._cut()
+            raise self._truncated()
         if self._end_marker == "required":
             raise TruncatedShardError(
                 f"{self._archive} ends at byte {self._ahead.position} without the two blocks of zeros that end a tar "
-                f'archive, so members may be missing. {AGAIN}; or, if it was written so, pass end_marker="optional"'
+                f"archive, so members may be missing. {INCOMPLETE}; or, if it was written without them, pass "
+                f'end_marker="optional"'
             )
 
     def _after_zeros(self, position: int) -> tuple[bytes, int]:
@@ -224,7 +227,7 @@ class HeaderReader:
             if block == ZERO_BLOCK:
                 if is_too_long and not self._ignore_zeros:  # whatever follows
                     raise trailing_zeros_error(self._limits, self._archive, f"its end marker at byte {zeros_at}")
-                self._go_on_to(position)
+                self._extend_gap(position)
                 continue
             if block.strip(b"\0"):
                 if self._ignore_zeros and len(block) == BLOCK:
@@ -237,7 +240,7 @@ class HeaderReader:
             if position == zeros_at + BLOCK and self._end_marker == "required" and position != self._stop:
                 raise TruncatedShardError(
                     f"{self._archive} ends inside its end marker: one block of zeros at byte {zeros_at}, not two. "
-                    f'{AGAIN}; or, if it was written so, pass end_marker="optional"'
+                    f'{INCOMPLETE}; or, if it was written that way, pass end_marker="optional"'
                 )
             if is_too_long:
                 raise trailing_zeros_error(self._limits, self._archive, f"its end marker at byte {zeros_at}")
@@ -253,8 +256,8 @@ class HeaderReader:
         if stored not in (sum(others), sum(SIGNED_BYTES.unpack(others))):
             if position == 0:
                 raise CorruptShardError(
-                    f"{self._archive} is no tar archive, plain or compressed with gzip, bzip2, xz or zstd: it begins "
-                    f"with {block[:24]!r}. Look at what the file holds; error pages of web servers are a common cause"
+                    f"{self._archive} is not a tar archive, plain or compressed with gzip, bzip2, xz or zstd: it "
+                    f"begins with {block[:24]!r}. Inspect the file; error pages of web servers are a common cause"
                 )
             raise self._corrupt(
                 f"has a damaged header at byte {position}: its checksum field is {raw_checksum!r}, and its bytes "
@@ -271,8 +274,8 @@ class HeaderReader:
             keyword, equals, value = content[at + len(digits) + 1 : end - 1].partition(b"=")
             if not equals or end > len(content) or content[end - 1 : end] != b"\n":
                 raise self._corrupt(
-                    f"has a damaged PAX header at byte {position}: {content[at : at + 40]!r} is no record of the "
-                    f"form 'length keyword=value'"
+                    f"has a damaged PAX header at byte {position}: {content[at : at + 40]!r} is not a record of "
+                    f"the form 'length keyword=value'"
                 )
             if keyword == b"path":
                 records["path"] = value
@@ -288,7 +291,7 @@ class HeaderReader:
     def _is_plain(self) -> bool:
         return not self._globals and self._most_of_name >= NAME_BYTES
 
-    def _go_on_to(self, position: int) -> None:
+    def _extend_gap(self, position: int) -> None:
         """Record that there is no file before an offset, and raise if the gap is too large."""
         self._gap_to = position
         if position - self._gap_from > self._most_of_gap:
@@ -298,8 +301,10 @@ class HeaderReader:
     def _corrupt(self, found: str) -> CorruptShardError:
         return CorruptShardError(f"{self._archive} {found}. {DAMAGED}")
 
-    def _cut(self) -> TruncatedShardError:
-        return TruncatedShardError(f"{self._archive} ends inside a header, at byte {self._ahead.position}. {AGAIN}")
+    def _truncated(self) -> TruncatedShardError:
+        return TruncatedShardError(
+            f"{self._archive} ends inside a header, at byte {self._ahead.position}. {INCOMPLETE}"
+        )
 
 
 def round_to_blocks(size: int) -> int:
@@ -329,7 +334,7 @@ def _adler(raw_checksum: bytes) -> int:
     return -1 if stored < 0 else (1 + stored - 8 * ord(" ") + sum(raw_checksum)) % 65521
 
 
-class _Remembered(dict[bytes, int]):
+class _CachedFunction(dict[bytes, int]):
     """Caches the values of a function, since sizes and checksums repeat."""
 
     def __init__(self, function: Callable[[bytes], int]) -> None:
@@ -343,8 +348,8 @@ class _Remembered(dict[bytes, int]):
 
 
 #: Maps a number field to its number: octal digits, or base 256 for large numbers; -1 if it is invalid.
-NUMBERS = _Remembered(_number)
+NUMBERS = _CachedFunction(_number)
 #: Maps a checksum field to the low half of the Adler-32 of its header, provided the checksum is right; or to -1. A tar
 #: checksum is the sum of the header's bytes with blanks for the checksum itself. The low half of Adler-32 is one plus
 #: the sum of all bytes, modulo 65521, and ten times as fast as `sum`. The two differ by the bytes of the field itself.
-ADLERS = _Remembered(_adler)
+ADLERS = _CachedFunction(_adler)

@@ -19,10 +19,10 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits, limit_error
 from wds_datapipes.tar.buffer import PIECE, ReadBuffer
 from wds_datapipes.tar.headers import (
     ADLERS,
-    AGAIN,
     BLOCK,
     DAMAGED,
     FILE,
+    INCOMPLETE,
     NUMBERS,
     PAX_LOCAL,
     EndMarker,
@@ -49,8 +49,8 @@ MemberCallback: TypeAlias = Callable[[str, int, int, int], object]
 PLAIN_FIELDS = Struct("100s 24x 12s 12x 8s c 188x c")
 
 
-#: The archive whose links this process has warned of; a warning for each shard would make thousands.
-_warned_of_links: list[str] = []
+#: The archive whose links this process has warned about; a warning for each shard would mean thousands.
+_warned_about_links: list[str] = []
 
 
 def read_members(
@@ -81,7 +81,7 @@ def read_members(
         end_marker: ``"optional"`` accepts an archive without the two blocks of zeros at its end.
         start: the offset of the stream in the archive, in bytes: 0, or the ``offset`` of a member.
         stop: the offset of its end, if it ends before the archive: the ``offset`` of another member.
-        limits: the limits for what the archive may request.
+        limits: the limits on what the archive may request.
         on_header: called with each file once its header is read. No file is yielded then, and data are skipped if the
             stream can seek.
 
@@ -139,22 +139,22 @@ def read_members(
                 data = ahead.take(size)
             except (MemoryError, OverflowError) as error:
                 raise CorruptShardError(
-                    f"{archive} says that its member {name!r} (header at byte {start}) has {size} bytes, more than "
-                    f"memory holds. {DAMAGED}, or leave the member out with select_files"
+                    f"{archive} declares {size} bytes for its member {name!r} (header at byte {start}), more than fit "
+                    f"into memory. {DAMAGED}, or exclude the member with select_files"
                 ) from error
             ahead.fill(padding + between * BLOCK)
             data_end = ahead.offset + padding
         else:
             if headers.is_link and not is_file and select_files is None and on_header is None:  # called for files only
-                _warn_of_link(name if rename_files is None else rename_files(name), archive, start)
+                _warn_about_link(name if rename_files is None else rename_files(name), archive, start)
             # If the end marker is optional, so is the padding of the last file.
             seek_from = PIECE if on_header is None else SEEK_FROM
             if not ahead.skip(size + padding, least=size if is_file else size + padding, seek_from=seek_from):
-                raise _cut(entry, archive, "not all of its data is there")
-            data_end += size + padding  # not between them, and still unread
+                raise _truncated_error(entry, archive, "its data is incomplete")
+            data_end += size + padding  # the skipped data is not between them
             continue
         if len(data) != size:
-            raise _cut(entry, archive, f"{len(data)} of its {size} bytes are there")
+            raise _truncated_error(entry, archive, f"only {len(data)} of its {size} bytes are present")
         ahead.at += padding
         if chosen is not None:
             yield shard, chosen, data, start
@@ -222,11 +222,11 @@ def _chooser(
     return choose
 
 
-def _warn_of_link(name: str, archive: str, start: int) -> None:
-    """Warn, once per process, of a link that would be a field if it were a file."""
-    if _warned_of_links or name.rpartition("/")[2].find(".") <= 0:  # not the name of a field
+def _warn_about_link(name: str, archive: str, start: int) -> None:
+    """Warn, once per process, about a link that would be a field if it were a file."""
+    if _warned_about_links or name.rpartition("/")[2].find(".") <= 0:  # not the name of a field
         return
-    _warned_of_links.append(archive)
+    _warned_about_links.append(archive)
     warn_user(
         f"{archive} has the member {name!r} (header at byte {start}) as a link, and links are skipped, so its "
         "sample lacks a field. Write the archive again with tar's --hard-dereference and --dereference. Other links "
@@ -234,7 +234,7 @@ def _warn_of_link(name: str, archive: str, start: int) -> None:
     )
 
 
-def _cut(entry: MemberHeader, archive: str, found: str) -> TruncatedShardError:
+def _truncated_error(entry: MemberHeader, archive: str, found: str) -> TruncatedShardError:
     return TruncatedShardError(
-        f"{archive} ends inside the member {entry.name!r} (header at byte {entry.start}): {found}. {AGAIN}"
+        f"{archive} ends inside the member {entry.name!r} (header at byte {entry.start}): {found}. {INCOMPLETE}"
     )

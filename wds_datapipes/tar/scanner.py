@@ -30,7 +30,7 @@ class Scan(NamedTuple):
         end: the offset of the archive's end, without its end marker, in uncompressed bytes.
         bytes: the size of the file.
         sha256: its digest, if requested.
-        mtime_ns: the time of its last change, if it is a local file.
+        mtime_ns: its modification time, if it is a local file.
         etag: the version of the file in its store.
         compression: the compression of the file, if any.
     """
@@ -129,7 +129,7 @@ def _end_of(members: Generator[object, None, int]) -> int:
     except StopIteration as ended:
         end: int = ended.value
         return end
-    raise AssertionError("it reads headers alone")
+    raise AssertionError("only headers are read")
 
 
 class Counted(io.RawIOBase):

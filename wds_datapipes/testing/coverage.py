@@ -104,7 +104,7 @@ def _item_key(item: Any) -> Hashable:
 
 
 class _InputRecorder(IterDataPipe[Any]):
-    """Records the items that pass."""
+    """Records the items that pass through it."""
 
     def __init__(self, source: Pipe, log: list[Any]) -> None:
         self.source = source

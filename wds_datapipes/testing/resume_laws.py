@@ -119,7 +119,7 @@ def _other_process(
         try:
             near.send_bytes(pickle.dumps(state))
             if not near.poll(LIMIT_S):
-                raise AssertionError(f"{position}, the other process does not respond within {LIMIT_S:g} seconds")
+                raise AssertionError(f"{position}, the other process did not respond within {LIMIT_S:g} seconds")
             answer = pickle.loads(near.recv_bytes())
         except (EOFError, ConnectionError):
             process.join()

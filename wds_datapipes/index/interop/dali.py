@@ -100,7 +100,7 @@ def dali_text(index: ShardIndex, version: DaliVersion = "v1.2", *, archive: str 
         UnsupportedSidecarError: the format cannot represent the index.
     """
     if version not in WORDS:
-        raise ValueError(f'The version is "v1.1" or "v1.2", not {version!r}')
+        raise ValueError(f'version must be "v1.1" or "v1.2", not {version!r}')
     index.check_random_access()
     if index.facts.key_rule != "first_dot":
         raise UnsupportedSidecarError(

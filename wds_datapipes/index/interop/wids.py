@@ -113,7 +113,7 @@ def read_wids_index(
         ShardError: a shard cannot be read.
     """
     if depth not in ("size", "headers", "bytes"):
-        raise ValueError(f'depth is "size", "headers" or "bytes", not {depth!r}')
+        raise ValueError(f'depth must be "size", "headers" or "bytes", not {depth!r}')
     listed = list(_list_shards(os.fspath(path), storage_options))
     name = redact(os.fspath(path))
     entries: dict[int, ManifestEntry] = {}

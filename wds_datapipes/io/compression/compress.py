@@ -36,7 +36,7 @@ FOREIGN_ENDINGS = (".7z", ".br", ".jar", ".lz", ".lz4", ".lzma", ".lzo", ".rar",
 
 
 class Compressor(Protocol):
-    """A compressor object, as of the standard library."""
+    """A compressor object, as in the standard library."""
 
     def compress(self, data: bytes, /) -> bytes:
         """Compress bytes, and return those that are ready."""

@@ -80,7 +80,7 @@ class ZstandardDecompressorUnit:
     def unused_data(self) -> bytes:
         return bytes(self._frame.unused_data)
 
-    def decompress(self, data: bytes, max_length: int) -> bytes:  # noqa: ARG002  zstandard knows no limit
+    def decompress(self, data: bytes, max_length: int) -> bytes:  # noqa: ARG002  zstandard has no such limit
         return bytes(self._frame.decompress(data))
 
 

@@ -16,7 +16,7 @@ from fsspec.config import conf  # type: ignore[import-untyped]  # it carries no 
 from wds_datapipes.io.compression.formats import GzipDecompressorUnit
 from wds_datapipes.io.redaction import redact
 from wds_datapipes.io.remote import http_listing
-from wds_datapipes.io.remote.http_request import HttpStatusError, Response, ask
+from wds_datapipes.io.remote.http_request import HttpStatusError, Response, send_request
 from wds_datapipes.io.remote.resuming_stream import OpenedSource, version_of
 from wds_datapipes.io.remote.retry import is_transient
 from wds_datapipes.io.remote.throughput import MonitoredFile, ThroughputMonitor
@@ -40,7 +40,7 @@ SHOWN = 100
 
 
 class UnexpectedResponseError(Exception):
-    """A server has sent an unexpected response, which a retry would not change."""
+    """A server has sent an unexpected response, which retrying would not change."""
 
 
 class SentPart(NamedTuple):
@@ -67,32 +67,32 @@ class HttpFile:
         etag: the ETag of the file, if the server sends one.
     """
 
-    def __init__(self, answer: Response, part: SentPart | None) -> None:
-        self._answer, self.part = answer, part
-        self.etag = answer.headers.get("ETag")
-        self.version = version_of(*(answer.headers.get(name) for name in ("ETag", "Last-Modified")))
-        length = answer.headers.get("Content-Length", "")
+    def __init__(self, response: Response, part: SentPart | None) -> None:
+        self._response, self.part = response, part
+        self.etag = response.headers.get("ETag")
+        self.version = version_of(*(response.headers.get(name) for name in ("ETag", "Last-Modified")))
+        length = response.headers.get("Content-Length", "")
         size = int(length) if SIZE.fullmatch(length) else None
         self.size = size if part is None else part.total
         if part is not None and size not in (None, part.last + 1 - part.first):
             raise UnexpectedResponseError(
-                f"the server sends {size} bytes as its part {answer.headers['Content-Range']!r}"
+                f"the server sends {size} bytes for the Content-Range {response.headers['Content-Range']!r}"
             )
 
     def read(self, size: int, /) -> bytes:
         """Return the available bytes, at most ``size``; none at the end."""
-        return self._answer.read(size)
+        return self._response.read(size)
 
     def close(self) -> None:
         """Close the connection."""
-        self._answer.close()
+        self._response.close()
 
 
 class GzippedHttpFile(HttpFile):
     """The body of a response with content encoding gzip, which some servers apply unasked."""
 
-    def __init__(self, answer: Response) -> None:
-        super().__init__(answer, None)
+    def __init__(self, response: Response) -> None:
+        super().__init__(response, None)
         # The size of the compressed body may differ with each response.
         self.size, self.version = None, ()
         self._unit = GzipDecompressorUnit()
@@ -112,7 +112,7 @@ class GzippedHttpFile(HttpFile):
             more = rest or (super().read(STEP_BYTES) if self._unit.needs_input else b"")
             if not more and self._unit.needs_input:
                 if not self._unit.eof:
-                    raise EOFError("the data that were compressed for the way end too early")
+                    raise EOFError("the gzip-encoded response is truncated")
                 return b""
             data = self._unit.decompress(more, size)
         return data
@@ -134,16 +134,16 @@ class HttpClient:
         options = {**conf.get(scheme, {}), **options}
         if unknown := options.keys() - {"headers", "ca_file"}:
             raise ValueError(
-                f"web servers have the storage options headers and ca_file, and not {', '.join(sorted(unknown))}. "
-                "Proxies are those of the environment, such as https_proxy"
+                f"web servers support the storage options headers and ca_file, not {', '.join(sorted(unknown))}. "
+                "Set proxies in the environment, as in https_proxy"
             )
         self._headers: Mapping[str, str] = options.get("headers") or {}
         path = options.get("ca_file")
         try:
-            self._trusting = _ssl_context(None if path is None else os.fspath(path))
+            self._tls_context = _ssl_context(None if path is None else os.fspath(path))
         except (OSError, TypeError) as error:  # includes ssl.SSLError
             raise ValueError(
-                f"storage_options['ca_file'] has to be a file with certificates in the PEM format: {error}"
+                f"storage_options['ca_file'] must be a file with certificates in the PEM format: {error}"
             ) from error
         self._timeout_s = timeout_s
 
@@ -152,23 +152,23 @@ class HttpClient:
 
         Raises:
             UnexpectedResponseError: the response is neither the file nor that range.
-            Exception: see `ask`.
+            Exception: see `send_request`.
         """
-        answer = self._ask(url, {} if part is None else {"Range": f"bytes={part}"})
+        response = self._request(url, {} if part is None else {"Range": f"bytes={part}"})
         try:
-            return _open_body(answer, part)
+            return _open_body(response, part)
         except BaseException:
-            answer.close()
+            response.close()
             raise
 
     def info(self, url: str) -> dict[str, Any]:
         """Return the size and the ETag of a file, if its server reports them."""
         try:
-            answer = self._ask(url, {}, "HEAD")
-            answer.close()
-            length = answer.headers.get("Content-Length", "")
-            if answer.status == 200 and SIZE.fullmatch(length) and _content_encoding(answer) == "identity":
-                return _facts(url, int(length), answer.headers.get("ETag"))
+            response = self._request(url, {}, "HEAD")
+            response.close()
+            length = response.headers.get("Content-Length", "")
+            if response.status == 200 and SIZE.fullmatch(length) and _content_encoding(response) == "identity":
+                return _facts(url, int(length), response.headers.get("ETag"))
         except HttpStatusError as error:  # some servers, and signed URLs, only support GET
             if is_transient(error):
                 raise
@@ -187,22 +187,22 @@ class HttpClient:
         size: int | None = self.info(url)["size"]
         return size
 
-    def cat_file(self, url: str, most_bytes: int = sys.maxsize) -> bytes:
+    def cat_file(self, url: str, max_bytes: int = sys.maxsize) -> bytes:
         """Return a file as a whole.
 
         Raises:
             EOFError: the response is truncated.
-            UnexpectedResponseError: the file is larger than ``most_bytes``.
+            UnexpectedResponseError: the file is larger than ``max_bytes``.
         """
         file, data = self.open(url), bytearray()
         paced = MonitoredFile(file, ThroughputMonitor(redact(url), self._timeout_s))
         with closing(paced):
             while piece := paced.read(STEP_BYTES):
                 data += piece
-                if len(data) > most_bytes:
-                    raise UnexpectedResponseError(f"the server sends more than {most_bytes} bytes")
+                if len(data) > max_bytes:
+                    raise UnexpectedResponseError(f"the server sends more than {max_bytes} bytes")
         if file.size not in (None, len(data)):
-            raise EOFError(f"{len(data)} of {file.size} bytes came")
+            raise EOFError(f"received {len(data)} of {file.size} bytes")
         return bytes(data)
 
     def ls(self, url: str, detail: bool = True) -> list[Any]:
@@ -221,10 +221,10 @@ class HttpClient:
     def invalidate_cache(self) -> None:
         """Do nothing: the client has no cache."""
 
-    def _ask(self, url: str, more: Mapping[str, str], method: str = "GET") -> Response:
+    def _request(self, url: str, more: Mapping[str, str], method: str = "GET") -> Response:
         # With content encoding, ranges would count compressed bytes.
         headers = {**self._headers, "Accept-Encoding": "identity", **more}
-        return ask(url, headers, self._timeout_s, self._trusting, method=method)
+        return send_request(url, headers, self._timeout_s, self._tls_context, method=method)
 
 
 def _facts(url: str, size: int | None, etag: str | None) -> dict[str, Any]:
@@ -235,58 +235,56 @@ def _facts(url: str, size: int | None, etag: str | None) -> dict[str, Any]:
 @lru_cache(maxsize=16)
 def _ssl_context(path: str | None) -> ssl.SSLContext:
     """Return a TLS context that trusts the authorities of the system and those in a file; it is cached."""
-    trusting = ssl.create_default_context()
+    context = ssl.create_default_context()
     if path is not None:
-        trusting.load_verify_locations(path)
-    return trusting
+        context.load_verify_locations(path)
+    return context
 
 
-def _open_body(answer: Response, part: str | None) -> HttpFile:
+def _open_body(response: Response, part: str | None) -> HttpFile:
     """Return the body of a response; raise if it is not the requested file or range."""
-    encoding = _content_encoding(answer)
-    if answer.status != 206:
+    encoding = _content_encoding(response)
+    if response.status != 206:
         if encoding in GZIP:
-            return GzippedHttpFile(answer)
+            return GzippedHttpFile(response)
         if encoding != "identity":
             raise UnexpectedResponseError(
-                f"the server has compressed the file for the way, unasked, as {encoding[:SHOWN]!r}"
+                f"the server sends the file with the content encoding {encoding[:SHOWN]!r}, which was not requested"
             )
-        return HttpFile(answer, None)
-    told = answer.headers.get("Content-Range")
-    told = f"Content-Range: {told[:SHOWN]!r}" if told is not None else "no Content-Range"
+        return HttpFile(response, None)
+    content_range = response.headers.get("Content-Range")
+    found = f"Content-Range: {content_range[:SHOWN]!r}" if content_range is not None else "no Content-Range"
     if part is None:
         raise UnexpectedResponseError(
-            f"the server answers with a part (status 206, {told}) where all of the file was asked for"
+            f"the server sends a part of the file (status 206, {found}), but the whole file was requested"
         )
-    kind = answer.headers.get("Content-Type", "")
-    sent = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
+    kind = response.headers.get("Content-Type", "")
+    sent = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
     if sent is None or kind.lower().startswith("multipart/") or encoding != "identity":
-        told += f", Content-Type: {kind[:SHOWN]!r}, Content-Encoding: {encoding[:SHOWN]!r}"
-        raise UnexpectedResponseError(
-            f"the server was asked for the bytes {part}, and sends something else (status 206, {told})"
-        )
-    return HttpFile(answer, SentPart(int(sent[1]), int(sent[2]), None if sent[3] == "*" else int(sent[3])))
+        found += f", Content-Type: {kind[:SHOWN]!r}, Content-Encoding: {encoding[:SHOWN]!r}"
+        raise UnexpectedResponseError(f"the server does not send the requested bytes {part} (status 206, {found})")
+    return HttpFile(response, SentPart(int(sent[1]), int(sent[2]), None if sent[3] == "*" else int(sent[3])))
 
 
-def _content_encoding(answer: Response) -> str:
+def _content_encoding(response: Response) -> str:
     """Return the content encoding of a body."""
-    return str(answer.headers.get("Content-Encoding") or "identity").strip().lower()
+    return str(response.headers.get("Content-Encoding") or "identity").strip().lower()
 
 
 class HttpSource:
     """A file on a web server that can be opened at any offset.
 
     Args:
-        site: the client for its server.
+        client: the client for its server.
         url: the URL of the file.
     """
 
-    def __init__(self, site: HttpClient, url: str) -> None:
-        self._site, self._url = site, url
+    def __init__(self, client: HttpClient, url: str) -> None:
+        self._client, self._url = client, url
 
     def open_at(self, start: int) -> OpenedSource:
         """Open the file at an offset; a server without range support sends it from the beginning."""
-        file = self._site.open(self._url, f"{start}-" if start else None)
+        file = self._client.open(self._url, f"{start}-" if start else None)
         part = file.part
         if part is None:
             return OpenedSource(file, 0, file.size, file.version)

@@ -18,10 +18,10 @@ from urllib.request import getproxies, proxy_bypass
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["HttpStatusError", "Response", "ask"]
+__all__ = ["HttpStatusError", "Response", "send_request"]
 
 REDIRECTS = {301, 302, 303, 307, 308}
-MOST_REDIRECTS = 10
+MAX_REDIRECTS = 10
 #: The statuses whose body is the file or a range of it.
 WITH_CONTENT = {200, 203, 206}
 #: Headers that only the original host receives.
@@ -29,7 +29,7 @@ SECRET = {"authorization", "cookie", "proxy-authorization"}
 #: Characters of a URL that are not quoted; a percent sign counts as the beginning of a quoted character.
 PLAIN = "%/:=&?~#+!$,;'@()*[]"
 #: The client's name; some servers reject requests without one.
-WHO = {"User-Agent": "wds-datapipes"}
+USER_AGENT = {"User-Agent": "wds-datapipes"}
 CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 #: The time limit in seconds for connecting; a slower host is down, or blocked by a firewall.
 CONNECT_S = 10.0
@@ -88,9 +88,9 @@ class Deadline:
 class TimedReader(io.RawIOBase):
     """Reads a socket within a deadline."""
 
-    def __init__(self, wire: socket.socket, deadline: Deadline) -> None:
-        self._wire, self._deadline = wire, deadline
-        self._source = wire.makefile("rb", buffering=0)  # it keeps the socket open until it is closed
+    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+        self._sock, self._deadline = sock, deadline
+        self._source = sock.makefile("rb", buffering=0)  # it keeps the socket open until it is closed
 
     def readable(self) -> bool:
         """Return True."""
@@ -98,7 +98,7 @@ class TimedReader(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int | None:
         """Read up to ``len(buffer)`` bytes; 0 at the end."""
-        self._wire.settimeout(self._deadline.left())
+        self._sock.settimeout(self._deadline.left())
         try:
             return self._source.readinto(buffer)
         except TimeoutError:
@@ -114,12 +114,12 @@ class TimedReader(io.RawIOBase):
 class TimedSocket:
     """A socket for http.client, with a deadline."""
 
-    def __init__(self, wire: socket.socket, deadline: Deadline) -> None:
-        self._wire, self._deadline = wire, deadline
+    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+        self._sock, self._deadline = sock, deadline
 
     def makefile(self, *_: object) -> io.BufferedReader:
         """Return a reader of the socket."""
-        return io.BufferedReader(TimedReader(self._wire, self._deadline))
+        return io.BufferedReader(TimedReader(self._sock, self._deadline))
 
 
 class Response:
@@ -131,10 +131,10 @@ class Response:
     """
 
     def __init__(
-        self, connection: HTTPConnection, wire: socket.socket, response: HTTPResponse, limit: Deadline
+        self, connection: HTTPConnection, sock: socket.socket, response: HTTPResponse, deadline: Deadline
     ) -> None:
         self.status, self.headers = response.status, response.headers
-        self._connection, self._wire, self._response, self._deadline = connection, wire, response, limit
+        self._connection, self._sock, self._response, self._deadline = connection, sock, response, deadline
 
     @property
     def reason(self) -> str:
@@ -153,13 +153,13 @@ class Response:
     def close(self) -> None:
         """Close the connection, even if another thread waits for it."""
         with suppress(OSError):  # it may be closed
-            self._wire.shutdown(socket.SHUT_RDWR)
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._response.close()
         self._connection.close()
 
 
-def ask(
-    url: str, headers: Mapping[str, str], timeout_s: float, trusting: ssl.SSLContext, *, method: str = "GET"
+def send_request(
+    url: str, headers: Mapping[str, str], timeout_s: float, context: ssl.SSLContext, *, method: str = "GET"
 ) -> Response:
     """Send a request; follow redirects, and use the proxy of the environment.
 
@@ -168,7 +168,7 @@ def ask(
         headers: the headers to send. Secret ones are only sent to the host of ``url``.
         timeout_s: the time limit in seconds for all headers of a response, and for each part of its body; also for
             connecting, with at most `CONNECT_S`.
-        trusting: the TLS context with the trusted authorities.
+        context: the TLS context with the trusted authorities.
         method: ``"GET"`` or ``"HEAD"``.
 
     Raises:
@@ -177,52 +177,58 @@ def ask(
         OSError: the network failed.
         http.client.HTTPException: the response is not HTTP.
     """
-    here = urlsplit(url)
-    sent = {**WHO, **headers}
-    for _ in range(MOST_REDIRECTS + 1):
-        if here.username is not None and not any(name.lower() == "authorization" for name in sent):
-            sent["Authorization"] = _basic(here)
-        answer = _ask(method, here, sent, timeout_s, trusting)
-        if answer.status not in REDIRECTS or not (place := answer.headers.get("Location")):
-            return _accept_response(answer)
-        answer.close()
-        there = urlsplit(urljoin(here.geturl(), place))
-        if (there.scheme, there.hostname, _port(there)) != (here.scheme, here.hostname, _port(here)):
+    current = urlsplit(url)
+    sent = {**USER_AGENT, **headers}
+    for _ in range(MAX_REDIRECTS + 1):
+        if current.username is not None and not any(name.lower() == "authorization" for name in sent):
+            sent["Authorization"] = _basic(current)
+        response = _send_once(method, current, sent, timeout_s, context)
+        if response.status not in REDIRECTS or not (location := response.headers.get("Location")):
+            return _accept_response(response)
+        response.close()
+        redirected = urlsplit(urljoin(current.geturl(), location))
+        if (redirected.scheme, redirected.hostname, _port(redirected)) != (
+            current.scheme,
+            current.hostname,
+            _port(current),
+        ):
             sent = {name: value for name, value in sent.items() if name.lower() not in SECRET}
-        here = there
-    raise HttpStatusError(answer.status, f"it redirects {MOST_REDIRECTS} times", answer.headers)
+        current = redirected
+    raise HttpStatusError(response.status, f"it redirects {MAX_REDIRECTS} times", response.headers)
 
 
-def _ask(
-    method: str, url: SplitResult, headers: Mapping[str, str], timeout_s: float, trusting: ssl.SSLContext
+def _send_once(
+    method: str, url: SplitResult, headers: Mapping[str, str], timeout_s: float, context: ssl.SSLContext
 ) -> Response:
     if url.scheme not in CONNECTIONS or not url.hostname:
-        raise InvalidURL(f"a server leads to a URL of the scheme {url.scheme!r}, which is not on the web")
+        raise InvalidURL(
+            f"the URL, or one that it redirects to, has no host or the scheme {url.scheme!r} instead of http or https"
+        )
     target = quote(url.path or "/", safe=PLAIN) + (f"?{quote(url.query, safe=PLAIN)}" if url.query else "")
     proxy = _proxy_of(url)
     host, port = (url.hostname, _port(url)) if proxy is None else (str(proxy.hostname), proxy.port or 80)
-    more = {"context": trusting} if url.scheme == "https" else {}
+    more = {"context": context} if url.scheme == "https" else {}
     connection = CONNECTIONS[url.scheme](host, port, timeout=min(timeout_s, CONNECT_S), **more)
     deadline = Deadline(timeout_s)
 
-    def response(wire: socket.socket, **options: Any) -> HTTPResponse:
-        return HTTPResponse(TimedSocket(wire, deadline), **options)  # type: ignore[arg-type]  # only makefile is needed
+    def response(sock: socket.socket, **options: Any) -> HTTPResponse:
+        return HTTPResponse(TimedSocket(sock, deadline), **options)  # type: ignore[arg-type]  # only makefile is needed
 
     connection.response_class = response  # called like the class
     sent = dict(headers)
     if proxy is not None:
-        for_proxy = {} if proxy.username is None else {"Proxy-Authorization": _basic(proxy)}
+        proxy_headers = {} if proxy.username is None else {"Proxy-Authorization": _basic(proxy)}
         if url.scheme == "https":
-            connection.set_tunnel(url.hostname, _port(url), for_proxy)
+            connection.set_tunnel(url.hostname, _port(url), proxy_headers)
         else:
             target = f"http://{url.netloc.rpartition('@')[2]}{target}"
-            sent |= for_proxy
+            sent |= proxy_headers
     try:
         _connect(connection)
         deadline.restart()
         connection.request(method, target, headers=sent)
-        wire: socket.socket = connection.sock  # the response may detach it
-        return Response(connection, wire, connection.getresponse(), deadline)
+        sock: socket.socket = connection.sock  # the response may detach it
+        return Response(connection, sock, connection.getresponse(), deadline)
     except BaseException:
         connection.close()
         raise
@@ -237,13 +243,13 @@ def _connect(connection: HTTPConnection) -> None:
         raise HttpStatusError(int(refused[1]), f"{refused[2].strip()} (of the proxy)", HTTPMessage()) from None
 
 
-def _accept_response(answer: Response) -> Response:
-    if answer.status in WITH_CONTENT:
-        return answer
-    answer.close()
-    if answer.status == 404:
-        raise FileNotFoundError(404, answer.reason)
-    raise HttpStatusError(answer.status, answer.reason, answer.headers)
+def _accept_response(response: Response) -> Response:
+    if response.status in WITH_CONTENT:
+        return response
+    response.close()
+    if response.status == 404:
+        raise FileNotFoundError(404, response.reason)
+    raise HttpStatusError(response.status, response.reason, response.headers)
 
 
 def _proxy_of(url: SplitResult) -> SplitResult | None:
@@ -256,7 +262,7 @@ def _proxy_of(url: SplitResult) -> SplitResult | None:
     if proxy.scheme != "http" or not proxy.hostname:
         raise InvalidURL(
             f"the environment variable {url.scheme}_proxy, or all_proxy, names a proxy of the scheme {proxy.scheme!r}, "
-            f"and only those of http are known. no_proxy={url.hostname} leaves it out"
+            f"but only http proxies are supported. Set no_proxy={url.hostname} to bypass it"
         )
     return proxy
 

@@ -194,7 +194,7 @@ class HttpRange:
 
     def _shorter(self, begin: int) -> ChangedShardError:
         return ChangedShardError(
-            f"{self._store.name} ends before byte {begin}, at which reading was to resume. A state can be loaded only "
+            f"{self._store.name} ends before byte {begin}, where reading should resume. A state can only be loaded "
             "with the same shards that it was saved with"
         )
 

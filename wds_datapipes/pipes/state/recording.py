@@ -125,9 +125,9 @@ class Run:
             if number == len(self._packed):
                 self._packed.append((0, 0, 0))
             first_slot, first_place, first_way = self._packed[number]
-            came = moves.came[first_place:]  # before the moves, which are recorded after it
+            came = moves.added[first_place:]  # before the moves, which are recorded after it
             slots = moves.slots[first_slot:]
-            if new := moves.ways[first_way:]:
+            if new := moves.routes[first_way:]:
                 ways[number] = new
             self._packed[number] = first_slot + len(slots), first_place + len(came), first_way + len(new)
             self.moves += len(slots)
