@@ -200,7 +200,7 @@ def test_a_member_that_is_too_large_is_told_before_its_data_are_read(size: int) 
 
 
 def test_without_a_limit_what_memory_cannot_hold_is_damage() -> None:
-    with pytest.raises(CorruptShardError, match="more than memory holds"):
+    with pytest.raises(CorruptShardError, match="more than fit into memory"):
         read(header("a.bin", 1 << 80), NONE)
 
 

@@ -71,7 +71,7 @@ def test_an_error_of_the_function() -> None:
         TypeError, match=r"needs dicts of fields, but found a int for the sample 'a' of s\.tar: make it"
     ):
         list(associate(SAMPLES, {"a": 3}.get, on_error="skip"))  # type: ignore[arg-type]  # the mistake that is tested
-    with pytest.raises(MissingFieldError, match="by '__key__', but a sample has only \\['cls'\\]"):
+    with pytest.raises(MissingFieldError, match="by the field '__key__', but one has only \\['cls'\\]"):
         list(associate([{"cls": 3}], TABLE.get))
 
 

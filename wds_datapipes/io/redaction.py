@@ -18,7 +18,7 @@ WEB_USER = re.compile(r"(?i)(https?://)[^\s/?#]*@")
 #: up to a slash are a port; any other text may be a password, even with a slash that should be escaped as %2F.
 PASSWORD = re.compile(r"(://)[^\s/?#:@\[]{0,1024}:(?!\d{1,9}(?:[/?#]|$))[^\s?#]{0,1024}@")
 
-#: The values of query parameters that sign or authorise: those of AWS, Google, Azure, CloudFront and common APIs. The
+#: The values of query parameters that sign or authorize: those of AWS, Google, Azure, CloudFront and common APIs. The
 #: parameters may be percent-encoded within another URL.
 PARAMETER = re.compile(
     r"(?i)((?:[?&;]|%3F|%26)(?:[\w.-]{0,99}(?:auth|credential|passw|secret|signature|token|api-?_?key|accesskey|key-pair)"

@@ -40,7 +40,9 @@ def associate(
             raise not_a_sample_error("associate", sample)
         try:
             if by not in sample:
-                raise MissingFieldError(f"associate looks up samples by {by!r}, but a sample has only {list(sample)}")
+                raise MissingFieldError(
+                    f"associate looks up samples by the field {by!r}, but one has only {list(sample)}"
+                )
             entry = find(sample[by])
             if entry is None and missing == "raise":
                 raise MissingFieldError(

@@ -1,4 +1,4 @@
-"""Stage contract: checks the behaviour of a stage that loaders rely on."""
+"""Stage contract: checks the behavior of a stage that loaders rely on."""
 
 from __future__ import annotations
 

@@ -186,14 +186,10 @@ def send_request(
         if response.status not in REDIRECTS or not (location := response.headers.get("Location")):
             return _accept_response(response)
         response.close()
-        redirected = urlsplit(urljoin(current.geturl(), location))
-        if (redirected.scheme, redirected.hostname, _port(redirected)) != (
-            current.scheme,
-            current.hostname,
-            _port(current),
-        ):
+        next_url = urlsplit(urljoin(current.geturl(), location))
+        if (next_url.scheme, next_url.hostname, _port(next_url)) != (current.scheme, current.hostname, _port(current)):
             sent = {name: value for name, value in sent.items() if name.lower() not in SECRET}
-        current = redirected
+        current = next_url
     raise HttpStatusError(response.status, f"it redirects {MAX_REDIRECTS} times", response.headers)
 
 
@@ -202,7 +198,7 @@ def _send_once(
 ) -> Response:
     if url.scheme not in CONNECTIONS or not url.hostname:
         raise InvalidURL(
-            f"the URL, or one that it redirects to, has no host or the scheme {url.scheme!r} instead of http or https"
+            f"the URL or a redirect has the scheme {url.scheme!r} or no host; only http and https are supported"
         )
     target = quote(url.path or "/", safe=PLAIN) + (f"?{quote(url.query, safe=PLAIN)}" if url.query else "")
     proxy = _proxy_of(url)
