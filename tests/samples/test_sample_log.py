@@ -19,7 +19,7 @@ from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import ShardList, ShardReadingService
 from wds_datapipes.samples.sample_log import describe, log_samples
-from wds_datapipes.shards.position import SkippedCount
+from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.testing import build_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of few cores
@@ -36,7 +36,7 @@ def logged(items: Any, to: Any = "stdout", **options: Any) -> Iterator[Any]:
         "key_log": None,
         "rank_and_worker": lambda: (1, 2),
     }
-    return log_samples(items, to, counter=SkippedCount(), **{**settings, **options})
+    return log_samples(items, to, counter=ItemCounter(), **{**settings, **options})
 
 
 class Hostile:

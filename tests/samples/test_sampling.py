@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.samples.sampling import non_empty, parse_slice, rsample, slice_samples
-from wds_datapipes.shards.position import SkippedCount
+from wds_datapipes.shards.position import ItemCounter
 
 NUMBERS = st.none() | st.integers(0, 12)
 POSITIONS = (
@@ -45,7 +45,7 @@ def test_a_slice_is_that_of_islice_and_reads_no_more_than_it_needs(
     expected = list(itertools.islice(range(count), *positions))
     states = []
     sliced = []
-    for item in slice_samples(source, *parse_slice(positions), counter=SkippedCount()):
+    for item in slice_samples(source, *parse_slice(positions), counter=ItemCounter()):
         sliced.append(item)
         states.append((source.read, source.closed))
     assert sliced == expected
@@ -60,28 +60,28 @@ def test_a_slice_is_that_of_islice_and_reads_no_more_than_it_needs(
 
 
 def test_a_slice_of_what_has_no_close() -> None:
-    assert list(slice_samples([1, 2, 3], 0, 2, 1, counter=SkippedCount())) == [1, 2]
-    assert list(itertools.islice(slice_samples(itertools.count(), 1, None, 2, counter=SkippedCount()), 3)) == [1, 3, 5]
+    assert list(slice_samples([1, 2, 3], 0, 2, 1, counter=ItemCounter())) == [1, 2]
+    assert list(itertools.islice(slice_samples(itertools.count(), 1, None, 2, counter=ItemCounter()), 3)) == [1, 3, 5]
 
 
 @given(count=st.integers(0, 200), p=st.floats(0, 1), seed=st.integers(0, 5))
 def test_a_random_part_is_a_part_and_the_seed_decides_which(count: int, p: float, seed: int) -> None:
-    drawn = list(rsample(range(count), p, rng=Random(seed), counter=SkippedCount()))
-    assert drawn == list(rsample(range(count), p, rng=Random(seed), counter=SkippedCount()))
+    drawn = list(rsample(range(count), p, rng=Random(seed), counter=ItemCounter()))
+    assert drawn == list(rsample(range(count), p, rng=Random(seed), counter=ItemCounter()))
     chances = Random(seed)
     assert drawn == [number for number in range(count) if chances.random() < p]
 
 
 def test_all_and_nothing() -> None:
-    assert list(rsample(range(100), 1, rng=Random(0), counter=SkippedCount())) == list(range(100))
-    assert list(rsample(range(100), 0, rng=Random(0), counter=SkippedCount())) == []
+    assert list(rsample(range(100), 1, rng=Random(0), counter=ItemCounter())) == list(range(100))
+    assert list(rsample(range(100), 0, rng=Random(0), counter=ItemCounter())) == []
 
 
 @given(count=st.integers(1, 5))
 def test_what_is_not_empty_passes(count: int) -> None:
-    assert list(non_empty(range(count), upstream=str, counter=SkippedCount())) == list(range(count))
+    assert list(non_empty(range(count), upstream=str, counter=ItemCounter())) == list(range(count))
 
 
 def test_what_is_empty() -> None:
     with pytest.raises(EmptySourceError, match=r"non_empty received no items from a, b\. The shards may be empty"):
-        list(non_empty([], upstream=lambda: "a, b", counter=SkippedCount()))
+        list(non_empty([], upstream=lambda: "a, b", counter=ItemCounter()))

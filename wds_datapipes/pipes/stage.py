@@ -12,7 +12,7 @@ from wds_datapipes.counters import Counters
 from wds_datapipes.on_error.policy import CountedErrors, OnError
 from wds_datapipes.pipes.state.graph import sources_of, upstream
 from wds_datapipes.pipes.state.recording import Form, PlainRecorder, Recorder
-from wds_datapipes.shards.position import SamplePosition, SkippedCount, pack_positions, unpack_positions
+from wds_datapipes.shards.position import ItemCounter, SamplePosition, pack_positions, unpack_positions
 
 __all__ = [
     "CountingStage",
@@ -191,8 +191,8 @@ class RecordedStage(Stage[T_co]):
 class CountingStage(RecordedStage[T_co]):
     """Base class of stages that buffer nothing, and count the items that they read."""
 
-    _count = SkippedCount()
-    _loaded: SkippedCount | None = None
+    _count = ItemCounter()
+    _loaded: ItemCounter | None = None
 
     def record_state(self, recorder: Recorder) -> Form:
         """Record the number of items that were read in this epoch."""
@@ -205,15 +205,15 @@ class CountingStage(RecordedStage[T_co]):
             state: the result of `state_dict`; or ``{}`` if only the items of ``again`` remain.
             again: the positions of items that later stages have buffered; they are read again, and not counted.
         """
-        self._loaded = SkippedCount(state.get("passed", 0), again)
+        self._loaded = ItemCounter(state.get("passed", 0), again)
 
     def reset_state(self) -> None:
         """Discard a loaded state, so that the next iteration starts from the beginning."""
         self._loaded = None
 
-    def _begin_counting(self) -> SkippedCount:
+    def _begin_counting(self) -> ItemCounter:
         """Start an epoch, from the loaded state if there is one."""
-        self._count, self._loaded = self._loaded or SkippedCount(), None
+        self._count, self._loaded = self._loaded or ItemCounter(), None
         return self._count
 
 

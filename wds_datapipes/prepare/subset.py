@@ -19,7 +19,7 @@ from wds_datapipes.samples.keys import KeyRule, first_dot
 from wds_datapipes.samples.sampling import parse_slice, rsample, slice_samples
 from wds_datapipes.samples.select import Lacking, parse_patterns, select_fields
 from wds_datapipes.shards.loading import ReadOptions, read_shards
-from wds_datapipes.shards.position import SkippedCount
+from wds_datapipes.shards.position import ItemCounter
 from wds_datapipes.tar.headers import EndMarker
 from wds_datapipes.types import Sample
 
@@ -108,9 +108,9 @@ class Subset:
         if on_read is not None:
             samples = _observe_samples(samples, on_read)
         if self.positions:
-            samples = slice_samples(samples, *parse_slice(self.positions), counter=SkippedCount())
+            samples = slice_samples(samples, *parse_slice(self.positions), counter=ItemCounter())
         if self.share < 1:
-            samples = rsample(samples, self.share, rng=Random(self.seed), counter=SkippedCount())
+            samples = rsample(samples, self.share, rng=Random(self.seed), counter=ItemCounter())
         if self.select:
             samples = select_fields(samples, list(self.select), missing=self.missing, on_error=self.on_error)
         if self.rename:

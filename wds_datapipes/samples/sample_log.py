@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from wds_datapipes.io.openers import redact
-from wds_datapipes.shards.position import SamplePosition, SkippedCount
+from wds_datapipes.shards.position import ItemCounter, SamplePosition
 
 __all__ = ["LogTarget", "describe", "log_samples"]
 
@@ -36,7 +36,7 @@ def log_samples(
     width: int,
     key_log: str | None,
     rank_and_worker: Callable[[], tuple[int, int]],
-    counter: SkippedCount,
+    counter: ItemCounter,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield all items; log the first ones and every ``every``-th one, and write a line for each.

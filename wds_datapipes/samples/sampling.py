@@ -13,7 +13,7 @@ from wds_datapipes.errors import EmptySourceError
 from wds_datapipes.on_error.policy import OnError
 from wds_datapipes.samples.fields import map_samples
 from wds_datapipes.seeds import derived_seed
-from wds_datapipes.shards.position import SamplePosition, SkippedCount
+from wds_datapipes.shards.position import ItemCounter, SamplePosition
 
 __all__ = ["map_samples_with_rng", "non_empty", "parse_slice", "rsample", "slice_samples"]
 
@@ -27,7 +27,7 @@ def rsample(
     probability: float,
     *,
     rng: Random,
-    counter: SkippedCount,
+    counter: ItemCounter,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield each item with a given probability; replayed items are always yielded.
@@ -76,7 +76,7 @@ def slice_samples(
     stop: int | None,
     step: int,
     *,
-    counter: SkippedCount,
+    counter: ItemCounter,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield the items at some positions; the source is closed before the last one is yielded.
@@ -122,7 +122,7 @@ def non_empty(
     source: Iterable[T],
     *,
     upstream: Callable[[], str],
-    counter: SkippedCount,
+    counter: ItemCounter,
     position: Callable[[], SamplePosition] | None = None,
 ) -> Iterator[T]:
     """Yield all items; raise if there are none.

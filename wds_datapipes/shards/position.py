@@ -13,11 +13,11 @@ from wds_datapipes.errors import ChangedShardError
 
 __all__ = [
     "END_OF_SHARDS",
+    "ItemCounter",
     "Progress",
     "Resume",
     "SamplePosition",
     "ShardShare",
-    "SkippedCount",
     "key_checksum",
     "merge_spans",
     "missing_samples_error",
@@ -109,7 +109,7 @@ class Progress:
         return shard, offset - 1, self._check
 
 
-class SkippedCount:
+class ItemCounter:
     """Counts the items that a stage has read, each once.
 
     After a state is loaded, the earlier stages read the samples that later stages had buffered a second time, which is
