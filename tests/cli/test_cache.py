@@ -23,8 +23,8 @@ def kept() -> list[str]:
 
 
 def test_what_is_warm_is_not_fetched_again(program: Run, shards: list[str]) -> None:
-    assert warm(program, *shards).lines == ["3 shards, 30.7 kB: 3 fetched, 0 already cached"]
-    assert warm(program, *shards, *shards).lines == ["3 shards, 30.7 kB: 0 fetched, 3 already cached"]
+    assert warm(program, *shards).lines == ["3 shards, 30.7 kB: 3 downloaded, 0 already cached"]
+    assert warm(program, *shards, *shards).lines == ["3 shards, 30.7 kB: 0 downloaded, 3 already cached"]
     Path(shards[0]).unlink()
     assert len(list(ShardList(shards).cache_wds_shards("copies").load_wds_shards())) > 0
 
@@ -41,7 +41,7 @@ def test_ls_names_shards_and_sizes(program: Run, shards: list[str]) -> None:
 def test_a_shard_that_cannot_be_fetched_is_told_after_the_others(program: Run, shards: list[str]) -> None:
     done = warm(program, "gone.tar", *shards)
     assert done.code == 1
-    assert done.lines == ["3 shards, 30.7 kB: 3 fetched, 0 already cached"]
+    assert done.lines == ["3 shards, 30.7 kB: 3 downloaded, 0 already cached"]
     assert re.fullmatch("Error: There is no file 'gone.tar'.*\n", done.err)
 
 
@@ -77,7 +77,7 @@ def test_verify_finds_what_was_changed(program: Run, shards: list[str]) -> None:
     with path.open("ab") as stream:
         stream.write(b"x")
     for option, advice, left in (
-        ([], r"Remove it with --remove, or it is fetched again by the next reader", 3),
+        ([], r"Remove it with --remove; otherwise the next reader downloads it again", 3),
         (["--remove"], r"It was removed", 2),
     ):
         done = program("cache", "verify", "-d", "copies", *option)

@@ -48,7 +48,7 @@ def test_shards_of_a_folder_of_images(program: Any, pets: dict[str, dict[str, by
     done = program(
         "create", "images", "pets", "-o", "out/pets-%02d.tar", "--maxcount", "3", "--manifest", "out/pets.json"
     )
-    assert (done.code, done.err) == (0, "Left out, as files of other kinds: .txt 1\n")
+    assert (done.code, done.err) == (0, "Ignored files that are not images: .txt 1\n")
     assert done.lines == [
         "out/pets-00.tar: 3 samples, 7.17 kB",
         "out/pets-01.tar: 3 samples, 7.17 kB",
@@ -177,7 +177,10 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
     }
     assert len(bucket.ls("bucket/create/out")) == 7
     bucket.pipe("bucket/create/in/4.jpg", b"x" * 4000)  # of the same size
-    assert program(*table, *target, "--resume", "--journal", "j", *given).lines[-1] == "2 of 3 shards held already"
+    assert (
+        program(*table, *target, "--resume", "--journal", "j", *given).lines[-1]
+        == "2 of 3 shards were already finished"
+    )
     bucket.rm("bucket/create/in/4.jpg")
     done = program(*table, "-o", "a.tar", *given)
     assert done.err.startswith("Error: The field 'jpg' of row 4 of 's3://bucket/create/rows.csv' cannot be made: s3://")
@@ -228,9 +231,12 @@ def test_a_function_makes_other_samples_of_images(program: Any, folder: Path, mo
         assert (done.code, done.err) == (0, "")
         assert contents(f"{workers}-0.tar", f"{workers}-1.tar") == expected
         assert Path(f"{workers}-0.tar").read_bytes() == Path("1-0.tar").read_bytes()
-    assert program("create", "images", "photos", "-o", "1-%d.tar", *options).lines[-1] == "2 of 2 shards held already"
+    assert (
+        program("create", "images", "photos", "-o", "1-%d.tar", *options).lines[-1]
+        == "2 of 2 shards were already finished"
+    )
     options[5] = "jpg:quality=60"
-    assert "held already" not in program("create", "images", "photos", "-o", "1-%d.tar", *options).out
+    assert "already finished" not in program("create", "images", "photos", "-o", "1-%d.tar", *options).out
     assert {len(fields["jpg"]) for fields in contents("1-0.tar").values()} != {
         len(fields["jpg"]) for fields in contents("2-0.tar").values()
     }
@@ -289,7 +295,7 @@ def test_a_second_call_goes_on(program: Any, pets: dict[str, dict[str, bytes]]) 
     arguments = ["create", "images", "pets", "-o", "%d.tar", "--maxcount", "2", "--resume"]
     assert program(*arguments).code == 0
     Path("1.tar").unlink()
-    assert program(*arguments).lines[-1] == "3 of 4 shards held already"
+    assert program(*arguments).lines[-1] == "3 of 4 shards were already finished"
     assert contents(*(f"{number}.tar" for number in range(4))) == pets
     fewer = [*arguments, "--maxcount", "3"]
     done = program(*fewer)
@@ -323,29 +329,29 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
     ("arguments", "message"),
     [
         ("images none -o a.tar", "no file or folder 'none'"),
-        ("images pets/cat/1.jpg -o a.tar", "is no folder"),
-        ("images pets -o - --json", "nothing else can"),
-        ("images pets -o a.tar --no-classes --class-name txt", "--no-classes goes neither with"),
-        ("images pets -o a.tar --classes-from rows.csv", "'rows.csv' is none"),
+        ("images pets/cat/1.jpg -o a.tar", "is not a local folder"),
+        ("images pets -o - --json", "The archive cannot go to a terminal"),
+        ("images pets -o a.tar --no-classes --class-name txt", "--no-classes cannot be used with --class-name"),
+        ("images pets -o a.tar --classes-from rows.csv", "but 'rows.csv' is not"),
         ("images pets -o a.tar --compress rar", "compress"),
-        ("images pets -o a.tar --no-classes --class-list c.json", "these samples have none"),
+        ("images pets -o a.tar --no-classes --class-list c.json", "--class-list cannot be used with --no-classes"),
         ("images pets -o %d-%d.tar", "one field for the number"),
         ("images pets -o a.tar --rekey {shard}", "makes the same key"),
         ("images pets -o a.tar --maxsize much", "--maxsize must be"),
         ("images pets -o pipe:cat>%d.tar --resume", "Name a local file for it"),
-        ("images pets -o a.tar -d pil", "--decode and --encode go with --function"),
+        ("images pets -o a.tar -d pil", "--decode and --encode require --function"),
         (
             "images pets -o a.tar -f os:getcwd --encode jpg",
             "--encode must be EXT:OPTION=VALUE, as in jpg:quality=90, not",
         ),
         ("images pets -o a.tar -f os:getcwd --encode txt:a=1", "--encode: options are for images"),
         ("images pets -o a.tar -f os:getcwd -d no", "--decode: there is no decoder 'no'"),
-        ("images s3://bucket/pets -o a.tar", "'s3://bucket/pets' is no folder of this host"),
-        ("imagenet s3://bucket/pets -o a.tar", "'s3://bucket/pets' is no folder of this host"),
+        ("images s3://bucket/pets -o a.tar", "'s3://bucket/pets' is not a local folder"),
+        ("imagenet s3://bucket/pets -o a.tar", "'s3://bucket/pets' is not a local folder"),
         ("table pets/cat/1.jpg -o a.tar", "the supported extensions are .csv, "),
         ("table rows.csv -o a.tar --key no", "has no column 'no'"),
-        ("table rows.csv -o a.tar --file =x", "--file is FIELD=COLUMN, or a COLUMN"),
-        ("table rows.csv -o a.tar --field *", "--field is FIELD=COLUMN, or a COLUMN"),
+        ("table rows.csv -o a.tar --file =x", "--file must be FIELD=COLUMN or COLUMN"),
+        ("table rows.csv -o a.tar --field *", "--field must be FIELD=COLUMN or COLUMN"),
         ("table rows.csv -o a.tar --field A/b=a", "could not be read back"),
         ("recipe none -o a.tar", "no file or folder 'none'"),
     ],

@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(folder: Path) -> None:
     Path("file").write_text("not a folder")
     result = CliRunner().invoke(build_program(COMMANDS), ["demo", "--output", "file"])
     assert result.exit_code == 2
-    assert result.output == "Error: The folder file cannot be made: File exists. Name another with --output\n"
+    assert result.output == "Error: The folder file cannot be created: File exists. Name another with --output\n"
 
 
 @pytest.mark.parametrize(("package", "extra"), [("typer", "cli"), ("rich", "cli"), ("sklearn.datasets", "demo")])

@@ -140,7 +140,7 @@ def test_a_second_call_does_what_is_missing(program: Any, shards: list[str]) -> 
     assert facts["shards"][1]["source"] == "a-1.tar"
     assert facts["failed"] == facts["skipped"] == []
     assert written("o") == whole
-    assert ", done before" in program(*call[:-1]).lines[0]
+    assert ", already finished" in program(*call[:-1]).lines[0]
 
 
 @pytest.mark.parametrize("other", [["-f", "mapping:label"], ["-c", ":"]])
@@ -166,7 +166,7 @@ def test_shards_that_fail_are_named_and_the_others_done(program: Any, shards: li
     lines = done.err.splitlines()
     assert lines[0] == r"Warning: a-1.tar could not be converted, and will be retried: LookupError: no label\x1b[31m"
     assert lines[1].startswith(r"Error: a-1.tar: LookupError: no label\x1b[31m")
-    assert lines[2:] == ["Error: 1 of 3 shards has failed. The same command again does only what is missing"]
+    assert lines[2:] == ["Error: 1 of 3 shards failed. Run the same command again to convert only the missing ones"]
     facts = json.loads(
         program("map", *shards, "-f", "mapping:no_eleven", "-o", "o/", "--shard-retries", "0", "--json").out
     )
@@ -299,21 +299,21 @@ def test_ctrl_c_ends_commands_and_leaves_nothing(shards: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("-o o/", "map takes one of --function, --command and --multi-command"),
-        ("-o o/ -f a:b -c x", "map takes one of"),
+        ("-o o/", "map requires exactly one of --function, --command and --multi-command"),
+        ("-o o/ -f a:b -c x", "map requires exactly one of"),
         ("-o o/ -f mapping", "--function must be MODULE:FUNCTION"),
         ("-o o/ -f mapping:1", "--function must be MODULE:FUNCTION"),
         ("-o o/ -f nosuchmodule:f", "No module named 'nosuchmodule', neither installed nor in "),
         ("-o o/ -f mapping:nope", "has no 'nope'"),
         ("-o o/ -f mapping:Maps.nope", "'Maps' (no file) has no 'nope'"),
         ("-o o/ -f mapping:number", "'mapping:number' is not a function, but int"),
-        ("-o o/ -f mapping:label --command-timeout 3", "--command-timeout is for commands"),
+        ("-o o/ -f mapping:label --command-timeout 3", "--command-timeout requires --command or --multi-command"),
         ("-o o/ -c : --command-timeout 0", "time limit must be positive"),
-        ("-o o/ -c : -d pil", "--decode and --whole-shards are for --function"),
+        ("-o o/ -c : -d pil", "--decode and --whole-shards require --function"),
         ("-o o/ -f mapping:label -d nosuchword", "--decode: there is no decoder 'nosuchword'"),
-        ("-o o/ -c : --executor dask", "--executor dask and --address go together"),
-        ("-o o/ -c : --address x:1", "--executor dask and --address go together"),
-        ("-o o/ -c : -", "Standard input cannot be read twice"),
+        ("-o o/ -c : --executor dask", "--executor dask and --address require each other"),
+        ("-o o/ -c : --address x:1", "--executor dask and --address require each other"),
+        ("-o o/ -c : -", "Standard input cannot be read again"),
         ("-o o.tar -c :", "o.tar"),
         ("-o ./ -c :", "would be overwritten"),
         ("-o o/ -c : --compress rar", "rar"),

@@ -132,7 +132,7 @@ def test_what_was_shuffled_can_be_sorted_back(program: Any, many: list[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("-o a-%d.tar", 2, "'a-0.tar' is read, and 'a-%d.tar' may be written over it"),
+        ("-o a-%d.tar", 2, "'a-%d.tar' may overwrite 'a-0.tar', which is an input"),
         ("-o none/s-%d.tar", 1, "there is no folder 'none'"),
         ("-o none/s.tar", 1, "there is no folder 'none'"),
         ("--maxsize much", 2, "--maxsize must be"),

@@ -124,7 +124,7 @@ def describe(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Train from WebDataset tar shards on torchdata DataPipes."""
+    """Train from WebDataset tar shards with torchdata DataPipes."""
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -51,17 +51,17 @@ def report(
     for shard in done:
         sys.stdout.write(
             f"{printable(redact(shard.info.url))}: {plural(shard.info.samples, 'sample')} of {shard.read:,} read, "
-            f"{human_bytes(shard.info.bytes)}{'' if shard.is_new else ', done before'}\n"
+            f"{human_bytes(shard.info.bytes)}{'' if shard.is_new else ', already finished'}\n"
         )
     sys.stdout.flush()
     print_skipped([(error.kind, error.message) for error in skipped])
     for url, failure in failures.items():
-        told = f"{type(failure).__name__}: {message_of(failure)}"
-        typer.echo(f"Error: {printable(redact(url))}: {on_one_line(told)}", err=True)
+        described = f"{type(failure).__name__}: {message_of(failure)}"
+        typer.echo(f"Error: {printable(redact(url))}: {on_one_line(described)}", err=True)
     if failures:
         total = len(done) + len(failures)
         typer.echo(
-            f"Error: {len(failures):,} of {plural(total, 'shard')} {'has' if len(failures) == 1 else 'have'} failed. "
-            f"The same command again does only what is missing",
+            f"Error: {len(failures):,} of {plural(total, 'shard')} failed. Run the same command "
+            f"again to convert only the missing ones",
             err=True,
         )

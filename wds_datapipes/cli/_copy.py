@@ -1,4 +1,4 @@
-"""Copying of unchanged samples to archives, shards and commands, for ``cat`` and ``split``."""
+"""Copy samples unchanged to archives, shards and commands, for ``cat`` and ``split``."""
 
 from __future__ import annotations
 
@@ -47,15 +47,18 @@ SHOWN = 10
 Compression: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--compress", metavar="KIND", help="gz, bz2, xz or zst, if the name does not tell it.", show_default=False
+        "--compress", metavar="KIND", help="gz, bz2, xz or zst; by default, the file name decides.", show_default=False
     ),
 ]
 RemoveOld: TypeAlias = Annotated[
-    bool, typer.Option("--remove-old", help="Remove the shards that an earlier run with more of them has left.")
+    bool, typer.Option("--remove-old", help="Remove surplus shards of an earlier, larger run.")
 ]
 Rekey: TypeAlias = Annotated[
     str,
-    typer.Option(metavar="PATTERN", help="New keys, of {number}, {key}, {name} and {shard}, such as '{number:08d}'."),
+    typer.Option(
+        metavar="PATTERN",
+        help="A pattern for new keys with {number}, {key}, {name} and {shard}, such as '{number:08d}'.",
+    ),
 ]
 
 
@@ -63,17 +66,19 @@ Rekey: TypeAlias = Annotated[
 class WriterOptions:
     """The options of all commands that write shards."""
 
-    maxcount: Annotated[int, typer.Option("--maxcount", min=1, help="The most samples of a shard.")] = 100_000
+    maxcount: Annotated[int, typer.Option("--maxcount", min=1, help="The maximum number of samples in a shard.")] = (
+        100_000
+    )
     maxsize: Annotated[
-        str, typer.Option("--maxsize", metavar="BYTES", help="The most bytes of a shard, such as 500MB or 2GiB.")
+        str, typer.Option("--maxsize", metavar="BYTES", help="The maximum size of a shard, such as 500MB or 2GiB.")
     ] = "3GB"
     compress: Compression = None
     index: Annotated[
-        bool, typer.Option("--index", help="Write the index of each shard beside it, as the command index does.")
+        bool, typer.Option("--index", help="Write an index next to each shard, like the command index.")
     ] = False
     remove_old: RemoveOld = False
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip bad samples, and the rest of bad shards, and say which.")
+        bool, typer.Option("--skip-bad", help="Skip bad samples, and the rest of bad shards, and report them.")
     ] = False
 
 
@@ -87,8 +92,8 @@ class Output:
 
     Args:
         target: a path or URL, ``pipe:COMMAND`` or ``-``.
-        urls: the source shards, which a numbered shard must not replace: some would be lost before they are read, or
-            when a later one cannot be written.
+        urls: the source shards, which numbered shards must not replace: some would be lost before they are read, or if
+            a later one cannot be written.
         options: the options of the command.
     """
 
@@ -96,7 +101,7 @@ class Output:
         if target == "-" and options.as_json:
             raise WrongUse("--json and the archive cannot both go to standard output. Name a file with --output")
         if target == "-" and sys.stdout.isatty():
-            raise WrongUse("An archive is nothing for a terminal. Name a file with --output, or send it to a pipe")
+            raise WrongUse("An archive cannot be written to a terminal. Name a file with --output, or write to a pipe")
         self._writer: ShardWriter | TarWriter
         maxsize = parse_bytes(options.maxsize, "--maxsize")
         given: dict[str, Any] = {
@@ -110,8 +115,8 @@ class Output:
             if NUMBER.search(target):
                 if (read := find_overwritten(target, urls)) is not None:
                     raise WrongUse(
-                        f"{redact(read)!r} is read, and {redact(target)!r} may be written over it. Give --output "
-                        f"another name, or another folder"
+                        f"{redact(target)!r} may overwrite {redact(read)!r}, which is an input. Choose another name or "
+                        f"folder for --output"
                     )
                 given |= {"verbose": False, "digest": False, "old_shards": "remove" if options.remove_old else "keep"}
                 self._writer = ShardWriter(target, maxcount=options.maxcount, maxsize=maxsize, **given)
@@ -153,7 +158,7 @@ class Output:
 
 def with_option_hint(error: EncodeError) -> EncodeError:
     """Return an error that names the option that avoids it, if the command has one."""
-    advice = "On the command line, --rekey '{number:08d}' makes new keys"
+    advice = "On the command line, --rekey '{number:08d}' creates new keys"
     return EncodeError(f"{error}. {advice}") if has_options(advice) else error
 
 
@@ -222,9 +227,9 @@ def _noting(faults: list[Exception]) -> Iterator[None]:
 def report(shards: list[ShardInfo], faults: list[Exception], *, as_json: bool, **facts: object) -> None:
     """Print the shards written, and the skipped errors to standard error."""
     if as_json:
-        told = [{"url": redact(info.url), "samples": info.samples, "bytes": info.bytes} for info in shards]
+        written = [{"url": redact(info.url), "samples": info.samples, "bytes": info.bytes} for info in shards]
         skipped = [{"kind": type(error).__name__, "message": str(error)} for error in faults]
-        sys.stdout.write(json.dumps({**facts, "shards": told, "skipped": skipped}) + "\n")
+        sys.stdout.write(json.dumps({**facts, "shards": written, "skipped": skipped}) + "\n")
         return
     for info in shards:
         sys.stdout.write(
@@ -269,5 +274,7 @@ def parse_slice_text(text: str) -> tuple[int | None, ...]:
         if any(position is not None and position < 0 for position in positions) or positions[2:] == (0,):
             raise ValueError
     except ValueError:
-        raise WrongUse(f"--slice is START:STOP or START:STOP:STEP, counted from 0, as in 10:20, not {text!r}") from None
+        raise WrongUse(
+            f"--slice must be START:STOP or START:STOP:STEP, counted from 0, as in 10:20, not {text!r}"
+        ) from None
     return positions

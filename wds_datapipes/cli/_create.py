@@ -51,14 +51,18 @@ class CreateOptions(WriterOptions, SampleOptions):
             "--output",
             "-o",
             metavar="TARGET",
-            help="Files or URLs with %06d for the number of the shard; without it, one archive; 'pipe:COMMAND' or -.",
+            help="Files or URLs with %06d for the shard number; without it, one archive; 'pipe:COMMAND' or -.",
         ),
     ]
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="In a random order.", **ORDER)] = False
-    seed: Annotated[int, typer.Option(help="The same seed gives the same order.", **ORDER)] = 0
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle the samples.", **ORDER)] = False
+    seed: Annotated[int, typer.Option(help="The seed for --shuffle.", **ORDER)] = 0
     rekey: Annotated[
         str,
-        typer.Option(metavar="PATTERN", help="New keys, of {number}, {key} and {name}, as in '{number:08d}'.", **ORDER),
+        typer.Option(
+            metavar="PATTERN",
+            help="A pattern for new keys with {number}, {key} and {name}, such as '{number:08d}'.",
+            **ORDER,
+        ),
     ] = ""
     function: Function = ""
     decode: Decode = None
@@ -66,16 +70,14 @@ class CreateOptions(WriterOptions, SampleOptions):
         list[str] | None,
         typer.Option(
             metavar="EXT:OPTION=VALUE",
-            help="How images that it returns are encoded, such as jpg:quality=90; repeat it.",
+            help="Options for encoding returned images, such as jpg:quality=90; may be repeated.",
             **OWN,
         ),
     ] = None
     manifest: Annotated[
-        str, typer.Option(metavar="FILE", help="Write the manifest of all shards, with their SHA-256.")
+        str, typer.Option(metavar="FILE", help="Write a manifest of all shards, with their SHA-256.")
     ] = ""
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep a journal, and write only the shards that are missing.")
-    ] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Keep a journal, and write only missing shards.")] = False
     journal: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The journal for shards that are not local.", show_default=False),
@@ -100,14 +102,16 @@ def create_from(
     """
     output, function = options.output, options.function
     if output == "-" and (options.as_json or sys.stdout.isatty()):
-        raise WrongUse("The archive goes to standard output, and nothing else can. Name a file with --output")
+        raise WrongUse(
+            "The archive cannot go to a terminal, or to standard output together with --json. Name a file with --output"
+        )
     if not function and (options.decode is not None or options.encode is not None):
-        raise WrongUse("--decode and --encode go with --function: without one, all files are copied as they are")
-    making: dict[str, Any] = {}
+        raise WrongUse("--decode and --encode require --function. Without it, files are copied unchanged")
+    function_options: dict[str, Any] = {}
     if function:
-        making = {"function": load_function(function), "decode": parse_decoders(options.decode)}
+        function_options = {"function": load_function(function), "decode": parse_decoders(options.decode)}
     if options.encode:
-        making["encoder"] = parse_encoders(options.encode)
+        function_options["encoder"] = parse_encoders(options.encode)
     size, rule = parse_bytes(options.maxsize, "--maxsize"), options.rule
     faults: list[Exception] = []
 
@@ -128,7 +132,7 @@ def create_from(
                 output,
                 maxcount=options.maxcount,
                 maxsize=size,
-                **making,
+                **function_options,
                 rekey=options.rekey,
                 seed=options.seed if options.shuffle else None,
                 key_rule=rule,
@@ -154,8 +158,8 @@ def create_from(
         write_manifest(Manifest(shards), options.manifest, storage_options=options.store)
     left_out = dict(source.left_out) if isinstance(source, ImageFiles) else {}
     if left_out:
-        told = ", ".join(f"{name} {count:,}" for name, count in sorted(left_out.items()))
-        typer.echo(f"Left out, as files of other kinds: {printable(told)}", err=True)
+        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(left_out.items()))
+        typer.echo(f"Ignored files that are not images: {printable(counts)}", err=True)
     held = sum(not shard.is_new for shard in made)
     facts = {
         "samples": sum(info.samples for info in shards),
@@ -169,7 +173,7 @@ def create_from(
         if written and not options.as_json and output != "-":
             sys.stdout.write(f"{label}: {printable(redact(written))}\n")
     if held and not options.as_json:
-        sys.stdout.write(f"{held:,} of {len(shards):,} shards held already\n")
+        sys.stdout.write(f"{held:,} of {len(shards):,} shards were already finished\n")
 
 
 def locate_class_list(output: str, source: Source, given: str) -> str:
@@ -189,11 +193,11 @@ def locate_class_list(output: str, source: Source, given: str) -> str:
     return f"{folder}{slash}{name}.json"
 
 
-def write_class_list(source: Source, place: str, storage_options: dict[str, Any] | None) -> None:
+def write_class_list(source: Source, url: str, storage_options: dict[str, Any] | None) -> None:
     """Write the class names in the order of their numbers."""
     assert isinstance(source, ImageFiles)  # noqa: S101  other sources have no list
     facts = {"classes": source.classes, **({"words": source.words} if source.words else {})}
-    write_sidecar(place, (json.dumps(facts, indent=1) + "\n").encode(), storage_options)
+    write_sidecar(url, (json.dumps(facts, indent=1) + "\n").encode(), storage_options)
 
 
 class ProgressBars:
@@ -202,7 +206,7 @@ class ProgressBars:
     def __init__(self, samples: int, *, is_shown: bool) -> None:
         self._bars = ExitStack()
         self._is_shown = is_shown
-        self._meter = ProgressMeter("Looking at files", samples, shown=is_shown, unit="samples")
+        self._meter = ProgressMeter("Measuring", samples, shown=is_shown, unit="samples")
 
     def on_measured(self, samples: int, size: int) -> None:
         """Count measured samples."""

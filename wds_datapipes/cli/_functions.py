@@ -26,7 +26,7 @@ Function: TypeAlias = Annotated[
         "--function",
         "-f",
         metavar="MODULE:FUNCTION",
-        help="A function from a sample to a sample, None or several samples.",
+        help="A function that maps a sample to a sample, None or several samples.",
         show_default=False,
         **OWN,
     ),

@@ -99,7 +99,7 @@ class StoreOptions:
             "--retries",
             min=0,
             metavar="NUMBER",
-            help="How often a request to a store is retried; 10 by default.",
+            help="The number of retries of a request to a store; 10 by default.",
             show_default=False,
         ),
     ] = None

@@ -52,7 +52,7 @@ def warm(
     max_bytes: MaxBytes = None,
     manifest: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Check the fetched shards against this manifest.", show_default=False),
+        typer.Option(metavar="FILE", help="Check the downloaded shards against this manifest.", show_default=False),
     ] = None,
     at_once: Annotated[int, typer.Option("--at-once", min=1, help="The number of concurrent downloads.")] = 4,
     as_json: AsJson = False,
@@ -77,18 +77,17 @@ def warm(
             results.append(each)
             meter.add(shards=1, size=0 if each.was_cached else each.bytes)
     failed = [each.error for each in results if each.error]
-    there = sum(each.was_cached for each in results)
-    fetched, size = len(urls) - len(failed) - there, sum(each.bytes for each in results)
+    cached = sum(each.was_cached for each in results)
+    fetched, size = len(urls) - len(failed) - cached, sum(each.bytes for each in results)
     evicted = sum(not copies.entry(url).path.exists() for url in urls) - len(failed)
     if evicted:
         failed.append(f"{evicted} of the copies were evicted again, as the shards together exceed --max-bytes")
-    facts = {"shards": len(urls), "bytes": size, "fetched": fetched, "there": there}
+    facts = {"shards": len(urls), "bytes": size, "fetched": fetched, "there": cached}
     if as_json:
         sys.stdout.write(json.dumps({**facts, "failed": failed}) + "\n")
     else:
-        sys.stdout.write(
-            f"{plural(fetched + there, 'shard')}, {human_bytes(size)}: {fetched:,} fetched, {there:,} already cached\n"
-        )
+        counts = f"{fetched:,} downloaded, {cached:,} already cached"
+        sys.stdout.write(f"{plural(fetched + cached, 'shard')}, {human_bytes(size)}: {counts}\n")
     exit_on_faults(failed)
 
 
@@ -109,7 +108,7 @@ def verify_copies(
                 done = (
                     ". It was removed"
                     if remove
-                    else ". Remove it with --remove, or it is fetched again by the next reader"
+                    else ". Remove it with --remove; otherwise the next reader downloads it again"
                 )
                 faults.append(f"The copy {entry.path} of {url} is damaged: {wrong}{done}")
             meter.add(shards=1, size=size)
@@ -123,7 +122,7 @@ def verify_copies(
 def clear(folder: Folder, max_bytes: MaxBytes = None, as_json: AsJson = False) -> None:
     """Remove all copies, or the least recently used ones until the rest fits into --max-bytes.
 
-    Copies that a process is reading or fetching are not removed.
+    Copies that a process is reading or downloading are not removed.
     """
     limit = 0.0 if max_bytes is None else parse_bytes(max_bytes, "--max-bytes")
     found = by_last_use(existing_folder(folder))
@@ -179,7 +178,7 @@ def exit_on_faults(faults: list[str]) -> None:
 
 
 #: The help text of the group.
-HELP = "List, fetch, check and remove the local copies of shards, those of .cache_wds_shards()."
+HELP = "List, download, verify and remove the local copies of shards that .cache_wds_shards() keeps."
 #: The subcommands.
 cache: dict[str, Callable[..., Any]] = {
     "ls": show_copies,

@@ -100,7 +100,7 @@ def cat(
         "rename": parse_renames(rename or []),
         "rekey": rekey,
     }
-    make_subset(**taken)  # what makes no sense is an error before anything is opened
+    make_subset(**taken)  # rejects invalid options before anything is opened
     urls = options.list_shards(shards)
     out = Output(output, urls, options)
     faults = copy_samples(urls, [out], lambda _: out, options, label="Copying", shown=output != "-", **taken)

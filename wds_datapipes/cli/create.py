@@ -1,4 +1,4 @@
-"""The commands ``create images``, ``imagenet``, ``table`` and ``recipe``: shards of files."""
+"""The commands ``create images``, ``imagenet``, ``table`` and ``recipe``: create shards from files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from wds_datapipes.samples.keys import KeyRule
 
 __all__ = ["create"]
 
-OWN = {"rich_help_panel": "What is taken"}
+OWN = {"rich_help_panel": "Input"}
 StoreOptions: TypeAlias = "Mapping[str, Any] | None"
 
 ClassName: TypeAlias = Annotated[
-    str, typer.Option("--class-name", metavar="FIELD", help="A field for the name of the class, such as txt.", **OWN)
+    str, typer.Option("--class-name", metavar="FIELD", help="A field for the class name, such as txt.", **OWN)
 ]
 ClassList: TypeAlias = Annotated[
-    str, typer.Option("--class-list", metavar="FILE", help="The list of classes, if not beside the shards.", **OWN)
+    str, typer.Option("--class-list", metavar="FILE", help="The list of classes, if not next to the shards.", **OWN)
 ]
 
 
@@ -45,33 +45,35 @@ class MissingValue(str, Enum):
 def create_images(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder of images.", show_default=False)],
     options: CreateOptions,
-    no_classes: Annotated[bool, typer.Option("--no-classes", help="Folders are no classes.", **OWN)] = False,
+    no_classes: Annotated[bool, typer.Option("--no-classes", help="Folders are not classes.", **OWN)] = False,
     all_files: Annotated[
-        bool, typer.Option("--all-files", help="All files of one key are one sample, not images alone.", **OWN)
+        bool, typer.Option("--all-files", help="Group all files with the same key into one sample.", **OWN)
     ] = False,
     ending: Annotated[
         list[str] | None,
-        typer.Option(metavar="EXT", help="Files of this ending are samples, in the place of images.", **OWN),
+        typer.Option(
+            metavar="EXT", help="The extension of samples, instead of those of images; may be repeated.", **OWN
+        ),
     ] = None,
     class_name: ClassName = "",
     class_list: ClassList = "",
     classes_from: Annotated[
         str,
         typer.Option(
-            metavar="FILE", help="Number classes as this list does, which was written for another part.", **OWN
+            metavar="FILE", help="Number classes as in this list, which was written for another split.", **OWN
         ),
     ] = "",
 ) -> None:
-    """Write shards of the images in a folder.
+    """Create shards from a folder of images.
 
-    Each folder in it is a class, with the number cls; the names of classes go into classes.json beside the shards.
-    Bytes are copied as they are, unless --function makes other samples of them. The same files give the same shards,
-    by any number of workers.
+    Each subfolder is a class, and its number is the field cls. The class names are written to classes.json next to the
+    shards. Files are copied unchanged, unless --function transforms the samples. The shards do not depend on the number
+    of workers.
     """
     if no_classes and (class_name or classes_from):
-        raise WrongUse("--no-classes goes neither with --class-name nor with --classes-from")
+        raise WrongUse("--no-classes cannot be used with --class-name or --classes-from")
     if no_classes and class_list:
-        raise WrongUse("--class-list goes with classes, and these samples have none")
+        raise WrongUse("--class-list cannot be used with --no-classes")
     path = existing_folder(folder)
 
     def find(on_fault: Faults, key_rule: KeyRule, storage_options: StoreOptions) -> Source:
@@ -91,17 +93,17 @@ def create_images(
 def create_imagenet(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder with train and val.", show_default=False)],
     options: CreateOptions,
-    split: Annotated[str, typer.Option(metavar="NAME", help="The part, train or val.", **OWN)] = "train",
+    split: Annotated[str, typer.Option(metavar="NAME", help="The split, train or val.", **OWN)] = "train",
     labels: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The classes of val, if not in the folder.", show_default=False, **OWN),
+        typer.Option(metavar="FILE", help="The labels of val, if not in the folder.", show_default=False, **OWN),
     ] = None,
     class_name: ClassName = "",
     class_list: ClassList = "",
 ) -> None:
-    """Write shards of ImageNet, as torchvision and Kaggle have it.
+    """Create shards from ImageNet, as distributed by torchvision and Kaggle.
 
-    Samples have jpg and cls; keys are numbers, or with --rekey '{name}' the names of files.
+    Samples have the fields jpg and cls. Keys are numbers, or file names with --rekey '{name}'.
     """
     path = existing_folder(folder)
 
@@ -113,28 +115,35 @@ def create_imagenet(
 
 def create_table(
     table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="CSV, JSON lines or Parquet, also by its URL.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="TABLE", help="The path or URL of a CSV, JSON lines or Parquet file.", show_default=False
+        ),
     ],
     options: CreateOptions,
     file: Annotated[
         list[str] | None,
-        typer.Option(metavar="[FIELD=]COLUMN", help="A column with names of files; repeat it.", **OWN),
+        typer.Option(metavar="[FIELD=]COLUMN", help="A column of file names; may be repeated.", **OWN),
     ] = None,
     field: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[FIELD=]COLUMN",
-            help="A column with values, in the place of all columns; json=* has all; repeat it.",
+            help="A column of values; by default all columns. json=* stores all as JSON; may be repeated.",
             **OWN,
         ),
     ] = None,
-    key: Annotated[str, typer.Option(metavar="COLUMN", help="The column of keys.", **OWN)] = "",
+    key: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The column of keys; by default, keys are numbers.", **OWN)
+    ] = "",
     missing: Annotated[
-        MissingValue, typer.Option(help="What becomes of a row without a value.", **OWN)
+        MissingValue, typer.Option(help="How to handle a row that lacks a value.", **OWN)
     ] = MissingValue.fault,
-    root: Annotated[str, typer.Option(metavar="DIR", help="Where paths begin, if not at the table.", **OWN)] = "",
+    root: Annotated[
+        str, typer.Option(metavar="DIR", help="The folder for relative paths; by default that of the table.", **OWN)
+    ] = "",
 ) -> None:
-    """Write shards of the files and values that the rows of a table name."""
+    """Create shards from the rows of a table, whose columns are values or name files."""
     path = existing_file(table)
 
     def open_table(_fault: Faults, _rule: KeyRule, storage_options: StoreOptions) -> Source:
@@ -153,15 +162,17 @@ def create_table(
 
 def create_recipe(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="Lines as tarp create takes them; - or a URL.", show_default=False)
+        str, typer.Argument(metavar="RECIPE", help="A recipe for tarp create: a path, a URL, or -.", show_default=False)
     ],
     options: CreateOptions,
-    root: Annotated[str, typer.Option(metavar="DIR", help="Where paths begin, if not here.", **OWN)] = "",
+    root: Annotated[
+        str, typer.Option(metavar="DIR", help="The folder for relative paths; by default the current one.", **OWN)
+    ] = "",
 ) -> None:
-    """Write shards of what a recipe of tarp names: files, texts and the output of commands.
+    """Create shards from a tarp recipe, which lists files, texts and commands.
 
-    A line is a name in the archive and a path, URL, text:STRING or pipe:COMMAND. Neighbouring lines of one key are a
-    sample.
+    Each line has a name in the archive and a path, URL, text:STRING or pipe:COMMAND. Consecutive lines with the same
+    key form a sample.
     """
     path = existing_file(recipe)
 
@@ -180,7 +191,8 @@ def existing_folder(folder: str) -> str:
     path = existing_file(folder)
     if not Path(path).is_dir() or local_path(folder) is None:
         raise WrongUse(
-            f"{redact(folder)!r} is no folder of this host. A table may name files in a store: see create table"
+            f"{redact(folder)!r} is not a local folder. To read files from a store, list them in a table for "
+            f"create table"
         )
     return path
 
@@ -203,25 +215,25 @@ def split_pair(text: str, option: str, field: str | None) -> tuple[str, str]:
     if not equals:
         name, column = text.lower() if field is None else field, text
     if not column or (equals and not name) or (column == "*" and not equals):
-        raise WrongUse(f"{option} is FIELD=COLUMN, or a COLUMN, and not {text!r}")
+        raise WrongUse(f"{option} must be FIELD=COLUMN or COLUMN, not {text!r}")
     return name, column
 
 
-def read_class_list(place: str, storage_options: StoreOptions) -> list[str]:
+def read_class_list(url: str, storage_options: StoreOptions) -> list[str]:
     """Read the class names from a file written by `write_class_list`."""
     try:
-        names = json.loads(read_sidecar(place, storage_options))["classes"]
+        names = json.loads(read_sidecar(url, storage_options))["classes"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError("its classes are no list of names")
+            raise TypeError("its classes are not a list of names")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WrongUse(
-            f"--classes-from is a list of classes, as create writes it, and {redact(place)!r} is none: {error}"
+            f"--classes-from must be a list of classes written by create, but {redact(url)!r} is not: {error}"
         ) from None
     return names
 
 
 #: The help text of the command group.
-HELP = "Write shards of images in folders, of ImageNet, of a table or of a recipe."
+HELP = "Create shards from image folders, ImageNet, tables or recipes."
 #: The subcommands.
 create: dict[str, Callable[..., Any]] = {
     "images": create_images,

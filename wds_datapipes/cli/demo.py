@@ -1,4 +1,4 @@
-"""The command ``demo``: writes shards of handwritten digits and a script that trains on them, and runs it."""
+"""The command ``demo``: write shards of handwritten digits and a script that trains on them, and run it."""
 
 from __future__ import annotations
 
@@ -67,13 +67,15 @@ def demo(
     """Train a small network from tar shards, within half a minute.
 
     Writes the handwritten digits of scikit-learn (1,797 scans, nothing is downloaded) as shards, and a script that
-    trains on them through DataLoader2 with two worker processes. Then it runs the script, which is yours to change.
+    trains on them through DataLoader2 with two worker processes. Then runs the script, which you can modify.
     """
     require("torchdata.dataloader2", extra="demo", purpose="train with DataLoader2")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise WrongUse(f"The folder {output} cannot be made: {error.strerror}. Name another with --output") from error
+        raise WrongUse(
+            f"The folder {output} cannot be created: {error.strerror}. Name another with --output"
+        ) from error
     first, *_ = write_digits(output)
     script = output / "train.py"
     script.write_text(SCRIPT)

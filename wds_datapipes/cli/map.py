@@ -1,4 +1,4 @@
-"""The command ``map``: a function or a shell command for each sample of many shards."""
+"""The command ``map``: apply a function or a shell command to each sample of many shards."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from wds_datapipes.prepare.shell_command import SampleCommand
 __all__ = ["map"]
 
 #: The help panels of the options.
-WHAT, WHO = {"rich_help_panel": "What is done"}, {"rich_help_panel": "Who works"}
-WRITTEN = {"rich_help_panel": "What is written"}
+WHAT, WHO = {"rich_help_panel": "Function or command"}, {"rich_help_panel": "Workers"}
+WRITTEN = {"rich_help_panel": "Output"}
 
 
 class Workplace(str, Enum):
@@ -56,7 +56,7 @@ def map(  # noqa: A001  the name of the command
             "--output",
             "-o",
             metavar="TARGET",
-            help="A folder, with a slash at its end, or a name with {name} or %06d: a shard for each shard.",
+            help="A folder with a slash at the end, or a pattern with {name} or %06d; each shard gives one shard.",
             **WRITTEN,
         ),
     ],
@@ -78,35 +78,42 @@ def map(  # noqa: A001  the name of the command
             "--multi-command",
             "-m",
             metavar="COMMAND",
-            help="The same, for several samples of one: sample-000000.jpg, sample-000001.jpg and so on.",
+            help="As --command, but writes several samples: sample-000000.jpg, sample-000001.jpg and so on.",
             show_default=False,
             **WHAT,
         ),
     ] = "",
     decode: Decode = None,
     whole_shards: Annotated[
-        bool, typer.Option("--whole-shards", help="The function gets all samples of a shard, and yields some.", **WHAT)
+        bool,
+        typer.Option(
+            "--whole-shards", help="Call the function once per shard, with an iterator of its samples.", **WHAT
+        ),
     ] = False,
     command_timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="How long a command may take for a sample.", show_default=False, **WHAT),
+        typer.Option(
+            metavar="SECONDS", help="The time limit of a command for each sample.", show_default=False, **WHAT
+        ),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip samples that fail, and say which.", **WHAT)
+        bool, typer.Option("--skip-bad", help="Skip samples that fail, and report them.", **WHAT)
     ] = False,
     if_changed: Annotated[
-        IfChanged, typer.Option(help="What becomes of finished shards that something else has made.", **WRITTEN)
+        IfChanged, typer.Option(help="How to handle finished shards made with other input or options.", **WRITTEN)
     ] = IfChanged.fault,
     compress: Compression = None,
-    index: Annotated[bool, typer.Option("--index", help="Write an index beside each shard.", **WRITTEN)] = False,
+    index: Annotated[bool, typer.Option("--index", help="Write an index next to each shard.", **WRITTEN)] = False,
     remove_old: RemoveOld = False,
     journal: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="A local file that knows what is finished; beside local shards by default.", **WRITTEN
+            metavar="FILE",
+            help="A local file that records finished shards; by default next to local shards.",
+            **WRITTEN,
         ),
     ] = None,
-    executor: Annotated[Workplace, typer.Option(help="Processes of this host, or a cluster.", **WHO)] = (
+    executor: Annotated[Workplace, typer.Option(help="Local processes, or a Dask cluster.", **WHO)] = (
         Workplace.processes
     ),
     address: Annotated[
@@ -116,33 +123,35 @@ def map(  # noqa: A001  the name of the command
         int | None,
         typer.Option(
             min=0,
-            help="How many processes; one for each processor by default, 0 is this one. With Dask, how many shards at "
-            "once.",
+            help="The number of processes, by default one per CPU; 0 uses this process. With Dask, the number of "
+            "shards at a time.",
             show_default=False,
             **WHO,
         ),
     ] = None,
-    shard_retries: Annotated[int, typer.Option(min=0, help="How often a shard that fails is tried again.", **WHO)] = 2,
+    shard_retries: Annotated[int, typer.Option(min=0, help="The number of retries of a failed shard.", **WHO)] = 2,
     limits: Limits = None,
 ) -> None:
-    """Map every sample of many shards by a function or a shell command, several shards at once.
+    """Apply a function or a shell command to all samples of many shards in parallel.
 
-    There is a shard for each shard, which appears when it is whole. The same call again does only what is missing,
-    after a fault, Ctrl-C or kill -9. Shards that fail are named at the end, and the exit code is 1; the others are
-    done.
+    Each shard gives one output shard, which appears when it is complete. After an error, Ctrl-C or kill -9, the same
+    command converts only the missing shards. Failed shards are reported at the end, with exit code 1; the others are
+    finished.
 
-    A function gets the fields as bytes, or decoded with --decode; what it returns is encoded by the names of its
-    fields. None leaves the sample out. A command finds its fields as files, sample.jpg and so on, and what is there as
-    sample.* when it ends is the new sample.
+    A function gets the fields as bytes, or decoded with --decode. Its result is encoded by the names of its fields;
+    None drops the sample. A command runs in a folder with the fields as files, sample.jpg and so on; the files sample.*
+    after it ends are the new sample.
     """
     bounds = parse_limits(limits)
     work = parse_mapping(function, command, many, command_timeout, decode=decode, whole_shards=whole_shards)
     if (executor is Workplace.dask) is not bool(address):
-        raise WrongUse("--executor dask and --address go together, as in --executor dask --address localhost:8786")
+        raise WrongUse(
+            "--executor dask and --address require each other, as in --executor dask --address localhost:8786"
+        )
     words = parse_decoders(decode)
     urls = options.list_shards(shards)
     if "-" in urls:
-        raise WrongUse("Standard input cannot be read twice, as a shard that is tried again is. Write it to a file")
+        raise WrongUse("Standard input cannot be read again when a shard is retried. Write it to a file first")
     results: dict[str, ConvertedShard] = {}
     failures: dict[str, BaseException] = {}
     with ExitStack() as opened:
@@ -152,10 +161,10 @@ def map(  # noqa: A001  the name of the command
             results[shard.source] = shard
             meter.add(shards=1, samples=shard.read * shard.is_new, size=shard.info.bytes * shard.is_new)
 
-        opened.enter_context(warnings_of_the_log())
+        opened.enter_context(log_to_stderr())
         if isinstance(work, SampleCommand):
             opened.callback(work.remove_leftovers)
-        notes, lent = opened.enter_context(workplace(address, work))
+        error_log, dask = opened.enter_context(workplace(address, work))
         try:
             convert_shards(
                 work,
@@ -164,11 +173,11 @@ def map(  # noqa: A001  the name of the command
                 whole_shards=whole_shards,
                 decode=words,
                 key_rule=options.rule,
-                on_error=notes if skip_bad else "raise",
+                on_error=error_log if skip_bad else "raise",
                 retries=shard_retries,
                 if_changed=if_changed.value,
-                executor=lent,
-                max_workers=(workers or None) if lent is not None else workers,
+                executor=dask,
+                max_workers=(workers or None) if dask is not None else workers,
                 on_result=take,
                 journal=journal,
                 remove_old=remove_old,
@@ -183,7 +192,7 @@ def map(  # noqa: A001  the name of the command
             raise WrongUse(option_hint(str(error))) from None
         except ValueError as error:
             raise WrongUse(str(error)) from None
-        skipped = notes.read()
+        skipped = error_log.read()
     done = [results[url] for url in urls if url in results]
     if options.as_json:
         sys.stdout.write(json.dumps(facts_of(done, failures, skipped), indent=1) + "\n")
@@ -204,13 +213,13 @@ def parse_mapping(
 ) -> Callable[..., Any]:
     """Return the function or command to apply to the samples."""
     if [function, command, many].count("") != 2:
-        raise WrongUse("map takes one of --function, --command and --multi-command")
+        raise WrongUse("map requires exactly one of --function, --command and --multi-command")
     if function:
         if timeout is not None:
-            raise WrongUse("--command-timeout is for commands. A function that hangs has to be ended by itself")
+            raise WrongUse("--command-timeout requires --command or --multi-command. It cannot stop a function")
         return load_function(function)
     if decode is not None or whole_shards:
-        raise WrongUse("Commands get the fields of one sample as files: --decode and --whole-shards are for --function")
+        raise WrongUse("--decode and --whole-shards require --function. Commands get the fields of one sample as files")
     try:
         return SampleCommand(command or many, several=bool(many), timeout_s=timeout)
     except ValueError as error:
@@ -221,8 +230,8 @@ def parse_mapping(
 def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorLog, Any]]:
     """Yield an error log, and an executor if there is a cluster."""
     if not address:
-        with ErrorLog() as notes:
-            yield notes, None
+        with ErrorLog() as error_log:
+            yield error_log, None
         return
     with ExitStack() as opened:
         try:
@@ -231,13 +240,13 @@ def workplace(address: str, work: Callable[..., Any]) -> Iterator[tuple[ErrorLog
             raise WrongUse(str(error)) from None
         if not isinstance(work, SampleCommand):
             send_module(client, work, Path.cwd())
-        with client.get_executor() as lent:
-            yield DaskErrorLog(client), lent
+        with client.get_executor() as executor:
+            yield DaskErrorLog(client), executor
 
 
 @contextmanager
-def warnings_of_the_log() -> Iterator[None]:
-    """Print log messages of the library as lines, such as retries of a shard."""
+def log_to_stderr() -> Iterator[None]:
+    """Print the warnings that the library logs, such as retries of a shard, to standard error."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: typer.echo(f"Warning: {on_one_line(record.getMessage())}", err=True)  # type: ignore[method-assign]  # a class would be longer
     logger = logging.getLogger("wds_datapipes")
