@@ -2,13 +2,13 @@
 
     python benchmarks/bench_decoding.py --json decoding.json --plot decoding.png
 
-Samples in memory go through ``wds_decode`` and through webdataset's ``decode`` with the same spec, once as images of
-400 to 500 pixels and once as photographs of two megapixels. Both deliver as many arrays with as many bytes, which is
-compared first. ``min_size=256`` delivers the large ones at the smallest scale that JPEG has with that short side: it
-does other work on purpose, the work that a crop of 224 pixels needs.
+Samples in memory are decoded by ``wds_decode`` and by webdataset's ``decode`` with the same spec: images of 400 to 500
+pixels, and photographs of two megapixels. Before timing, the numbers of arrays and their bytes are compared.
+``min_size=256`` decodes the large ones at the smallest JPEG scale whose shorter side has at least that size. It
+intentionally does less work: what a crop of 224 pixels needs.
 
-Measured, times webdataset: 1.06 to torchrgb8, 1.02 to rgb8, 1.0 to torchrgb, for Pillow does the work in both; two
-megapixels with ``min_size=256`` 1.65.
+Results relative to webdataset: 1.06 to torchrgb8, 1.02 to rgb8, 1.0 to torchrgb, because Pillow does the work in both;
+two megapixels with ``min_size=256`` 1.65.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPECS = ("torchrgb8", "rgb8", "torchrgb")
 
 
 def photograph(random: np.random.Generator, width: int, height: int) -> bytes:
-    """Return a JPEG file with large shapes and fine grain, so that it compresses about as a photograph does."""
+    """Return a JPEG file with large shapes and fine grain, which compresses about as well as a photograph."""
     shapes = Image.fromarray(random.integers(0, 256, (height // 40, width // 40, 3), np.uint8))
     smooth = np.asarray(shapes.resize((width, height), Image.Resampling.BICUBIC), np.int16)
     grain = random.normal(0, 6, (height, width, 1))

@@ -1,8 +1,8 @@
-"""What does it cost to bring an item from a worker process to the training loop?
+"""How much does it cost to send an item from a worker process to the training loop?
 
     python benchmarks/bench_delivery.py --json delivery.json --plot delivery.png
 
-The sources are synthetic and nearly free, so delivery is all there is to measure:
+The sources are synthetic and cost almost nothing, so only delivery is measured:
 
 - SMALL: samples of 200 B of text and a class, one by one;
 - IMG: samples of 100 KB of bytes and a class, one by one;
@@ -10,15 +10,14 @@ The sources are synthetic and nearly free, so delivery is all there is to measur
 - ARRAY: samples of a tensor of 100 KB, cloned each time, and a class, one by one;
 - BATCHES: a tensor of 64 x 3 x 224 x 224 bytes, cloned each time, and 64 labels.
 
-The loop looks at a byte of each page of the tensors that it gets, and drops them. Every contender is a process of its
-own, forked after the imports and ended with its workers once it has been measured; they take turns. The rate is counted
-over some time after the first third of a second. The time to the first item is that of building the loader, too. Memory
-is what the loader adds to all processes together (PSS, so shared memory counts once), while everything that may be
-ahead is ahead.
+The loop reads a byte of each page of the received tensors, and drops them. Each contender runs in a separate process,
+forked after the imports and killed with its workers after the measurement. Contenders alternate. The rate is measured
+after a warm-up of a third of a second. The time to the first item includes building the loader. Memory is the increase
+of all processes together (PSS, which counts shared memory once) when prefetching has reached its limit.
 
-Measured, times WebLoader with one and two workers, on a machine that had other work to do: SMALL 25 and 27, BATCHES
-6.2 and 4.3, ARRAY 9.0 and 4.4, IMG 2.7 and 2.4. The main process spends 4.5 us on a sample of SMALL, where WebLoader's
-spends 140, and 6.6 us on one of BATCHES, where it is 79.
+Results relative to WebLoader with one and two workers, on a machine with other load: SMALL 25 and 27, BATCHES 6.2 and
+4.3, ARRAY 9.0 and 4.4, IMG 2.7 and 2.4. The main process takes 4.5 µs per sample of SMALL, where WebLoader's takes 140,
+and 6.6 µs per sample of BATCHES, where WebLoader's takes 79.
 """
 
 from __future__ import annotations
@@ -47,26 +46,26 @@ from rich.table import Table
 from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-#: How long one measurement may take before its contender is taken for hung, in seconds.
-PATIENCE_S = 30.0
-#: How often one that hangs may try again.
-TRIES = 2
-#: What is delivered before the counting begins, in seconds.
+#: The time limit of a measurement in seconds, after which the contender counts as hanging.
+TIME_LIMIT_S = 30.0
+#: The number of attempts for a contender that hangs.
+ATTEMPTS = 2
+#: The duration of the warm-up in seconds.
 WARM_UP_S = 0.33
 PAGE = 4096
 SHM = Path("/dev/shm")
 KEY = "09d"
-#: How many samples are made at once.
+#: The number of samples in a burst.
 BURST = 40
 
 
 class Kind(NamedTuple):
-    """What is delivered.
+    """A kind of items.
 
     Attributes:
-        items: makes them, without an end.
-        samples: how many of them an item is.
-        tensor: the tensor of an item that the loop looks at, if there is one.
+        items: yields items forever.
+        samples: the number of samples in an item.
+        tensor: returns the tensor of an item that the loop reads, if there is one.
     """
 
     items: Callable[[], Iterator[Any]]
@@ -81,7 +80,7 @@ def small() -> Iterator[Any]:
 
 
 def img() -> Iterator[Any]:
-    images = [os.urandom(100_000) for _ in range(64)]  # as many as a list has: a pickle keeps one of each
+    images = [os.urandom(100_000) for _ in range(64)]  # as many as in a list, because a pickle stores each object once
     for number in itertools.count():
         yield {"__key__": format(number, KEY), "jpg": images[number % 64], "cls": number % 1000}
 
@@ -106,14 +105,14 @@ def batches() -> Iterator[Any]:
 
 
 def bursts() -> Iterator[Any]:
-    """Yield forty samples at once, and then the next ones a quarter of a second later; a sample is when it was made."""
+    """Yield forty samples at once, every quarter of a second; a sample is the time at which it was produced."""
     while True:
         for _ in range(BURST):
             yield time.monotonic()
         time.sleep(0.25)
 
 
-def seldom() -> Iterator[Any]:
+def rare() -> Iterator[Any]:
     while True:
         time.sleep(0.5)
         yield 1
@@ -126,14 +125,14 @@ KINDS = {
     "ARRAY": Kind(array, 1, lambda sample: sample["image"]),
     "BATCHES": Kind(batches, 64, lambda batch: batch[0]),
     "bursts": Kind(bursts),
-    "seldom": Kind(seldom),
+    "rare": Kind(rare),
 }
-#: Those that are delivered as fast as can be.
+#: The kinds that are delivered at full speed.
 FAST = ("SMALL", "IMG", "LISTS", "ARRAY", "BATCHES")
 
 
 class Source(IterDataPipe[Any]):
-    """Makes items of one kind in every worker; it is an ``IterableDataset``, too."""
+    """Yields items of one kind in every worker; also works as an ``IterableDataset``."""
 
     _is_child_datapipe = False
 
@@ -150,7 +149,7 @@ def ours(source: Source, workers: int, method: str, *, ahead: int = 10) -> Itera
     from wds_datapipes import ShardReadingService
 
     service = ShardReadingService(
-        workers, method, worker_prefetch_cnt=ahead, main_prefetch_cnt=ahead, timeout_s=PATIENCE_S
+        workers, method, worker_prefetch_cnt=ahead, main_prefetch_cnt=ahead, timeout_s=TIME_LIMIT_S
     )
     loader: Iterable[Any] = DataLoader2(source, reading_service=service)
     return loader
@@ -187,8 +186,8 @@ REFERENCE = "WebLoader (webdataset)"
 OURS = "ShardReadingService (ours)"
 LOADERS: dict[str, Build] = {
     OURS: ours,
-    "the same, prefetch 0 (ours)": functools.partial(ours, ahead=0),
-    "DataLoader2, repaired (ours)": stock,
+    "ShardReadingService, prefetch 0 (ours)": functools.partial(ours, ahead=0),
+    "DataLoader2, patched (ours)": stock,
     "DataLoader2, unpatched": stock,
     "DataLoader": dataloader,
     "StatefulDataLoader": stateful,
@@ -197,25 +196,25 @@ LOADERS: dict[str, Build] = {
 
 
 class Delivery(NamedTuple):
-    """How one contender delivered in one turn."""
+    """The results of one contender in one round."""
 
     samples_per_s: float
     cpu_s_per_sample: float
-    """Of the main process, all threads."""
+    """The CPU time of the main process, in all threads."""
     cores: float
-    """The same, as a part of the time on the clock."""
+    """The CPU time of the main process, relative to the elapsed time."""
     seconds_to_first: float
     memory: int
-    """Bytes that all processes together have more than before."""
+    """The increase of the memory of all processes, in bytes."""
     shared: int
-    """Those of them in shared memory."""
+    """The part of it in shared memory."""
     shm: int
-    """Bytes in ``/dev/shm``."""
+    """The increase of ``/dev/shm``, in bytes."""
     item_bytes: int
 
 
 def deliver(build: Build, kind: str, workers: int, method: str, seconds: float) -> Delivery:
-    """Build a loader, wait for its first item, count for some seconds, and look at what memory it has taken."""
+    """Build a loader, wait for its first item, count items for some seconds, and measure the memory."""
     memory_before, shared_before = memory_of_all()
     shm_before = shm_in_use()
     samples, tensor = KINDS[kind].samples, KINDS[kind].tensor
@@ -225,10 +224,10 @@ def deliver(build: Build, kind: str, workers: int, method: str, seconds: float) 
     to_first = time.perf_counter() - begin
     item_bytes = size(item)
 
-    def take(for_s: float) -> tuple[int, float]:
+    def consume(duration_s: float) -> tuple[int, float]:
         nonlocal item
         count, begin = 0, time.perf_counter()
-        while (now := time.perf_counter()) < begin + for_s:
+        while (now := time.perf_counter()) < begin + duration_s:
             item = next(items)
             if tensor is not None:
                 tensor(item).numpy().reshape(-1)[::PAGE].tobytes()
@@ -237,39 +236,39 @@ def deliver(build: Build, kind: str, workers: int, method: str, seconds: float) 
 
     if not seconds:
         return Delivery(0, 0, 0, to_first, 0, 0, 0, item_bytes)
-    take(WARM_UP_S)
+    consume(WARM_UP_S)
     cpu = time.process_time()
-    count, lasted = take(seconds)
+    count, elapsed = consume(seconds)
     cpu = time.process_time() - cpu
     peaks: tuple[int, ...] = (0, 0, 0)
     for _ in range(5):
-        take(0.02)
-        time.sleep(0.1)  # all that may be ahead is made
+        consume(0.02)
+        time.sleep(0.1)  # prefetching reaches its limit
         peaks = tuple(map(max, peaks, (*memory_of_all(), shm_in_use())))
     memory, shared, shm = map(operator.sub, peaks, (memory_before, shared_before, shm_before))
-    return Delivery(count / lasted, cpu / count, cpu / lasted, to_first, memory, shared, shm, item_bytes)
+    return Delivery(count / elapsed, cpu / count, cpu / elapsed, to_first, memory, shared, shm, item_bytes)
 
 
-def lateness(build: Build, method: str) -> float:
-    """Return how long after it was made the last sample before a pause of the pipeline arrives, in seconds."""
+def measure_delay(build: Build, method: str) -> float:
+    """Return the delay of the last sample before a pause of the pipeline, in seconds."""
     items = iter(build(Source("bursts"), 1, method))
-    late = []
+    delays = []
     for _ in range(5):
         for _ in range(BURST):
-            made = next(items)
-        late.append(time.monotonic() - made)
-    return float(statistics.median(late[1:]))
+            produced = next(items)
+        delays.append(time.monotonic() - produced)
+    return float(statistics.median(delays[1:]))
 
 
-def starving(build: Build, method: str) -> float:
-    """Return the processor time, of all processes, while the loop waits for a worker, as a part of the time."""
-    items = iter(build(Source("seldom"), 1, method))
+def measure_waiting_loop(build: Build, method: str) -> float:
+    """Return the CPU time of all processes while the loop waits for a worker, relative to the elapsed time."""
+    items = iter(build(Source("rare"), 1, method))
     next(items)
     return cores_of_all(lambda: [next(items), next(items)])
 
 
-def sated(build: Build, method: str) -> float:
-    """The same while the workers wait for the loop."""
+def measure_waiting_workers(build: Build, method: str) -> float:
+    """Return the CPU time of all processes while the workers wait for the loop, relative to the elapsed time."""
     items = iter(build(Source("SMALL"), 1, method))
     next(items)
     time.sleep(0.3)
@@ -277,7 +276,7 @@ def sated(build: Build, method: str) -> float:
 
 
 def size(item: Any) -> int:
-    """Return the bytes of payload in an item."""
+    """Return the payload of an item in bytes."""
     if isinstance(item, torch.Tensor):
         return item.nbytes
     if isinstance(item, (list, tuple)):
@@ -288,18 +287,18 @@ def size(item: Any) -> int:
 
 
 def memory_of_all() -> tuple[int, int]:
-    """Return the bytes in memory of this process, of its parent and its workers, and those that are shared memory.
+    """Return the memory of this process, its parent and its workers in bytes, and the part of it that is shared memory.
 
-    What several processes have is counted once.
+    Memory of several processes counts once.
     """
     pids = (os.getpid(), os.getppid(), *(child.pid for child in multiprocessing.active_children()))
     texts = [Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii") for pid in pids]
-    total, shared = (sum(int(text.split(f"{mark}:")[1].split()[0]) for text in texts) for mark in ("Pss", "Pss_Shmem"))
+    total, shared = (sum(int(text.split(f"{name}:")[1].split()[0]) for text in texts) for name in ("Pss", "Pss_Shmem"))
     return 1024 * total, 1024 * shared
 
 
 def shm_in_use() -> int:
-    """Return the bytes in use in ``/dev/shm``."""
+    """Return the used bytes of ``/dev/shm``."""
     if not SHM.is_dir():
         return 0
     facts = os.statvfs(SHM)
@@ -307,8 +306,8 @@ def shm_in_use() -> int:
 
 
 def cores_of_all(wait: Callable[[], object]) -> float:
-    """Return the processor time that this process and its workers take during ``wait``, as a part of its time."""
-    # The kernel's number of another process's clock, see clock_getcpuclockid(3).
+    """Return the CPU time of this process and its workers during ``wait``, relative to the elapsed time."""
+    # The clock IDs of other processes, see clock_getcpuclockid(3).
     clocks = [(~(child.pid or 0) << 3) | 2 for child in multiprocessing.active_children()]
     clocks.append(time.CLOCK_PROCESS_CPUTIME_ID)
     begin, cpu = time.perf_counter(), sum(map(time.clock_gettime, clocks))
@@ -316,18 +315,18 @@ def cores_of_all(wait: Callable[[], object]) -> float:
     return (sum(map(time.clock_gettime, clocks)) - cpu) / (time.perf_counter() - begin)
 
 
-def in_process_of_its_own(name: str, measure: Callable[..., Any], *arguments: Any) -> Any:
-    """Measure a loader in a fork of this process, which ends with all of its workers.
+def in_separate_process(name: str, measure: Callable[..., Any], *arguments: Any) -> Any:
+    """Measure a loader in a forked process, and kill it with all of its workers.
 
-    torchdata's service hangs now and then, so that it gets another try.
+    torchdata's service hangs occasionally, so the measurement is repeated in this case.
     """
-    for _ in range(TRIES):
+    for _ in range(ATTEMPTS):
         near, far = multiprocessing.Pipe()
         process = multiprocessing.get_context("fork").Process(target=_measure, args=(far, name, measure, arguments))
         process.start()
         far.close()
         try:
-            if near.poll(PATIENCE_S):
+            if near.poll(TIME_LIMIT_S):
                 return near.recv()
         except EOFError:
             raise RuntimeError(f"{name} ended without a result in {measure.__name__}{arguments}") from None
@@ -336,32 +335,34 @@ def in_process_of_its_own(name: str, measure: Callable[..., Any], *arguments: An
                 os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
             near.close()
-    raise TimeoutError(f"{name} has hung {TRIES} times in {measure.__name__}{arguments}")
+    raise TimeoutError(f"{name} has hung {ATTEMPTS} times in {measure.__name__}{arguments}")
 
 
 def _measure(answers: Connection, name: str, measure: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.setsid()
     os.environ["WDS_DATAPIPES_PATCHES"] = "0" if "unpatched" in name else "1"
-    warnings.simplefilter("ignore")  # torchdata's banner, which says that it is no longer developed
-    # Before anything is timed; this repairs torchdata, too.
-    from wds_datapipes import ShardReadingService  # noqa: F401  for what importing it does
+    warnings.simplefilter("ignore")  # torchdata's deprecation warning
+    # Imported before the timing; also patches torchdata.
+    from wds_datapipes import ShardReadingService  # noqa: F401  imported for its side effects
 
     answers.send(measure(LOADERS[name], *arguments))
-    signal.pause()  # until it is ended with its workers
+    signal.pause()  # until it is killed with its workers
 
 
 def main() -> None:
     parser = options(__doc__, rounds=5)
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2], help="numbers of worker processes")
-    parser.add_argument("--seconds", type=float, default=0.7, help="how long to count")
-    parser.add_argument("--kinds", nargs="+", choices=FAST, default=FAST, help="what is delivered (all)")
-    parser.add_argument("--loaders", default="", help="only the reference and those with this in their name")
+    parser.add_argument("--seconds", type=float, default=0.7, help="the duration of a measurement")
+    parser.add_argument("--kinds", nargs="+", choices=FAST, default=FAST, help="the kinds of items (all)")
+    parser.add_argument(
+        "--loaders", default="", help="run only the reference and loaders whose name contains this text"
+    )
     arguments = parse(parser)
     names = [name for name in LOADERS if name == REFERENCE or arguments.loaders in name]
-    idlers = names
+    idle_names = names
     if arguments.quick:
         arguments.workers, arguments.rounds, arguments.seconds, arguments.kinds = [1], 1, 0.1, ["BATCHES"]
-        idlers = [OURS, REFERENCE]
+        idle_names = [OURS, REFERENCE]
     console = Console(width=120)
     deliveries: dict[str, dict[str, list[Delivery]]] = {}
     for kind, workers in itertools.product(arguments.kinds, arguments.workers):
@@ -370,33 +371,37 @@ def main() -> None:
         found = deliveries[title] = in_turn(title, names, arguments.rounds, deliver, *work)
         sizes = {name: {run.item_bytes for run in runs} for name, runs in found.items()}
         if len(set().union(*sizes.values())) != 1:
-            raise AssertionError(f"{title}: the contenders did not deliver the same: {sizes}")
+            raise AssertionError(f"{title}: the contenders delivered items of different sizes: {sizes}")
         show_deliveries(console, title, found)
-    manners = {
-        "ms late": in_turn("late", idlers, arguments.rounds, lateness, "fork"),
-        "cores, loop waits": in_turn("waiting for a worker", idlers, arguments.rounds, starving, "fork"),
-        "cores, workers wait": in_turn("waiting for the loop", idlers, arguments.rounds, sated, "fork"),
+    idle = {
+        "ms delay": in_turn("delay", idle_names, arguments.rounds, measure_delay, "fork"),
+        "cores, loop waits": in_turn(
+            "waiting for a worker", idle_names, arguments.rounds, measure_waiting_loop, "fork"
+        ),
+        "cores, workers wait": in_turn(
+            "waiting for the loop", idle_names, arguments.rounds, measure_waiting_workers, "fork"
+        ),
     }
-    spawned = in_turn("spawning", idlers, max(arguments.rounds // 2, 1), deliver, "SMALL", 1, "spawn", 0)
-    show_manners(console, manners, spawned)
-    write_report(arguments.json, {"deliveries": deliveries, "manners": manners, "spawned": spawned})
+    spawned = in_turn("spawning", idle_names, max(arguments.rounds // 2, 1), deliver, "SMALL", 1, "spawn", 0)
+    show_idle(console, idle, spawned)
+    write_report(arguments.json, {"deliveries": deliveries, "idle": idle, "spawned": spawned})
     plot(arguments.plot, deliveries)
 
 
 def in_turn(title: str, names: Iterable[str], rounds: int, measure: Callable[..., Any], *work: Any) -> dict[str, Any]:
-    """Measure each contender in each round; one that hangs every time is left out."""
+    """Measure each contender in each round; one that hangs every time is excluded."""
     found: dict[str, list[Any]] = {name: [] for name in names}
-    # No thread of its own refreshes the bar: forks are made here.
+    # Without a refresh thread, because processes are forked here.
     with Progress(transient=True, auto_refresh=False) as progress:
         bar = progress.add_task(title, total=rounds * len(found))
         for _ in range(rounds):
             for name in tuple(found):
                 try:
-                    found[name].append(in_process_of_its_own(name, measure, *work))
+                    found[name].append(in_separate_process(name, measure, *work))
                 except TimeoutError as hung:
                     if name == REFERENCE:
                         raise
-                    progress.console.print(f"{hung}, and is left out")
+                    progress.console.print(f"{hung}, and is excluded")
                     del found[name]
                 progress.advance(bar)
                 progress.refresh()
@@ -404,12 +409,15 @@ def in_turn(title: str, names: Iterable[str], rounds: int, measure: Callable[...
 
 
 def times(runs: list[Delivery], reference: list[Delivery]) -> float:
-    """Return how many times as fast as the reference: the median of the ratios within each round."""
+    """Return the speed relative to the reference: the median of the ratios within each round."""
     return statistics.median(a.samples_per_s / b.samples_per_s for a, b in zip(runs, reference, strict=True))
 
 
 def show_deliveries(console: Console, title: str, found: Mapping[str, list[Delivery]]) -> None:
-    table = Table(title=f"{title}: times {REFERENCE}; the main process's time for a sample", title_justify="left")
+    table = Table(
+        title=f"{title}: speed relative to {REFERENCE}, and CPU time of the main process per sample",
+        title_justify="left",
+    )
     table.add_column("loader", no_wrap=True)
     headings = ("samples/s", "best", "times", "CPU µs", "cores", "ms to first", "MB", "shared", "in /dev/shm")
     for heading in headings:
@@ -432,14 +440,14 @@ def show_deliveries(console: Console, title: str, found: Mapping[str, list[Deliv
     console.print(table)
 
 
-def show_manners(console: Console, manners: Mapping[str, Mapping[str, list[float]]], spawned: Any) -> None:
-    table = Table(title="With little to do, and when workers are spawned", title_justify="left")
+def show_idle(console: Console, idle: Mapping[str, Mapping[str, list[float]]], spawned: Any) -> None:
+    table = Table(title="Idle loaders, and spawned workers", title_justify="left")
     table.add_column("loader", no_wrap=True)
-    for heading in (*manners, "ms to the first, spawn"):
+    for heading in (*idle, "ms to first, spawn"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in LOADERS:
         cells = []
-        for found, scale, digits in zip(manners.values(), (1e3, 1, 1), (2, 4, 4), strict=True):
+        for found, scale, digits in zip(idle.values(), (1e3, 1, 1), (2, 4, 4), strict=True):
             cells.append(f"{scale * statistics.median(found[name]):.{digits}f}" if name in found else "")
         spawns = [run.seconds_to_first for run in spawned.get(name, ())]
         cells.append(f"{1e3 * statistics.median(spawns):,.0f}" if spawns else "")
@@ -449,7 +457,7 @@ def show_manners(console: Console, manners: Mapping[str, Mapping[str, list[float
 
 
 def plot(path: Path | None, deliveries: Mapping[str, Mapping[str, list[Delivery]]]) -> None:
-    """Draw one panel for each kind of items and number of workers: times the reference, on a logarithmic scale."""
+    """Plot a panel for each kind of items and number of workers: the speed relative to the reference, logarithmic."""
     if path is None:
         return
     figure, panels = pyplot().subplots(
@@ -465,7 +473,7 @@ def plot(path: Path | None, deliveries: Mapping[str, Mapping[str, list[Delivery]
         panel.set_title(title, loc="left", fontsize=10)
         panel.tick_params(labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
-    panels[-1, 0].set_xlabel(f"samples a second, times {REFERENCE}", fontsize=8)
+    panels[-1, 0].set_xlabel(f"samples per second, relative to {REFERENCE}", fontsize=8)
     figure.savefig(path, dpi=150)
 
 

@@ -1,16 +1,16 @@
-"""Does it cost more to read a sample after many others, or one shard of a long list?
+"""Does the cost of a sample grow with the number of samples, or the cost of a shard with the length of the list?
 
     python benchmarks/bench_growth.py --json growth.json --plot growth.png
 
-Skipping: shards of 10,000 to 100,000 small members, of which ``select_files`` takes the last one only. The time for a
-member should not depend on how many came before it, and no memory should be kept for those that were refused.
+Skipping: shards of 10,000 to 100,000 small members, of which ``select_files`` selects only the last one. The time per
+member should not depend on the number of earlier members, and skipped members should take no memory.
 
-Long lists: 100,000 and 1,000,000 shards. The seconds until the list exists and its first URL has come, and the memory
-that a URL takes. Each is measured in a process of its own.
+Long lists: 100,000 and 1,000,000 shards. Measures the time to create the list and yield its first URL, and the memory
+per URL. Each measurement runs in a separate process.
 
-Measured: ours takes 1.3 µs and 0.7 MB whatever the number of members; webdataset 20 µs and 4.5, 13.6 and 46.5 MB, since
-it keeps a record of each member that it skips. A million URLs are listed in 0.55 seconds, webdataset's in 1.65, at some
-110 bytes each.
+Results: ours takes 1.3 µs per member and 0.7 MB, regardless of the number of members; webdataset takes 20 µs, and 4.5,
+13.6 and 46.5 MB, because it keeps a record of each skipped member. Listing a million URLs takes 0.55 seconds, and 1.65
+with webdataset, at about 110 bytes each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import webdataset
 from contest import in_child, options, parse, pyplot, write_report
 from datasets import Fields, folder, write_shard
-from memory import in_use, peak, restart_peak
+from memory import in_use, peak, reset_peak
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -38,14 +38,14 @@ LISTS = (100_000, 1_000_000)
 
 
 class Skipping(NamedTuple):
-    """What reading one shard took."""
+    """The cost of reading one shard."""
 
     us_per_member: float
     peak_bytes: int
 
 
 class Listing(NamedTuple):
-    """What a long list took."""
+    """The cost of a long list."""
 
     seconds: float
     bytes_per_url: float
@@ -70,15 +70,15 @@ READERS: dict[str, Callable[[str], Iterable[Any]]] = {"ours": ours, "webdataset"
 
 
 def skip(reader: str, path: str, members: int) -> Skipping:
-    """Read the last sample of a shard, and tell how much memory that took at the most."""
-    restart_peak()
+    """Read only the last sample of a shard, and return the time per member and the peak memory."""
+    reset_peak()
     before = in_use()
     begin = time.perf_counter()
     keys = [sample["__key__"] for sample in READERS[reader](path)]
-    lasted = time.perf_counter() - begin
+    elapsed = time.perf_counter() - begin
     if keys != ["last"]:
-        raise AssertionError(f"{reader} yielded {keys} of {path}, where only the last sample was to be read")
-    return Skipping(1e6 * lasted / members, peak() - before)
+        raise AssertionError(f"{reader} yielded {keys} of {path}, not only the last sample")
+    return Skipping(1e6 * elapsed / members, peak() - before)
 
 
 def ours_list(urls: str) -> Iterator[str]:
@@ -100,15 +100,15 @@ LISTERS: dict[str, Callable[[str], Iterator[Any]]] = {
 }
 
 
-def enlist(lister: str, shards: int) -> Listing:
-    """Expand a pattern and take the first URL."""
+def list_shards(lister: str, shards: int) -> Listing:
+    """Expand a pattern, and return the time to the first URL and the memory per URL."""
     gc.collect()
     before = in_use()
     begin = time.perf_counter()
     urls = LISTERS[lister](f"s3://bucket/data/train-{{0000000..{shards - 1:07d}}}.tar")
     next(urls)
-    lasted = time.perf_counter() - begin
-    return Listing(lasted, (in_use() - before) / shards)
+    elapsed = time.perf_counter() - begin
+    return Listing(elapsed, (in_use() - before) / shards)
 
 
 def shard(data: Path, members: int) -> str:
@@ -134,39 +134,39 @@ def main() -> None:
                 results[column].append(in_child(skip, reader, path, size))
         for column, length in enumerate(LISTS):
             for lister, lists in listed.items():
-                lists[column].append(in_child(enlist, lister, int(length * scale)))
+                lists[column].append(in_child(list_shards, lister, int(length * scale)))
 
     console = Console(width=110)
-    table = Table(title="Skip all members but the last: µs a member, MB at the peak", title_justify="left")
+    table = Table(title="Skip all members but the last: µs per member, peak MB", title_justify="left")
     table.add_column("reader", no_wrap=True)
     for size in sizes:
         table.add_column(f"{size:,} members", justify="right")
     for reader, results in skipped.items():
-        table.add_row(reader, *(f"{_middle(runs, 0):.2f} µs, {_middle(runs, 1) / 1e6:,.1f} MB" for runs in results))
+        table.add_row(reader, *(f"{_median(runs, 0):.2f} µs, {_median(runs, 1) / 1e6:,.1f} MB" for runs in results))
     console.print(table)
-    table = Table(title="Long lists: seconds to the first URL, bytes a URL", title_justify="left")
+    table = Table(title="Long lists: seconds to the first URL, bytes per URL", title_justify="left")
     table.add_column("list", no_wrap=True)
     for length in LISTS:
         table.add_column(f"{int(length * scale):,} shards", justify="right")
     for lister, lists in listed.items():
-        table.add_row(lister, *(f"{_middle(runs, 0):.3f} s, {_middle(runs, 1):,.0f} B" for runs in lists))
+        table.add_row(lister, *(f"{_median(runs, 0):.3f} s, {_median(runs, 1):,.0f} B" for runs in lists))
     console.print(table)
     write_report(arguments.json, {"members": sizes, "skipping": skipped, "shards": LISTS, "listing": listed})
     if arguments.plot:
         plot(arguments.plot, sizes, skipped)
 
 
-def _middle(runs: list[Any], which: int) -> float:
-    return float(statistics.median(run[which] for run in runs))
+def _median(runs: list[Any], column: int) -> float:
+    return float(statistics.median(run[column] for run in runs))
 
 
 def plot(path: Path, sizes: list[int], skipped: dict[str, list[list[Skipping]]]) -> None:
     figure, panels = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for reader, results in skipped.items():
-        panels[0].plot(sizes, [_middle(runs, 0) for runs in results], marker="o", label=reader)
-        panels[1].plot(sizes, [_middle(runs, 1) / 1e6 for runs in results], marker="o", label=reader)
-    for panel, label in zip(panels, ("µs a member", "MB at the peak"), strict=True):
-        panel.set_xlabel("members in the shard, all but the last refused")
+        panels[0].plot(sizes, [_median(runs, 0) for runs in results], marker="o", label=reader)
+        panels[1].plot(sizes, [_median(runs, 1) / 1e6 for runs in results], marker="o", label=reader)
+    for panel, label in zip(panels, ("µs per member", "peak MB"), strict=True):
+        panel.set_xlabel("members in the shard, all but the last skipped")
         panel.set_ylabel(label)
         panel.set_ylim(bottom=0)
         panel.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,7 @@
 """The time to import the package, relative to importing torch and torchdata's DataLoader2.
 
-Each interpreter is new, and the three take turns. CPU time of this machine: 1.08 with a warm disk cache, where 1.10 is
-the limit that the project has set itself. The command line imports the package, so its help page takes as long.
+Each program runs in a new interpreter, and the three alternate. Result in CPU time: 1.08 with a warm disk cache; the
+project's limit is 1.10. The command line imports the package, so its help page takes as long.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 
-#: What each contestant runs in a new interpreter.
+#: The arguments of each interpreter.
 PROGRAMS = {
     "torch and torchdata": ["-c", "import torch, torchdata.dataloader2, torchdata.datapipes.iter"],
     "wds_datapipes": ["-c", "import wds_datapipes"],
@@ -28,12 +28,12 @@ def cpu_seconds(program: list[str]) -> float:
 
 
 def main() -> None:
-    """Run the programs in turns, and print the shortest time of each and its ratio to the first one's."""
+    """Run the programs in turn, and print the shortest time of each and its ratio to that of the first."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="take 3 turns instead of 15")
-    turns = 3 if parser.parse_args().quick else 15
+    parser.add_argument("--quick", action="store_true", help="run 3 rounds instead of 15")
+    rounds = 3 if parser.parse_args().quick else 15
     times: dict[str, list[float]] = {name: [] for name in PROGRAMS}
-    for _ in range(turns):
+    for _ in range(rounds):
         for name, program in PROGRAMS.items():
             times[name].append(cpu_seconds(program))
     shortest = {name: min(each) for name, each in times.items()}

@@ -2,16 +2,16 @@
 
     python benchmarks/bench_index.py --json index.json --plot index.png
 
-Every contender delivers the name, offset and size of each member of the same local shards, warm in the page cache;
-their number and the sum of their sizes are compared before anything is timed. "ours" builds the whole index, with keys
-and fields, in one process; "ours, with SHA-256" reads the data too. "tar, as wds2idx" runs GNU tar twice, and parses
-what it prints, as the tool of DALI does; "mapped, as wids" walks over a memory map and looks at nothing but size and
-name of ustar headers, as wids does: it has no checksums, no long names and no end marker.
+Each contender yields the name, offset and size of each member of the same local shards, in the page cache. Their
+number and total size are compared before anything is timed. "ours" builds the complete index, with keys and fields, in
+one process; "ours, with SHA-256" also reads the data. "tar, as wds2idx" runs GNU tar twice and parses its output, as
+DALI's tool does. "mapped, as wids" scans a memory map and reads only the size and name of ustar headers, as wids does:
+it supports neither checksums nor long names nor end markers.
 
-Measured, times tarfile by processor time, on a machine with other work: ours SMALL 6.9 (3.5 µs a member, 280,000 a
-second on a free core), PAX 9.3, IMG 4.3, BIG 1.3; with SHA-256 5.5, 7.6, 0.7, 0.01, as it reads all data at 1.1 GB/s.
-The two programs of wds2idx are at 6.2, 15, 11 and 1.7, and take two cores; they give no keys and fields, and wrong
-offsets for long names. The walk of wids is at 22, 31, 8.3 and 2.8.
+Results relative to tarfile in CPU time, on a machine with other load: ours SMALL 6.9 (3.5 µs per member, 280,000 per
+second on an idle core), PAX 9.3, IMG 4.3, BIG 1.3; with SHA-256 5.5, 7.6, 0.7 and 0.01, because it reads all data,
+at 1.1 GB/s. The two programs of wds2idx have 6.2, 15, 11 and 1.7, on two cores; they yield no keys and fields, and
+wrong offsets for long names. The scan of wids has 22, 31, 8.3 and 2.8.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from datasets import SETS, folder
 
 from wds_datapipes.index import build_index
 
-#: Name, offset of the data, size.
-Place = tuple[str, int, int]
+#: The name of a member, the offset of its data, and its size.
+MemberLocation = tuple[str, int, int]
 REFERENCE = "tarfile"
 
 
-def ours(urls: list[str], *, digest: bool = False) -> Iterator[Place]:
+def ours(urls: list[str], *, digest: bool = False) -> Iterator[MemberLocation]:
     for url in urls:
         index = build_index(url, digest=digest)
         columns = index.columns
@@ -41,7 +41,7 @@ def ours(urls: list[str], *, digest: bool = False) -> Iterator[Place]:
         yield from zip(map(index.fields.__getitem__, columns["member_fields"].tolist()), offsets, sizes, strict=True)
 
 
-def by_tarfile(urls: list[str]) -> Iterator[Place]:
+def by_tarfile(urls: list[str]) -> Iterator[MemberLocation]:
     for url in urls:
         with tarfile.open(url, "r:") as archive:
             for member in archive:
@@ -49,18 +49,18 @@ def by_tarfile(urls: list[str]) -> Iterator[Place]:
                     yield member.name, member.offset_data, member.size
 
 
-def by_gnu_tar(urls: list[str]) -> Iterator[Place]:
+def by_gnu_tar(urls: list[str]) -> Iterator[MemberLocation]:
     for url in urls:
         commands = [["tar", "--list", "--block-num", "--file", url], ["tar", "-tv", "--numeric-owner", "--file", url]]
         running = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
         blocks, types = [each.communicate()[0].split(b"\n") for each in running]
         for block, line in zip(blocks, types, strict=False):
             if block and line[:1] == b"-":
-                place, _, name = block.partition(b": ")
-                yield os.fsdecode(name), (int(place[6:]) + 1) * 512, int(line.split(maxsplit=5)[2])
+                block_number, _, name = block.partition(b": ")
+                yield os.fsdecode(name), (int(block_number[6:]) + 1) * 512, int(line.split(maxsplit=5)[2])
 
 
-def by_map(urls: list[str]) -> Iterator[Place]:
+def by_map(urls: list[str]) -> Iterator[MemberLocation]:
     for url in urls:
         with Path(url).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             at = 0
@@ -71,8 +71,8 @@ def by_map(urls: list[str]) -> Iterator[Place]:
                 at += 512 + size + -size % 512
 
 
-def payload(place: Place) -> int:
-    return place[2]
+def payload(member: MemberLocation) -> int:
+    return member[2]
 
 
 def contenders(urls: list[str]) -> list[Contender]:
@@ -87,7 +87,7 @@ def contenders(urls: list[str]) -> list[Contender]:
 
 def main() -> None:
     parser = options(__doc__, rounds=7)
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="which data (all)")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
     arguments = parse(parser)
     contests = []
     for name in arguments.sets:

@@ -1,15 +1,15 @@
-"""How fast are shards read, and their members gathered into samples?
+"""How fast are shards read and grouped into samples?
 
     python benchmarks/bench_reading.py --json reading.json --plot reading.png
 
-Every contender delivers the samples of the same local shards, warm in the page cache, as dicts of bytes; count and
-bytes are compared before anything is timed. "raw read" only reads the files, 1 MiB at a time: the limit of the machine.
+Each contender yields the samples of the same local shards, in the page cache, as dicts of bytes. Counts and bytes are
+compared before anything is timed. "raw read" only reads the files, 1 MiB at a time: the limit of the machine.
 
-Measured, times webdataset, on one core with nothing else running (spread 1 to 3 %): SMALL 12.9 (256,000 samples/s), PAX
-13.0 (125,000 samples/s), IMG 5.2 (4.5 GB/s), BIG 5.5 to 7.7 (10.6 GB/s); the raw read is at 332, 305, 10.6 and 7.9.
-tarfile with grouping by hand is as fast as webdataset on SMALL, so tarfile is what costs there. On IMG and BIG most of
-the time goes into copying out of the page cache: where other programs use the memory at the same time, that part
-grows, and the ratio shrinks, to 4.5 on IMG and 4.6 on BIG.
+Results relative to webdataset, on one core of an idle machine (spread 1 to 3 %): SMALL 12.9 (256,000 samples/s), PAX
+13.0 (125,000 samples/s), IMG 5.2 (4.5 GB/s), BIG 5.5 to 7.7 (10.6 GB/s); the raw read has 332, 305, 10.6 and 7.9.
+tarfile with manual grouping is as fast as webdataset on SMALL, so tarfile dominates the cost there. On IMG and BIG,
+most of the time is spent on copying from the page cache. If other programs use the memory at the same time, copying takes
+longer, and the ratio decreases to 4.5 on IMG and 4.6 on BIG.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from wds_datapipes.samples.grouping import group_samples
 from wds_datapipes.shards.loading import read_shards
 
 with warnings.catch_warnings():
-    # Its banner, which says that it is no longer developed.
+    # torchdata's deprecation warning
     warnings.simplefilter("ignore")
     import torchdata.datapipes.iter  # noqa: F401  registers load_from_tar and webdataset
 
@@ -60,7 +60,7 @@ def torchdata_pipes(urls: list[str]) -> Iterator[Sample]:
 
 
 def plain_tarfile(urls: list[str], mode: str) -> Iterator[Sample]:
-    """What one would write by hand."""
+    """A typical manual implementation."""
     for url in urls:
         sample: Sample = {}
         with tarfile.open(url, mode) as archive:  # type: ignore[call-overload]  # the mode is one of two, in a variable
@@ -75,7 +75,7 @@ def plain_tarfile(urls: list[str], mode: str) -> Iterator[Sample]:
                         yield sample
                     sample = {"__key__": key}
                 sample[field] = archive.extractfile(member).read()
-                archive.members = []  # or it keeps a record of each member until it is closed
+                archive.members = []  # otherwise it keeps a record of each member until it is closed
         if sample:
             yield sample
 
@@ -98,15 +98,15 @@ def contenders(urls: list[str]) -> list[Contender]:
         Contender("ours, without pipes", lambda: ours_without_pipes(urls), payload),
         Contender(REFERENCE, lambda: webdataset_pipeline(urls), payload),
         Contender("torchdata load_from_tar, grouped", lambda: torchdata_pipes(urls), payload),
-        Contender("tarfile r|, grouped by hand", lambda: plain_tarfile(urls, "r|"), payload),
-        Contender("tarfile r:, grouped by hand", lambda: plain_tarfile(urls, "r:"), payload),
+        Contender("tarfile r|, grouped manually", lambda: plain_tarfile(urls, "r|"), payload),
+        Contender("tarfile r:, grouped manually", lambda: plain_tarfile(urls, "r:"), payload),
         Contender("raw read, nothing parsed", lambda: raw_read(urls), int, is_limit=True),
     ]
 
 
 def main() -> None:
     parser = options(__doc__, rounds=9)
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="which data (all)")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
     arguments = parse(parser)
     contests = []
     for name in arguments.sets:

@@ -1,15 +1,15 @@
-"""How fast are shards read from a web server, and what does it cost that it is far away?
+"""How fast are shards read from a web server, near and far?
 
     python benchmarks/bench_remote.py --json remote.json --plot remote.png
 
-The server runs beside, and answers at once and as fast as it can ("near"), or after 100 ms and with 100 MB/s a
-connection ("far"). Shards of 10 MB are read and gathered into samples, or decoded as well, which is what a worker does
-that trains on images. Ours reads ahead, over the edges of shards; "ours, no read-ahead" does not. webdataset reads what
-curl writes into a pipe.
+The server runs on the same machine. It responds at once and at full speed ("near"), or after 100 ms with 100 MB/s per
+connection ("far"). Shards of 10 MB are read and grouped into samples, or also decoded, as a worker does in training on
+images. Ours prefetches, across the ends of shards; "ours, no read-ahead" does not. webdataset reads from curl through a
+pipe.
 
-Measured, times webdataset, on two cores that others used as well: reading from near 3.5 (4.0 without reading ahead, 2.2
-and 2.8 by processor time), from far 2.3 (1.2), where a connection gives 100 MB/s and ours gets 94; decoding from far is
-as fast as from the disk, within the spread (0.93 and 0.95). Near, the server uses the same two cores as the reader.
+Results relative to webdataset, on two cores with other load: reading from near 3.5 (4.0 without read-ahead; 2.2 and 2.8
+in CPU time), from far 2.3 (1.2), at 94 of the 100 MB/s of a connection; decoding from far is as fast as from the disk,
+within the spread (0.93 and 0.95). The near server uses the same two cores as the reader.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from wds_datapipes import ShardList
 
 Sample = dict[str, Any]
 REFERENCE = "webdataset"
-#: Until an answer begins, in seconds, and how many bytes a second a connection gives then.
-PLACES = {"near": (0.0, 1e12), "far": (0.1, 1e8)}
+#: The latency in seconds, and the bandwidth of a connection in bytes per second.
+SERVERS = {"near": (0.0, 1e12), "far": (0.1, 1e8)}
 
 
 def photo(random: Random, index: int) -> Fields:
-    """Return a picture with as much detail as JPEG files of 100 kB have."""
+    """Return an image with the detail of a JPEG file of 100 kB."""
     noise = np.frombuffer(random.randbytes(80 * 60 * 3), np.uint8).reshape(60, 80, 3)
     file = io.BytesIO()
     Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC).save(file, "jpeg", quality=90)
     return {"jpg": file.getvalue(), "cls": b"%d" % (index % 1000)}
 
 
-#: In shards that are small, so that there are many edges.
+#: Datasets with many small shards.
 SMALL_SHARDS = {
     "read": SETS["IMG"]._replace(shards=10, samples=100),
     "decoded": DataSet("PHOTO", 10, 100, photo, SETS["IMG"].tar_format),
@@ -54,7 +54,7 @@ SMALL_SHARDS = {
 def ours(urls: list[str], decode: str, read_ahead: int | None) -> Iterable[Sample]:
     ahead = {} if read_ahead is None else {"read_ahead": read_ahead}
     samples: Any = ShardList(urls).load_wds_shards(**ahead).group_samples()
-    return samples.wds_decode(decode) if decode else samples  # type: ignore[no-any-return]  # a datapipe is one
+    return samples.wds_decode(decode) if decode else samples  # type: ignore[no-any-return]  # a datapipe is iterable
 
 
 def webdataset_pipeline(urls: list[str], decode: str) -> Iterable[Sample]:
@@ -63,23 +63,23 @@ def webdataset_pipeline(urls: list[str], decode: str) -> Iterable[Sample]:
 
 
 def payload(sample: Sample) -> int:
-    """The bytes of the picture, decoded or not."""
-    picture = sample["jpg"]
-    return len(picture) if isinstance(picture, bytes) else picture.nbytes
+    """Return the size of the image in bytes, decoded or not."""
+    image = sample["jpg"]
+    return len(image) if isinstance(image, bytes) else image.nbytes
 
 
 def main() -> None:
     arguments = parse(options(__doc__, rounds=7))
     contests = []
-    where = folder(arguments.data)
+    data_folder = folder(arguments.data)
     for work, data in SMALL_SHARDS.items():
-        paths = data.write(where, arguments.scale)
-        for place, (latency_s, bytes_per_s) in PLACES.items():
-            with store(where, latency_s, bytes_per_s) as site:
-                urls = [f"{site}/{path.rpartition('/')[2]}" for path in paths]
+        paths = data.write(data_folder, arguments.scale)
+        for server, (latency_s, bytes_per_s) in SERVERS.items():
+            with store(data_folder, latency_s, bytes_per_s) as address:
+                urls = [f"{address}/{path.rpartition('/')[2]}" for path in paths]
                 decode = "rgb8" if work == "decoded" else ""
                 contest = Contest(
-                    f"{data.name} {work}, {place}",
+                    f"{data.name} {work}, {server}",
                     [
                         Contender("ours", partial(ours, urls, decode, None), payload),
                         Contender("ours, no read-ahead", partial(ours, urls, decode, 0), payload),

@@ -1,13 +1,13 @@
-"""What does one more stage cost, for each item that passes through it?
+"""How much does each additional stage cost per item?
 
     python benchmarks/bench_stage_cost.py --json stages.json --plot stages.png
 
-The same stage is put in a row 0 to 4 times, over a source in memory. The slope of the line through the times is the
-cost of a stage; the source, which differs in cost between pipes and generators, drops out of it.
+The same stage is chained 0 to 4 times after a source in memory. The slope of a line fitted to the times is the cost of
+a stage. It does not include the source, whose cost differs between pipes and generators.
 
-Measured, µs an item: 0.02 for a plain generator, 0.30 for a pipe of ours that passes items on, 1.20 for the same pipe
-without ``_is_child_datapipe = False``, 1.30 for torch's ``.map``. ``.map_dict`` (0.54), ``.rename`` (0.83) and
-``.to_tuple`` (0.86) also make a new dict or tuple.
+Results in µs per item: 0.02 for a plain generator, 0.30 for one of our pipes that yields its input, 1.20 for the same
+pipe without ``_is_child_datapipe = False``, 1.30 for torch's ``.map``. ``.map_dict`` (0.54), ``.rename`` (0.83) and
+``.to_tuple`` (0.86) also create a new dict or tuple.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def same(item: Any) -> Any:
     return item
 
 
-def passed_on(source: Iterable[Any]) -> Iterator[Any]:
-    # Not `yield from`: a stage takes each item into its hands.
+def forward(source: Iterable[Any]) -> Iterator[Any]:
+    # Not `yield from`, because stages handle each item.
     for item in source:  # noqa: UP028  see above
         yield item
 
 
-class PassOn(IterDataPipe[Any]):
-    """Built as the stages of this package are."""
+class Forwarder(IterDataPipe[Any]):
+    """A stage implemented like those of this package."""
 
     _is_child_datapipe = False
 
@@ -48,28 +48,28 @@ class PassOn(IterDataPipe[Any]):
         self.source = source
 
     def __iter__(self) -> Iterator[Any]:
-        yield from passed_on(self.source)
+        yield from forward(self.source)
 
 
-class Plain(IterDataPipe[Any]):
-    """Built as torch's documentation says."""
+class PlainForwarder(IterDataPipe[Any]):
+    """A stage implemented as in torch's documentation."""
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
         self.source = source
 
     def __iter__(self) -> Iterator[Any]:
-        yield from passed_on(self.source)
+        yield from forward(self.source)
 
 
 def generators(items: list[Any], stages: int) -> Iterable[Any]:
     result: Iterable[Any] = iter(items)
     for _ in range(stages):
-        result = passed_on(result)
+        result = forward(result)
     return result
 
 
 def pipes(stage: Callable[[Any, int], Any]) -> Build:
-    """Return what puts a stage in a row; it is told how many are before it."""
+    """Return a function that chains a stage; ``stage`` receives the number of stages before it."""
 
     def build(items: list[Any], stages: int) -> Iterable[Any]:
         pipe: IterDataPipe[Any] = IterableWrapper(items, deepcopy=False)
@@ -82,14 +82,14 @@ def pipes(stage: Callable[[Any, int], Any]) -> Build:
 
 KINDS: dict[str, Build] = {
     "plain generator": generators,
-    "pipe of ours, passes on": pipes(lambda pipe, _: PassOn(pipe)),
+    "our pipe, yields its input": pipes(lambda pipe, _: Forwarder(pipe)),
     "ours, .map_dict(cls=same)": pipes(lambda pipe, _: pipe.map_dict(cls=same)),
     "ours, .rename(one field)": pipes(lambda pipe, number: pipe.rename(**{"ba"[number % 2]: "ab"[number % 2]})),
     "ours, .to_tuple(two fields)": pipes(lambda pipe, number: pipe.to_tuple("a", "cls") if number == 0 else pipe),
-    "pipe as torch documents it, passes on": pipes(lambda pipe, _: Plain(pipe)),
+    "pipe as documented by torch, yields its input": pipes(lambda pipe, _: PlainForwarder(pipe)),
     "torch .map(same)": pipes(lambda pipe, _: pipe.map(same)),
 }
-#: What it yields is no sample, so it stands once in a row, and not four times.
+#: Yields tuples instead of samples, so it cannot be chained.
 ONCE = "ours, .to_tuple(two fields)"
 
 
@@ -98,9 +98,9 @@ def contender(kind: str, items: list[Any], stages: int) -> Contender:
 
 
 def slopes(contest: Contest) -> dict[str, tuple[list[float], float]]:
-    """For each kind, the best times and the cost of a stage, in µs an item.
+    """Return the best times of each kind and the cost of a stage, in µs per item.
 
-    A round takes some milliseconds, so one that others interrupted is far off; the best times are the steady ones.
+    A round takes only milliseconds, so an interruption distorts it; the best times are the most stable ones.
     """
     found = {}
     for kind in KINDS:
@@ -111,7 +111,7 @@ def slopes(contest: Contest) -> dict[str, tuple[list[float], float]]:
 
 
 def show(found: dict[str, tuple[list[float], float]]) -> None:
-    table = Table(title="µs an item, with 0 to 4 stages (best rounds)", title_justify="left")
+    table = Table(title="µs per item, with 0 to 4 stages (best rounds)", title_justify="left")
     table.add_column("stage", no_wrap=True)
     for heading in [*map(str, STAGES), "one more stage"]:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -128,8 +128,8 @@ def plot(path: Path | None, found: dict[str, tuple[list[float], float]]) -> None
     for kind, (times, slope) in found.items():
         panel.plot(range(len(times)), times, marker="o", label=f"{kind}: {slope:.2f} µs")
     panel.set_xticks(list(STAGES))
-    panel.set_xlabel("stages in a row")
-    panel.set_ylabel("µs an item")
+    panel.set_xlabel("number of stages")
+    panel.set_ylabel("µs per item")
     panel.legend(frameon=False)
     panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
@@ -141,7 +141,7 @@ def main() -> None:
     contenders = [
         contender(kind, samples, count) for kind in KINDS for count in STAGES if kind != ONCE or count in (0, 1)
     ]
-    contest = Contest("One more stage", contenders, f"{next(iter(KINDS))} x 0", unit="item", shortest_turn=0.0)
+    contest = Contest("One more stage", contenders, f"{next(iter(KINDS))} x 0", unit="item", min_duration_s=0.0)
     contest.run(arguments.rounds)
     found = slopes(contest)
     show(found)

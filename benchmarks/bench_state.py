@@ -1,23 +1,23 @@
-"""What does it cost to save where a loop is, and to go on from there?
+"""How much does it cost to save the position of a loop, and to resume from it?
 
     python benchmarks/bench_state.py --json state.json --plot state.png
 
-Samples of 200 bytes of text and a class, in shards of 40,000, and batches of 64; the loop stops in the middle of the
-epoch. Ours is ``DataLoader2`` with ``ShardReadingService`` behind ``.shuffle_samples(n)``. The reference is torchdata's
-``StatefulDataLoader`` with a pipeline of webdataset, which has no state: it goes on by reading all again that came
-before, and in another order, since its shuffle is not seeded. The two take turns, with another order in each round.
+Samples have 200 bytes of text and a class, in shards of 40,000 samples, and batches have 64 samples. The loop stops in
+the middle of the epoch. Ours is ``DataLoader2`` with ``ShardReadingService``, after ``.shuffle_samples(n)``. The
+reference is torchdata's ``StatefulDataLoader`` with a webdataset pipeline, which has no state: it resumes by rereading
+everything before the position, and in a different order, because its shuffle is not seeded. The two alternate, in a
+different order in each round.
 
-For each: the bytes of the state (of the reading service; a whole state of ``DataLoader2`` has the pipeline, too), by
-worker and by waiting sample; the time that the loop waits for ``state_dict()``, in batches; the share of their time
-in which workers are busy recording where they are; and the seconds from ``load_state_dict()`` until the next batch is
-there, the start of the workers included. The gain is how many times as fast that is as the reference. Figures are
-medians, and ratios are formed within a round.
+The table shows the size of the state in bytes, and the number of samples that wait in the shuffle buffer; the time that
+``state_dict()`` takes, also relative to that of a batch; the share of their time that workers spend on recording their
+position; and the time from ``load_state_dict()`` to the next batch, including the start of the workers. The gain is the
+ratio of this time to that of the reference. Figures are medians, and ratios are computed within a round.
 
-Batches of images, 64 x 3 x 224 x 224 decoded from JPEG files of 15 KB, are measured without the reference, so that the
-cost is known against such a batch as well.
+Batches of images, 64 x 3 x 224 x 224 decoded from JPEG files of 15 KB, are measured without a reference, to show the
+cost relative to such a batch.
 
-Workers record with each batch what has changed, and the main process puts a state together from that when it is asked
-for one.
+Workers record the changes of their position with each batch. The main process combines these records into a state on
+request.
 """
 
 from __future__ import annotations
@@ -57,30 +57,30 @@ from wds_datapipes.pipes.state.pipeline_state import record_state
 from torchdata.dataloader2 import DataLoader2  # isort: skip
 from torchdata.stateful_dataloader import StatefulDataLoader  # isort: skip
 
-#: How many samples wait in the shuffle.
+#: The sizes of the shuffle buffer.
 BUFFERS = (1, 1000, 10_000)
 WORKERS = (0, 2)
-#: What is in a batch: a text of 200 bytes, as above, or images that are decoded.
+#: The contents of a batch: texts of 200 bytes, or decoded images.
 KINDS = ("texts", "images")
 BATCH = 64
-#: How often a state is taken; the median counts.
+#: How often a state is saved; the median counts.
 SAVES = 9
-#: A report of a worker: its number as a process, when it was made, and how long it has recorded since the one before.
+#: A report of a worker: its process ID, the current time, and the time spent on recording since the last report.
 REPORT = struct.Struct("qdd")
-#: A worker reports after so many records.
+#: The number of records between two reports of a worker.
 RECORDS = 16
 
 
 class Cost(NamedTuple):
-    """What one state has cost.
+    """The cost of one state.
 
     Attributes:
-        state_bytes: how large it is.
-        waiting: how many samples it says that wait.
-        save_s: how long the loop waited for it.
-        batch_s: how long the loop waited for a batch.
-        reports: the share of their time in which the workers told where they were.
-        resume_s: how long it took from loading it until the next batch was there.
+        state_bytes: the size of the state.
+        waiting: the number of samples in shuffle buffers.
+        save_s: the time that the loop waited for the state.
+        batch_s: the time that the loop waited for a batch.
+        reports: the share of their time that workers spent on recording.
+        resume_s: the time from loading the state to the next batch.
     """
 
     state_bytes: int
@@ -104,7 +104,7 @@ def theirs(urls: list[str], buffer_size: int, workers: int) -> StatefulDataLoade
 
 
 def photo(_: Random, index: int) -> Mapping[str, bytes]:
-    """Return a JPEG file of 224 x 224 pixels and about 15 KB, one of a few."""
+    """Return one of a few JPEG files of 224 x 224 pixels and about 15 KB."""
     return {"jpg": _photo(index % 16), "cls": b"%d" % (index % 1000)}
 
 
@@ -121,7 +121,7 @@ def stacked(batch: list[dict[str, Any]]) -> torch.Tensor:
 
 
 def images(urls: list[str], buffer_size: int, workers: int) -> DataLoader2[Any]:
-    """As `ours`, with batches of 64 x 3 x 224 x 224 that are decoded from JPEG."""
+    """Like `ours`, with batches of 64 x 3 x 224 x 224 decoded from JPEG."""
     pipe = ShardList(urls).sharding_filter().load_wds_shards().group_samples().shuffle_samples(buffer_size)
     pipe = pipe.wds_decode("torchrgb").batch(BATCH).map(stacked)
     loader = DataLoader2(pipe, reading_service=ShardReadingService(workers))
@@ -130,12 +130,12 @@ def images(urls: list[str], buffer_size: int, workers: int) -> DataLoader2[Any]:
 
 
 def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
-    """Stop a loop, save, and go on with another loader; send what it has cost."""
+    """Stop a loop, save its state, resume with another loader, and send the cost."""
     warnings.simplefilter("ignore")  # StatefulDataLoader's own
-    logging.getLogger("torchdata").setLevel(logging.ERROR)  # it says each time that it reads all again
+    logging.getLogger("torchdata").setLevel(logging.ERROR)  # reports each replay
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    spent = [0.0]  # by a worker, since it has reported that last
+    spent = [0.0]  # by a worker, since its last report
     records = itertools.count(1)
 
     def timed(pipe: Any, recorder: Any, is_first: bool = False) -> Any:
@@ -147,7 +147,7 @@ def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
             spent[0] = 0.0
         return record
 
-    vars(worker)["record_state"] = timed  # workers are forked with it
+    vars(worker)["record_state"] = timed  # inherited by forked workers
     first = make()
     iterator: Iterator[Any] = iter(first)
     next(iterator)
@@ -169,7 +169,7 @@ def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
     next(iter(second))
     resume_s = time.perf_counter() - begin
     close(second)
-    os.write(writing, REPORT.pack(0, 0, 0))  # so that there is something to read
+    os.write(writing, REPORT.pack(0, 0, 0))  # so that reading does not block
     shares = [share_of(reports) for reports in by_process(os.read(reading, 1 << 20))]
     data = state.get("wds_datapipes", "").encode()
     results.send(
@@ -177,17 +177,17 @@ def measure(make: Callable[[], Any], stop: int, results: Any) -> None:
     )
 
 
-def by_process(told: bytes) -> list[list[tuple[float, float]]]:
-    """Return when each worker has told where it was, and how long that took."""
+def by_process(data: bytes) -> list[list[tuple[float, float]]]:
+    """Return the reports of each worker, as (time, seconds spent on recording)."""
     found: dict[int, list[tuple[float, float]]] = {}
-    for process, when, lasted in REPORT.iter_unpack(told):
-        found.setdefault(process, []).append((when, lasted))
+    for process, when, spent in REPORT.iter_unpack(data):
+        found.setdefault(process, []).append((when, spent))
     return [reports for reports in found.values() if len(reports) > 2]
 
 
 def share_of(reports: list[tuple[float, float]]) -> float:
-    """Return which part of the time between the first report and the last one was spent on those behind the first."""
-    return sum(lasted for _, lasted in reports[1:]) / (reports[-1][0] - reports[0][0])
+    """Return the share of the time between the first and the last report that was spent on recording."""
+    return sum(spent for _, spent in reports[1:]) / (reports[-1][0] - reports[0][0])
 
 
 def waiting_in(data: bytes) -> int:
@@ -201,7 +201,7 @@ def close(loader: Any) -> None:
 
 
 def in_fresh_process(make: Callable[[], Any], stop: int) -> Cost:
-    """Measure in a process of its own, which may have children, as the one of a pool may not."""
+    """Measure in a separate process, which may have children, unlike those of a pool."""
     fork = multiprocessing.get_context("fork")
     results, sending = fork.Pipe(duplex=False)
     process = fork.Process(target=measure, args=(make, stop, sending))
@@ -222,9 +222,10 @@ def main() -> None:
     least = (few + SAVES + 2) * BATCH // 4
     pictures = SETS["SMALL"]._replace(name="PHOTOS", samples=max(least, round(8_000 * arguments.scale)), sample=photo)
     photos = pictures._replace(shards=4).write(folder(arguments.data))
-    table = Table(title=f"A state after {stop:,} batches of {BATCH}, of images {few:,}", title_justify="left")
+    title = f"A state after {stop:,} batches of {BATCH}, or {few:,} batches of images"
+    table = Table(title=title, title_justify="left")
     headings = ("batches of", "workers", "shuffle", "bytes", "waiting", "ms to save", "in batches", "% to record")
-    for heading in (*headings, "s to go on", "reference", "gain"):
+    for heading in (*headings, "s to resume", "reference", "gain"):
         table.add_column(heading, justify="right")
     facts: dict[str, Any] = {}
     console = Console(width=120)
@@ -240,7 +241,7 @@ def main() -> None:
             continue
         rounds = []
         for number in range(arguments.rounds):
-            makers = [functools.partial(made, urls, buffer_size, workers) for made in (ours, theirs)]
+            makers = [functools.partial(factory, urls, buffer_size, workers) for factory in (ours, theirs)]
             order = (0, 1) if number % 2 == 0 else (1, 0)
             costs = {index: in_fresh_process(makers[index], stop) for index in order}
             rounds.append((costs[0], costs[1]))
@@ -264,7 +265,7 @@ def main() -> None:
 
 
 def row_of(kind: str, workers: int, buffer_size: int, cost: Cost, saving: float) -> list[str]:
-    """Return what a line of the table begins with."""
+    """Return the first cells of a row of the table."""
     return [
         kind,
         str(workers),
@@ -279,7 +280,7 @@ def row_of(kind: str, workers: int, buffer_size: int, cost: Cost, saving: float)
 
 
 def plot(path: Path | None, facts: dict[str, Any]) -> None:
-    """Draw how long it takes to go on."""
+    """Plot the time to resume."""
     if path is None:
         return
     plt = pyplot()

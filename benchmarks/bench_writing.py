@@ -2,15 +2,15 @@
 
     python benchmarks/bench_writing.py --json writing.json --plot writing.png
 
-Samples in memory are written to one shard in a folder that is in memory too (``/dev/shm``, unless ``--data`` says
-otherwise), so that the code is measured and not a disk. The values are bytes, and each writer is the one that its users
-have: ours checks keys, encodes by extension and syncs the file; webdataset's encodes; tarfile gets members. SMALL, IMG
-and BIG are those of bench_reading. The second contest writes several shards, ours with the SHA-256 of each.
+Samples in memory are written to one shard in a folder in memory (``/dev/shm``, unless ``--data`` names another one), so
+that the code is measured rather than a disk. The values are bytes, and each writer is used with its defaults: ours
+checks keys, encodes by extension and syncs the file; webdataset's encodes; tarfile receives members. SMALL, IMG and BIG
+are those of bench_reading. The second contest writes several shards, ours with the SHA-256 of each.
 
-Measured, times webdataset, on two cores with little else to do: SMALL 25, IMG 4.2 and BIG 1.9, where the bytes without
-any tar are 5.5 in IMG and 1.9 in BIG, so memory sets the limit there; tarfile 2.2, 1.9 and 1.4. With a digest that was
-formed in turn with small writes, 20, 2.2 and 1.3, and four shards 17, 2.2 and 1.2. Since then, a thread hashes beside
-the writing: IMG has 3.1 where a core is free, and where none is, the digest takes its time as before.
+Results relative to webdataset, on two mostly idle cores: SMALL 25, IMG 4.2 and BIG 1.9. Writing the raw bytes gives 5.5
+for IMG and 1.9 for BIG, so memory is the limit there. tarfile has 2.2, 1.9 and 1.4. With a digest computed between
+small writes: 20, 2.2 and 1.3, and for four shards 17, 2.2 and 1.2. Since then, a thread computes the digest while data
+is written: IMG has 3.1 if a core is free, and the same as before otherwise.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def by_tarfile(path: Path, data: Iterable[Sample]) -> Iterator[Sample]:
 
 
 def raw(path: Path, data: Iterable[Sample]) -> Iterator[Sample]:
-    """Write the bytes and nothing else."""
+    """Write only the bytes."""
     with path.open("wb", buffering=1 << 18) as file:
         for sample in data:
             for field, value in sample.items():
@@ -114,9 +114,9 @@ def many_shards(name: str, data: list[Sample], folder: Path) -> Contest:
 def main() -> None:
     arguments = parse(options(__doc__, rounds=7))
     memory = Path("/dev/shm")
-    place = arguments.data or (memory if memory.is_dir() else None)
+    parent = arguments.data or (memory if memory.is_dir() else None)
     contests = []
-    with tempfile.TemporaryDirectory(dir=place) as folder:
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
         for name in ("SMALL", "IMG", "BIG"):
             data = samples(name, arguments.scale)
             for contest in (one_shard(name, data, Path(folder)), many_shards(name, data, Path(folder))):

@@ -1,8 +1,8 @@
-"""What all benchmarks share: contenders that take turns, and their times as a table, a JSON file and a plot.
+"""The framework of all benchmarks: contenders that run in turn, and their times as a table, a JSON file and a plot.
 
-A machine is never the same for long: its clock, its caches and its other users drift by more than most differences
-that matter. So contenders take turns within one process, a round is one turn of each, and ratios are formed within a
-round, where both sides met nearly the same machine. The median of these ratios is what to quote, never a bare time.
+The speed of a machine drifts with its clock rate, its caches and its other users, often by more than the differences of
+interest. Contenders therefore run in turn within one process, each once per round, and ratios are computed within a
+round, in which conditions are nearly equal. Quote the median of these ratios, never an absolute time.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: The packages whose versions a report tells.
+#: The packages whose versions a report includes.
 PACKAGES = ("wds-datapipes", "webdataset", "torch", "torchdata", "numpy", "pillow")
 
 
 class Work(NamedTuple):
-    """What one run of a contender did."""
+    """The work done by one run of a contender."""
 
     items: int
-    #: Bytes of payload, or 0 where they do not matter.
+    #: The payload in bytes, or 0 if it does not matter.
     size: int
 
 
@@ -59,14 +59,14 @@ def _no_size(_item: Any) -> int:
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody who does the work of a contest.
+    """A participant in a contest.
 
     Args:
-        name: what to call it.
-        begin: begins the work anew, and returns the items that it delivers.
-        size_of: the bytes of payload of an item; asked once, before the timing.
-        is_limit: it does something else on purpose, such as reading without parsing, and is not held to the others'
-            number of items and bytes.
+        name: the name in tables and plots.
+        begin: starts the work from the beginning, and returns an iterable of items.
+        size_of: returns the payload of an item in bytes; called before timing only.
+        is_limit: it intentionally does different work, such as reading without parsing, so its numbers of items and
+            bytes are not compared.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Contender:
     is_limit: bool = False
 
     def count(self) -> Work:
-        """Do all of the work, and count the items and their bytes."""
+        """Run to the end, and count the items and their bytes."""
         items = size = 0
         for item in self.begin():
             items += 1
@@ -83,14 +83,14 @@ class Contender:
         return Work(items, size)
 
     def run(self) -> None:
-        """Do all of the work, and nothing else; as in any loop, an item is held while the next one is made."""
+        """Run to the end without counting; like any loop, hold each item while the next one is produced."""
         for _ in self.begin():
             pass
 
 
 @dataclass
 class Result:
-    """The times of one contender: one of each for each round, in seconds for an item."""
+    """The times of one contender in each round, in seconds per item."""
 
     name: str
     item_size: float
@@ -99,84 +99,84 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Items a second, by the median of the rounds."""
+        """Items per second, by the median of the rounds."""
         return 1 / statistics.median(self.wall)
 
     @property
     def best_rate(self) -> float:
-        """Items a second in the best round."""
+        """Items per second in the best round."""
         return 1 / min(self.wall)
 
     @property
     def spread(self) -> float:
-        """How far the middle half of the rounds lies apart, as a part of the median."""
+        """The interquartile range of the rounds, relative to the median."""
         if len(self.wall) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.wall, n=4, method="inclusive")
         return (high - low) / statistics.median(self.wall)
 
     def times(self, reference: Result) -> float:
-        """How many times as fast as the reference it was: the median of the ratios within each round."""
+        """The speed relative to the reference: the median of the ratios within each round."""
         return statistics.median(theirs / ours for ours, theirs in zip(self.wall, reference.wall, strict=True))
 
     def times_cpu(self, reference: Result) -> float:
-        """The same, by processor time instead of time on the clock."""
+        """The speed relative to the reference in CPU time."""
         return statistics.median(theirs / ours for ours, theirs in zip(self.cpu, reference.cpu, strict=True))
 
 
 @dataclass
 class Contest:
-    """Contenders for one piece of work; those that are not held to the same count and bytes come last.
+    """A comparison of contenders that do the same work; limits come last.
 
     Args:
-        title: what is done, for people.
-        contenders: in the order of their turns.
-        reference: the name of the contender that ratios are formed to.
-        unit: what an item is called.
-        shortest_turn: a turn is repeated until it has lasted so long, in seconds.
+        title: the title of the table and the plot.
+        contenders: the contenders, in the order in which they run.
+        reference: the name of the contender to which ratios refer.
+        unit: the name of an item.
+        min_duration_s: the minimum time to measure, in seconds; shorter runs are repeated.
     """
 
     title: str
     contenders: Sequence[Contender]
     reference: str
     unit: str = "sample"
-    shortest_turn: float = 0.3
+    min_duration_s: float = 0.3
     results: list[Result] = field(default_factory=list)
 
     def check(self) -> dict[str, Work]:
-        """Let each contender work once, and raise unless all of them did the same work."""
+        """Run each contender once, and raise unless all of them did the same work."""
         done = {contender.name: contender.count() for contender in self.contenders}
-        held = {contender.name: done[contender.name] for contender in self.contenders if not contender.is_limit}
-        if len(set(held.values())) != 1:
-            raise AssertionError(f"{self.title}: the contenders did not do the same work: {held}")
+        compared = {contender.name: done[contender.name] for contender in self.contenders if not contender.is_limit}
+        if len(set(compared.values())) != 1:
+            raise AssertionError(f"{self.title}: the contenders did not do the same work: {compared}")
         return done
 
     def run(self, rounds: int) -> list[Result]:
-        """Check that all do the same work, then time them in turn; limits are counted in the items of the others."""
+        """Check that all do the same work, then time them in turn; the times of limits are per item of the others."""
         done = self.check()
         work = next(done[contender.name] for contender in self.contenders if not contender.is_limit)
         self.results = [Result(each.name, done[each.name].size / work.items) for each in self.contenders]
-        # What is imported and cached by now is left out of later collections, so that the heap of one contender is
-        # no burden to another. The collector stays on: what a contender allocates is its own cost.
+        # Exclude existing objects from garbage collection, so that the heap of one contender does not slow down others.
+        # The collector stays on, because allocations are part of the cost of a contender.
         gc.collect()
         gc.freeze()
         with Progress(transient=True) as progress:
             bar = progress.add_task(self.title, total=rounds * len(self.contenders))
             for _ in range(rounds):
                 for contender, result in zip(self.contenders, self.results, strict=True):
-                    wall, cpu, turns = _turn(contender.run, self.shortest_turn)
-                    result.wall.append(wall / turns / work.items)
-                    result.cpu.append(cpu / turns / work.items)
+                    wall, cpu, runs = _measure(contender.run, self.min_duration_s)
+                    result.wall.append(wall / runs / work.items)
+                    result.cpu.append(cpu / runs / work.items)
                     progress.advance(bar)
         gc.unfreeze()
         return self.results
 
     def result(self, name: str) -> Result:
-        """Return one contender's result."""
+        """Return the result of a contender."""
         return next(result for result in self.results if result.name == name)
 
     def show(self) -> None:
-        """Print the table, the fastest first."""
+        """Print the results as a table, the fastest first."""
         reference = self.result(self.reference)
         table = Table(title=self.title, title_justify="left")
         table.add_column("contender", no_wrap=True)
@@ -198,10 +198,10 @@ class Contest:
             )
         console = Console(width=max(132, Console().width))
         console.print(table)
-        console.print(f"times: as fast as {self.reference}, median of the ratios within {len(reference.wall)} rounds\n")
+        console.print(f"times: speed relative to {self.reference}, median of {len(reference.wall)} rounds\n")
 
     def facts(self) -> dict[str, Any]:
-        """Return the results for a JSON file, with all times, in seconds for an item."""
+        """Return the results for a JSON file, with all times in seconds per item."""
         reference = self.result(self.reference)
         return {
             "title": self.title,
@@ -224,37 +224,37 @@ class Contest:
         }
 
 
-def _turn(run: Callable[[], None], shortest: float) -> tuple[float, float, int]:
-    """Run until it has lasted long enough to be timed; return seconds, processor seconds, and how often it ran."""
-    turns = 0
+def _measure(run: Callable[[], None], min_duration_s: float) -> tuple[float, float, int]:
+    """Run repeatedly for a minimum time; return the elapsed seconds, the CPU seconds, and the number of runs."""
+    runs = 0
     cpu, wall = time.process_time(), time.perf_counter()
     while True:
         run()
-        turns += 1
-        if (lasted := time.perf_counter() - wall) >= shortest:
-            return lasted, time.process_time() - cpu, turns
+        runs += 1
+        if (elapsed := time.perf_counter() - wall) >= min_duration_s:
+            return elapsed, time.process_time() - cpu, runs
 
 
 def in_child(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a forked process of its own, which begins with what this one has imported; wait for it."""
+    """Call a function in a forked process, which inherits all imports, and return its result."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(function, arguments)
 
 
 def options(document: str | None, *, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser with the arguments that all benchmarks have; ``document`` is the program's docstring."""
+    """Return a parser with the options of all benchmarks; ``document`` is the docstring of the program."""
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each contender (%(default)s)")
-    parser.add_argument("--scale", type=float, default=1.0, help="size of the data, 1 is the usual one")
-    parser.add_argument("--data", type=Path, help="folder for the data, kept for the next run (a temporary one)")
+    parser.add_argument("--rounds", type=int, default=rounds, help="the number of rounds (%(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="the size of the data, relative to the default")
+    parser.add_argument("--data", type=Path, help="the folder for the data, kept for the next run (a temporary one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times to this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures, as PNG, SVG or PDF")
-    parser.add_argument("--quick", action="store_true", help="little data and two rounds, to see that it works")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the results, as PNG, SVG or PDF")
+    parser.add_argument("--quick", action="store_true", help="use little data and two rounds, as a smoke test")
     return parser
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line; ``--quick`` means less of everything."""
+    """Parse the command line; ``--quick`` reduces the rounds and the data."""
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.scale = 2, min(arguments.scale, 0.02)
@@ -262,7 +262,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def machine() -> dict[str, Any]:
-    """Tell where figures were measured."""
+    """Describe the machine on which results were measured."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -280,19 +280,19 @@ def _version(package: str) -> str | None:
 
 
 def write_report(path: Path | None, facts: Any) -> None:
-    """Write the results as JSON, with the machine they were measured on."""
+    """Write the results as JSON, with a description of the machine."""
     if path is not None:
         path.write_text(json.dumps({"machine": machine(), "results": facts}, indent=1) + "\n", encoding="utf-8")
 
 
 def plot_bars(path: Path | None, values: Mapping[str, float], title: str, unit: str) -> None:
-    """Draw one bar for each value."""
+    """Plot a bar for each value."""
     if path is None:
         return
     plt = pyplot()
     figure, panel = plt.subplots(figsize=(9, 0.32 * len(values) + 1.1), layout="constrained")
     names = list(values)[::-1]
-    bars = panel.barh(names, [values[name] for name in names], color=[_colour(name) for name in names])
+    bars = panel.barh(names, [values[name] for name in names], color=[_color(name) for name in names])
     panel.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
     panel.set_title(title, loc="left", fontsize=10)
     panel.set_xlabel(unit, fontsize=8)
@@ -302,21 +302,21 @@ def plot_bars(path: Path | None, values: Mapping[str, float], title: str, unit: 
 
 
 def pyplot() -> Any:
-    """Return matplotlib's pyplot, which only plots need."""
+    """Import matplotlib's pyplot, which only plots need."""
     import matplotlib
 
-    matplotlib.use("Agg")  # draws into files, on machines without a screen too
+    matplotlib.use("Agg")  # writes files, and needs no display
     import matplotlib.pyplot as plt
 
     return plt
 
 
-def _colour(name: str) -> str:
+def _color(name: str) -> str:
     return "tab:blue" if "ours" in name else "tab:orange" if "webdataset" in name else "tab:gray"
 
 
 def plot_contests(path: Path | None, contests: Sequence[Contest]) -> None:
-    """Draw one panel of bars for each contest: times the reference, with the range over the rounds."""
+    """Plot a panel of bars for each contest: the speed relative to the reference, with the range over the rounds."""
     if path is None:
         return
     plt = pyplot()
@@ -330,12 +330,12 @@ def plot_contests(path: Path | None, contests: Sequence[Contest]) -> None:
         for row, result in enumerate(results):
             ratios = [theirs / ours for ours, theirs in zip(result.wall, reference.wall, strict=True)]
             middle = result.times(reference)
-            panel.barh(row, middle, color=_colour(result.name))
+            panel.barh(row, middle, color=_color(result.name))
             panel.plot([min(ratios), max(ratios)], [row, row], color="black", linewidth=1)
             panel.text(max(ratios), row, f"  {middle:.1f}", va="center", fontsize=8)
         panel.set_yticks(range(len(results)), [result.name for result in results], fontsize=8)
         panel.set_title(contest.title, loc="left", fontsize=10)
-        panel.set_xlabel(f"times as fast as {contest.reference}", fontsize=8)
+        panel.set_xlabel(f"speed relative to {contest.reference}", fontsize=8)
         panel.margins(x=0.1)
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

@@ -1,9 +1,9 @@
-"""The data that benchmarks read: shards written with Python's tarfile, kept in a folder and written once.
+"""The data of the benchmarks: shards written with Python's tarfile, kept in a folder and written once.
 
-SMALL: a text of about 200 bytes and a class. PAX: the same with a PAX header before each member, as webdataset's own
-writer makes it, since it gives members the time of day to a fraction. IMG: 100 KB that stand for a JPEG file, a class
-and a JSON record. BIG: an array of 4 MiB. Payload is noise from a fixed seed, so it is the same at each place; nobody
-decodes it here.
+SMALL: a text of about 200 bytes and a class. PAX: the same with a PAX header before each member, as written by
+webdataset, whose modification times have fractions of a second. IMG: 100 KB in place of a JPEG file, a class and a JSON
+record. BIG: an array of 4 MiB. The payload is noise from a fixed seed, so it is the same on all machines; it is not
+decoded.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Fields = Mapping[str, bytes]
 
 
 class DataSet(NamedTuple):
-    """How a data set is made: so many shards of so many samples."""
+    """The specification of a dataset."""
 
     name: str
     shards: int
     samples: int
     sample: Callable[[Random, int], Fields]
     tar_format: int
-    #: What all members have as their time; a fraction of a second takes a PAX header.
+    #: The modification time of all members; a fraction of a second needs a PAX header.
     mtime: float = 0
 
-    def write(self, where: Path, scale: float = 1.0) -> list[str]:
-        """Write the shards that are not there yet; a scale of 0.1 makes a tenth of the samples."""
+    def write(self, folder: Path, scale: float = 1.0) -> list[str]:
+        """Write missing shards; a scale of 0.1 gives a tenth of the samples."""
         count = max(2, round(self.samples * scale))
-        where.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for shard in range(self.shards):
-            path = where / f"{self.name.lower()}-{count}-{shard}.tar"
+            path = folder / f"{self.name.lower()}-{count}-{shard}.tar"
             if not path.exists():
                 random = Random(shard)
                 samples = ((f"{index:06d}", self.sample(random, index)) for index in range(count))
@@ -53,7 +53,7 @@ class DataSet(NamedTuple):
 def write_shard(
     path: Path, samples: Iterator[tuple[str, Fields]], tar_format: int = tarfile.USTAR_FORMAT, mtime: float = 0
 ) -> None:
-    """Write one shard from keys and fields; a run that is broken off leaves no half of one."""
+    """Write a shard from keys and fields, atomically."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     with tarfile.open(partial, "w", format=tar_format) as archive:
         for key, fields in samples:
@@ -65,9 +65,9 @@ def write_shard(
     partial.replace(path)
 
 
-def folder(asked: Path | None) -> Path:
-    """Return the folder to keep data in: the one that was asked for, or one of the system's temporary ones."""
-    return asked if asked is not None else Path(tempfile.gettempdir()) / "wds-datapipes-benchmarks"
+def folder(requested: Path | None) -> Path:
+    """Return the folder for the data: the requested one, or a default in the system's temporary folder."""
+    return requested if requested is not None else Path(tempfile.gettempdir()) / "wds-datapipes-benchmarks"
 
 
 def _small(random: Random, index: int) -> Fields:

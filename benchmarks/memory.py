@@ -1,27 +1,27 @@
-"""How much memory this process has in use, as Linux tells it."""
+"""The memory of this process, as reported by Linux."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["in_use", "peak", "restart_peak"]
+__all__ = ["in_use", "peak", "reset_peak"]
 
 
 def in_use() -> int:
-    """Bytes in memory now."""
+    """Return the current memory in bytes."""
     return _status("VmRSS")
 
 
-def restart_peak() -> None:
-    """Let `peak` begin anew, from what is in use now."""
+def reset_peak() -> None:
+    """Reset `peak` to the current memory."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak() -> int:
-    """The most bytes that were in memory since `restart_peak`."""
+    """Return the peak memory since `reset_peak`, in bytes."""
     return _status("VmHWM")
 
 
-def _status(mark: str) -> int:
+def _status(name: str) -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return 1024 * int(status.split(f"{mark}:")[1].split()[0])
+    return 1024 * int(status.split(f"{name}:")[1].split()[0])

@@ -1,8 +1,8 @@
-"""A web server with the manners of a distant store: so long until an answer begins, and so many bytes a second then.
+"""A web server that simulates a distant store, with a latency and a bandwidth per connection.
 
     python store.py FOLDER LATENCY_S BYTES_PER_S    # prints its port, and serves until it is killed
 
-It sends files by ``sendfile``, so that it takes little of the processor that the readers are measured on.
+It sends files with ``sendfile``, which takes little CPU time from the readers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 __all__ = ["store"]
 
-#: Sent at a time: with a limit of bytes a second, small enough to keep an even pace.
+#: The number of bytes sent at a time, small enough for an even rate.
 CHUNK = 256 << 10
 
 
@@ -29,12 +29,12 @@ class Store(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, latency_s: float, bytes_per_s: float) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.folder, self.latency_s, self.bytes_per_s = folder, latency_s, bytes_per_s
 
 
-class Answer(BaseHTTPRequestHandler):
-    """Answers GET requests, for all of a file or a range of it."""
+class Handler(BaseHTTPRequestHandler):
+    """Handles GET requests for a file or a range of it."""
 
     protocol_version = "HTTP/1.1"
     server: Store
@@ -44,15 +44,15 @@ class Answer(BaseHTTPRequestHandler):
         time.sleep(self.server.latency_s)
         with (self.server.folder / self.path.lstrip("/")).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            start, end = (int(asked[1]), int(asked[2] or size - 1) + 1) if asked else (0, size)
-            self.send_response(206 if asked else 200)
-            if asked:
+            requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            start, end = (int(requested[1]), int(requested[2] or size - 1) + 1) if requested else (0, size)
+            self.send_response(206 if requested else 200)
+            if requested:
                 self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
             self.send_header("Content-Length", str(end - start))
             self.send_header("ETag", f'"{size}"')
             self.end_headers()
-            with contextlib.suppress(ConnectionError):  # whoever has read enough leaves
+            with contextlib.suppress(ConnectionError):  # the client may disconnect early
                 self._send(file.fileno(), start, end)
 
     def _send(self, file: int, start: int, end: int) -> None:
@@ -64,12 +64,12 @@ class Answer(BaseHTTPRequestHandler):
                 time.sleep(early)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def store(folder: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
-    """Serve a folder in a process of its own; yields the URL of the folder."""
+    """Serve a folder in a separate process, and yield its URL."""
     command = [sys.executable, __file__, str(folder), str(latency_s), str(bytes_per_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
