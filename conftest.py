@@ -1,4 +1,4 @@
-"""Fixtures that tests of several folders share, and the setup of the examples in docstrings."""
+"""Fixtures shared by the tests of several folders, and the setup of the examples in docstrings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from nginx_server import Nginx, running_nginx
 from sftp_server import SftpServer, find_rclone, running_sftp
 
-# Before a test module imports torchdata, which would show its banner: a warning is an error here.
+# Imported before any test module imports torchdata, whose deprecation warning would be an error.
 import wds_datapipes
 
 
@@ -30,8 +30,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: Files that take a minute each. They run first, so that no process is left with one while the others idle.
-LONG = (
+#: Test files that take a minute each. They run first, so that no process runs one at the end while the others are idle.
+SLOW = (
     "test_training_run.py",
     "test_checkpoint.py",
     "test_state_law.py",
@@ -52,20 +52,20 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest files first."""
-    turns = {name: turn for turn, name in enumerate(LONG)}
-    items.sort(key=lambda item: turns.get(item.path.name, len(LONG)))
+    order = {name: number for number, name in enumerate(SLOW)}
+    items.sort(key=lambda item: order.get(item.path.name, len(SLOW)))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Exempt all that the tests have imported from garbage collection, which saves half a second each time."""
+    """Exempt everything imported by the tests from garbage collection, which saves half a second per collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def example_surroundings(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
-    """Run a docstring's example in a folder of its own, with the public names imported; skip this for other tests."""
+def doctest_environment(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
+    """Run each docstring example in an empty folder, with the public names imported; do nothing for other tests."""
     if isinstance(request.node, pytest.DoctestItem):
         doctest_namespace.update({name: getattr(wds_datapipes, name) for name in wds_datapipes.__all__})
         folder: Path = request.getfixturevalue("tmp_path")
@@ -94,7 +94,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture
 def closed_garbage() -> Iterator[None]:
-    """Collect the garbage that webdataset leaves, so that no later test is blamed for it."""
+    """Collect the garbage that webdataset leaves, so that it cannot affect later tests."""
     yield
     gc.collect()
 

@@ -17,11 +17,11 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 CONSTRAINTS = "constraints.txt"
 #: The tests that run in the `doctest` session instead of `tests`.
 DOCUMENTATION = "tests/test_documentation.py"
-#: Distribute whole files in order: conftest.py puts the slowest first, and xdist those with the most tests.
-IN_THEIR_ORDER = ["--dist=loadfile", "--no-loadscope-reorder"]
+#: Distribute whole files in collection order, the slowest first; by default, xdist starts with those with most tests.
+FILES_IN_ORDER = ["--dist=loadfile", "--no-loadscope-reorder"]
 #: The exit code of pytest if the arguments select no test.
-NOTHING_CHOSEN = 5
-#: The tests that `nightly` sweeps over all combinations, and `tests` over each value of each dimension.
+NO_TESTS_SELECTED = 5
+#: The tests for which `nightly` covers all combinations of parameters, and `tests` each value of each parameter.
 SWEEPS = [
     "tests/loading/test_checkpoint.py",
     "tests/loading/test_repaired_service.py",
@@ -63,28 +63,28 @@ def group(name: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run the tests, with all optional dependencies installed."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
-    for chosen, where in (("not alone", ["--numprocesses=3", *IN_THEIR_ORDER]), ("alone", [])):
-        arguments = [f"--ignore={DOCUMENTATION}", "-m", chosen, *where, *session.posargs]
-        session.run("pytest", *arguments, success_codes=[0, NOTHING_CHOSEN])
+    for marker, distribution in (("not alone", ["--numprocesses=3", *FILES_IN_ORDER]), ("alone", [])):
+        arguments = [f"--ignore={DOCUMENTATION}", "-m", marker, *distribution, *session.posargs]
+        session.run("pytest", *arguments, success_codes=[0, NO_TESTS_SELECTED])
 
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """Run the tests of reading, samples and writing in under a minute, for use between two edits."""
+    """Run the tests of reading, samples and writing in under a minute, for use while editing."""
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     session.run("pytest", "--numprocesses=3", *QUICK_TESTS, *session.posargs)
 
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Interrupt thousands of loaders at random, save states over 100,000 batches, and sweep all combinations.
+    """Interrupt thousands of loaders at random, save states over 100,000 batches, and test all combinations.
 
-    It draws pipelines for an hour too. `RESUME_SEED` and `RANDOM_PIPELINES_SEED` draw the same again.
+    Also generates random pipelines for an hour. `RESUME_SEED` and `RANDOM_PIPELINES_SEED` reproduce a run.
     """
     session.install("-c", CONSTRAINTS, "-e", ".[all]", *group("tests"))
     seed = os.environ.get("RESUME_SEED", str(int(time.time())))
     pipelines_seed = os.environ.get("RANDOM_PIPELINES_SEED", str(int(time.time())))
-    session.log(f"RESUME_SEED={seed} RANDOM_PIPELINES_SEED={pipelines_seed} draws the same again")
+    session.log(f"RESUME_SEED={seed} RANDOM_PIPELINES_SEED={pipelines_seed} reproduces this run")
     session.run(
         "pytest",
         "--timeout=7200",
@@ -101,7 +101,7 @@ def nightly(session: nox.Session) -> None:
         "tests/properties/test_random_pipelines.py",
         env={"RANDOM_PIPELINES_SECONDS": "3600", "RANDOM_PIPELINES_SEED": pipelines_seed},
     )
-    session.run("pytest", "--numprocesses=3", *IN_THEIR_ORDER, *SWEEPS, *session.posargs, env={"WHOLE_SWEEPS": "1"})
+    session.run("pytest", "--numprocesses=3", *FILES_IN_ORDER, *SWEEPS, *session.posargs, env={"WHOLE_SWEEPS": "1"})
 
 
 @nox.session
@@ -162,13 +162,13 @@ def minimal(session: nox.Session) -> None:
     """Run the tests that need no extra but `dataloader2`, with the torchdata release that Python 3.13 gets."""
     pins = [line for line in Path(CONSTRAINTS).read_text().splitlines() if line.startswith("torch==")]
     session.install(".[dataloader2]", *pins, "torchdata==0.7.1", *group("minimal"))
-    session.run("pytest", "--numprocesses=3", *IN_THEIR_ORDER, *MINIMAL_TESTS, *session.posargs)
+    session.run("pytest", "--numprocesses=3", *FILES_IN_ORDER, *MINIMAL_TESTS, *session.posargs)
 
 
 @nox.session
 @nox.parametrize("peer", [nox.param(name, id=name) for name in ("dali", "energon", "mpi", "stores", "wids")])
 def peers(session: nox.Session, peer: str) -> None:
-    """Have DALI, Energon and wids read our indexes, and MPI convert; read from emulated stores.
+    """Let DALI, Energon and wids read our indexes, convert shards with MPI, and read from emulated stores.
 
     DALI takes 2 GB, and needs no GPU.
     """
