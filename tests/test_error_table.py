@@ -251,7 +251,7 @@ TABLE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "SampleSourceError",
         lambda _: SampleCommand("echo no cat >&2; exit 3")({"__key__": "a", "__url__": "x.tar", "txt": b""}),
-        r"exit 3' exited with status 3 for the sample 'a' of x\.tar\. It said last: no cat",
+        r"exit 3' exited with status 3 for the sample 'a' of x\.tar\. Its last output is: no cat",
     ),
     ("ShardWriteError", lambda folder: TarWriter(folder / "no/x.tar"), r"no folder '.*/no'\. Create it first"),
     (

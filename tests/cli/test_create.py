@@ -183,7 +183,7 @@ def test_table_files_and_shards_may_be_in_a_store(program: Any, folder: Path, s3
     )
     bucket.rm("bucket/create/in/4.jpg")
     done = program(*table, "-o", "a.tar", *given)
-    assert done.err.startswith("Error: The field 'jpg' of row 4 of 's3://bucket/create/rows.csv' cannot be made: s3://")
+    assert done.err.startswith("Error: The field 'jpg' of row 4 of 's3://bucket/create/rows.csv' cannot be read: s3://")
     assert "4 samples" in program(*table, "-o", "a.tar", "--skip-bad", *given).lines[0]
     # What concerns all files is passed over with none.
     Path("here.csv").write_text(f"image\n{out}/0.tar\n")
@@ -335,7 +335,7 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(folder: Path) -> None:
         ("images pets -o a.tar --classes-from rows.csv", "but 'rows.csv' is not"),
         ("images pets -o a.tar --compress rar", "compress"),
         ("images pets -o a.tar --no-classes --class-list c.json", "--class-list cannot be used with --no-classes"),
-        ("images pets -o %d-%d.tar", "one field for the number"),
+        ("images pets -o %d-%d.tar", "one placeholder for the number"),
         ("images pets -o a.tar --rekey {shard}", "makes the same key"),
         ("images pets -o a.tar --maxsize much", "--maxsize must be"),
         ("images pets -o pipe:cat>%d.tar --resume", "Name a local file for it"),

@@ -182,7 +182,7 @@ def test_bad_samples_are_passed_over_and_told_once(program: Any, shards: list[st
         assert done.lines[1].startswith(f"{workers}/a-1.tar: 3 samples of 4 read")
         assert done.err == (
             f"Skipped: SampleSourceError: The command {command!r} exited with status 1 for the sample '11' of "
-            f"a-1.tar. It said last: no such label\n"
+            f"a-1.tar. Its last output is: no such label\n"
         )
         assert [key for key, _ in read(f"{workers}/a-1.tar")] == ["10", "12", "13"]
 

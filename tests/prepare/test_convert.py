@@ -191,7 +191,7 @@ def test_the_output_names_the_shards(shards: list[str], output: Any, names: list
         (["a/0.tar", "a/1.tar"], "a/", r"The shard 'a/0\.tar' would be overwritten"),
         (["a/%06d.tar", "a/000001.tar"], "./b/../a/%06d.tar", r"The shard 'a/000001\.tar' would be overwritten"),
         (["pipe:cat a/0.tar"], "out/", r"has no file name to use for its output\. Number them"),
-        (["a/0.tar"], "out.tar", r"A pattern for shards needs exactly one field"),
+        (["a/0.tar"], "out.tar", r"A pattern for shards must have exactly one placeholder"),
         (["a/0.tar"], "memory://out/", r"Name a local file for it"),
     ],
 )

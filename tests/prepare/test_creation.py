@@ -404,7 +404,7 @@ def test_two_calls_do_not_share_a_journal(files: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"output": "%d-%d.tar"}, "one field for the number"),
+        ({"output": "%d-%d.tar"}, "one placeholder for the number"),
         ({"maxcount": 0}, "maxcount is a number"),
         ({"rekey": "{shard}-{number}"}, "do not come from shards"),
         ({"rekey": "same"}, "makes the same key for all samples"),

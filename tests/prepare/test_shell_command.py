@@ -94,8 +94,8 @@ def test_several_samples_have_numbers_and_keys() -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("echo one; echo two >&2; exit 7", r"exited with status 7 for .* of x\.tar\. It said last: one\ntwo$"),
-        ("exit 1", r"exited with status 1 .* It said nothing\.$"),
+        ("echo one; echo two >&2; exit 7", r"exited with status 7 for .* of x\.tar\. Its last output is: one\ntwo$"),
+        ("exit 1", r"exited with status 1 .* It printed nothing\.$"),
         ("false | true", "exited with status 1"),
         ("nosuchcommand", r"exited with status 127 \(command not found\)"),
         ("kill -9 $$", r"exited with status 137 \(SIGKILL\)"),

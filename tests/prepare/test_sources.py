@@ -497,7 +497,7 @@ def test_a_table_and_its_files_may_be_in_a_store(store: Any, kind: str) -> None:
     source.close()
     assert [measure_sample(spec).sizes for spec in specs[:2]] == [[3, 1], [3, 1]]
     assert [read_sample(spec)["jpg"] for spec in specs[:2]] == [b"one", b"two"]
-    told = r"The field 'jpg' of row 3 of 'memory://in/t\..*' cannot be made: memory://in/no\.jpg cannot be opened"
+    told = r"The field 'jpg' of row 3 of 'memory://in/t\..*' cannot be read: memory://in/no\.jpg cannot be opened"
     for ask in (measure_sample, read_sample):
         with pytest.raises(SampleSourceError, match=told):
             ask(specs[2])

@@ -96,7 +96,7 @@ def test_the_stage_takes_the_option_and_looks_at_nothing_when_it_is_built(folder
     assert listed(folder) == names(0, 1, 2, 3)
     assert [info.url for info in stage] == names(0, 1)
     assert listed(folder) == names(0, 1)
-    with pytest.raises(ValueError, match='old_shards is "warn", "remove" or "keep", not'):
+    with pytest.raises(ValueError, match='old_shards must be "warn", "remove" or "keep", not'):
         IterableWrapper(samples(2)).write_wds_shards(PATTERN, old_shards="drop")
 
 

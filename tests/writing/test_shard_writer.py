@@ -485,10 +485,10 @@ def test_a_journal_that_cannot_be_written_is_told() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"pattern": "s.tar"}, "one field for the number, as in 'train-%06d.tar', not 's.tar'"),
-        ({"pattern": "100%-%d.tar"}, "Write other percent signs twice"),
-        ({"maxcount": 0}, "maxcount is a number of samples from 1, not 0"),
-        ({"maxsize": -1}, "maxsize is a number of bytes above 0, not -1"),
+        ({"pattern": "s.tar"}, "one placeholder for the number, as in 'train-%06d.tar', not 's.tar'"),
+        ({"pattern": "100%-%d.tar"}, "Double other percent signs"),
+        ({"maxcount": 0}, "maxcount must be at least 1 sample, not 0"),
+        ({"maxsize": -1}, "maxsize must be a positive number of bytes, not -1"),
         ({"step": 0}, "step a number from 1, not 0 and 0"),
     ],
 )

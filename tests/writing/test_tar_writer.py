@@ -237,8 +237,8 @@ def test_what_cannot_be_written_is_told(target: str, text: str) -> None:
         ({"mode": -1}, ValueError, "mode must be permission bits"),
         ({"mtime": 8**11}, ValueError, "mtime must be a number of seconds"),
         ({"user": "u" * 32}, ValueError, "user must have at most 31 bytes"),
-        ({"encoder": 5}, TypeError, "encoder is True, False, a dict of encoders"),
-        ({"key_rule": "last_dot"}, TypeError, "key_rule is first_dot, last_dot"),
+        ({"encoder": 5}, TypeError, "encoder must be True, False, a dict of encoders"),
+        ({"key_rule": "last_dot"}, TypeError, "key_rule must be first_dot, last_dot"),
     ],
 )
 @pytest.mark.parametrize(("writer", "target"), [(TarWriter, "s.tar"), (ShardWriter, "s-%d.tar")])

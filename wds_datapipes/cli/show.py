@@ -39,7 +39,7 @@ WIDTH, HEIGHT = 64, 24
 #: A half block: the upper pixel is drawn in the text color, the lower one in the background color.
 UPPER = "\N{UPPER HALF BLOCK}"
 #: The background of transparent pixels.
-BEHIND = (128, 128, 128)
+BACKGROUND = (128, 128, 128)
 
 
 def show(
@@ -191,7 +191,7 @@ def half_blocks(picture: Image.Image, width: int, height: int) -> list[Text]:
         height: the maximum height in lines.
     """
     if picture.mode == "RGBA":
-        ground = Image.new("RGB", picture.size, BEHIND)
+        ground = Image.new("RGB", picture.size, BACKGROUND)
         ground.paste(picture, mask=picture)
         picture = ground
     scale = min(width / picture.width, 2 * height / picture.height)

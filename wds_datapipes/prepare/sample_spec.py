@@ -185,7 +185,7 @@ def _source_error(field: str, spec: SampleSpec, error: ShardError) -> SampleSour
     return (
         error
         if error.concerns_all
-        else SampleSourceError(f"The field {field!r} of {spec.location} cannot be made: {error}")
+        else SampleSourceError(f"The field {field!r} of {spec.location} cannot be read: {error}")
     )
 
 

@@ -101,7 +101,7 @@ class SampleCommand:
         message = output_tail.decode(errors="replace").strip()
         raise SampleSourceError(
             f"The command {self._command!r} {how} for {describe_sample(sample)}. "
-            + (f"It said last: {message}" if message else "It said nothing.")
+            + (f"Its last output is: {message}" if message else "It printed nothing.")
         )
 
     def __repr__(self) -> str:

@@ -52,7 +52,9 @@ class SamplePacker:
         self, headers: HeaderWriter, encoder: Encoder, *, unsafe: bool, keep_meta: bool, key_rule: KeyRule | None
     ) -> None:
         if key_rule is not None and not callable(key_rule):
-            raise TypeError(f"key_rule is first_dot, last_dot or another function of a name, or None, not {key_rule!r}")
+            raise TypeError(
+                f"key_rule must be first_dot, last_dot, another function of a name, or None, not {key_rule!r}"
+            )
         self._headers = headers
         self._chain: EncoderChain | None = None
         self._encode: Callable[[Sample], Sample] | None = None
@@ -61,7 +63,9 @@ class SamplePacker:
         elif callable(encoder):
             self._encode = encoder
         elif encoder:
-            raise TypeError(f"encoder is True, False, a dict of encoders by extension or a function, not {encoder!r}")
+            raise TypeError(
+                f"encoder must be True, False, a dict of encoders by extension, or a function, not {encoder!r}"
+            )
         self._keep_meta = keep_meta
         self._rule = key_rule
         #: Checked fields -> the suffix of their member names, or b"" if their bytes need processing.
@@ -80,7 +84,7 @@ class SamplePacker:
             key = encoded["__key__"]
         except (TypeError, KeyError):
             raise EncodeError(
-                f"A sample to write is a dict with __key__ and its fields, not {describe_value(sample)}"
+                f"A sample must be a dict with __key__ and its fields, not {describe_value(sample)}"
                 f"{' with ' + ' '.join(map(str, encoded)) if hasattr(encoded, 'keys') else ''}"
             ) from None
         if not isinstance(key, str):

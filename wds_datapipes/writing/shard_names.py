@@ -43,13 +43,13 @@ def check_pattern(pattern: str | os.PathLike[str], *, maxcount: int, maxsize: fl
         different = False
     if not different:
         raise ValueError(
-            f"A pattern for shards needs exactly one field for the number, as in 'train-%06d.tar', not {text!r}. "
-            f"Write other percent signs twice"
+            f"A pattern for shards must have exactly one placeholder for the number, as in 'train-%06d.tar', not "
+            f"{text!r}. Double other percent signs"
         )
     if maxcount < 1:
-        raise ValueError(f"maxcount is a number of samples from 1, not {maxcount!r}")
+        raise ValueError(f"maxcount must be at least 1 sample, not {maxcount!r}")
     if not maxsize > 0:
-        raise ValueError(f"maxsize is a number of bytes above 0, not {maxsize!r}")
+        raise ValueError(f"maxsize must be a positive number of bytes, not {maxsize!r}")
     return text
 
 

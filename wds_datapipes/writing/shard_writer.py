@@ -130,9 +130,9 @@ class ShardWriter:
     ) -> None:
         self.pattern = check_pattern(pattern, maxcount=maxcount, maxsize=maxsize)
         if old_shards not in ("warn", "remove", "keep"):
-            raise ValueError(f'old_shards is "warn", "remove" or "keep", not {old_shards!r}')
+            raise ValueError(f'old_shards must be "warn", "remove" or "keep", not {old_shards!r}')
         if start_shard < 0 or step < 1:
-            raise ValueError(f"start_shard is a number from 0 and step a number from 1, not {start_shard} and {step}")
+            raise ValueError(f"start_shard must be at least 0 and step at least 1, not {start_shard} and {step}")
         self._maxcount, self._maxsize = maxcount, maxsize
         if index and (opener is not None or key_rule is None):
             raise ValueError(

@@ -102,8 +102,8 @@ class ImageFiles:
             label = self._labels[number]
             self._put(parts, "cls", b"%d" % label, paths[0])
             if self.name_field:
-                called = (self.words or self.classes)[label]
-                self._put(parts, self.name_field, _utf8(called, paths[0]), paths[0])
+                name = (self.words or self.classes)[label]
+                self._put(parts, self.name_field, _utf8(name, paths[0]), paths[0])
         return SampleSpec(stem, parts, paths[0])
 
     def close(self) -> None:
