@@ -405,7 +405,7 @@ def test_two_calls_do_not_share_a_journal(files: Path) -> None:
     ("options", "message"),
     [
         ({"output": "%d-%d.tar"}, "one placeholder for the number"),
-        ({"maxcount": 0}, "maxcount is a number"),
+        ({"maxcount": 0}, "maxcount must be at least 1 sample"),
         ({"rekey": "{shard}-{number}"}, "do not come from shards"),
         ({"rekey": "same"}, "makes the same key for all samples"),
         ({"max_workers": -1}, "max_workers must be at least 0"),

@@ -489,7 +489,7 @@ def test_a_journal_that_cannot_be_written_is_told() -> None:
         ({"pattern": "100%-%d.tar"}, "Double other percent signs"),
         ({"maxcount": 0}, "maxcount must be at least 1 sample, not 0"),
         ({"maxsize": -1}, "maxsize must be a positive number of bytes, not -1"),
-        ({"step": 0}, "step a number from 1, not 0 and 0"),
+        ({"step": 0}, "step at least 1, not 0 and 0"),
     ],
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None:
