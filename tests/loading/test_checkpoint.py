@@ -420,7 +420,7 @@ def ungathered() -> Any:
     ("make", "message"),
     [
         (shuffled_by_torch, r"Shuffler .*\.shuffle_samples\(n\)"),
-        (prefetched, "Prefetcher .*Workers of ShardReadingService make items ahead"),
+        (prefetched, "Prefetcher .*workers of ShardReadingService prefetch items"),
         (taken_apart, "UnBatcher has no position in the shards"),
         (dispatched, "sharding_round_robin_dispatch has no position in the shards"),
         (central, "InMain runs in the main process"),
@@ -491,16 +491,16 @@ def test_a_state_between_epochs_serves_any_number_of_workers() -> None:
     ("text", "message"),
     [
         (b"\x80\x04junk", "no JSON"),
-        (b"[1]", "does not say which version"),
-        (b'{"format": "another"}', "does not say which version"),
+        (b"[1]", "does not contain its version"),
+        (b'{"format": "another"}', "does not contain its version"),
         (
             b'{"version": 99, "ranks": []}',
-            "has version 99, and this release .* reads version 5 alone",
+            "has version 99, but this release .* reads only version 5",
         ),
-        (b'{"format": "wds-datapipes state", "version": 4}', "has version 4, .* or begin the epoch again"),
-        (b'{"version": 5, "ranks": [{}]}', "is not whole"),
-        (b'{"version": 5}', "is not whole"),
-        (b'{"version": 5, "ranks": []}', "one of no rank"),
+        (b'{"format": "wds-datapipes state", "version": 4}', "has version 4, .* or restart the epoch"),
+        (b'{"version": 5, "ranks": [{}]}', "is corrupt"),
+        (b'{"version": 5}', "is corrupt"),
+        (b'{"version": 5, "ranks": []}', "contains no ranks"),
     ],
 )
 def test_what_is_no_state_is_refused(text: bytes, message: str) -> None:

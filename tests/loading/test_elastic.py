@@ -328,8 +328,8 @@ def test_batches_may_be_larger_on_fewer_ranks(drop_last: bool, tmp_path: Path) -
     came = [key for batches in [*(batches for batches, _ in found), rest] for batch in batches for key in batch]
     assert len(came) == len(set(came)) == (len(KEYS) // 4 * 4 if drop_last else len(KEYS))
     for size, drops, message in [
-        (3, drop_last, "batches of 2 on each of 2 ranks, and there are batches of 3 on each of 1 now"),
-        (4, not drop_last, "saved with another pipeline"),
+        (3, drop_last, "batches of 2 on each of 2 ranks, but now there are batches of 3 on each of 1"),
+        (4, not drop_last, "saved with a different pipeline"),
     ]:
         loader = loader_of(pipeline().batch(size, drop_last=drops), 0)
         loader.reading_service.load_state_dict(state)
@@ -344,15 +344,15 @@ def test_batches_stay_as_large_on_as_many_ranks() -> None:
     for workers in (0, 2):
         loader = loader_of(pipeline().batch(4), workers)
         loader.reading_service.load_state_dict(state)
-        with loader, pytest.raises(StateError, match="saved with another pipeline"):
+        with loader, pytest.raises(StateError, match="saved with a different pipeline"):
             next(iter(loader))
 
 
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (lambda states: states[:1], "one of each rank"),
-        (lambda states: states[:1] * 2, "one of each rank"),
+        (lambda states: states[:1], "one state per rank"),
+        (lambda states: states[:1] * 2, "one state per rank"),
         (lambda states: [], "no states"),
     ],
 )
@@ -364,7 +364,7 @@ def test_what_is_not_the_state_of_all_ranks_is_refused(spoil: Any, text: str) ->
     assert merge_states(states)
     with pytest.raises(StateError, match=text):
         merge_states(spoil(states))
-    with pytest.raises(StateError, match="not of one epoch"):
+    with pytest.raises(StateError, match="from different epochs"):
         merge_states([states[0], state_of([replace(found, ranks=2, rank=1, epoch=7)])])
 
 
@@ -375,7 +375,7 @@ def test_what_is_not_the_state_of_all_ranks_is_refused(spoil: Any, text: str) ->
         (lambda urls: urls.sharding_filter().filter(bool).load_wds_shards().group_samples(), "from Filter"),
         (
             lambda urls: urls.sharding_filter().load_wds_shards().group_samples().rsample(0.5),
-            "SampleRsampler knows what each worker has read, or counts it",
+            "SampleRsampler records or counts what each worker has read",
         ),
     ],
 )

@@ -292,7 +292,7 @@ def test_a_state_of_a_later_version_is_refused() -> None:
     with (
         loader_of(Case(1, 0, 10, 2, 0, 1), 0) as loader,
         pytest.raises(
-            StateError, match=f"version {found['version'] + 1}, and this release .* reads .*{found['version']}"
+            StateError, match=f"version {found['version'] + 1}, but this release .* reads .*{found['version']}"
         ),
     ):
         loader.load_state_dict(state)

@@ -85,14 +85,14 @@ def test_a_length_under_any_service(service: Any) -> None:
 
 def test_the_ranks_have_to_be_known() -> None:
     loader: Any = DataLoader2(numbers(5).sharding_filter(), reading_service=ShardReadingService(distributed=True))
-    with loader, pytest.raises(TypeError, match="once init_process_group was called"):
+    with loader, pytest.raises(TypeError, match="until init_process_group is called"):
         len(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unknown_length_is_an_error_that_says_how_to_declare_it(workers: int, tmp_path: Path) -> None:
     pipe = numbers(23).sharding_filter().filter(is_even)
-    advice = r"Where you know how many items an epoch has on this rank, declare it: \.with_length\(n\)"
+    advice = r"If you know the number of items of an epoch on this rank, declare it with \.with_length\(n\)"
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
         with pytest.raises(TypeError, match=advice):
             len(loader)

@@ -49,7 +49,7 @@ def test_a_fit_resumes_from_its_checkpoints_with_the_very_batches_that_would_hav
         ends = {} if name == "StatefulDataLoader" else {f"step={LENGTH}": LENGTH, "epoch=0": LENGTH}
         for cut, count in {"step=2": 2, f"step={LENGTH + 3}": LENGTH + 3, **ends}.items():
             assert found["rests"][cut] == whole[count:], (name, cut)
-    warned = [text for text in told["without a length"] if "Lightning takes a batch ahead of a loader" in text]
+    warned = [text for text in told["without a length"] if "Lightning fetches one batch ahead from a loader" in text]
     assert len(set(warned)) == 1
     assert len(warned) >= 3  # of each loader
 

@@ -298,7 +298,7 @@ def test_global_generators_go_on_at_the_end_of_an_epoch_as_if_nothing_had_happen
 def test_lists_that_differ_between_workers_are_an_error() -> None:
     with (
         with_service(keys_of(listed("uuid")), 2) as loader,
-        pytest.raises(RuntimeError, match=r"Worker 1 has split another list than Worker 0: 8 items up to .*sorted"),
+        pytest.raises(RuntimeError, match=r"Worker 1 and Worker 0 have split different lists: 8 items up to .*sort it"),
     ):
         list(loader)
     with with_service(keys_of(listed("none")), 3) as loader:

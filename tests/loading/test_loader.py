@@ -207,10 +207,10 @@ def test_a_state_is_refused_by_a_loader_with_another_pipeline(new_service: Any, 
         assert len(list(loader)) == 19 - (cut or 0)
     with (
         DataLoader2(None, reading_service=new_service()) as loader,
-        pytest.raises(StateError, match=r"holds no pipeline.* DataLoader2\(pipe, reading_service="),
+        pytest.raises(StateError, match=r"contains no pipeline.* DataLoader2\(pipe, reading_service="),
     ):
         loader.load_state_dict(state)
-    with pytest.raises(StateError, match="holds no pipeline"):
+    with pytest.raises(StateError, match="contains no pipeline"):
         DataLoader2.from_state(state, new_service())
 
 
@@ -248,6 +248,6 @@ def test_what_has_no_state_is_still_warned_of() -> None:
         with (
             pytest.warns(UserWarning, match=r"DistributedReadingService object .* doesn't support `checkpoint`"),
             pytest.warns(UserWarning, match=r"MultiProcessingReadingService object .* doesn't support `checkpoint`"),
-            pytest.warns(UserWarning, match=r"does not say where in the epoch the loop is.* Use ShardReadingService"),
+            pytest.warns(UserWarning, match=r"does not contain the position of the loop.* Use ShardReadingService"),
         ):
             loader.state_dict()

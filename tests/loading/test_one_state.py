@@ -344,7 +344,7 @@ def test_the_loop_is_not_changed_for_others() -> None:
     assert loader.collate_fn is collate
     # Another loop over the same workers gets batches, and the data set knows that it has not seen it.
     assert sorted(key for batch in loader for key in batch) == KEYS
-    with pytest.raises(StateError, match="places of worker processes"):
+    with pytest.raises(StateError, match="positions of the worker processes"):
         data.state_dict()
 
 
@@ -354,7 +354,7 @@ def test_workers_that_no_tracked_loop_has_started_are_refused() -> None:
     list(loader)
     with pytest.raises(StateError, match="from the first epoch on"):
         next(data.tracked(loader))
-    with pytest.raises(ValueError, match="this very data set"):
+    with pytest.raises(ValueError, match="a loader of this dataset"):
         next(StatefulShards(pipeline()).tracked(loader))
 
 
@@ -386,7 +386,7 @@ def test_an_epoch_that_is_chosen_is_the_one_that_the_state_is_in() -> None:
     data.load_state_dict(state)
     data.set_epoch(5)
     with pytest.raises(
-        StateError, match=r"set_epoch\(5\) was called, and the state was saved in the middle of epoch 4"
+        StateError, match=r"set_epoch\(5\) was called, but the state was saved in the middle of epoch 4"
     ):
         list(data)
 
@@ -488,20 +488,20 @@ def changed(state: dict[str, str], version: int = 5, **changes: Any) -> dict[str
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        (lambda: own_state(first=8), "another seed: 8, and here it is 0"),
-        (lambda: own_state(version=9), "version 9, and this release of wds-datapipes reads version 5 alone"),
-        (lambda: {"format": "x"}, "no state of a loader, which has the key 'wds_datapipes': it has 'format'"),
-        (lambda: own_state(engines=[[1], [2]]), "behind another reading service"),
-        (lambda: own_state(stages=["x"]), "another pipeline. Counted from the end, stage 0 was x"),
-        (lambda: own_state(parts=[{"items": 1}]), "not whole"),
+        (lambda: own_state(first=8), "saved with seed 8, but the seed here is 0"),
+        (lambda: own_state(version=9), "version 9, but this release of wds-datapipes reads only version 5"),
+        (lambda: {"format": "x"}, "not the state of a loader, which has the key 'wds_datapipes'; its keys: 'format'"),
+        (lambda: own_state(engines=[[1], [2]]), "after another reading service"),
+        (lambda: own_state(stages=["x"]), "different pipeline. Counted from the end, stage 0 was x"),
+        (lambda: own_state(parts=[{"items": 1}]), "is corrupt"),
         (lambda: state_with(num_workers=2, snapshot_every_n_steps=2), "1 steps before it was saved"),
         (
             lambda: state_with(num_workers=1)["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"],
             "one worker",
         ),
-        (state_of_numbers, "data set is no StatefulShards"),
-        (lambda: "{", "no JSON"),
-        (lambda: [3], "no state of a loader"),
+        (state_of_numbers, "dataset is not a StatefulShards"),
+        (lambda: "{", "not JSON"),
+        (lambda: [3], "not the state of a loader"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(state: Callable[[], Any], text: str) -> None:
@@ -518,7 +518,7 @@ def test_the_state_of_another_seed_is_refused_by_the_data_set_and_followed_by_th
         epoch = run.epoch()
         next(epoch)
         state, rest = run.save(), list(epoch)
-    with pytest.raises(StateError, match="another seed: 5, and here it is 3"):
+    with pytest.raises(StateError, match="saved with seed 5, but the seed here is 3"):
         StatefulShards(pipeline(), seed=3).load_state_dict(state)
     with opened("DataLoader2", 0, state) as run:
         assert list(run.epoch()) == rest

@@ -152,7 +152,7 @@ def test_credentials_in_urls_are_in_no_state_and_may_be_renewed(signed: str) -> 
 
 def test_a_loader_without_a_pipeline_cannot_be_resumed() -> None:
     state, _ = state_after(7, pipeline())
-    advice = r"holds no pipeline.* Make the loader with its pipeline, DataLoader2\(pipe, reading_service="
+    advice = r"contains no pipeline.* Create the loader with its pipeline, DataLoader2\(pipe, reading_service="
     with pytest.raises(StateError, match=advice):
         DataLoader2.from_state(state, ShardReadingService(2))
     with pytest.raises(StateError, match=advice):
@@ -294,7 +294,7 @@ def test_the_state_of_a_service_of_torchdata_warns_in_the_middle_of_an_epoch(new
             items = iter(loader)
             loader.state_dict()
             next(items)
-            with pytest.warns(UserWarning, match=r"does not say where in the epoch.*Use ShardReadingService"):
+            with pytest.warns(UserWarning, match=r"does not contain the position of the loop.*Use ShardReadingService"):
                 state = loader.state_dict()
             list(items)
             loader.state_dict()
@@ -303,7 +303,7 @@ def test_the_state_of_a_service_of_torchdata_warns_in_the_middle_of_an_epoch(new
         lambda: StatefulShards(pipeline()).load_state_dict(state),
         lambda: DataLoader2.from_state(state, ShardReadingService()),
     ):
-        with pytest.raises(StateError, match="a state of torchdata: a pickle of a pipeline"):
+        with pytest.raises(StateError, match="a state of torchdata: a pickled pipeline"):
             load()
 
 
@@ -311,7 +311,12 @@ def test_the_state_of_a_service_of_torchdata_warns_in_the_middle_of_an_epoch(new
 def test_a_service_of_torchdata_refuses_a_state(new_service: Callable[[], Any]) -> None:
     state, _ = state_after(7, pipeline())
     loader: Any = DataLoader2(pipeline(), reading_service=new_service())
-    with loader, pytest.raises(StateError, match=r"is the state of a ShardReadingService\. Make the loader with one"):
+    with (
+        loader,
+        pytest.raises(
+            StateError, match=r"is the state of a ShardReadingService\. To load it, create the loader with one"
+        ),
+    ):
         loader.load_state_dict(state)
 
 
@@ -324,5 +329,5 @@ class Counting(InProcessReadingService):  # type: ignore[misc]  # torchdata has 
 
 def test_another_service_with_a_state_is_an_error() -> None:
     service = SequentialReadingService(Counting(), ShardReadingService())
-    with loader_of(pipeline(), service) as loader, pytest.raises(StateError, match="Counting has a state of its own"):
+    with loader_of(pipeline(), service) as loader, pytest.raises(StateError, match="Counting has its own state"):
         loader.state_dict()

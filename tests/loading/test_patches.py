@@ -168,7 +168,7 @@ REASONS = {
     ),
     "another version": (
         "import torchdata; torchdata.__version__ = '0.6.0+cu118'",
-        "torchdata 0.6.0 is none of 0.7.1, 0.8.0, 0.9.0",
+        "torchdata 0.6.0 is not one of 0.7.1, 0.8.0, 0.9.0",
     ),
     "another file": (
         "import hashlib; stock = hashlib.sha256; hashlib.sha256 = lambda data: stock(data + b' ')",

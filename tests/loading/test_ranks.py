@@ -214,7 +214,8 @@ def test_every_number_comes_once(together: Told, name: str) -> None:
 
 def test_a_run_without_a_process_group_is_told_what_it_needs(together: Told) -> None:
     with pytest.raises(
-        RuntimeError, match=r"distributed=True\) needs torch\.distributed\.init_process_group"
+        RuntimeError,
+        match=r"distributed=True\) requires a process group: first call torch\.distributed\.init_process_group",
     ) as caught:
         list(DataLoader2(IterableWrapper(range(4)), reading_service=ShardReadingService(distributed=True)))
     assert {told["no group any more"] for told in together} == {str(caught.value)}
@@ -228,7 +229,7 @@ def test_ranks_that_torchrun_restarts_take_no_notice_of_what_they_were(tmp_path:
         assert sorted(itertools.chain(*ranks)) == list(range(2 * SHARE))
 
 
-WAITED = r"rank \d waited 6 s \(timeout_s\) for rank {}, dead or busy with something else\."
+WAITED = r"rank \d waited 6 s \(timeout_s\) for rank {}, dead or busy elsewhere\."
 ENDED = r"rank {} has ended its service\."
 FAILED = r"rank {} has ended its service after {}\."
 
@@ -246,7 +247,8 @@ def test_a_killed_rank_that_had_the_store_is_named(lost: Path) -> None:
     outcome = Outcome(lost / "killed with the store")
     outcome.check_survivors(
         0,
-        r"the process group's store does not answer \(Dist.*Error: .+\): rank 0 or torchrun, which has it, has ended\.",
+        r"the process group's store does not respond \(Dist.*Error: .+\): rank 0 or torchrun, which hosts it, has "
+        r"ended\.",
     )
     assert outcome.codes == [-9, 1, 1]
 
@@ -255,8 +257,8 @@ def test_a_rank_is_named_that_had_the_store_and_does_not_answer(lost: Path) -> N
     outcome = Outcome(lost / "silent store")
     outcome.check_survivors(
         0,
-        r"the process group's store has not answered for 6 s \(timeout_s\): rank 0 or torchrun, which has it, is out "
-        r"of reach\.",
+        r"the process group's store has not responded for 6 s \(timeout_s\): rank 0 or torchrun, which hosts it, is "
+        r"unreachable\.",
     )
     assert outcome.codes == [-9, 1, 1]  # rank 0 was killed after the others had ended
 
@@ -264,7 +266,7 @@ def test_a_rank_is_named_that_had_the_store_and_does_not_answer(lost: Path) -> N
 @pytest.mark.parametrize(("scenario", "who"), [("exits", 1), ("exits with the store", 0)])
 def test_a_rank_that_exits_is_named(lost: Path, scenario: str, who: int) -> None:
     outcome = Outcome(lost / scenario)
-    gone = r"the process group's store does not answer .+: rank 0 or torchrun, which has it, has ended\."
+    gone = r"the process group's store does not respond .+: rank 0 or torchrun, which hosts it, has ended\."
     outcome.check_survivors(who, f"({ENDED.format(who)}|{gone})" if who == 0 else ENDED.format(who))
     assert outcome.codes[who] == 3
 
@@ -306,7 +308,7 @@ def test_a_rank_with_fewer_epochs_is_named(lost: Path) -> None:
     assert "error" not in outcome.told[0]
 
 
-@pytest.mark.parametrize(("who", "end"), [(0, r"\."), (2, r", dead or busy with something else\.")])
+@pytest.mark.parametrize(("who", "end"), [(0, r"\."), (2, r", dead or busy elsewhere\.")])
 def test_a_rank_that_does_not_start_is_named(lost: Path, who: int, end: str) -> None:
     outcome = Outcome(lost / f"rank {who} never starts")
     message = (

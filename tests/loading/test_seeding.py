@@ -211,7 +211,7 @@ def test_an_epoch_begins_with_the_functions_of_others_and_of_the_user() -> None:
         "iter_reset_fn": (lambda pipe: None, None),
         "worker_reset_fn": (None, lambda *_: 5),
     }.items():
-        with pytest.raises(TypeError, match=rf"{name} has to return the pipeline, and has returned (None|5)"):
+        with pytest.raises(TypeError, match=rf"{name} must return the pipeline, but returned (None|5)"):
             reset_pipeline(stage, info, generator, iter_reset_fn=functions[0], worker_reset_fn=functions[1])
 
 

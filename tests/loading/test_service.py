@@ -227,7 +227,7 @@ def test_an_iterator_ends_with_its_loader() -> None:
     iterator = iter(loader)
     next(iterator)
     loader.shutdown()
-    with pytest.raises(RuntimeError, match=r"The connection to Worker . was shut down while it was read"):
+    with pytest.raises(RuntimeError, match=r"The connection to Worker . was shut down during a read"):
         list(iterator)
 
 
@@ -499,7 +499,7 @@ def forget_pipe(*_: Any) -> None:
 def test_a_function_that_forgets_to_return_the_pipeline_is_named(name: str, workers: int) -> None:
     with (
         load(numbers(), workers, **dict[str, Any]({name: forget_pipe})) as loader,
-        pytest.raises(TypeError, match=f"{name} has to return the pipeline, and has returned None"),
+        pytest.raises(TypeError, match=f"{name} must return the pipeline, but returned None"),
     ):
         list(loader)
 
@@ -1040,7 +1040,7 @@ def test_an_epoch_of_torchdatas_service_can_be_repeated_from_its_state() -> None
         list(loader)
         iterator = iter(loader)
         epoch = [next(iterator)]
-        with pytest.warns(UserWarning, match="does not say where in the epoch the loop is"):
+        with pytest.warns(UserWarning, match="does not contain the position of the loop"):
             state = loader.state_dict()
         epoch += list(iterator)
         following = list(loader)
@@ -1163,29 +1163,29 @@ def test_it_takes_the_integers_of_numpy() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"num_workers": -1}, ValueError, "num_workers is a number from 0, not -1"),
-        ({"num_workers": "2"}, TypeError, "num_workers is a number from 0, not '2'"),
-        ({"num_workers": 2.0}, TypeError, r"num_workers is a number from 0, not 2\.0"),
-        ({"num_workers": None}, TypeError, "num_workers is a number from 0, not None"),
+        ({"num_workers": -1}, ValueError, "num_workers must be a non-negative integer, not -1"),
+        ({"num_workers": "2"}, TypeError, "num_workers must be a non-negative integer, not '2'"),
+        ({"num_workers": 2.0}, TypeError, r"num_workers must be a non-negative integer, not 2\.0"),
+        ({"num_workers": None}, TypeError, "num_workers must be a non-negative integer, not None"),
         (
             {"multiprocessing_context": "thread"},
             ValueError,
-            r"multiprocessing_context is one of \[.*'fork'.*, not 'thr",
+            r"multiprocessing_context must be one of \[.*'fork'.*, not 'thr",
         ),
-        ({"multiprocessing_context": 5}, ValueError, r"multiprocessing_context is one of \[.*\], not 5"),
-        ({"worker_prefetch_cnt": -1}, ValueError, "worker_prefetch_cnt is a number from 0, not -1"),
-        ({"worker_prefetch_cnt": None}, TypeError, "worker_prefetch_cnt is a number from 0, not None"),
-        ({"main_prefetch_cnt": -2}, ValueError, "main_prefetch_cnt is a number from 0, not -2"),
-        ({"main_prefetch_cnt": [1]}, TypeError, r"main_prefetch_cnt is a number from 0, not \[1\]"),
-        ({"worker_init_fn": "f"}, TypeError, "worker_init_fn is a function or None, not 'f'"),
-        ({"worker_reset_fn": 1}, TypeError, "worker_reset_fn is a function or None, not 1"),
-        ({"pin_memory": "cuda:0"}, TypeError, "pin_memory is True or False, not 'cuda:0'"),
-        ({"distributed": "yes"}, TypeError, "distributed is True, False or None, not 'yes'"),
-        ({"timeout_s": 0}, ValueError, "timeout_s is a number of seconds above 0, or None, not 0"),
-        ({"timeout_s": -1.5}, ValueError, r"timeout_s is a number .*, not -1\.5"),
-        ({"timeout_s": float("nan")}, ValueError, "timeout_s is a number .*, not nan"),
-        ({"timeout_s": float("inf")}, ValueError, "timeout_s is a number .*, not inf"),
-        ({"timeout_s": "5"}, ValueError, "timeout_s is a number .*, not '5'"),
+        ({"multiprocessing_context": 5}, ValueError, r"multiprocessing_context must be one of \[.*\], not 5"),
+        ({"worker_prefetch_cnt": -1}, ValueError, "worker_prefetch_cnt must be a non-negative integer, not -1"),
+        ({"worker_prefetch_cnt": None}, TypeError, "worker_prefetch_cnt must be a non-negative integer, not None"),
+        ({"main_prefetch_cnt": -2}, ValueError, "main_prefetch_cnt must be a non-negative integer, not -2"),
+        ({"main_prefetch_cnt": [1]}, TypeError, r"main_prefetch_cnt must be a non-negative integer, not \[1\]"),
+        ({"worker_init_fn": "f"}, TypeError, "worker_init_fn must be a function or None, not 'f'"),
+        ({"worker_reset_fn": 1}, TypeError, "worker_reset_fn must be a function or None, not 1"),
+        ({"pin_memory": "cuda:0"}, TypeError, "pin_memory must be True or False, not 'cuda:0'"),
+        ({"distributed": "yes"}, TypeError, "distributed must be True, False or None, not 'yes'"),
+        ({"timeout_s": 0}, ValueError, "timeout_s must be a positive number of seconds or None, not 0"),
+        ({"timeout_s": -1.5}, ValueError, r"timeout_s must be a positive number .*, not -1\.5"),
+        ({"timeout_s": float("nan")}, ValueError, "timeout_s must be a positive number .*, not nan"),
+        ({"timeout_s": float("inf")}, ValueError, "timeout_s must be a positive number .*, not inf"),
+        ({"timeout_s": "5"}, ValueError, "timeout_s must be a positive number .*, not '5'"),
     ],
     ids=str,
 )
@@ -1196,5 +1196,7 @@ def test_wrong_arguments(options: dict[str, Any], error: type[Exception], messag
 
 def test_it_asks_for_a_process_group_where_it_is_distributed() -> None:
     loader = DataLoader2(numbers(), reading_service=ShardReadingService(distributed=True))
-    with pytest.raises(RuntimeError, match=r"needs torch\.distributed\.init_process_group to have been called"):
+    with pytest.raises(
+        RuntimeError, match=r"requires a process group: first call torch\.distributed\.init_process_group"
+    ):
         iter(loader)

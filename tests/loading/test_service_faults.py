@@ -150,7 +150,7 @@ OUTCOMES: dict[str, str] = {
     "spawn: unpickling fails": "0; " + raised(LOOKUP, 0, "not in a worker", EARLY),
     "spawn: killed": "0; " + killed("Worker 0", shard=r"It has opened no shard yet\."),
     "spawn: killed at import": "0; " + killed("Worker 0", shard=r"It has opened no shard yet\."),
-    "too many files later": r"OSError: this process has too many open files to take a segment .* `ulimit -n`" + ITER,
+    "too many files later": r"OSError: this process has too many open files to receive a segment .* `ulimit -n`" + ITER,
     "too many files in a worker": r"\['f', '0', '1', '2', '3', '4', '5'\]; "
     + raised("OSError: Caught OSError", 0, "in open_too_many\n.*Errno 24", EARLY),
     "no memory for an item": "11; " + raised("OSError: Caught OSError", 1, "Cannot allocate memory"),
@@ -227,7 +227,8 @@ OUTCOMES: dict[str, str] = {
     "timeout in reset": r"0; WorkerTimeoutError: Worker 0 \(pid of 0\) has sent nothing .*has opened no shard yet\..*",
     "timeout in pause": rf"WorkerTimeoutError: Worker 1 \(pid \d+\) has sent nothing .* last is {SHARD}\..*",
     "timeout, stopped": r"WorkerTimeoutError: Worker 0 \(pid \d+\) has sent nothing .*",
-    "timeout, dispatched": r"WorkerTimeoutError: Worker ([01]) \(pid of \1\) has sent nothing .* It takes the items of "
+    "timeout, dispatched": r"WorkerTimeoutError: Worker ([01]) \(pid of \1\) has sent nothing .* It receives its items "
+    "from "
     rf"the dispatching process \(pid of 2\), which opened {SHARD} last\..*",
     **{f"outlived by {who}": "ended with 0, 0 left" for who in ("a thread", "an executor")},
     "synchronized: exit": "ended with 0, 0 left",

@@ -125,8 +125,10 @@ class TestWithoutASplit:
     @pytest.mark.parametrize("read", [by_service, by_tracked_loader])
     def test_each_loader_says_which_line_is_missing(self, read: Callable[..., list[str]], urls: str) -> None:
         (message,) = read(samples(ShardList(urls).shuffle()), 2)
-        assert message.startswith("2 workers read all of ShardList, as no stage splits it: each sample comes 2 times")
-        assert "Put .sharding_filter() behind the list of shards" in message
+        assert message.startswith(
+            "2 workers read all of ShardList, because no stage splits it: each sample is yielded 2 times"
+        )
+        assert "Put .sharding_filter() after the list of shards" in message
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_one_reader_needs_no_split(self, workers: int, urls: str) -> None:
@@ -156,7 +158,7 @@ class TestWithoutASplit:
 class TestRanks:
     def test_a_loader_that_does_not_know_of_other_ranks_says_so(self, two_ranks: None, urls: str) -> None:
         (message,) = by_service(samples(ShardList(urls).sharding_filter()), 2)
-        assert message.startswith("There are 2 ranks, and this loader gives all data to each of them.")
+        assert message.startswith("There are 2 ranks, and this loader gives all of the data to each of them.")
         assert "ShardReadingService(..., distributed=True)" in message
 
     def test_a_loader_that_is_told_of_no_ranks_says_nothing(self, two_ranks: None, urls: str) -> None:
@@ -170,7 +172,7 @@ class TestRanks:
     def test_ranks_and_workers_are_counted(self) -> None:
         advice = splitting.advice_for_split(IterableWrapper(range(3)), workers=3, ranks=2)
         assert advice.startswith(
-            "2 ranks and 3 workers read all of IterableWrapper, as no stage splits it: each sample comes 6"
+            "2 ranks and 3 workers read all of IterableWrapper, because no stage splits it: each sample is yielded 6"
         )
 
     @pytest.mark.parametrize("kind", ["service", "StatefulShards"])
@@ -188,7 +190,7 @@ class TestRanks:
     def test_stateful_shards_that_came_too_early_are_refused(self, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
         data = StatefulShards(samples(ShardList(urls).sharding_filter()))
         monkeypatch.setattr("wds_datapipes.loading.stateful_dataset.dataset.ranks_of_run", lambda: 2)
-        with pytest.raises(RuntimeError, match="made before init_process_group was called"):
+        with pytest.raises(RuntimeError, match="created before init_process_group was called"):
             list(data)
 
 
@@ -266,12 +268,12 @@ class TestASecondSplit:
         return data
 
     def test_a_wrapper_that_splits_is_refused(self, data: Any) -> None:
-        with pytest.raises(RuntimeError, match=r"would split that once more.*accelerator\.prepare"):
+        with pytest.raises(RuntimeError, match=r"would split again.*accelerator\.prepare"):
             list(IterableDatasetShard(data))
 
     def test_a_loader_of_accelerate_is_refused(self, data: Any) -> None:
         names = {"__name__": "accelerate.data_loader", "data": data}
-        with pytest.raises(RuntimeError, match="would split that once more"):
+        with pytest.raises(RuntimeError, match="would split again"):
             exec("data.set_epoch(0)", names)
 
     def test_one_rank_alone_may_have_any_wrapper(self, data: Any) -> None:

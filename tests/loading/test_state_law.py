@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[Callable[[], Pipe], str]] = {
     ),
     "a cache of the first order": (
         lambda: listed().in_memory_cache(),
-        "cannot be replayed: InMemoryCacheHolder is in it, and keeps the order of the epoch in which it was filled",
+        "cannot be replayed: InMemoryCacheHolder keeps the order of the epoch in which it was filled",
     ),
 }
 

@@ -113,7 +113,7 @@ def test_a_stream_has_no_meaning_on_another_number_of_workers(cut: int) -> None:
         state = one.state_dict()
     with loader(natural(drawn), 1) as other:
         other.load_state_dict(state)
-        with pytest.raises(StateError, match="means nothing where there is another number of them"):
+        with pytest.raises(StateError, match="invalid with a different number of ranks or workers"):
             next(iter(other))
 
 

@@ -126,7 +126,7 @@ def test_a_state_that_no_source_has_used_is_forgotten_with_its_epoch() -> None:
     ("mixed", "refusal"),
     [
         (lambda one, other: one.mix_samples(other.shuffle()), "Shuffler has no position in the shards"),
-        (lambda one, other: one.mix_samples(other.batch(2)).shuffle_samples(3), "here it is after .batch"),
+        (lambda one, other: one.mix_samples(other.batch(2)).shuffle_samples(3), "here it comes after .batch"),
         (lambda one, other: one.mix_samples(other.compose(iter)), "StreamComposer has no position in the shards"),
         (lambda one, other: one.mix_samples(other).shuffle(), "Shuffler has no position in the shards"),
     ],

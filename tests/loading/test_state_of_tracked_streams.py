@@ -213,7 +213,7 @@ def test_the_state_of_a_stateful_loader_names_that_of_the_data_set() -> None:
     next(batches)
     state = run.loader.state_dict()
     batches.close()
-    match = r"save and load the data set: data\.state_dict\(\)"
+    match = r"save and load the dataset: data\.state_dict\(\)"
     with pytest.raises(StateError, match=match):
         run.data.load_state_dict(state)
     with pytest.raises(StateError, match=match):
@@ -226,13 +226,13 @@ def test_a_stream_on_another_number_of_workers_is_refused(before: int, after: in
     batches = run.epoch()
     assert len(list(itertools.islice(batches, cut))) == min(cut, 7)
     state = run.state()
-    with pytest.raises(StateError, match="means nothing where there is another number of them"):
+    with pytest.raises(StateError, match="invalid with a different number of ranks or workers"):
         next(Run(batched, after, state).epoch())
     batches.close()
     loader = DataLoader[Any](
         run.data, batch_size=None, num_workers=after, multiprocessing_context="fork" if after else None
     )
-    with pytest.raises(StateError, match=f"there are {after} workers now, where there were {before}"):
+    with pytest.raises(StateError, match=f"there are {after} workers now instead of {before}"):
         next(run.data.tracked(loader))
 
 

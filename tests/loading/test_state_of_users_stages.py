@@ -211,7 +211,7 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "another loop": (OtherLoop, "OtherLoop may hold samples back"),
     "torch's shuffler": (
         OwnShuffler,
-        r"OwnShuffler may hold samples back, .*What is known of .*Shuffler.* says nothing",
+        r"OwnShuffler may hold samples back, .*The declarations of .*Shuffler.* do not apply",
     ),
     "torch's batcher": (
         lambda pipe: Overlapping(pipe, 2),
@@ -220,18 +220,18 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "our shuffle": (lambda pipe: OwnBuffer(pipe, 4), "OwnBuffer may hold .* of SampleShuffler says nothing"),
     "before a shuffle": (
         lambda pipe: Pairs(pipe).shuffle_samples(4),
-        r"Pairs has a state of its own, and is before SampleShuffler\. .* Put Pairs after SampleShuffler",
+        r"Pairs has its own state, and comes before SampleShuffler\. .* Put Pairs after SampleShuffler",
     ),
     "in a stream before a shuffle": (
         lambda pipe: Pairs(pipe).with_epoch(50).shuffle_samples(4),
-        "Pairs has a state of its own, and is before SampleShuffler",
+        "Pairs has its own state, and comes before SampleShuffler",
     ),
-    "not to be loaded": (Unloadable, r"Unloadable has state_dict\(\) and no load_state_dict\(\)"),
-    "loaded from the state alone": (OfStateAlone, r"OfStateAlone\.load_state_dict\(state.*does not take a state and"),
+    "not to be loaded": (Unloadable, r"Unloadable has state_dict\(\) but no load_state_dict\(\)"),
+    "loaded from the state alone": (OfStateAlone, r"OfStateAlone\.load_state_dict\(state.*does not accept a state and"),
     "no Stage": (Undeclared, r"Undeclared may hold samples back, .* Derive it from wds_datapipes\.Stage"),
     "positions behind a batch": (
         lambda pipe: Buckets(pipe.batch(2).map(first_of), 3),
-        r"Buckets knows the positions of single samples .* Put it before \.batch\(\)",
+        r"Buckets records the positions of the single samples .* Put it before \.batch\(\)",
     ),
 }
 
@@ -248,7 +248,7 @@ def test_a_state_of_other_values_than_json_has_is_refused(workers: int) -> None:
     pipe: Any = OfSets(source())
     with DataLoader2(pipe, reading_service=ShardReadingService(workers)) as loader:
         next(iter(loader))
-        with pytest.raises((StateError, TypeError), match=r"OfSets has to consist of values that JSON has|not JSON"):
+        with pytest.raises((StateError, TypeError), match=r"OfSets must contain only JSON values|not JSON"):
             loader.state_dict()
 
 

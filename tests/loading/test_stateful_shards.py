@@ -165,14 +165,14 @@ def test_the_places_of_workers_are_not_made_up() -> None:
     shards = StatefulShards(pipeline())
     found = list(DataLoader(shards, batch_size=None, num_workers=2, multiprocessing_context="fork"))
     assert sorted(found) == KEYS
-    with pytest.raises(StateError, match="places of worker processes"):
+    with pytest.raises(StateError, match="positions of the worker processes"):
         shards.state_dict()
 
 
 def test_a_state_of_another_pipeline_is_refused() -> None:
     shards = StatefulShards(pipeline())
     next(iter(shards))
-    with pytest.raises(StateError, match=r"another pipeline\. Counted from the end, stage 1 was SampleShuffler"):
+    with pytest.raises(StateError, match=r"different pipeline\. Counted from the end, stage 1 was SampleShuffler"):
         StatefulShards(pipeline(7)).load_state_dict(shards.state_dict())
 
 
@@ -192,13 +192,13 @@ def test_a_state_that_one_worker_of_a_loader_cannot_go_on_from_is_refused() -> N
 def test_a_pipeline_without_a_state_is_refused() -> None:
     with pytest.raises(StateError, match="Shuffler has no position in the shards"):
         StatefulShards(pipeline().shuffle().with_epoch(9))
-    with pytest.raises(TypeError, match="takes a pipeline"):
+    with pytest.raises(TypeError, match="requires a pipeline"):
         StatefulShards([1, 2])  # type: ignore[arg-type]  # that is what is tested
-    with pytest.raises(TypeError, match="seed is a number"):
+    with pytest.raises(TypeError, match="seed must be an integer"):
         StatefulShards(pipeline(), seed="7")  # type: ignore[arg-type]  # that is what is tested
     with pytest.raises(ValueError, match="at most 64 bits"):
         StatefulShards(pipeline(), seed=-1)
-    with pytest.raises(ValueError, match="a number from 0, not -1"):
+    with pytest.raises(ValueError, match="a non-negative integer, not -1"):
         StatefulShards(pipeline()).set_epoch(-1)
 
 

@@ -195,7 +195,7 @@ def test_another_epoch_than_that_of_the_state_is_refused(workers: int) -> None:
     new.keeper.load_state_dict(state)
     new.data.set_epoch(5)
     with pytest.raises(
-        StateError, match=r"set_epoch\(5\) was called, and the state was saved in the middle of epoch 0"
+        StateError, match=r"set_epoch\(5\) was called, but the state was saved in the middle of epoch 0"
     ):
         list(new.epoch())
 
@@ -208,13 +208,13 @@ def test_a_state_with_fewer_parts_than_workers_is_refused(drop: str) -> None:
     del state["_snapshot"]["_worker_snapshots"][drop]
     if drop == "worker_0":
         state["_snapshot"]["_worker_snapshots"]["worker_0"] = state["_snapshot"]["_worker_snapshots"].pop("worker_1")
-    with pytest.raises(StateError, match="is of 2 workers, and holds those of"):
+    with pytest.raises(StateError, match="is incomplete: it belongs to 2 workers, and contains"):
         run.data.load_state_dict(state)
     run = Run(2)
     next(run.epoch())
     inner = json.loads(run.data.state_dict()[STATE])
     inner["ranks"][0]["parts"].pop()
-    with pytest.raises(StateError, match="it has 1 parts, and is that of 2 workers"):
+    with pytest.raises(StateError, match="it has 1 parts, but 2 workers"):
         Run(2).data.load_state_dict({STATE: json.dumps(inner)})
 
 
@@ -277,12 +277,12 @@ def test_a_stateful_loader_over_a_pipeline_itself_warns_of_its_state(last: bool,
     iterator = iter(loader)
     next(iterator)
     with pytest.warns(
-        UserWarning, match=r"does not contain the position of its pipeline .* Give it StatefulShards\(pipe\)"
+        UserWarning, match=r"does not contain the position of its pipeline .* Pass StatefulShards\(pipe\)"
     ) as found:
         state = copy.deepcopy(loader.state_dict())
     assert found[0].filename == __file__
     loader = new()
-    with pytest.raises(StateError, match=r"after the first batch .* Give it StatefulShards\(pipe\)"):
+    with pytest.raises(StateError, match=r"after the first batch .* Pass StatefulShards\(pipe\)"):
         loader.load_state_dict(state)
     loader.load_state_dict(first)
     assert keys_of(list(loader)) == KEYS
@@ -359,9 +359,9 @@ def test_ranks_go_on_from_distributed_checkpoints(tmp_path: Path, workers: int, 
         if rank == 0 or cut == 0:  # nothing has begun on any rank
             assert one == own
         else:
-            assert "the state of rank 0 of 2, and it was loaded on rank 1 of 2" in one
+            assert "the state of rank 0 of 2, but it was loaded on rank 1 of 2" in one
             assert "merge_states" in one
-            assert "name of its own" in one
+            assert "its own name" in one
 
 
 def end_early(rank: int, _: Path, *, workers: int, stateful: bool) -> Any:
@@ -440,7 +440,7 @@ def test_ranks_of_a_service_go_on_from_the_states_of_all(tmp_path: Path, cut: in
     for _, rest, following, (merged, _) in ranks:
         assert merged[0] == (rest or following)
     if cut:
-        assert "state of rank 0 of 2" in ranks[1][3][1] or "one of each rank" in ranks[1][3][1]
+        assert "state of rank 0 of 2" in ranks[1][3][1] or "one state per rank" in ranks[1][3][1]
     else:  # nothing has begun on any rank
         assert [result[3][1] for result in ranks] == [result[3][0] for result in ranks]
 

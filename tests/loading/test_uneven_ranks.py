@@ -145,4 +145,6 @@ def test_ranks_that_do_not_go_on_in_one_epoch_are_an_error(tmp_path: Path) -> No
     ranks = on_two_ranks(tmp_path, go_on_differently)
     for number, what in enumerate(["a state of another epoch", "no state"]):
         messages = [told[number] for told in ranks]
-        assert any(f"has {what}. Load what all ranks have saved" in message for message in messages), messages
+        assert any(f"has {what}. Load the states that all ranks have saved" in message for message in messages), (
+            messages
+        )

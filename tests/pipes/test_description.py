@@ -204,5 +204,5 @@ def test_a_difference_is_told_in_words() -> None:
     )
     functions = [IterableWrapper([1]).map_samples(function) for function in (lambda n: n, lambda n: -n)]
     told = difference(description(functions[0]), description(functions[1]))
-    assert "stands for code or data" in told
-    assert difference(None, description(stages[0])).startswith("was not there, and is SampleSlicer(")
+    assert "fingerprint of code or data" in told
+    assert difference(None, description(stages[0])).startswith("was absent, and is SampleSlicer(")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from wds_datapipes.errors import RankLostError
-from wds_datapipes.loading.rank_agreement import check_alike, default_store
+from wds_datapipes.loading.rank_agreement import check_facts_match, default_store
 from wds_datapipes.loading.splitting import RankIdentity, split_by_rank
 
 __all__ = ["Ranks"]
@@ -58,8 +58,8 @@ class Ranks:
     process group may be destroyed. All ranks must start their services in the same order.
 
     Each meeting has a gate, which either opens or shuts for all ranks. The rank that arrives last opens it. A rank
-    that times out or leaves shuts it and records the reason. A meeting takes each rank a few short messages to the
-    store, and the entries of past meetings are deleted.
+    that times out or leaves shuts it and records the reason. For a meeting, each rank sends a few short messages to the
+    store. The entries of past meetings are deleted.
 
     Args:
         timeout_s: how long a rank waits for the others, in seconds; ``None`` means half an hour.
@@ -75,8 +75,8 @@ class Ranks:
     def __init__(self, timeout_s: float | None) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
-                "ShardReadingService(distributed=True) needs torch.distributed.init_process_group to have been called, "
-                'as `init_process_group("gloo")` under torchrun does.'
+                "ShardReadingService(distributed=True) requires a process group: first call "
+                'torch.distributed.init_process_group, such as `init_process_group("gloo")` under torchrun.'
             )
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
@@ -111,7 +111,7 @@ class Ranks:
         # torchrun restarts ranks but keeps the store. So no name in it is trusted until rank 0 has answered with a
         # token that this process has generated.
         found = self._in_time(self._name_run if self.rank == 0 else self._join_run)
-        check_alike(self.rank, self._facts, 0, self._firsts)
+        check_facts_match(self.rank, self._facts, 0, self._firsts)
         return None if found == BEGINS else found
 
     @property
@@ -132,7 +132,7 @@ class Ranks:
         return self._in_time(lambda timeout: self._arrive(timeout, seed))
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Announce to the other ranks that this rank will not come to their next meeting.
+        """Announce to the other ranks that this rank will not join their next meeting.
 
         Args:
             error: the exception that ends this rank, if any.
@@ -210,7 +210,7 @@ class Ranks:
             self._store.add(self._key(epoch, self.rank), 1)
             if self._store.add(self._key(epoch, "present"), 1) == self.size:
                 self._open(epoch, json.loads(self._get(self._key(epoch, "seed"))))
-                # Entries that are no longer needed.
+                # These entries are no longer needed.
                 over = self._key(epoch, "seed"), self._key(epoch, "present"), self._gate(epoch - 1)
                 for name in (*over, self._key(epoch - 1, "facts")):
                     self._store.delete_key(name)
@@ -236,8 +236,8 @@ class Ranks:
     def _shut(self, epoch: int) -> None:
         """Shut a gate at which this rank has timed out, unless it is open."""
         missing = [str(rank) for rank in range(self.size) if not self._has_arrived(epoch, rank)]
-        whom = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {whom}, dead or busy with something else"
+        names = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        why = f"rank {self.rank} waited {self._timeout_s:g} s (timeout_s) for {names}, dead or busy elsewhere"
         self._store.compare_set(self._gate(epoch), "", json.dumps({"lost": why}))
 
     def _clean_up(self, timeout: RankTimeout) -> None:
@@ -261,13 +261,15 @@ class Ranks:
             raise
         except futures.TimeoutError:
             self._is_silent = True
-            why = f"the process group's store has not answered for {self._timeout_s:g} s (timeout_s)"
+            why = f"the process group's store has not responded for {self._timeout_s:g} s (timeout_s)"
             raise RankLostError(
-                _lost_message(epoch, f"{why}: rank 0 or torchrun, which has it, is out of reach")
+                _lost_message(epoch, f"{why}: rank 0 or torchrun, which hosts it, is unreachable")
             ) from None
         except RuntimeError as error:
-            why = f"the process group's store does not answer ({_summarize(error)})"
-            raise RankLostError(_lost_message(epoch, f"{why}: rank 0 or torchrun, which has it, has ended")) from error
+            why = f"the process group's store does not respond ({_summarize(error)})"
+            raise RankLostError(
+                _lost_message(epoch, f"{why}: rank 0 or torchrun, which hosts it, has ended")
+            ) from error
 
     def _in_thread(self, action: Callable[[RankTimeout], T], timeout_s: float, limit_s: float) -> T:
         """Run an action in a thread: torch's stores wait for some responses without a limit, and ignore Ctrl-C."""
@@ -320,7 +322,7 @@ class RankTimeout:
         self._ended = threading.Event()
 
     def pause(self) -> bool:
-        """Wait a little; return whether any time is left.
+        """Wait briefly; return whether any time remains.
 
         Raises:
             CancelledError: the result is no longer needed.

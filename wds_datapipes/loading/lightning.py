@@ -63,8 +63,10 @@ def unknown_length_error(error: TypeError) -> TypeError:
     """
     if training_loop() is not None:
         warn_user(
-            "Lightning takes a batch ahead of a loader that has no length, so a checkpoint in the middle of an epoch "
-            "counts a batch that was not trained on, and a resumed run never sees it. Declare how many items an epoch "
-            "has on this rank with .with_length(n), or end it there with .with_epoch(n)"
+            "Lightning fetches one batch ahead from a loader that has no length, so a checkpoint in the middle of an "
+            "epoch counts a batch that was not trained on, and a resumed run skips it. Declare the number of items of "
+            "an epoch on this rank with .with_length(n), or end the epoch after n items with .with_epoch(n)"
         )
-    return TypeError(f"{error}. Where you know how many items an epoch has on this rank, declare it: .with_length(n)")
+    return TypeError(
+        f"{error}. If you know the number of items of an epoch on this rank, declare it with .with_length(n)"
+    )

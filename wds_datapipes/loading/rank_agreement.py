@@ -20,7 +20,7 @@ from wds_datapipes.pipes.shard_list import ShardList
 from wds_datapipes.pipes.sharding import splits, splitters
 from wds_datapipes.pipes.state.graph import upstream
 
-__all__ = ["RankAgreement", "check_alike", "default_store", "facts_of", "lists_of"]
+__all__ = ["RankAgreement", "check_facts_match", "default_store", "facts_of", "lists_of"]
 
 Facts = Mapping[str, Any]
 
@@ -57,10 +57,10 @@ class RankAgreement:
         Raises:
             RuntimeError: they differ.
         """
-        for rank, found in self._neighbours(facts).items():
-            check_alike(self._rank, facts, rank, found)
+        for rank, found in self._neighbors(facts).items():
+            check_facts_match(self._rank, facts, rank, found)
 
-    def _neighbours(self, facts: Facts) -> dict[int, Facts]:
+    def _neighbors(self, facts: Facts) -> dict[int, Facts]:
         """Publish facts, and return those that the neighbors have published so far."""
         found: dict[int, Facts] = {}
         with suppress(RuntimeError):  # the group was destroyed, or its store is unreachable
@@ -110,7 +110,7 @@ def lists_of(pipe: Any) -> dict[str, Any]:
     return {"lists": [_summarize(urls) for urls in _lists(pipe)]}
 
 
-def check_alike(rank: int, facts: Facts, other: int, others: Facts) -> None:
+def check_facts_match(rank: int, facts: Facts, other: int, others: Facts) -> None:
     """Check that two ranks have the same facts.
 
     Raises:
@@ -120,22 +120,22 @@ def check_alike(rank: int, facts: Facts, other: int, others: Facts) -> None:
         return
     if (own := facts.get("workers")) != (found := others.get("workers")) and None not in (own, found):
         raise RuntimeError(
-            f"Rank {rank} reads with {_readers(own)}, and rank {other} with {_readers(found)}. Data is split between "
-            "as many on each rank, so that some of it would be read twice, and some never. Give every rank the same "
-            "num_workers"
+            f"Rank {rank} reads with {_readers(own)}, and rank {other} with {_readers(found)}. The data is split "
+            "between the same number of processes on each rank, so some samples would be read twice and others never. "
+            "Give every rank the same num_workers"
         )
     for mine, theirs in zip(facts.get("lists", ()), others.get("lists", ()), strict=False):
         if mine != theirs:
             raise RuntimeError(
                 f"Rank {rank} lists {_text(mine)}, and rank {other} lists {_text(theirs)}. A list that the program "
-                "has split by rank already would be split once more, and most of it never read. Give all ranks the "
-                "same list, in the same order, without urls[rank::ranks]; or let each rank read a list of its own by "
-                "DataLoader2 with ShardReadingService(distributed=False)"
+                "has already split by rank would be split again, and most of it would never be read. Give all ranks "
+                "the same list, in the same order, without urls[rank::ranks]; or let each rank read its own list with "
+                "DataLoader2 and ShardReadingService(distributed=False)"
             )
 
 
 def _lists(pipe: Any) -> Iterator[list[str]]:
-    """Yield the lists before the split, as far as they are known before reading."""
+    """Yield the lists before the split, if they are known before reading."""
     seen = set()
     for splitter in splitters(pipe):
         for stage in upstream(splitter):

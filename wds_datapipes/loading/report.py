@@ -1,4 +1,4 @@
-"""`LoadingReport`: the work that the workers have done, and whether the loop or the workers are the bottleneck."""
+"""`LoadingReport`: statistics of the workers, which show whether the loop or the workers are the bottleneck."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkerReport:
     Attributes:
         name: ``"Worker 0"``, or ``"The main process"`` if there are no workers.
         pid: the ID of its process.
-        items: the number of items it has made, including those that are not used yet.
+        items: the number of items it has made, including those that the loop has not received yet.
         bytes: the size of the items sent, in bytes; 0 in the main process.
         making_s: the time the pipeline took to make them, in seconds, including waiting for data.
         waiting_s: the time the worker waited for the loop, in seconds.
@@ -37,8 +37,8 @@ class WorkerReport:
         shard: the shard that it opened last, or "".
         skipped: the items that its stages have skipped.
         fetched_bytes: the number of bytes received from stores.
-        fetching_s: the time spent waiting for stores, in seconds, summed over concurrent reads. Prefetching counts,
-            too, and need not delay the loop.
+        fetching_s: the time spent waiting for stores, in seconds, summed over concurrent reads. It includes
+            prefetching, which does not necessarily delay the loop.
     """
 
     name: str

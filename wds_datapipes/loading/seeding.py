@@ -1,7 +1,7 @@
 """Seeding: derives the generators of a pipeline from the seed, epoch, rank and worker.
 
 A ``SeedGenerator``, torchdata's or ours, has two sources of seeds: a shared one, which is the same on every rank and
-worker, and one that differs between them. Both follow from the seed of the loader and the number of the epoch.
+worker, and one that differs between them. Both depend only on the seed of the loader and the number of the epoch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.random  # NumPy imports it at first use, which would be in every worker
+import numpy.random  # NumPy would import it at first use, in every worker
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph import DataPipeGraph, traverse_dps
@@ -60,7 +60,7 @@ class EpochSeeds:
         if meet is not None:
             seed_generator.seed(meet(seed_generator.generate_shared_seed()))
         # Ranks that share a seed draw it from the seed of the loader. The comparison uses what all ranks have, so that
-        # all count alike even if only rank 0 was seeded again.
+        # all ranks count alike even if only rank 0 was seeded again.
         is_next = self.next is not None and seed_of(seed_generator) in (
             self.next,
             SeedGenerator(self.next).generate_shared_seed(),
@@ -167,7 +167,7 @@ def seed_stages(pipe: Any, seed_generator: Any, *, shared: bool = False) -> None
 
 
 def guard_lists(pipe: Any, seed: int) -> None:
-    """Insert a `Listing` before the stages that split the data, which draws the same on every worker and rank.
+    """Insert a `ShardOrder` before each stage that splits the data, so that lists are the same everywhere.
 
     Call this after the user's functions, so that they see only their own stages in the pipeline.
 
@@ -213,7 +213,7 @@ def call_with_pipeline(name: str, pipe: Any) -> Any:
         TypeError: the result is not a pipeline.
     """
     if not isinstance(pipe, (IterDataPipe, MapDataPipe)):
-        raise TypeError(f"{name} has to return the pipeline, and has returned {pipe!r}")
+        raise TypeError(f"{name} must return the pipeline, but returned {pipe!r}")
     return pipe
 
 

@@ -91,9 +91,9 @@ def split_by_worker(pipe: Any, worker: Any, identity: RankIdentity = ONLY_RANK) 
 
 
 SPLIT_TWICE = (
-    "StatefulShards gives each rank its part of the data, and accelerate or the Trainer would split that once more, so "
-    "that most samples never come. Leave the loader out of accelerator.prepare(), and move batches to the device in "
-    "the loop; or give the pipeline to DataLoader2 with ShardReadingService(..., distributed=True)"
+    "StatefulShards assigns each rank its share of the data, which accelerate or the Trainer would split again, so "
+    "that most samples would be skipped. Do not pass the loader to accelerator.prepare(), and move batches to the "
+    "device in the loop; or pass the pipeline to DataLoader2 with ShardReadingService(..., distributed=True)"
 )
 
 
@@ -113,11 +113,12 @@ def advice_for_split(pipe: Any, *, workers: int, ranks: int, knows_workers: bool
         is_users = type(source).__module__.partition(".")[0] not in ("torch", "torchdata", "wds_datapipes")
         if instances > 1 and not (knows_workers and is_users):
             counts = {"ranks": ranks, "workers": instances // ranks}
-            who = " and ".join(f"{count} {what}" for what, count in counts.items() if count > 1)
+            readers = " and ".join(f"{count} {what}" for what, count in counts.items() if count > 1)
             return (
-                f"{who} read all of {name_of(source)}, as no stage splits it: each sample comes {instances} times in "
-                "an epoch. Put .sharding_filter() behind the list of shards and its .shuffle(), before "
-                ".load_wds_shards(); or draw shards with .resample_wds_shards(), and end epochs with .with_epoch(n)"
+                f"{readers} read all of {name_of(source)}, because no stage splits it: each sample is yielded "
+                f"{instances} times per epoch. Put .sharding_filter() after the list of shards and its .shuffle(), "
+                "before .load_wds_shards(); or draw shards with .resample_wds_shards(), and end epochs with "
+                ".with_epoch(n)"
             )
     return ""
 
@@ -132,9 +133,9 @@ def advice_for_ranks(pipe: Any) -> str:
     if any(map(groups_of, splitters(pipe))):
         return ""  # the program splits the data itself
     return (
-        f"There are {ranks} ranks, and this loader gives all data to each of them. Use "
-        "ShardReadingService(..., distributed=True), which gives each rank its part; or distributed=False, if the list "
-        "of shards is only that of this rank"
+        f"There are {ranks} ranks, and this loader gives all of the data to each of them. Use "
+        "ShardReadingService(..., distributed=True), which assigns each rank its share; or distributed=False, if the "
+        "list of shards belongs to this rank alone"
     )
 
 
@@ -144,10 +145,10 @@ def advice_for_torchrun() -> str:
     if started == "1" or ranks_of_run() > 1:
         return ""
     return (
-        f"torchrun has started {started} ranks, and torch.distributed.init_process_group has not been called, so each "
-        "of them reads all data. Call it before the loader is made. Then StatefulShards splits the data between ranks, "
-        "and so does ShardReadingService(..., distributed=True); distributed=False says that the list is that of "
-        "this rank alone"
+        f"torchrun has started {started} ranks, but torch.distributed.init_process_group has not been called, so each "
+        "rank reads all of the data. Call it before you create the loader. Then StatefulShards splits the data between "
+        "ranks, and so does ShardReadingService(..., distributed=True); distributed=False declares that the list "
+        "belongs to this rank alone"
     )
 
 

@@ -31,7 +31,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from wds_datapipes.loading.transport import sender as outlet
 from wds_datapipes.loading.transport.protocol import COMMAND_BYTES, HEADER, INLINE, Command, Header, Kind, new_channel
-from wds_datapipes.loading.transport.receiver import MOST_LENT, Message, Receiver
+from wds_datapipes.loading.transport.receiver import MAX_LENT, Message, Receiver
 from wds_datapipes.loading.transport.sender import ALIGNMENT, TOGETHER_BYTES, ReceiverGone, Sender
 from wds_datapipes.loading.transport.serialization import APART, Serializer
 
@@ -566,7 +566,9 @@ def test_commands_are_small() -> None:
         joined.inlet.send_command(joined.inlet.pack_command(Command.RESET, bytes(size)))
         joined.outlet.receive_requests()
         assert joined.outlet.requests.popleft().payload == bytes(size)
-        with pytest.raises(ValueError, match=r"a RESET with 65\d\d\d bytes is more than a worker can be told at once"):
+        with pytest.raises(
+            ValueError, match=r"a RESET of 65\d\d\d bytes exceeds the maximum of 65\d\d\d bytes per command"
+        ):
             joined.inlet.send_command(joined.inlet.pack_command(Command.RESET, bytes(size + 1)))
         with pytest.raises((pickle.PicklingError, AttributeError)):
             joined.inlet.send_command(joined.inlet.pack_command(Command.RESET, lambda: 0))
@@ -666,7 +668,7 @@ def test_whoever_keeps_hundreds_of_items_gets_copies_and_each_its_own() -> None:
             kept = []
             while (message := current(inlet)).header.kind != Kind.END:
                 kept += taken(inlet, message)
-                assert memory_maps() - before <= MOST_LENT + window + 5
+                assert memory_maps() - before <= MAX_LENT + window + 5
             for number in range(0, 400, 7):
                 data = kept[number]["data"]
                 array = data.numpy() if isinstance(data, torch.Tensor) else data
@@ -676,7 +678,7 @@ def test_whoever_keeps_hundreds_of_items_gets_copies_and_each_its_own() -> None:
                 if number % 7:
                     check(item, epoch, number, 2 * APART)
         del kept, item, data, array
-        assert memory_maps() - before <= MOST_LENT + window + 5
+        assert memory_maps() - before <= MAX_LENT + window + 5
         begin(inlet, 3, [2 * APART] * 50)
         while (message := current(inlet)).header.kind != Kind.END:
             taken(inlet, message)
@@ -851,5 +853,5 @@ def test_a_system_without_such_sockets_is_named(monkeypatch: pytest.MonkeyPatch)
         raise OSError(errno.EPROTONOSUPPORT, "Protocol not supported")
 
     monkeypatch.setattr(socket, "socketpair", refuse)
-    with pytest.raises(NotImplementedError, match="Unix sockets that keep messages apart"):
+    with pytest.raises(NotImplementedError, match="Unix sockets that preserve message boundaries"):
         new_channel()

@@ -70,9 +70,9 @@ class Checkpoint:
         ranks: the number of ranks.
         distributed: whether the service has split the data among ranks.
         workers: the number of worker processes on this rank.
-        turn: the worker whose turn is next.
+        turn: the worker that yields the next item.
         parts: the position from which each worker resumes.
-        worker: the number of the worker, if this is the state of a single worker, which is then the only part.
+        worker: the number of the worker, if this is the state of a single worker; ``parts`` then has one element.
         wanted: the number selected for the next epoch, or ``None``.
         is_drained: whether the epoch is over because the pipeline in the main process has ended, although the loader
             may hold its last items.
@@ -120,11 +120,11 @@ class Checkpoint:
             checkpoint = cls(**found, parts=parts)
             checkpoint._check_kinds()
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"This state of a loader is not whole: {error}") from None
+            raise StateError(f"This state of a loader is corrupt: {error}") from None
         return checkpoint
 
     def _check_kinds(self) -> None:
-        """Check the types of all fields, since a wrong one would be detected late, or not at all.
+        """Check the types of all fields, since a wrong type would be detected late or not at all.
 
         Raises:
             TypeError: a field has the wrong type.
@@ -143,23 +143,23 @@ class Checkpoint:
         )
         numbers = self.replay is None or {*map(type, self.replay.values())} <= {int}
         if not (texts and engines and flags and states and numbers):
-            raise TypeError("one of its values is of another kind")
+            raise TypeError("one of its values has the wrong type")
         workers = 1 if self.worker is not None else max(self.workers, 1)
         if len(self.parts) != workers and (self.parts or not self.is_over):
-            raise TypeError(f"it has {len(self.parts)} parts, and is that of {workers} workers")
+            raise TypeError(f"it has {len(self.parts)} parts, but {workers} workers")
 
     def check(self, stages: Sequence[str], ranks: int | None = None) -> None:
         """Check that this is the state of a pipeline.
 
-        On a different number of ranks, ``.batch()`` may have another size if the batches of all ranks together have as
-        many samples as before: the rest of an epoch consists of samples, however they are batched.
+        On a different number of ranks, ``.batch()`` may have a different size if the batches of all ranks together have
+        as many samples as before: the rest of an epoch consists of samples, however they are batched.
 
         Args:
             stages: descriptions of the stages of the pipeline, the last one first.
             ranks: the current number of ranks; ``None`` if that is not known yet, and is checked later.
 
         Raises:
-            StateError: it is the state of another pipeline.
+            StateError: it is the state of a different pipeline.
         """
         if not self.stages:  # it was saved before any pipeline began
             return
@@ -170,20 +170,20 @@ class Checkpoint:
                     if ranks is None or before * self.ranks == now * ranks:
                         continue
                     raise StateError(
-                        f"The state was saved with batches of {before} on each of {self.ranks} ranks, and there are "
-                        f"batches of {now} on each of {ranks} now. On another number of ranks, the batches of all of "
-                        f"them together stay as large as they were, {before * self.ranks}"
+                        f"The state was saved with batches of {before} on each of {self.ranks} ranks, but now there "
+                        f"are batches of {now} on each of {ranks}. On a different number of ranks, the batches of all "
+                        f"ranks together must have as many samples as before, {before * self.ranks}"
                     )
                 raise StateError(
-                    f"The state was saved with another pipeline. Counted from the end, stage {number} "
-                    f"{difference(saved, own)}. Load it into the pipeline that it is from"
+                    f"The state was saved with a different pipeline. Counted from the end, stage {number} "
+                    f"{difference(saved, own)}. Load it into the pipeline that it was saved with"
                 )
 
     def epoch_error(self, chosen: int | None) -> StateError:
         """Return the error for selecting an epoch although the state is from the middle of another one."""
         return StateError(
-            f"set_epoch({chosen}) was called, and the state was saved in the middle of epoch {self.epoch}. To resume "
-            f"there, call set_epoch({self.epoch}), or do not call it before this epoch"
+            f"set_epoch({chosen}) was called, but the state was saved in the middle of epoch {self.epoch}. To resume "
+            f"that epoch, call set_epoch({self.epoch}), or do not call set_epoch before it"
         )
 
 

@@ -34,7 +34,7 @@ class ItemPositions:
         """Begin an epoch.
 
         Args:
-            base: the position at which the pipeline begins.
+            base: the position at which the pipeline starts.
         """
         self.delivered = 0
         self._base = base
@@ -42,7 +42,7 @@ class ItemPositions:
         self._runs: deque[_Run] = deque()
 
     @property
-    def is_begun(self) -> bool:
+    def has_records(self) -> bool:
         """Whether there are records."""
         return bool(self._runs)
 
@@ -51,8 +51,8 @@ class ItemPositions:
 
         Args:
             records: the result of `pack_records` on one record for each item.
-            count: the number of items; if 0, the one record is the first of a run, and holds the position of the
-                pipeline after the items before.
+            count: the number of items; if 0, the one record is the first of a run, and contains the position of the
+                pipeline after the previous items.
         """
         part = unpack_records(records)
         if part.extra is not None and (part.extra.form is not None or part.extra.refusal):

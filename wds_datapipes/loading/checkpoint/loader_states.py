@@ -1,8 +1,8 @@
 """States of loaders, and the checkpoints in them, for all kinds of loaders.
 
-A state is a dictionary with one JSON text. So it always has the same shape, and passes unchanged through everything
-that saves dictionaries: torch's distributed checkpoints load only the keys that they find in the state of a loader
-that has not begun.
+A state is a dictionary with one JSON text. So it always has the same shape, and anything that saves dictionaries keeps
+it unchanged: torch's distributed checkpoints load only the keys that they find in the state of a loader that has not
+started.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint
 
-__all__ = ["STATE", "checkpoints_in", "is_begun", "state_of", "state_of_stream", "text_of"]
+__all__ = ["STATE", "checkpoints_in", "has_begun", "state_of", "state_of_stream", "text_of"]
 
 #: The only key of a state.
 STATE = "wds_datapipes"
@@ -61,9 +61,9 @@ def checkpoints_in(state: Any) -> list[Checkpoint]:
     except StateError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise StateError(f"This state of a loader is not whole: {type(error).__name__}: {error}") from None
+        raise StateError(f"This state of a loader is corrupt: {type(error).__name__}: {error}") from None
     if not found:
-        raise StateError("This is no state of a loader: it is one of no rank")
+        raise StateError("This is not the state of a loader: it contains no ranks")
     return found
 
 
@@ -71,9 +71,9 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
     if isinstance(state, bytes | str):
         return _decode(state)
     if not isinstance(state, Mapping):
-        raise StateError(f"This is no state of a loader, which is a dictionary with the key {STATE!r}: {state!r:.100}")
+        raise StateError(f"This is not the state of a loader, a dictionary with the key {STATE!r}: {state!r:.100}")
     if STATE in state:
-        # A run that loads the state of an earlier run has none of its items.
+        # A run that loads the state of an earlier run does not hold any of its items.
         return [replace(checkpoint, is_drained=False) for checkpoint in _decode(state[STATE])]
     if "_snapshot" in state:
         return [_of_workers(state)]
@@ -82,32 +82,32 @@ def _find_checkpoints(state: Any) -> list[Checkpoint]:
         return [_of_main_process(checkpoint, is_over) for checkpoint in _of_dataset(state)]
     if PICKLE in state:
         raise StateError(
-            "This is a state of torchdata: a pickle of a pipeline, which does not say where in the epoch the loop was. "
-            "The state of a DataLoader2 with ShardReadingService does"
+            "This is a state of torchdata: a pickled pipeline, without the position of the loop in the epoch. Save the "
+            "state of a DataLoader2 with ShardReadingService, which contains the position"
         )
     keys = ", ".join(map(repr, state)) or "none"
-    raise StateError(f"This is no state of a loader, which has the key {STATE!r}: it has {keys:.200}")
+    raise StateError(f"This is not the state of a loader, which has the key {STATE!r}; its keys: {keys:.200}")
 
 
 def _decode(text: Any) -> list[Checkpoint]:
     """Return the checkpoints in the text of a state."""
     if not isinstance(text, bytes | str):
-        raise StateError(f"This is no state of a loader, since {STATE!r} is no text: {text!r:.100}")
+        raise StateError(f"This is not the state of a loader, since {STATE!r} is not a string: {text!r:.100}")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise StateError(f"This is no state of a loader, since it is no JSON: {error}") from None
+        raise StateError(f"This is not the state of a loader, since it is not JSON: {error}") from None
     if not isinstance(found, dict) or "version" not in found:
-        raise StateError("This is no state of a loader: it does not say which version it has")
+        raise StateError("This is not the state of a loader: it does not contain its version")
     if found["version"] != VERSION:
         raise StateError(
-            f"This state has version {found['version']}, and this release of wds-datapipes reads version {VERSION} "
-            f"alone. Load it with the release that has saved it, or begin the epoch again"
+            f"This state has version {found['version']}, but this release of wds-datapipes reads only version "
+            f"{VERSION}. Load it with the release that saved it, or restart the epoch"
         )
     if found["ranks"] == STREAM:
         raise StateError(
-            "A StatefulDataLoader does not know where a pipeline goes on that with_epoch cuts into epochs. Loop over "
-            "data.tracked(loader), and save and load the data set: data.state_dict(), data.load_state_dict(state)"
+            "A StatefulDataLoader cannot determine the position of a pipeline that with_epoch cuts into epochs. Loop "
+            "over data.tracked(loader), and save and load the dataset: data.state_dict(), data.load_state_dict(state)"
         )
     return [Checkpoint.of_dict(each) for each in found["ranks"]]
 
@@ -128,9 +128,9 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint in the state of a ``StatefulDataLoader`` with workers."""
     if state["_steps_since_snapshot"]:
         raise StateError(
-            f"This state of a StatefulDataLoader tells where its workers were {state['_steps_since_snapshot']} steps "
-            f"before it was saved, and only a StatefulDataLoader can make those steps again. Save it with "
-            f"snapshot_every_n_steps=1 to load it elsewhere"
+            f"This state of a StatefulDataLoader contains the positions of its workers "
+            f"{state['_steps_since_snapshot']} steps before it was saved, and only a StatefulDataLoader can repeat "
+            f"these steps. To load it elsewhere, save it with snapshot_every_n_steps=1"
         )
     snapshot = state["_snapshot"]
     found = snapshot["_worker_snapshots"]
@@ -138,10 +138,10 @@ def _of_workers(state: Mapping[str, Any]) -> Checkpoint:
     own = sorted(workers, key=lambda each: each.worker or 0)
     if [each.worker for each in own] != [*range(own[0].workers)]:
         raise StateError(
-            f"This state of a StatefulDataLoader is not whole: it is of {own[0].workers} workers, and holds those of "
-            f"{', '.join(str(each.worker) for each in own)}"
+            f"This state of a StatefulDataLoader is incomplete: it belongs to {own[0].workers} workers, and contains "
+            f"the states of these: {', '.join(str(each.worker) for each in own)}"
         )
-    # If an epoch was resumed, the processes may have other numbers than the workers.
+    # If an epoch was resumed, the numbers of the processes may differ from those of the workers.
     turn = workers[(snapshot["_last_yielded_worker_id"] + 1) % len(workers)].worker or 0
     parts = [part for each in own for part in each.parts]
     return replace(workers[0], worker=None, turn=turn, parts=parts, is_over=bool(state["_iterator_finished"]))
@@ -155,11 +155,11 @@ def _of_dataset(state: Mapping[str, Any]) -> list[Checkpoint]:
     """
     found = state.get("dataset_state")
     if not isinstance(found, Mapping) or STATE not in found:
-        raise StateError("This is the state of a StatefulDataLoader whose data set is no StatefulShards")
+        raise StateError("This is the state of a StatefulDataLoader whose dataset is not a StatefulShards")
     return _decode(found[STATE])
 
 
-def is_begun(state: Mapping[str, Any]) -> bool:
+def has_begun(state: Mapping[str, Any]) -> bool:
     """Whether a state of a ``StatefulDataLoader`` was saved after the first batch."""
     steps = state.get("_num_yielded", 0), state.get("_steps_since_snapshot", 0)
     return any(steps) or state.get("_snapshot", {}).get("_snapshot_step", 0) > 0

@@ -1,4 +1,4 @@
-"""Resharding: states that resume with another number of ranks or workers."""
+"""Resharding of states, to resume with a different number of ranks or workers."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     checkpoints = list[Checkpoint]()
     for state in states:
         found = checkpoints_in(state)
-        # A rank that has loaded a merged state and not begun since saves that state.
+        # A rank that has loaded a merged state, and has not started since, saves that state.
         if found != checkpoints[: len(found)]:
             checkpoints += found
-    _check_whole(checkpoints)
+    _check_complete(checkpoints)
     return state_of(checkpoints)
 
 
@@ -83,8 +83,8 @@ def state_of_rank(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
         return replace(found, parts=[], rank=rank, ranks=ranks, distributed=distributed, workers=workers)
     if found.identity != identity:
         raise StateError(
-            "The next epoch goes on where each worker was in its own stream, as with_epoch has it, which means nothing "
-            "where there is another number of them. Go on with as many ranks and workers as before"
+            "With with_epoch, the next epoch continues the stream of each worker, so the state is invalid with a "
+            "different number of ranks or workers. Resume with as many ranks and workers as before"
         )
     return replace(found, parts=parts, turn=0)
 
@@ -101,11 +101,11 @@ def reshard_state(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
         StateError: a rank's state is missing, or the pipeline cannot be resharded.
     """
     rank, ranks, distributed, workers = identity
-    _check_whole(saved)
+    _check_complete(saved)
     if any(checkpoint.replay is not None for checkpoint in saved):
         raise StateError(
-            f"{replay_reason(pipe)}. So the pipeline resumes by making its items again, which is possible only with as "
-            "many ranks and workers as before"
+            f"{replay_reason(pipe)}. So the pipeline resumes by replaying its items, which requires as many ranks and "
+            "workers as before"
         )
     _check_can_reshard(pipe)
     by_rank = sorted(saved, key=lambda checkpoint: checkpoint.rank)
@@ -116,7 +116,7 @@ def reshard_state(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"What is left of the epoch cannot be resharded, as a state is not whole: {error}") from error
+        raise StateError(f"The rest of the epoch cannot be resharded, because a state is corrupt: {error}") from error
     resumed = [WorkerState(state) for state in states[rank::ranks]]
     running = next(checkpoint for checkpoint in saved if not checkpoint.is_over)
     return replace(
@@ -124,30 +124,32 @@ def reshard_state(saved: Sequence[Checkpoint], pipe: Any, identity: Identity) ->
     )
 
 
-def _check_whole(saved: Sequence[Checkpoint]) -> None:
+def _check_complete(saved: Sequence[Checkpoint]) -> None:
     """Check that there are the states of all ranks, from the same epoch."""
     first = saved[0]
     found = sorted(checkpoint.rank for checkpoint in saved)
     if any(checkpoint.ranks != first.ranks for checkpoint in saved) or found != list(range(first.ranks)):
         raise StateError(
-            f"There are states of the ranks {', '.join(map(str, found))}, and they come from runs with "
-            f"{', '.join(sorted({str(checkpoint.ranks) for checkpoint in saved}))}. To go on with another number of "
-            f"ranks or workers takes one of each rank: merge_states([...])"
+            f"There are states of ranks {', '.join(map(str, found))}, from runs with this number of ranks: "
+            f"{', '.join(sorted({str(checkpoint.ranks) for checkpoint in saved}))}. Resuming with a different number "
+            f"of ranks or workers requires one state per rank: merge_states([...])"
         )
     workers = [max(checkpoint.workers, 1) for checkpoint in saved]
     if len({*workers}) > 1:
         raise StateError(
-            f"The ranks had {', '.join(map(str, workers))} workers, and shards are dealt to as many on each rank. Give "
-            "every rank the same num_workers"
+            f"The ranks had {', '.join(map(str, workers))} workers, but shards are assigned to the same number of "
+            "workers on each rank. Give every rank the same num_workers"
         )
     if any(checkpoint.engines is not None for checkpoint in saved):
         raise StateError(
-            "The state comes from behind another reading service, and only ShardReadingService(distributed=True) knows "
-            "which part each rank has"
+            "The state was saved with a ShardReadingService after another reading service, but only "
+            "ShardReadingService(distributed=True) records which share of the data each rank has"
         )
     of_one = {(tuple(each.stages), each.seed, each.epoch) for each in saved}
     if len(of_one) > 1:
-        raise StateError("The states are not of one epoch: they were saved between different steps, or in several runs")
+        raise StateError(
+            "The states are from different epochs: they were saved between different steps, or in different runs"
+        )
 
 
 def _check_can_reshard(pipe: Any) -> None:
@@ -156,19 +158,19 @@ def _check_can_reshard(pipe: Any) -> None:
     for stage in stages:
         if isinstance(stage, SampleMixer) and stage.stop != "all":
             raise StateError(
-                f'What is left of mix_samples(stop="{stage.stop}") follows from what each worker has mixed, which '
-                f"means nothing where there is another number of them. Go on with as many ranks and workers as before, "
-                f'or mix with stop="all"'
+                f'The rest of mix_samples(stop="{stage.stop}") depends on what each worker has mixed, so the state is '
+                f"invalid with a different number of ranks or workers. Resume with as many ranks and workers as "
+                f'before, or mix with stop="all"'
             )
         if isinstance(stage, ReplayedItems):
             raise StateError(
-                f"{stage.reason}. So the pipeline resumes by making its items again, which is possible only with as "
-                "many ranks and workers as before"
+                f"{stage.reason}. So the pipeline resumes by replaying its items, which requires as many ranks and "
+                "workers as before"
             )
         if not stage.can_reshard:
             raise StateError(
-                f"{type(stage).__name__} knows what each worker has read, or counts it, which means nothing where "
-                f"there is another number of them. Go on with as many ranks and workers as before, or leave it out"
+                f"{type(stage).__name__} records or counts what each worker has read, so its state is invalid with a "
+                f"different number of ranks or workers. Resume with as many ranks and workers as before, or remove it"
             )
     for branch in stages[0].nested_sources():
         _check_can_reshard(branch)

@@ -17,26 +17,26 @@ Part = Sequence[Mapping[str, Any] | None]
 
 
 def reshard_states(
-    pipe: Any, parts: Sequence[Part | None], behind: Sequence[Sequence[SamplePosition]], instances: int
+    pipe: Any, parts: Sequence[Part | None], held_later: Sequence[Sequence[SamplePosition]], instances: int
 ) -> list[list[dict[str, Any] | None]]:
     """Return the state from which each instance of a pipeline resumes after resharding.
 
     Args:
         pipe: the pipeline, or a source of it.
         parts: the states of all previous instances.
-        behind: for each, the samples that wait in later stages.
+        held_later: for each, the samples that later stages hold back.
         instances: the current number of instances.
     """
     first, *others = stateful(pipe)
     branches = first.nested_sources()
     firsts: list[dict[str, Any]]
     if not branches:
-        shares = assign_shards(parts, instances, behind)
+        shares = assign_shards(parts, instances, held_later)
         seen = merge_seen([_first(part).get("listed", ()) for part in parts])
         listed = {"listed": seen} if seen else {}
         firsts = [{"next": [0, 0], **listed, "dealt": share.state_dict()} for share in shares]
     else:
-        waiting = [[*own, *_waiting_positions(part)] for own, part in zip(behind, parts, strict=True)]
+        waiting = [[*own, *_waiting_positions(part)] for own, part in zip(held_later, parts, strict=True)]
         resharded = []
         for number, source in enumerate(branches):
             mixed = [None if part is None else part[0] for part in parts]
@@ -56,37 +56,38 @@ def _first(part: Part | None) -> Mapping[str, Any]:
 
 
 def _waiting_positions(part: Part | None) -> list[SamplePosition]:
-    """Return the positions of the samples that wait in the stages of an instance."""
+    """Return the positions of the samples that the stages of an instance hold back."""
     return [at for stage in part or () for at in unpack_positions((stage or {}).get("waiting", ()))]
 
 
 def assign_shards(
-    parts: Sequence[Part | None], instances: int, behind: Sequence[Sequence[SamplePosition]] | None = None
+    parts: Sequence[Part | None], instances: int, held_later: Sequence[Sequence[SamplePosition]] | None = None
 ) -> list[ShardShare]:
     """Assign the samples that the previous instances have not yielded to a different number of instances.
 
-    The rest of a partly read shard goes to one instance, with its waiting samples. So does each other shard before the
-    last one that was begun; any number of later shards is assigned in turn.
+    The rest of a partly read shard goes to one instance, along with the samples held back from it. So does each other
+    shard before the last one that was started; the later shards, however many, are assigned round-robin.
 
     Args:
         parts: the states of all previous instances, after the delivered items; ``None`` is the beginning.
         instances: the current number of instances.
-        behind: for each previous instance, the samples that wait in stages whose states are not in ``parts``.
+        held_later: for each previous instance, the samples held back by stages whose states are not in ``parts``.
     """
-    left = [
-        _remaining(stages, number, len(parts), behind[number] if behind else ()) for number, stages in enumerate(parts)
+    remaining = [
+        _remaining(stages, number, len(parts), held_later[number] if held_later else ())
+        for number, stages in enumerate(parts)
     ]
-    since = max(max(share.since, resume.next[0] + (resume.next[1] > 0)) for share, resume in left)
-    # Each piece has a flag for whether it is known to be many samples, and the bytes of single ones.
+    since = max(max(share.since, resume.next[0] + (resume.next[1] > 0)) for share, resume in remaining)
+    # For each piece: whether it is known to contain many samples, and the bytes of single ones.
     pieces: dict[int, list[tuple[int, int]]] = {}
     sizes: dict[int, tuple[bool, int]] = {}
-    for share, resume in left:
+    for share, resume in remaining:
         for shard in {*resume.again, *share.shards(since)}:
             if spans := resume.spans(shard):
                 pieces[shard] = spans
                 is_open = shard >= resume.next[0] and spans[-1][1] < 0
                 sizes[shard] = is_open, sum(max(0, end - start) for start, end in spans)
-    # Assign large ones first, so that no instance has many more than another.
+    # Assign large pieces first, so that no instance has much more than another.
     order = sorted(pieces, key=lambda shard: (*sizes[shard], -shard), reverse=True)
     return [
         ShardShare(
@@ -100,7 +101,7 @@ def assign_shards(
 
 
 def _remaining(
-    stages: Part | None, number: int, instances: int, behind: Sequence[SamplePosition]
+    stages: Part | None, number: int, instances: int, held_later: Sequence[SamplePosition]
 ) -> tuple[ShardShare, Resume]:
     """Return the share of an instance, and the rest of it that is unread."""
     first = _first(stages)
@@ -110,6 +111,6 @@ def _remaining(
         share, every, turn = ShardShare.from_state(first["dealt"]), 1, 0
     else:  # it counts the shards assigned to it at the start of the epoch
         share, every, turn = ShardShare(instances, number), instances, number
-    for address in (*_waiting_positions(stages), *behind):
+    for address in (*_waiting_positions(stages), *held_later):
         again[address.shard * every + turn].append((address.start, address.end))
     return share, Resume((shard * every + turn, start), again, share)

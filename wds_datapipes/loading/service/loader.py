@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 NO_PIPELINE = (
-    "The state holds no pipeline, whose functions and credentials may have changed. Make the loader with its pipeline, "
+    "The state contains no pipeline, since functions and credentials may change. Create the loader with its pipeline, "
     "DataLoader2(pipe, reading_service=ShardReadingService(...)), and call load_state_dict(state)"
 )
 
@@ -54,12 +54,12 @@ def save_state(loader: Any, service: ShardReadingService) -> dict[str, str]:
     for other in before:
         if callable(getattr(other, "checkpoint", None)):
             raise StateError(
-                f"{type(other).__name__} has a state of its own, which has no place in that of a ShardReadingService. "
-                f"Save it beside loader.reading_service.state_dict(), or leave it out of the SequentialReadingService"
+                f"{type(other).__name__} has its own state, which that of a ShardReadingService cannot contain. Save "
+                f"it along with loader.reading_service.state_dict(), or remove it from the SequentialReadingService"
             )
     if not loader._adapted and loader.datapipe is not None:
         service.describe(loader.datapipe)
-    # The seed that was set since the previous epoch began.
+    # The seed that was set since the previous epoch started.
     service.expect(
         loader._seed if loader._reset_seed else None,
         is_shared=any(isinstance(each, DistributedReadingService) for each in before),
@@ -70,7 +70,7 @@ def save_state(loader: Any, service: ShardReadingService) -> dict[str, str]:
 def load_state(loader: Any, service: ShardReadingService, state: Any) -> None:
     """Load a state into a loader, which resumes with its own pipeline at the next iteration.
 
-    A loader that has begun restarts its workers, and its iterators become invalid.
+    A loader that has started restarts its workers, and its iterators become invalid.
 
     Raises:
         StateError: it is not a state, or is the state of another pipeline.
@@ -110,8 +110,8 @@ def refuse_state(state: Any) -> None:
     """
     if _is_own(state):
         raise StateError(
-            "This is the state of a ShardReadingService. Make the loader with one, DataLoader2(pipe, "
-            "reading_service=ShardReadingService(...)), to load it"
+            "This is the state of a ShardReadingService. To load it, create the loader with one: DataLoader2(pipe, "
+            "reading_service=ShardReadingService(...))"
         )
 
 
@@ -135,7 +135,7 @@ def epoch_setter(loader: Any) -> Callable[[int], None]:
     service = own_service(loader)
     if service is None:
         raise AttributeError(
-            f"set_epoch needs a ShardReadingService, and the reading service here is {loader.reading_service!r}"
+            f"set_epoch requires a ShardReadingService, but the reading service is {loader.reading_service!r}"
         )
 
     def set_epoch(epoch: int) -> None:
@@ -157,14 +157,14 @@ def length_of(loader: Any) -> int:
     in_step = any(isinstance(each, DistributedReadingService) for each in services)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # list() calls this, too, and its caller requested no length
+            warnings.simplefilter("ignore")  # list() calls this, too, and its caller did not request a length
             len(pipe)  # without a copy, for those that do not know their length
     except TypeError as error:
         raise unknown_length_error(error) from None
     rank, ranks = 0, 1
     if in_step or any(getattr(each, "distributed", False) for each in services):
         if not (distributed.is_available() and distributed.is_initialized()):
-            raise TypeError("The length is that of this rank, which is known once init_process_group was called")
+            raise TypeError("The length depends on the rank, which is unknown until init_process_group is called")
         rank, ranks = distributed.get_rank(), distributed.get_world_size()
     workers = max([1, *(getattr(each, "num_workers", 0) for each in services)])
     known: dict[tuple[int, int], int] = loader.__dict__.setdefault("_lengths", {})
@@ -189,9 +189,9 @@ def warn_of_lost_position(loader: Any, ended: int | None) -> None:
     # The first item that an iterator yields sets `_reset_iter`.
     if loader.valid_iterator_id not in (None, ended) and loader._reset_iter:
         warn_user(
-            "The state of a DataLoader2 without ShardReadingService does not say where in the epoch the loop is: a run "
-            "that loads it now starts at the beginning of an epoch. Use ShardReadingService as the reading service, "
-            "whose state does"
+            "The state of a DataLoader2 without ShardReadingService does not contain the position of the loop in the "
+            "epoch: a run that loads this state starts at the beginning of an epoch. Use ShardReadingService as the "
+            "reading service, whose state contains the position"
         )
 
 
@@ -227,11 +227,11 @@ def length_of_rank(pipe: Any, rank: int, ranks: int, workers: int) -> int:
     own = RankIdentity(ranks, rank)
     if ranks > 1:
         split_by_rank(pipe, own)
-    said = [(stage, stage.n) for stage in upstream(pipe) if isinstance(stage, EpochSetter | LengthSetter)]
+    declared = [(stage, stage.n) for stage in upstream(pipe) if isinstance(stage, EpochSetter | LengthSetter)]
     length = 0
     for worker in range(workers):
         split_by_worker(pipe, WorkerIdentity(workers, worker), own)
-        for stage, count in said:  # summed over all workers of the rank
+        for stage, count in declared:  # summed over all workers of the rank
             is_shared = isinstance(stage, LengthSetter)
             stage.n = share(count, Instance(rank, workers, worker) if is_shared else find_rank_and_worker(stage.source))
         length += len(pipe)

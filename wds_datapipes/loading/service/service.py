@@ -44,7 +44,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
     It replaces torchdata's ``MultiProcessingReadingService``, alone or after a ``DistributedReadingService`` in a
     ``SequentialReadingService``. The main process takes one item from each worker in turn, so the order depends only on
-    the pipeline and the seed; a worker that is exhausted leaves the round. One ``DataLoader2.seed()`` makes a whole run
+    the pipeline and the seed; exhausted workers are skipped. One ``DataLoader2.seed()`` makes a whole run
     reproducible, with a different order in each epoch. Workers send items without waiting for requests. Small items
     share messages, and large arrays and tensors use shared memory that needs no room in ``/dev/shm``: they arrive as
     views of it, which are safe to keep. It requires Linux, unless ``num_workers`` is 0.
@@ -53,11 +53,11 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         num_workers: the number of worker processes; with 0, the pipeline runs in the main process.
         multiprocessing_context: the start method: ``"fork"`` (the default if available), ``"spawn"`` or
             ``"forkserver"``.
-        worker_prefetch_cnt: the number of messages that a worker makes ahead. A message is an item, or as many small
-            items as are made in a millisecond or fit in 64 KiB. With 0, each message is one item, and a worker makes
-            one item ahead.
-        main_prefetch_cnt: the number of further messages that all workers together make ahead. Whatever the counts, a
-            worker stops once it has made 64 MiB ahead, unless that is less than two messages.
+        worker_prefetch_cnt: the number of messages that a worker prefetches. A message is an item, or as many small
+            items as are made in a millisecond or fit in 64 KiB. With 0, each message is one item, and a worker
+            prefetches one item.
+        main_prefetch_cnt: the number of further messages that all workers together prefetch. Whatever the counts, a
+            worker pauses once it has prefetched 64 MiB, unless that is less than two messages.
         worker_init_fn: called in each worker with the pipeline and torchdata's ``WorkerInfo`` when it starts; it
             returns the pipeline.
         worker_reset_fn: called in each worker with the pipeline, the ``WorkerInfo`` and the worker's ``SeedGenerator``
@@ -65,10 +65,10 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         pin_memory: copy tensors to page-locked memory in a thread of the main process, for training on a GPU.
         timeout_s: how long to wait for a worker or another rank before raising an error, in seconds. ``None`` means no
             limit for a live worker, and half an hour for a rank.
-        distributed: give each rank of ``torch.distributed`` a part of the data, and all ranks the same seed. Ranks
-            synchronize only at the beginning of an epoch; their numbers of items are not made equal. ``False`` declares
-            that the pipeline already reads only the share of this rank; by default that is assumed, with a warning if
-            there are several ranks.
+        distributed: assign each rank of ``torch.distributed`` a share of the data, and give all ranks the same seed.
+            Ranks synchronize only at the beginning of an epoch; their numbers of items are not made equal. ``False``
+            declares that the pipeline already reads only the share of this rank; by default that is assumed, with a
+            warning if there are several ranks.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -106,16 +106,16 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         num_workers = _count("num_workers", num_workers)
         methods = multiprocessing.get_all_start_methods()
         if multiprocessing_context not in (None, *methods):
-            raise ValueError(f"multiprocessing_context is one of {methods}, not {multiprocessing_context!r}")
+            raise ValueError(f"multiprocessing_context must be one of {methods}, not {multiprocessing_context!r}")
         if timeout_s is not None and not (isinstance(timeout_s, Real) and 0 < timeout_s < math.inf):
-            raise ValueError(f"timeout_s is a number of seconds above 0, or None, not {timeout_s!r}")
+            raise ValueError(f"timeout_s must be a positive number of seconds or None, not {timeout_s!r}")
         if not isinstance(pin_memory, bool):
-            raise TypeError(f"pin_memory is True or False, not {pin_memory!r}")
+            raise TypeError(f"pin_memory must be True or False, not {pin_memory!r}")
         if distributed is not None and not isinstance(distributed, bool):
-            raise TypeError(f"distributed is True, False or None, not {distributed!r}")
+            raise TypeError(f"distributed must be True, False or None, not {distributed!r}")
         for name, function in {"worker_init_fn": worker_init_fn, "worker_reset_fn": worker_reset_fn}.items():
             if function is not None and not callable(function):
-                raise TypeError(f"{name} is a function or None, not {function!r}")
+                raise TypeError(f"{name} must be a function or None, not {function!r}")
         # With 0 workers, torchdata's class would recommend another service.
         super().__init__(
             max(num_workers, 1),
@@ -151,7 +151,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
         except BaseException:
             _end(self._pool, self._ranks)
             raise
-        # Also when this object is garbage-collected, and at interpreter exit.
+        # This also runs when the object is garbage-collected, and at interpreter exit.
         self._end = weakref.finalize(self, _end, self._pool, self._ranks)
         # A multiprocessing child, such as a forked rank, waits for its own children when it exits.
         multiprocessing.util.Finalize(self, self._end, exitpriority=0)
@@ -228,8 +228,8 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
     def checkpoint(self) -> bytes:
         """Return the state of the loop, as JSON; ``DataLoader2.state_dict()`` calls this.
 
-        The thread that iterates may call it at any time. The workers continue meanwhile; items that they have made
-        ahead are not in the state, and the run that resumes from it makes them again.
+        The thread that iterates may call it at any time. The workers continue meanwhile; items that they have
+        prefetched are not in the state, and the resumed run makes them again.
 
         Raises:
             StateError: a stage of the pipeline has no position, and its epochs are not reproducible from seeds.
@@ -245,7 +245,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
         Raises:
             StateError: the state belongs to another pipeline; or it is from a different number of ranks or workers, and
-                is not that of all ranks, or the pipeline cannot be resharded.
+                does not cover all ranks or the pipeline cannot be resharded.
             RankLostError: another rank does not arrive in time.
         """
         self._manager.load(serialized_state)
@@ -274,11 +274,14 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
                 ``DataLoader2.load_state_dict()`` does that itself.
 
         Raises:
-            StateError: it is none of these, or the loader has begun. When the first epoch begins: it belongs to another
-                pipeline.
+            StateError: it is none of these, or the loader has started. When the first epoch begins: it belongs to
+                another pipeline.
         """
         if self._end is not None:
-            raise StateError("A state is loaded before the first epoch begins. Make another loader for it")
+            raise StateError(
+                "A state must be loaded before the first epoch begins. Create another loader, and load the state into "
+                "it"
+            )
         self._manager.load(state, seeds_too=seeds_too)
 
     def finalize(self) -> None:
@@ -366,9 +369,9 @@ def _count(name: str, value: Any) -> int:
     try:
         count = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is a number from 0, not {value!r}") from None
+        raise TypeError(f"{name} must be a non-negative integer, not {value!r}") from None
     if count < 0:
-        raise ValueError(f"{name} is a number from 0, not {value!r}")
+        raise ValueError(f"{name} must be a non-negative integer, not {value!r}")
     return count
 
 

@@ -44,7 +44,8 @@ class StateManager:
 
     Attributes:
         seeds: the seeds of the epochs.
-        resumed_from: the checkpoint from which the next epoch resumes, if one was loaded and no epoch has begun since.
+        resumed_from: the checkpoint from which the next epoch resumes, if one was loaded and no epoch has started
+            since.
         refusal: the reason why there is no state, or "" if there is one.
         replay_reason: the reason why the pipeline resumes by replay, or "" if its position is known.
         is_resumed: whether the current epoch was resumed mid-epoch.
@@ -108,8 +109,8 @@ class StateManager:
             pipe: the pipeline, before the split.
 
         Raises:
-            StateError: other ranks resume an epoch, and this rank has no state of it.
-            RuntimeError: this rank has another number of workers than rank 0, or another list of shards.
+            StateError: other ranks resume an epoch of which this rank has no state.
+            RuntimeError: the number of workers or the list of shards differs from that of rank 0.
             RankLostError: another rank does not arrive in time.
         """
         resumed_from = [checkpoint.seed for checkpoint in self._loaded if not checkpoint.is_over]
@@ -119,8 +120,8 @@ class StateManager:
         if any(checkpoint.seed != seed for checkpoint in self._loaded) or not self._loaded:
             what = "a state of another epoch" if self._loaded else "no state"
             raise StateError(
-                f"Another rank goes on in the middle of an epoch, and rank {ranks.rank} has {what}. Load what "
-                f"all ranks have saved between the same steps"
+                f"Another rank resumes in the middle of an epoch, but rank {ranks.rank} has {what}. Load the states "
+                f"that all ranks have saved between the same steps"
             )
         # A rank that was exhausted while others were not waits for the next epoch again.
         self._loaded = [replace(checkpoint, is_over=False) for checkpoint in self._loaded]
@@ -144,20 +145,21 @@ class StateManager:
         self.resumed_from = state_of_rank(loaded, pipe, (*self._identity(ranks), self._distributed, self._workers))
         if any(part is not None and is_replayed(part.stages) for part in self.parts):
             raise StateError(
-                "This state is one of StatefulShards, whose pipeline resumes by replay in each worker. Load it there"
+                "This is a state of StatefulShards, which resumes the pipeline by replay in each worker. Load it into "
+                "one"
             )
 
-    def refuse(self, pipe: Any, behind: Sequence[Any], dispatching: Any = None) -> None:
+    def refuse(self, pipe: Any, later_stages: Sequence[Any], dispatching: Any = None) -> None:
         """Determine whether there is a state, and whether it resumes by replay.
 
         Args:
             pipe: the pipeline of the workers.
-            behind: the later stages, in the main process.
+            later_stages: the stages after it, in the main process.
             dispatching: the pipeline of the dispatching process, if there is one.
         """
         try:
-            behind = [stage for stage in behind if not isinstance(stage, FullSync)]
-            self.replay_reason = replay_reason(pipe, behind, dispatching)
+            later_stages = [stage for stage in later_stages if not isinstance(stage, FullSync)]
+            self.replay_reason = replay_reason(pipe, later_stages, dispatching)
         except StateError as error:
             self.refusal = str(error)  # the error itself would keep its frames alive
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.loading.checkpoint.format import Checkpoint, WorkerState
-from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, is_begun, state_of, state_of_stream
+from wds_datapipes.loading.checkpoint.loader_states import checkpoints_in, has_begun, state_of, state_of_stream
 from wds_datapipes.loading.lightning import unknown_length_error, without_ended_epoch
 from wds_datapipes.loading.rank_agreement import RankAgreement, facts_of, lists_of
 from wds_datapipes.loading.splitting import (
@@ -87,11 +87,11 @@ class StatefulShards(IterableDataset[Any]):
     def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0) -> None:
         super().__init__()
         if not isinstance(pipe, IterDataPipe):
-            raise TypeError(f"StatefulShards takes a pipeline, not {pipe!r}")
+            raise TypeError(f"StatefulShards requires a pipeline, not {pipe!r}")
         if not isinstance(seed, int):
-            raise TypeError(f"seed is a number, not {seed!r}")
+            raise TypeError(f"seed must be an integer, not {seed!r}")
         if not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed is a number from 0 with at most 64 bits, not {seed}")
+            raise ValueError(f"seed must be a non-negative integer of at most 64 bits, not {seed}")
         if reason := replay_reason(pipe):
             pipe = ReplayedItems(pipe, reason)
         self.pipe = pipe
@@ -117,14 +117,14 @@ class StatefulShards(IterableDataset[Any]):
         if self._epochs.ranks > 1 and is_called_by_accelerate():
             raise RuntimeError(SPLIT_TWICE)
         if epoch < 0:
-            raise ValueError(f"epoch is a number from 0, not {epoch!r}")
+            raise ValueError(f"epoch must be a non-negative integer, not {epoch!r}")
         self._shared.choose(epoch)
 
     def tracked(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Yield one epoch from a loader of this dataset, and record what the loop receives.
 
         Between two batches, `state_dict` returns the position of the loop. The workers continue meanwhile; items that
-        they have made ahead are not in the state, and the run that loads it makes them again.
+        they have prefetched are not in the state, and the run that loads it makes them again.
 
         Args:
             loader: torch's ``DataLoader``, or a ``StatefulDataLoader``, with any ``batch_size``, ``collate_fn`` and
@@ -136,7 +136,7 @@ class StatefulShards(IterableDataset[Any]):
                 changed, and ``with_epoch`` continues the same stream.
         """
         if loader.dataset is not self:
-            raise ValueError("tracked() takes a loader of this very data set")
+            raise ValueError("tracked() requires a loader of this dataset")
         self._check_split(max(loader.num_workers, 1))
         if not loader.num_workers:
             for batch in loader:
@@ -153,7 +153,7 @@ class StatefulShards(IterableDataset[Any]):
             for recorded in iterator:
                 if not isinstance(recorded, RecordedBatch):
                     raise StateError(
-                        "The workers of this loader do not tell where they are, since they were started by a loop "
+                        "The workers of this loader do not report their positions, since they were started by a loop "
                         "that was not tracked. With persistent_workers, use tracked() from the first epoch on"
                     )
                 tracked.note(recorded, self._shared.read(recorded.process))
@@ -161,10 +161,11 @@ class StatefulShards(IterableDataset[Any]):
                     yield recorded.batch
             tracked.end(self._shared.read(0))
         finally:
-            if self._epochs.lasts and not (tracked is not None and tracked.is_over and tracked.is_in_order):
-                # Persistent workers are past the position of the loop, or have each other's streams. Start new ones.
+            if self._epochs.spans_epochs and not (tracked is not None and tracked.is_over and tracked.is_in_order):
+                # Persistent workers are past the position of the loop, or hold the streams of other workers. Start new
+                # ones.
                 loader._iterator = None
-            # Workers that are only starting still belong to this loop, and must end before it is recorded as over.
+            # Workers that are still starting belong to this loop, and must end before it is recorded as over.
             iterator = None
             self._shared.is_tracked = self._epochs.is_tracked = False
 
@@ -175,7 +176,7 @@ class StatefulShards(IterableDataset[Any]):
             StateError: worker processes read the data, and the loop is not ``tracked``.
         """
         if (
-            self._epochs.lasts
+            self._epochs.spans_epochs
             and get_worker_info() is not None
             and not self._shared.read(own_worker().worker_id).loaded
         ):
@@ -241,10 +242,9 @@ class StatefulShards(IterableDataset[Any]):
     def __len__(self) -> int:
         """Return the number of items of an epoch on this rank, as set by ``with_epoch(n)`` or ``with_length(n)``.
 
-        torch's ``DataLoader`` derives its number of batches from this, as if it had one worker. Several workers make
-        more if their shares are not multiples of ``batch_size``. The ``len()`` of a loader is exact if the pipeline
-        makes the
-        batches: with ``.batch(b).with_epoch(n)``, and ``batch_size=None``.
+        torch's ``DataLoader`` derives its number of batches from this, as if it had one worker. Several workers yield
+        more batches if their shares are not multiples of ``batch_size``. The ``len()`` of a loader is exact if the
+        pipeline itself batches: with ``.batch(b).with_epoch(n)``, and ``batch_size=None``.
 
         Raises:
             TypeError: the pipeline does not know its length.
@@ -269,12 +269,12 @@ class StatefulShards(IterableDataset[Any]):
             workers: the number of processes of this rank that read.
 
         Raises:
-            RuntimeError: the ranks of the run are not known here.
+            RuntimeError: the ranks of the run are unknown here.
         """
         if ranks_of_run() > self._epochs.ranks:
             raise RuntimeError(
-                f"There are {ranks_of_run()} ranks, and this StatefulShards was made before init_process_group was "
-                "called, so that each of them would read all data. Make it after that call"
+                f"There are {ranks_of_run()} ranks, but this StatefulShards was created before init_process_group was "
+                "called, so each rank would read all of the data. Create it after that call"
             )
         is_checked, self._is_checked = self._is_checked, True
         if self._agreement is not None and (get_worker_info() is None or not self._shared.is_tracked):
@@ -286,7 +286,7 @@ class StatefulShards(IterableDataset[Any]):
             warn_user(advice)
 
     def _checkpoints(self) -> list[Checkpoint]:
-        """Return the loop's position on this rank; or the loaded checkpoints of all ranks, if no epoch has begun since.
+        """Return the position on this rank, or the loaded checkpoints of all ranks if no epoch has started since.
 
         Raises:
             StateError: worker processes read the data, and the loop is not ``tracked``.
@@ -303,7 +303,7 @@ class StatefulShards(IterableDataset[Any]):
             return [self._saved(tracked.row, **facts, parts=parts)]
         if self._shared.has_workers:
             raise StateError(
-                "The places of worker processes are not known here. Loop over data.tracked(loader), ask "
+                "The positions of the worker processes are unknown here. Loop over data.tracked(loader), call "
                 "StatefulDataLoader.state_dict(), or use DataLoader2 with ShardReadingService"
             )
         facts = {"is_over": self._epochs.is_over, "is_drained": self._epochs.is_drained}
@@ -346,9 +346,9 @@ class StatefulShards(IterableDataset[Any]):
             resumed_from = epochs.placed(loader.num_workers)
             epochs.loaded = [resumed_from]  # so that the workers do not each reshard
             turn, parts = 0 if resumed_from.is_over else resumed_from.turn, [*resumed_from.parts] or parts
-        elif epochs.lasts:
+        elif epochs.spans_epochs:
             epochs.check_stream(row, loader.num_workers, is_tracked=True)
-        if not row.loaded and epochs.lasts and last is not None:
+        if not row.loaded and epochs.spans_epochs and last is not None:
             found = last.states()
             epochs.before = self._saved(last.row or row, workers=len(found), parts=found)
             parts = [part.renewed() for part in found]
@@ -356,8 +356,8 @@ class StatefulShards(IterableDataset[Any]):
 
 
 ADVICE = (
-    "Give it StatefulShards(pipe) in place of the pipeline: StatefulDataLoader(StatefulShards(pipe), ...), whose state "
-    "is exact in the middle of an epoch"
+    "Pass StatefulShards(pipe) instead of the pipeline: the state of StatefulDataLoader(StatefulShards(pipe), ...) is "
+    "exact in the middle of an epoch"
 )
 
 
@@ -368,7 +368,7 @@ def check_saved(loader: Any, state: Mapping[str, Any]) -> None:
         loader: a ``StatefulDataLoader``.
         state: the state that it has returned.
     """
-    if _is_pipeline(loader.dataset) and is_begun(state):
+    if _is_pipeline(loader.dataset) and has_begun(state):
         warn_user(
             f"This state of a StatefulDataLoader does not contain the position of its pipeline in the epoch, and "
             f"cannot be loaded. {ADVICE}"
@@ -391,7 +391,7 @@ def check_loaded(loader: Any, state: Mapping[str, Any]) -> None:
     if isinstance(loader.dataset, StatefulShards):
         # The loader itself repeats the steps since the last snapshot of its workers.
         loader.dataset.check_ranks(checkpoints_in({**state, "_steps_since_snapshot": 0}))
-    elif _is_pipeline(loader.dataset) and is_begun(state):
+    elif _is_pipeline(loader.dataset) and has_begun(state):
         raise StateError(
             f"This state of a StatefulDataLoader was saved after the first batch without the position of its "
             f"pipeline: some samples would be repeated and others lost. {ADVICE}"

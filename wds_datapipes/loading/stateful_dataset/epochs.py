@@ -29,7 +29,7 @@ __all__ = ["Epochs"]
 
 
 class Epochs:
-    """Reads a pipeline in this process, one epoch per iteration, and knows its position.
+    """Reads a pipeline in this process, one epoch per iteration, and records its position.
 
     Args:
         pipe: the pipeline, before the split.
@@ -38,11 +38,11 @@ class Epochs:
 
     Attributes:
         rank: the rank of this process among ``ranks``, if the run is ``distributed``.
-        loaded: the loaded states, until an epoch has begun from them.
+        loaded: the loaded states, until an epoch has started from them.
         number: the number of this worker in the round of the epoch.
         is_over: whether the whole epoch was yielded; true before the first one.
         is_drained: whether the pipeline has ended in this process, although the loader may hold its last items.
-        lasts: whether an epoch continues where the previous one ended.
+        spans_epochs: whether an epoch continues where the previous one ended.
         before: that position, for the processes that begin the next epoch.
         is_tracked: whether those processes belong to a tracked loop.
     """
@@ -56,7 +56,7 @@ class Epochs:
         self.number = 0
         self.is_over = True
         self.is_drained = False
-        self.lasts = spans_epochs(pipe)
+        self.spans_epochs = spans_epochs(pipe)
         self.before: Checkpoint | None = None
         self.is_tracked = False
         self._pipe = pipe
@@ -65,20 +65,20 @@ class Epochs:
         self._loads = 0
         # The state of the current epoch.
         self._seeds = EpochSeeds()
-        self._is_begun = False
+        self._has_begun = False
         self._base = WorkerState(None)
         self._has_items = False
         self._records = False
         self._has_recorded_end = False
-        self._has_begun = False  # any epoch, as a worker
+        self._has_begun_any = False  # any epoch, as a worker
         self._recorder = Recorder()
 
     @property
     def part(self) -> WorkerState:
         """The state from which this process resumes."""
-        # An uninterrupted stream knows its position, even before the first item of an epoch.
-        goes_on = self.lasts and self._base.stages is None
-        if not self._has_items and not goes_on:
+        # An uninterrupted stream has a position even before the first item of an epoch.
+        is_uninterrupted = self.spans_epochs and self._base.stages is None
+        if not self._has_items and not is_uninterrupted:
             return self._base
         return WorkerState(save_state(self._pipe))
 
@@ -117,16 +117,16 @@ class Epochs:
         return recorded._replace(is_empty=not batch)
 
     def __iter__(self) -> Iterator[Any]:
-        self._is_begun, self.is_over, self._base, self._has_items = False, True, WorkerState(None), False
+        self._has_begun, self.is_over, self._base, self._has_items = False, True, WorkerState(None), False
         self.is_drained = False
         self._recorder = Recorder()
         refusal = None
         if get_worker_info() is not None:
-            # Not with the first item: a loop that stops immediately has begun its epoch in all workers.
+            # Not with the first item: a loop that stops immediately has started its epoch in all workers.
             self._shared.has_workers = True
             try:
                 self._begin()
-            except StateError as error:  # torch's loader would lose it here, so it is raised with the first item
+            except StateError as error:  # torch's loader would lose it here, so the first item raises it
                 refusal = str(error)
         return self._iterated(refusal)
 
@@ -140,22 +140,22 @@ class Epochs:
         info = get_worker_info()
         own, workers = (0, 0) if info is None else (info.id, info.num_workers)
         row = self._shared.read(own)
-        # The arguments of a new process are right even if the loop has stopped meanwhile.
-        self._records = info is not None and (self._shared.is_tracked if self._has_begun else self.is_tracked)
-        if self.lasts:
+        # The arguments of a new process are correct even if the loop has stopped meanwhile.
+        self._records = info is not None and (self._shared.is_tracked if self._has_begun_any else self.is_tracked)
+        if self.spans_epochs:
             self.check_stream(row, workers, is_tracked=self._records)
         if info is not None and self._shared.has_other_workers(workers):
             raise StateError(
-                f"A StatefulShards has the same number of workers in all epochs, and there are {workers} now. Make "
-                f"another one for another number, and load the state of this one in it to go on"
+                f"A StatefulShards requires the same number of workers in all epochs, but there are {workers} now. To "
+                f"resume with a different number, create another StatefulShards, and load the state of this one"
             )
         chosen = self._shared.chosen(row.begun)
         resumed_from = None
         if row.loaded:
             if row.loaded != self._loads or not self.loaded:
                 raise StateError(
-                    "The workers were started before the state was loaded, and persistent_workers keeps them. Load it "
-                    "before the first epoch, or make another loader"
+                    "The workers were started before the state was loaded, and persistent_workers keeps them running. "
+                    "Load the state before the first epoch, or create another loader"
                 )
             resumed_from = self.placed(workers)
         seeds, generator = EpochSeeds(), SeedGenerator(row.next if row.epoch else self._seed)
@@ -166,9 +166,9 @@ class Epochs:
             if chosen is not None:
                 seeds.set_epoch(chosen)
             seeds.begin(generator, (lambda seed: seed) if self.distributed else None)
-            if self.lasts and resumed_from is not None and resumed_from.parts:
+            if self.spans_epochs and resumed_from is not None and resumed_from.parts:
                 self._base = resumed_from.parts[own]
-            elif self.lasts and info is not None and self.before is not None and not self._has_begun:
+            elif self.spans_epochs and info is not None and self.before is not None and not self._has_begun_any:
                 self._base = self.before.parts[own].renewed()
         elif chosen not in (None, resumed_from.epoch):
             if resumed_from.worker is not None:
@@ -185,22 +185,22 @@ class Epochs:
             if resumed_from.worker is not None:
                 self.number, self._base = resumed_from.worker, resumed_from.parts[0]
             else:
-                # The loader begins with its worker 0, and the epoch resumes with the worker whose turn it is.
+                # The loader starts with its worker 0, but the epoch resumes with the worker that yields the next item.
                 self.number = (own + resumed_from.turn) % len(resumed_from.parts)
                 self._base = resumed_from.parts[self.number]
-        self._seeds, self.loaded, self._has_begun = seeds, [], info is not None
+        self._seeds, self.loaded, self._has_begun_any = seeds, [], info is not None
         seeds.end(generator)
         row = WorkerRow(seeds.epoch + 1, seeds.seed, seeds.first, seeds.next or 0, row.begun + 1, workers)
         if info is None:
             self._shared.has_workers = False
         self._shared.write(row, None if info is None else own)
-        self._is_begun, self.is_over = True, False
+        self._has_begun, self.is_over = True, False
         self._has_recorded_end = False
 
     def _iterated(self, refusal: str | None) -> Iterator[Any]:
         if refusal is not None:
             raise StateError(refusal)
-        if not self._is_begun:
+        if not self._has_begun:
             self._begin()
         worker, identity = WorkerIdentity(own_worker().num_workers, self.number), RankIdentity(self.ranks, self.rank)
         pipe = split_by_worker(self.part_of_rank(), worker, identity)
@@ -210,7 +210,7 @@ class Epochs:
             self._has_items = True
             yield item
         self.is_over = self.is_drained = True
-        while self.lasts and self._records and not self._has_recorded_end:  # until torch has made a batch of it
+        while self.spans_epochs and self._records and not self._has_recorded_end:  # until torch has batched it
             yield END
 
     def part_of_rank(self) -> Any:
@@ -246,12 +246,12 @@ class Epochs:
         """
         if workers and not is_tracked:
             raise StateError(
-                "with_epoch goes on from one epoch to the next, and the worker processes of this loader may end with "
-                "each. Loop over data.tracked(loader), and save data.state_dict(), also with a StatefulDataLoader; or "
-                "use DataLoader2 with ShardReadingService, or num_workers=0"
+                "with_epoch continues its stream from one epoch to the next, but the worker processes of this loader "
+                "may end with each epoch. Loop over data.tracked(loader), and save data.state_dict(), even with a "
+                "StatefulDataLoader; or use DataLoader2 with ShardReadingService, or num_workers=0"
             )
         if row.begun and not row.loaded and row.workers != workers:
             raise StateError(
-                f"with_epoch goes on where each worker was in its own stream, and there are {workers} workers now, "
-                f"where there were {row.workers}. Go on with as many as before"
+                f"with_epoch continues the stream of each worker, but there are {workers} workers now instead of "
+                f"{row.workers}. Resume with as many workers as before"
             )

@@ -1,4 +1,4 @@
-"""Checks of the states that a `StatefulShards` loads: same pipeline and seed, and of this rank or all ranks."""
+"""Checks of the states that a `StatefulShards` loads: their pipeline, seed, ranks and worker."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["check_identity", "check_ranks", "check_replay", "check_seed", "ends_
 
 #: Advice for programs with several ranks.
 ADVICE = (
-    "Gather the states of all ranks, and load the same merge_states([...]) on each; or save each rank's state under a "
-    "name of its own, and load it on that rank. torch.distributed.checkpoint keeps one value for each key, and gives "
-    "that of rank 0 to all"
+    "Gather the states of all ranks, and load the same merge_states([...]) on each; or save each rank's state under "
+    "its own name, and load it on that rank. torch.distributed.checkpoint keeps one value per key, and loads that of "
+    "rank 0 on all ranks"
 )
 
 
 def check_seed(checkpoint: Checkpoint, seeds: Sequence[int]) -> None:
-    """Check that the orders of a state follow from the current seed, and that only this dataset splits the data.
+    """Check that the orders of a state were drawn from the current seed, and that only this dataset splits the data.
 
     Args:
         checkpoint: the state of a rank.
@@ -32,13 +32,13 @@ def check_seed(checkpoint: Checkpoint, seeds: Sequence[int]) -> None:
     """
     if checkpoint.next is not None and checkpoint.first not in seeds:
         raise StateError(
-            f"The state was saved with another seed: {checkpoint.first}, and here it is {seeds[0]}. Give "
-            f"StatefulShards the seed of the loader that has saved it"
+            f"The state was saved with seed {checkpoint.first}, but the seed here is {seeds[0]}. Pass StatefulShards "
+            f"the seed of the loader that saved the state"
         )
     if checkpoint.engines is not None:
         raise StateError(
-            "The state comes from behind another reading service, whose part of the data is not known here. Use "
-            "ShardReadingService(distributed=True) instead of it"
+            "The state was saved after another reading service, whose share of the data is unknown here. Use "
+            "ShardReadingService(distributed=True) instead of that service"
         )
 
 
@@ -50,8 +50,8 @@ def check_replay(checkpoint: Checkpoint) -> None:
     """
     if checkpoint.replay is not None and not checkpoint.is_over:
         raise StateError(
-            "This is a state of ShardReadingService, whose pipeline resumes by replay of what all workers have made "
-            "together. Load it there"
+            "This is a state of ShardReadingService, which resumes by replaying the items of all workers together. "
+            "Load it into one"
         )
 
 
@@ -68,7 +68,7 @@ def check_identity(checkpoint: Checkpoint, identity: tuple[int, int, bool, int] 
     if checkpoint.worker is not None and checkpoint.identity != identity:
         raise StateError(
             f"This is the state of one worker, {checkpoint.worker} of {checkpoint.workers} on rank {checkpoint.rank} "
-            f"of {checkpoint.ranks}, and only the same worker can go on from it. Load the whole state of the loader. "
+            f"of {checkpoint.ranks}, and only the same worker can resume from it. Load the whole state of the loader. "
             f"{ADVICE}"
         )
 
@@ -94,18 +94,18 @@ def check_ranks(
     if sorted(checkpoint.rank for checkpoint in loaded) == [*range(first.ranks)]:
         return
     if all(checkpoint.is_over and (checkpoint.epoch < 0 or checkpoint.next is None) for checkpoint in loaded):
-        return  # none of them has begun
+        return  # none of them has started
     own = [checkpoint for checkpoint in loaded if (checkpoint.rank, checkpoint.ranks) == (rank, ranks)]
     if not own:
         raise StateError(
-            f"This is the state of rank {first.rank} of {first.ranks}, and it was loaded on rank {rank} of {ranks}. "
+            f"This is the state of rank {first.rank} of {first.ranks}, but it was loaded on rank {rank} of {ranks}. "
             f"{ADVICE}"
         )
     if own[0].is_over and not end_together():
         raise StateError(
-            f"The epoch of rank {rank} had ended when this state was saved, and it does not tell whether those of the "
-            f"other {ranks - 1} had: this rank has to wait for them, or to begin the next epoch. Load "
-            f"merge_states([...]) of what all ranks have saved between the same steps"
+            f"The epoch of rank {rank} had ended when this state was saved, but the state does not record whether "
+            f"those of the other {ranks - 1} had: this rank must either wait for them or begin the next epoch. Load "
+            f"merge_states([...]) of the states that all ranks have saved between the same steps"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tracking of the batches of torch's ``DataLoader``: each comes with the position of its worker."""
+"""Tracking of the batches of torch's ``DataLoader``: each batch carries the position of its worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RecordedBatch(NamedTuple):
         process: the number of the worker's process.
         worker: its number in the round of the epoch.
         record: the position of its pipeline after this batch, for `ItemPositions.add`.
-        is_empty: whether there is no batch, but only the position at which the worker's epoch ended.
+        is_empty: whether there is only the position at which the worker's epoch ended, and no batch.
     """
 
     batch: Any
@@ -79,7 +79,7 @@ class TrackedEpoch:
 
     Args:
         bases: the position at which each worker began.
-        turn: the worker whose batch comes first.
+        turn: the worker that yields the first batch.
     """
 
     def __init__(self, bases: Sequence[WorkerState], turn: int) -> None:
@@ -117,7 +117,7 @@ class TrackedEpoch:
 
 #: The maximum number of workers of a loader. torch initializes larger shared memory with several threads, which hang in
 #: a process that is forked afterwards.
-MOST_WORKERS = 512
+MAX_WORKERS = 512
 
 
 class WorkerRow(NamedTuple):
@@ -150,7 +150,7 @@ class SharedEpochs:
 
     def __init__(self) -> None:
         # A row for each worker, and one for all.
-        tensor = torch.zeros((MOST_WORKERS + 1, len(WorkerRow._fields)), dtype=torch.int64)
+        tensor = torch.zeros((MAX_WORKERS + 1, len(WorkerRow._fields)), dtype=torch.int64)
         share: Callable[[], torch.Tensor] = tensor.share_memory_
         self._shared = share()
 

@@ -41,9 +41,9 @@ def later_passes() -> None:
 def unknown_position() -> None:
     """``StatefulDataLoader`` saves mid-epoch states of a pipeline that lose and repeat samples.
 
-    It asks only the last stage, or counts batches and drops as many from an epoch with a different order. With the
-    patch, saving such a state warns and loading it raises a ``StateError``; both recommend `StatefulShards`. Loading
-    the state of a `StatefulShards` on another rank raises a ``StateError``, too.
+    It saves the state of the last stage only, or counts batches and skips as many in an epoch with a different order.
+    With the patch, saving such a state warns and loading it raises a ``StateError``; both recommend `StatefulShards`.
+    Loading the state of a `StatefulShards` on another rank raises a ``StateError``, too.
     """
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader

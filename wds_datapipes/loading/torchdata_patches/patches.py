@@ -110,7 +110,7 @@ def _reason_against() -> str:
         return "torchdata is not installed, or has no DataLoader2"
     version = torchdata.__version__.partition("+")[0]
     if version not in _KNOWN_VERSIONS:
-        return f"torchdata {version} is none of {', '.join(_KNOWN_VERSIONS)}"
+        return f"torchdata {version} is not one of {', '.join(_KNOWN_VERSIONS)}"
     for name, digests in _KNOWN_FILES.items():
         path = Path(str(torchdata.__file__)).parent / name
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest()[:16] not in digests:

@@ -40,7 +40,7 @@ class Inbox:
         self._messages = _messages(self.connection.fileno())
 
     def watch(self, name: str, process: BaseProcess) -> None:
-        """Raise from now on if ``process``, called ``name`` in messages, has ended and left nothing to read."""
+        """Raise an error in `get` if ``process``, named ``name`` in messages, has ended and left nothing to read."""
         self._senders.append((name, process))
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""A patched receiving side of torchdata's service, which takes one item from each worker in turn."""
+"""The patched receiving side of torchdata's service, which takes one item from each worker in turn."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class WatchedClient(IterDataPipeQueueProtocolClient):  # type: ignore[misc]  # t
 
 
 class LiveWorkers(_IterateQueueDataPipes):  # type: ignore[misc]  # torchdata has no types
-    """Takes one item from each worker in turn; a worker that is exhausted leaves the round.
+    """Takes one item from each worker in turn, skipping workers that are exhausted.
 
     The order depends only on the items of each worker. One item is requested ahead from each worker.
 
@@ -178,7 +178,7 @@ def pause(prefetcher: Any) -> None:
     if prefetcher.thread is not None:
         data = prefetcher.prefetch_data
         data.run_prefetcher = False
-        data.paused = False  # it may be left from an earlier pause; the thread sets it repeatedly
+        data.paused = False  # it may remain from an earlier pause; the thread sets it repeatedly
         while not data.paused and prefetcher.thread.is_alive():
             prefetcher.thread.join(PAUSE_CHECK_S)
 
@@ -197,7 +197,7 @@ def _deliver(source: Iterable[Any], deliver: Callable[[Exception], None]) -> Ite
         deliver(error)
     except BaseException as error:  # noqa: BLE001 - a reader would treat it as an item if it is not an Exception
         died = WorkerDiedError(
-            f"The pipeline raised {error!r} in a prefetch thread, where it ends the thread alone. "
+            f"The pipeline raised {error!r} in a prefetch thread, where it ends only that thread. "
             "Code that a pipeline runs must not call exit()."
         )
         died.__cause__ = error

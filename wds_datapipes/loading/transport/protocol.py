@@ -106,6 +106,6 @@ def new_channel() -> tuple[socket.socket, socket.socket]:
         if error.errno not in (errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT):
             raise
         raise NotImplementedError(
-            f"ShardReadingService needs Unix sockets that keep messages apart, which Linux has ({error}). "
+            f"ShardReadingService requires Unix sockets that preserve message boundaries, as Linux has ({error}). "
             "Use num_workers=0 here, or torchdata's MultiProcessingReadingService."
         ) from error

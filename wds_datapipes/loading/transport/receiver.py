@@ -23,8 +23,8 @@ from wds_datapipes.loading.transport.shared_memory import SegmentLender, StatusP
 
 __all__ = ["Message", "Receiver"]
 
-#: Above this many lent segments, further items are copied out of them: the loop keeps items, and segments are limited.
-MOST_LENT = 64
+#: With this many segments lent, further items are copied out of theirs: the loop keeps items, and segments are limited.
+MAX_LENT = 64
 
 FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
@@ -88,7 +88,7 @@ class Receiver:
         if not data:
             raise EOFError
         if flags & socket.MSG_CTRUNC:
-            raise OSError("this process has too many open files to take a segment of shared memory: see `ulimit -n`")
+            raise OSError("this process has too many open files to receive a segment of shared memory: see `ulimit -n`")
         header = Header(*HEADER.unpack_from(data))
         if header.kind == Kind.STATUS:
             self.page = StatusPage(_descriptor(attached[0]))
@@ -111,8 +111,9 @@ class Receiver:
             Exception: ``payload`` cannot be pickled.
         """
         body = b"".join(Serializer().pack(payload).parts)
-        if len(body) > COMMAND_BYTES - HEADER.size:
-            raise ValueError(f"a {command.name} with {len(body)} bytes is more than a worker can be told at once")
+        limit = COMMAND_BYTES - HEADER.size
+        if len(body) > limit:
+            raise ValueError(f"a {command.name} of {len(body)} bytes exceeds the maximum of {limit} bytes per command")
         return HEADER.pack(*Header(command, self.epoch)) + body
 
     def send_command(self, message: bytes) -> bool:
@@ -154,7 +155,7 @@ class Receiver:
         """Return the one item of a message with arrays, which are views of the shared memory."""
         self._take(message.header.size)
         count, arrays, segment = message.header.number, message.header.arrays, message.header.segment
-        keep = len(self._lender) < MOST_LENT
+        keep = len(self._lender) < MAX_LENT
         view = self._lender.lend(segment) if keep else self._lender.read(segment)
         begin = 8 * (count + 2 * arrays)
         size, *offsets = view[:begin].cast("Q").tolist()

@@ -22,13 +22,13 @@ from wds_datapipes.pipes.state.recording import Record, pack_records
 
 __all__ = ["ReceiverGone", "Sender"]
 
-#: Small items share a message until it has this many bytes,
+#: Small items share a message until it contains this many bytes,
 TOGETHER_BYTES = 64 * 1024
 #: or has waited this long, in seconds,
 TOGETHER_S = 1e-3
-#: or until an item takes so long to make that the cost of a separate message is small in comparison.
+#: or until an item takes so long to make that a separate message costs little in comparison.
 SLOW_S = 0.25e-3
-#: A message that waits on a stuck pipeline is sent after one or two times this period, in seconds.
+#: A message that waits for a slow pipeline is sent after one or two times this period, in seconds.
 TICK_S = 2e-3
 
 #: The alignment of arrays, which is the size of a cache line.
@@ -37,7 +37,7 @@ ALIGNMENT = 64
 #: Pieces below this average size in bytes are joined before they are copied.
 LONG = 8 * 1024
 #: The minimum number of messages allowed ahead, regardless of size.
-FEWEST = 2
+MIN_MESSAGES = 2
 
 
 class ReceiverGone(Exception):
@@ -97,7 +97,7 @@ class Sender:
     def is_full(self) -> bool:
         """Whether the other side accepts no more items for now."""
         ahead = self._sent - self._taken
-        return ahead >= self._window or (self._ahead_bytes >= AHEAD_BYTES and ahead >= FEWEST)
+        return ahead >= self._window or (self._ahead_bytes >= AHEAD_BYTES and ahead >= MIN_MESSAGES)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when `receive_requests` has something to receive."""
@@ -126,7 +126,7 @@ class Sender:
         except Exception as error:  # pickling runs user code
             raise pickle.PicklingError(
                 f"{self.producer} made {describe(item, self._packer.pack)}, which cannot be sent to another process "
-                f"({type(error).__name__}: {error}). Let it be turned into plain data, such as bytes, arrays or "
+                f"({type(error).__name__}: {error}). Convert it to plain data, such as bytes, arrays or "
                 "tensors, before it leaves the worker."
             ) from error
         now = time.perf_counter()

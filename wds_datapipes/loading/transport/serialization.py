@@ -19,11 +19,11 @@ __all__ = ["SerializedItem", "Serializer", "describe", "takes", "unpack"]
 #: The minimum size of an array that is kept out of band, in bytes.
 APART = 16 * 1024
 
-#: The maximum size of a pickle that leaves little memory in its pickler, in bytes.
+#: The maximum size of a pickle after which its pickler holds little memory, in bytes.
 SMALL = 4 * 1024
 
 #: The maximum depth at which `describe` searches for the unpicklable part.
-DEEPEST = 10
+MAX_DEPTH = 10
 
 Array = NDArray[Any]
 
@@ -95,14 +95,14 @@ class _Pickler(pickle.Pickler):
         order: Literal["C", "F"] = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
         if array.nbytes >= APART:
             self.arrays.append(array)
-            return _array, (_PLACE, array.dtype, array.shape, order, flags.writeable)
+            return _array, (_PLACEHOLDER, array.dtype, array.shape, order, flags.writeable)
         data = array.tobytes(order)
         return _array, (bytearray(data) if flags.writeable else data, array.dtype, array.shape, order, flags.writeable)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         name = _IN_NUMPY.get(tensor.dtype)
         if name is not None and not tensor.__dict__:
-            # A fast path for most tensors, at a quarter of the time. NumPy rejects the others.
+            # A fast path for most tensors, which takes a quarter of the time. NumPy rejects the others.
             with suppress(RuntimeError, TypeError):
                 array: Array = tensor.numpy()
                 if array.size and array.flags.c_contiguous:
@@ -131,11 +131,11 @@ class _Pickler(pickle.Pickler):
         if array.nbytes < APART:
             return bytearray(array.tobytes())
         self.arrays.append(array)
-        return _PLACE
+        return _PLACEHOLDER
 
     def _set_apart(self, buffer: pickle.PickleBuffer) -> bool:
         """Keep a buffer out of band (False), or leave it in the pickle (True)."""
-        if buffer is _PLACE:
+        if buffer is _PLACEHOLDER:
             return False  # its array is in the list already
         raw = buffer.raw()
         if raw.nbytes < APART:
@@ -151,16 +151,16 @@ class _Writer:
         self.write = write
 
 
-#: Types that NumPy has, too, by the size of an element in bytes.
+#: Types that NumPy also has, by the size of an element in bytes.
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-#: The names of types that NumPy has, too. Looking up a name is faster than pickling a type.
+#: The names of types that NumPy also has. Looking up a name is faster than pickling a type.
 _IN_NUMPY = {
     getattr(torch, name): name
     for name in ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "complex64")
 }
 
 #: The placeholder of an out-of-band array, which may be strided, unlike a `PickleBuffer`.
-_PLACE = pickle.PickleBuffer(bytearray())
+_PLACEHOLDER = pickle.PickleBuffer(bytearray())
 
 
 def _inverse(order: list[int]) -> list[int]:
@@ -186,7 +186,7 @@ def unpack(pickled: Any, arrays: Iterable[Any] = ()) -> Any:
 def describe(item: object, pack: Callable[[Any], object]) -> str:
     """Describe an item, and the part of it that ``pack`` rejects."""
     path, seen = "", [item]
-    while len(seen) <= DEEPEST:
+    while len(seen) <= MAX_DEPTH:
         parts = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, (list, tuple)) else ()
         for key, part in parts:
             if all(part is not each for each in seen) and not takes(pack, part):

@@ -94,8 +94,8 @@ class Segment:
 class SegmentPool:
     """The segments that a process fills; it reuses those that the other side has returned.
 
-    A segment in use is never overwritten, however many there are. Some free segments are kept, since reusing them is
-    cheap.
+    A segment in use is never overwritten, however many there are. The pool keeps some free segments, since reusing them
+    is cheap.
 
     Args:
         spare: the number of free segments to keep.

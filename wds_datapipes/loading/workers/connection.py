@@ -35,7 +35,7 @@ BEGINNING = WorkerState(None)
 class WorkerConnection:
     """Receives items from one process, and raises its errors.
 
-    Threads may share it: one receives items while another begins an epoch or closes.
+    Threads may share it: one receives items while another begins an epoch or closes the connection.
 
     Args:
         name: the name of the process in messages.
@@ -60,7 +60,7 @@ class WorkerConnection:
         self._receiver = receiver
         self._timeout_s = timeout_s
         self._backlog: deque[Message] = deque()
-        #: The lists that the process has split, once its epoch is over: for each, the record of a `Listing`, or
+        #: The lists that the process has split, once its epoch is over: for each, the digest of a `ShardOrder`, or
         #: ``None``.
         self.split_lists: list[Any] = []
         self._lock = threading.Lock()
@@ -72,10 +72,10 @@ class WorkerConnection:
         self._watched: list[tuple[WorkerConnection, BaseProcess]] = []
 
     def watch(self, connection: WorkerConnection, process: BaseProcess) -> None:
-        """Raise from now on if a process has ended: the sender, which comes first, or one that it depends on.
+        """Raise an error from now on if a process has ended: the sender, which comes first, or one that it depends on.
 
         Args:
-            connection: the connection to the process, which knows its last shard.
+            connection: the connection to the process, which has the name of its last shard.
             process: the process.
         """
         self._pid = self._pid or process.pid or 0
@@ -90,8 +90,8 @@ class WorkerConnection:
             base: the position at which its pipeline begins.
 
         Raises:
-            WorkerDiedError: as `items`, if this must wait for a process that has begun none of several requested
-                epochs; the same holds for other errors of the process itself rather than of its items.
+            WorkerDiedError: as in `items`, if this must wait for a process that has started none of several requested
+                epochs. The same applies to other errors of the process itself rather than of its items.
         """
         with self._lock:
             self.epoch = epoch
@@ -146,7 +146,8 @@ class WorkerConnection:
             replace the next item.
 
         Raises:
-            WorkerDiedError: as `items`, as for other errors of the process itself rather than of its items.
+            WorkerDiedError: as in `items`. It also raises other errors of the process itself, but not those of its
+                items.
         """
         begin = time.monotonic()
         has_event = False
@@ -170,17 +171,20 @@ class WorkerConnection:
         """Wait until the process has reported the position at which its epoch begins, or has begun without one.
 
         Raises:
-            WorkerDiedError: as `items`, as for other errors of the process itself rather than of its items.
+            WorkerDiedError: as in `items`. It also raises other errors of the process itself, but not those of its
+                items.
         """
         begin = time.monotonic()
         has_event = False
         while True:
             with self._lock:
                 self._check()
-                message = None if self.positions.is_begun else self._next_item(self.epoch, checks_processes=has_event)
+                message = (
+                    None if self.positions.has_records else self._next_item(self.epoch, checks_processes=has_event)
+                )
                 if message is not None:
                     self._backlog.appendleft(message)
-                if self.positions.is_begun or message is not None:
+                if self.positions.has_records or message is not None:
                     return
                 self._receiver.credit()
             has_event = self._wait(begin)
@@ -295,7 +299,7 @@ class WorkerConnection:
         if self._closed:
             raise RuntimeError(self._closed_message())
         if self._has_program_ended():
-            raise RuntimeError(f"The program has ended while {self.name} was waited for.")
+            raise RuntimeError(f"The program ended while waiting for {self.name}.")
 
     def _receive(self, checks_processes: bool) -> Message | None:
         try:
@@ -365,12 +369,12 @@ class WorkerConnection:
                 self._lock.release()
 
     def _closed_message(self) -> str:
-        return f"The connection to {self.name} was shut down while it was read."
+        return f"The connection to {self.name} was shut down during a read."
 
     def _timeout_message(self) -> str:
         return (
             f"{self._name_and_pid()} has sent nothing for timeout_s={self._timeout_s:g} s.{self._context()} It may "
-            "wait for a disk or a store that does not answer; `py-spy dump --pid` shows where it is."
+            "be waiting for a disk or a store that does not respond; `py-spy dump --pid` shows where."
         )
 
     def _context(self) -> str:
@@ -381,8 +385,8 @@ class WorkerConnection:
         shard = (
             f"which opened {self.dispatcher.shard} last" if self.dispatcher.shard else "which has opened no shard yet"
         )
-        dispatcher = self.dispatcher._name_and_pid()
-        return f"{opened if self.shard else ''} It takes the items of {dispatcher[0].lower()}{dispatcher[1:]}, {shard}."
+        name = self.dispatcher._name_and_pid()
+        return f"{opened if self.shard else ''} It receives its items from {name[0].lower()}{name[1:]}, {shard}."
 
     def _name_and_pid(self) -> str:
         return f"{self.name} (pid {self._pid})" if self._pid else self.name

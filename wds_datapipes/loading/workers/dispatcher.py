@@ -15,7 +15,7 @@ from wds_datapipes.loading.workers.worker import DISPATCH_WINDOW, Worker, Worker
 __all__ = ["run_dispatcher"]
 
 #: The maximum number of items kept for a worker that does not take its share while another needs more.
-MOST_KEPT = 10_000
+MAX_KEPT = 10_000
 
 
 def run_dispatcher(
@@ -45,8 +45,8 @@ class EpochEnd(NamedTuple):
 class Dispatcher(Worker):
     """Runs a pipeline and distributes its items to the workers in turn.
 
-    It keeps reading when a worker may run dry, and buffers the items for workers that have enough. Waiting for these
-    workers would deadlock if the main process waits for the worker that has nothing.
+    It keeps reading while a worker may run dry, and buffers the items of workers that have enough. Waiting for the
+    latter would deadlock if the main process waits for the worker that has nothing.
     """
 
     shared = True
@@ -63,7 +63,7 @@ class Dispatcher(Worker):
             self.poll.register(each, select.POLLIN)
 
     def step(self) -> None:
-        """Perform the next action, until another one is due."""
+        """Perform the next action."""
         try:
             super().step()
         except (
@@ -130,12 +130,12 @@ class Dispatcher(Worker):
         return sent
 
     def buffer_item(self, item: Any) -> None:
-        """Keep an item for the worker whose turn it is."""
+        """Keep an item for the next worker in turn."""
         kept = self.kept[self.turn]
-        if len(kept) >= MOST_KEPT:
+        if len(kept) >= MAX_KEPT:
             raise BufferError(
-                f"Worker {self.turn} has not taken {MOST_KEPT} items that were dispatched to it, while another worker "
-                "asked for more: stages behind sharding_round_robin_dispatch drop too unevenly. Put them before it."
+                f"Worker {self.turn} has not taken {MAX_KEPT} items that were dispatched to it, while another worker "
+                "requested more: stages after sharding_round_robin_dispatch drop too unevenly. Put them before it."
             )
         kept.append(item)
         self.turn = (self.turn + 1) % len(self.kept)
@@ -148,7 +148,7 @@ class Dispatcher(Worker):
     def end(self, last: EpochEnd) -> None:
         """End the epoch after the buffered items."""
         self.is_over = True
-        self.iterator = iter(())  # nothing is left to read, but there are items to send
+        self.iterator = iter(())  # there is nothing more to read, but there are items to send
         for kept in self.kept:
             kept.append(last)
         self.send_skipped()

@@ -37,7 +37,7 @@ class LocalItems(Stage[Any]):
         source: the pipeline.
     """
 
-    #: There is no other worker.
+    #: The main process is the only worker.
     turn = 0
 
     def __init__(self, source: IterDataPipe[Any]) -> None:
@@ -48,7 +48,7 @@ class LocalItems(Stage[Any]):
         self._epoch = 0
         self._logged: Mapping[str, int] = {}
         self._resumed: WorkerState | None = None
-        self._is_begun = False  # in this epoch, by an item
+        self._has_begun = False  # whether this epoch has yielded an item
         #: One entry for each item that was taken but not delivered yet, if a later stage prefetches.
         self.ahead: deque[None] | None = None
         self._positions = ItemPositions()
@@ -65,7 +65,7 @@ class LocalItems(Stage[Any]):
         for item in self.source:
             self._making_s += perf_counter() - begin
             self._items += 1
-            self._is_begun = True
+            self._has_begun = True
             if self.ahead is not None:
                 record = record_state(self.source, self._recorder)
                 self._positions.add(pack_records([record]), 1)
@@ -90,7 +90,7 @@ class LocalItems(Stage[Any]):
         Raises:
             StateError: the pipeline has no state.
         """
-        if (self.ahead is None and self._is_begun) or (self.is_over and spans_epochs(self.source)):
+        if (self.ahead is None and self._has_begun) or (self.is_over and spans_epochs(self.source)):
             return [WorkerState(save_state(self.source))]
         return [self._positions.state()]
 
@@ -106,7 +106,7 @@ class LocalItems(Stage[Any]):
         self._resumed = None if self._resumed is None else base
         self._positions.begin(base)
         self._recorder = Recorder()
-        self._is_begun = False
+        self._has_begun = False
         self.is_over = False
         if self.ahead is not None:
             self.ahead.clear()

@@ -23,7 +23,7 @@ from wds_datapipes.pipes.state.pipeline_state import spans_epochs
 __all__ = ["run_in_process", "start_pool"]
 
 #: The maximum number of small items in a message.
-TOGETHER = 256
+MAX_TOGETHER = 256
 
 Pipe = IterDataPipe[Any]
 
@@ -42,7 +42,7 @@ def run_in_process(
     datapipe = split_by_worker(datapipe, WorkerInfo(1, 0), identity)
     if service.worker_init_fn is not None:
         datapipe = call_with_pipeline("worker_init_fn", service.worker_init_fn(datapipe, WorkerInfo(1, 0)))
-    # torchdata's stage for ranks that wait for each other prefetches an item, as it does with workers.
+    # FullSync, torchdata's stage that synchronizes ranks, prefetches an item, as it does with workers.
     waiting = datapipe if isinstance(datapipe, FullSync) else None
     part = datapipe if waiting is None else waiting.datapipe
     manager.refuse(part, [])
@@ -78,12 +78,12 @@ def start_pool(
     branches = find_replicable_branches(graph)
     if len(branches) != 1:
         raise ValueError(
-            f"The pipeline has {len(branches)} branches that workers could run, and one is needed: join what comes "
-            "before the first stage that has to stay in the main process (whose is_replicable() is False)."
+            f"The pipeline has {len(branches)} branches that workers could run, but exactly one is required: join them "
+            "before the first stage that must stay in the main process (whose is_replicable() is False)."
         )
     # Small items share messages only if a worker may run ahead.
     window = 1 + service.worker_prefetch_cnt + -(-service.main_prefetch_cnt // service.num_workers)
-    together = TOGETHER if service.worker_prefetch_cnt else 1
+    together = MAX_TOGETHER if service.worker_prefetch_cnt else 1
     own = {id(stage) for stage in list_dps(traverse_dps(branches[0]))}
     manager.refuse(branches[0], [stage for stage in list_dps(graph) if id(stage) not in own], dispatching)
     share = attach_wrapper(branches[0])
@@ -101,7 +101,7 @@ def start_pool(
     if method is None:
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else multiprocessing.get_start_method()
     pool = WorkerPool(jobs, first, method, service.timeout_s)
-    pool.lasts = spans_epochs(branches[0])
+    pool.spans_epochs = spans_epochs(branches[0])
     items = PooledItems(pool)
     if branches[0] is datapipe:
         return items, pool, items

@@ -53,17 +53,17 @@ class WorkerPool:
         self._timeout_s = timeout_s
         self._owner_pid = os.getpid()
         self._closed = False
-        #: The worker whose turn is next.
+        #: The worker that yields the next item.
         self.turn = 0
         self.is_over = False
         self._begun = 0  # epochs
         #: Whether an epoch continues where the previous one ended.
-        self.lasts = False
+        self.spans_epochs = False
         self._awaits_beginning = False
         #: The workers whose items were taken but not delivered yet, if a stage of the main process prefetches.
         self.ahead: deque[int] | None = None
         if multiprocessing.current_process().daemon:
-            raise RuntimeError("A daemonic process, as a worker is, may not start processes: use num_workers=0 in it.")
+            raise RuntimeError("A daemonic process, such as a worker, cannot start processes: use num_workers=0 in it.")
         self._parent_watch = ParentWatch()
         ends: list[socket] = []
         try:
@@ -114,12 +114,12 @@ class WorkerPool:
             payloads: the data that each worker needs to begin it.
             dispatching: the data that the dispatching process needs for it.
             resumed: the position from which each worker resumes, if not at the beginning.
-            turn: the worker whose item comes first.
+            turn: the worker that yields the first item.
         """
         bases = [WorkerState(None) for _ in self.workers] if resumed is None else resumed
         self.turn = turn
         self.is_over = False
-        self._awaits_beginning = self.lasts and resumed is None and self._begun > 0
+        self._awaits_beginning = self.spans_epochs and resumed is None and self._begun > 0
         self._begun += 1
         if self.ahead is not None:
             self.ahead.clear()
@@ -130,7 +130,7 @@ class WorkerPool:
             connection.begin(epoch, payload, base)
 
     def items(self) -> Iterator[Any]:
-        """Yield one item from each worker in turn; a worker that is exhausted leaves the round.
+        """Yield one item from each worker in turn, skipping workers that are exhausted.
 
         The order depends only on the items of each worker.
         """
@@ -162,10 +162,10 @@ class WorkerPool:
                 first, expected = known[0]
                 if found[:2] != expected[:2]:
                     raise RuntimeError(
-                        f"{name} has split another list than {first}: {found[0]} items up to {found[2]}, where that "
-                        f"had {expected[0]} up to {expected[2]}, or in another order. So items of this epoch were "
-                        f"repeated or left out. What makes the list before the split has to make the same in every "
-                        f"worker: not from a set, a time or a uuid, but sorted, or drawn with a seed"
+                        f"{name} and {first} have split different lists: {found[0]} items up to {found[2]}, and "
+                        f"{expected[0]} up to {expected[2]}, or in a different order. So items of this epoch were "
+                        f"repeated or skipped. The list before the split must be the same in every worker: sort it, or "
+                        f"draw it with a seed, instead of deriving it from a set, a time or a UUID"
                     )
 
     def _taken(self, number: int, item: Any, begun: int) -> Any:
@@ -190,7 +190,7 @@ class WorkerPool:
             StateError: the pipeline of a worker has no state.
         """
         for connection in self.workers:
-            if self._awaits_beginning and not connection.positions.is_begun:
+            if self._awaits_beginning and not connection.positions.has_records:
                 connection.await_state()
         return [connection.positions.state() for connection in self.workers]
 

@@ -77,7 +77,7 @@ def close_process(process: BaseProcess) -> None:
         process.close()
 
 
-#: The practical meaning of the signals that end workers, for the reader of the message.
+#: The usual causes of the signals that end workers, and remedies.
 _ADVICE = {
     "SIGKILL": "The kernel does this when memory runs out: see `dmesg`, and use fewer workers or smaller buffers.",
     "SIGBUS": "A full /dev/shm does this: enlarge it (docker: --shm-size), or use fewer workers or smaller batches.",
@@ -89,7 +89,7 @@ _ADVICE = {
 
 
 def describe_exit(name: str, process: BaseProcess) -> str:
-    """Describe how a process ended that was still needed, and a remedy."""
+    """Describe how a process that was still needed has ended, and a remedy."""
     code = process.exitcode
     if code is not None and code < 0:
         try:

@@ -149,9 +149,9 @@ class Worker:
         self.is_paused = False
         self.reported = 0
         self.resumed = job.resumed
-        self.is_resumed = False  # whether this epoch was begun in an earlier run
+        self.is_resumed = False  # whether this epoch was started in an earlier run
         self.recorder: Recorder | None = None
-        self.lasts = False  # whether the next epoch continues where this one ends
+        self.spans_epochs = False  # whether the next epoch continues where this one ends
         self.who = f"worker process {job.info.worker_id}"
 
     def run(self) -> None:
@@ -202,7 +202,7 @@ class Worker:
             except StopIteration:
                 self.iterator = None
                 self.send_skipped()
-                if self.lasts and self.recorder is not None:
+                if self.spans_epochs and self.recorder is not None:
                     sender.record(record_state(self.pipe, self.recorder, is_first=True))
                 sender.send(Kind.END, _serialize(self.split_lists()))
                 return
@@ -268,8 +268,8 @@ class Worker:
         self.recorder = Recorder() if self.job.records_state else None
         share_counters(self.pipe, self.sender.counters)
         load_state(self.pipe, None)
-        self.lasts = self.job.records_state and spans_epochs(self.pipe)
-        if self.lasts and resumed is None:
+        self.spans_epochs = self.job.records_state and spans_epochs(self.pipe)
+        if self.spans_epochs and resumed is None:
             self.sender.record(record_beginning(self.pipe))
         if resumed is not None:
             resumed.load(self.pipe)
@@ -327,7 +327,7 @@ def report_errors_of_worker(
 
 
 def pack_error(who: str, sender: Sender) -> bytes:
-    """Return the current exception, with the shard this process opened last, for `Sender.say`."""
+    """Return the current exception, with the shard that this process opened last, for `Sender.send`."""
     shard = f", whose last shard was {sender.counters.shard}" if sender.counters.shard else ""
     return _serialize(SendableError(where=f"in {who}{shard}"))
 

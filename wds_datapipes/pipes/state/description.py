@@ -19,8 +19,8 @@ from wds_datapipes.pipes.state.seeding import SEED
 
 __all__ = ["description", "descriptions", "difference"]
 
-#: Arguments of this package's stages that affect how data are read or kept, but not which samples are yielded.
-NOT_COUNTING = {
+#: Arguments of this package's stages that affect how data are read or stored, but not which samples are yielded.
+IGNORED_ARGUMENTS = {
     "SampleCacher": {"path", "max_bytes"},
     "ColumnAdder": {"storage_options"},
     "DatasetSpec": {"storage_options", "safe", "allow_commands"},
@@ -28,12 +28,12 @@ NOT_COUNTING = {
     "ShardLoader": {"options"},
 }
 
-#: Attributes for the progress of stages, and for settings by the loader.
-_PASSING = {*TORCH_ATTRIBUTES, "counters", SEED}
+#: Attributes with the progress of a stage, or with settings made by the loader.
+_IGNORED_ATTRIBUTES = {*TORCH_ATTRIBUTES, "counters", SEED}
 
 _PIPES = (IterDataPipe, MapDataPipe)
-#: Types that never count: stages are described separately, and limits do not change samples.
-_WITHOUT = (*_PIPES, ReadLimits)
+#: Types that descriptions omit: stages are described separately, and limits do not change samples.
+_IGNORED_TYPES = (*_PIPES, ReadLimits)
 
 #: A fingerprint in a description.
 _FINGERPRINT = re.compile(r" #[0-9a-f]{12}")
@@ -41,20 +41,20 @@ _FINGERPRINT = re.compile(r" #[0-9a-f]{12}")
 
 def descriptions(pipe: Any, *, without: tuple[type, ...] = ()) -> list[str]:
     """Describe the stages of a pipeline that determine its items, from the last to the first."""
-    deciding = (stage for stage in upstream(pipe) if not as_stage(stage).is_transparent)
-    return [description(stage) for stage in deciding if not isinstance(stage, without)]
+    relevant = (stage for stage in upstream(pipe) if not as_stage(stage).is_transparent)
+    return [description(stage) for stage in relevant if not isinstance(stage, without)]
 
 
 def description(stage: Any) -> str:
     """Describe a stage by its class and its arguments, with fingerprints of long values.
 
-    The code of the user's functions and classes counts, but not their modules: a script and its imported module have
-    the same description. Neither do credentials, nor the progress of a stage in its epoch.
+    The description covers the code of the user's functions and classes, but not their modules: a script and its
+    imported module have the same description. It omits credentials and the stage's progress in its epoch.
     """
     facts = _arguments(stage)
     if vars(stage).get("_enabled", True) is False:  # set by DataLoader(shuffle=False)
         facts["enabled"] = False
-    text = ", ".join(f"{name}={format_value(value, _WITHOUT)}" for name, value in facts.items())
+    text = ", ".join(f"{name}={format_value(value, _IGNORED_TYPES)}" for name, value in facts.items())
     if not is_users(type(stage).__module__):
         return f"{type(stage).__name__}({text})"
     code = Fingerprint()
@@ -64,38 +64,40 @@ def description(stage: Any) -> str:
 
 def difference(saved: str | None, own: str | None) -> str:
     """Describe how a stage differs from the one at the same position in the state."""
-    said = f"was {saved or 'not there'}, and is {own or 'not there'}"
+    text = f"was {saved or 'absent'}, and is {own or 'absent'}"
     if saved and own and _FINGERPRINT.sub("", saved) == _FINGERPRINT.sub("", own):
-        said += " (the number behind # stands for code or data, which differ; so does the code of another Python)"
-    return said
+        text += (
+            " (the number after # is a fingerprint of code or data; that of code also differs between Python versions)"
+        )
+    return text
 
 
 def _arguments(stage: Any) -> dict[str, Any]:
-    """Return a stage's arguments, if it keeps them under their names, or else all of its attributes."""
-    held = {name: value for name, value in vars(stage).items() if name not in _PASSING}
+    """Return a stage's arguments if it stores them under their names, or else all of its attributes."""
+    attributes = {name: value for name, value in vars(stage).items() if name not in _IGNORED_ATTRIBUTES}
     kinds = [kind for kind in type(stage).__mro__ if "__init__" in vars(kind) and issubclass(kind, _PIPES)]
     found, missing = dict[str, Any](), not kinds
     for kind in kinds:
         for parameter in list(inspect.signature(kind).parameters.values()):
-            name = next((name for name in (parameter.name, f"_{parameter.name}") if name in held), None)
+            name = next((name for name in (parameter.name, f"_{parameter.name}") if name in attributes), None)
             if name is not None:
-                found.setdefault(parameter.name, held[name])
+                found.setdefault(parameter.name, attributes[name])
             elif kind is kinds[0]:  # its arguments may be attributes of the base class
                 is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
                 missing |= not (is_open and len(kinds) > 1)
-    if missing and not splits(stage):  # stages that split the data hold the number of this part
+    if missing and not splits(stage):  # stages that split the data store the number of their share
         kept = {id(value) for value in found.values()}
-        found |= {name.lstrip("_"): value for name, value in held.items() if id(value) not in kept}
-    unread = NOT_COUNTING.get(type(stage).__name__, ())
+        found |= {name.lstrip("_"): value for name, value in attributes.items() if id(value) not in kept}
+    ignored = IGNORED_ARGUMENTS.get(type(stage).__name__, ())
     return {
         name: value.value if isinstance(value, OpaqueValue) else value
         for name, value in found.items()
-        if not (name in unread or is_secret(name) or _holds_pipes_alone(value))
+        if not (name in ignored or is_secret(name) or _holds_only_pipes(value))
     }
 
 
-def _holds_pipes_alone(value: Any) -> bool:
+def _holds_only_pipes(value: Any) -> bool:
     """Whether a value is a stage or a collection of stages, which are described separately."""
     if isinstance(value, tuple | list) and value:
-        return all(map(_holds_pipes_alone, value))
+        return all(map(_holds_only_pipes, value))
     return isinstance(value, _PIPES)

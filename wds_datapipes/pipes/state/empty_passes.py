@@ -1,4 +1,4 @@
-"""Detection of endless streams without items: shards are repeated or resampled, and a stage drops all samples."""
+"""Detection of endless streams without items: shards are repeated or resampled while a stage drops all samples."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from wds_datapipes.samples.epochs import EMPTY_PASSES
 
 __all__ = ["EmptyPassGuard"]
 
-#: The maximum number of items that a stage of another package may read before it yields one.
-MOST_HELD = 100_000
+#: The maximum number of items that a stage of another package may read before yielding one.
+MAX_HELD_BACK = 100_000
 
-#: Stages that read several items before they yield one.
+#: Stages that read several items before yielding one.
 HOLDING = {
     *("Batcher", "ReplayedItems", "SampleShuffler", "SampleUnbatcher", "SampleWriter", "Shuffler"),
     "StreamComposer",
 }
 
 
-#: Stages of other packages that read a single item before they yield one.
-WAITING_FOR_ONE = ("Collator", "Cycler", "Filter", "Mapper")
+#: Stages of other packages that read a single item before yielding one.
+ONE_AT_A_TIME = ("Collator", "Cycler", "Filter", "Mapper")
 
 
 class _Yielded(NamedTuple):
@@ -36,8 +36,8 @@ class _Yielded(NamedTuple):
     Attributes:
         stage: the stage.
         mark: the number of its iteration, and the number of items it has yielded.
-        taken: the number of items that the stage before it had yielded when this one was last found to have yielded.
-        before: the ``mark`` of the stage before.
+        taken: the number of items that the preceding stage had yielded when this stage was last seen to yield.
+        before: the ``mark`` of the preceding stage.
         passes: the number of passes since then in which ``before`` has changed.
     """
 
@@ -51,8 +51,8 @@ class _Yielded(NamedTuple):
 class EmptyPassGuard:
     """Detects that a stage repeats all of its data while a later stage yields nothing.
 
-    A stage knows only the stages before it; the later ones are on the stack while they wait for an item. A copy, such
-    as in another process, starts from the beginning.
+    A stage has references only to earlier stages; the later ones are on the call stack while they wait for an item. A
+    copy, such as one in another process, starts from scratch.
     """
 
     def __init__(self) -> None:
@@ -62,19 +62,19 @@ class EmptyPassGuard:
         return type(self), ()
 
     def check(self, stage: IterDataPipe[Any], rounds: int = 1) -> None:
-        """Record that a stage has read all its data, or a share of it.
+        """Record that a stage has read all of its data, or a share of it.
 
         Args:
             stage: the stage, which is being iterated.
-            rounds: the number of calls that make up all the data.
+            rounds: the number of calls that together cover all of the data.
 
         Raises:
-            EmptySourceError: a later stage has yielded nothing for many rounds, although it waits for a single item.
+            EmptySourceError: a later stage has yielded nothing for many rounds, although it needs only a single item.
         """
         waiting = _waiting_for(stage)
         for before, each in itertools.pairwise(waiting):
             mark, made = _mark_of(each), count_yielded(before)
-            if made < as_stage(each).skipped_shards:  # it resumes, and later stages wait
+            if made < as_stage(each).skipped_shards:  # it is resuming, and later stages wait
                 self._yielded.clear()
                 return
             found = self._yielded.get(id(each))
@@ -88,7 +88,7 @@ class EmptyPassGuard:
             if found.passes >= EMPTY_PASSES * rounds and not _may_hold(each, made - found.taken):
                 raise EmptySourceError(
                     f"{name_of(each)} has yielded nothing, while {name_of(stage)} has gone through all its shards "
-                    f"{EMPTY_PASSES} times. Are the shards empty, or does a stage drop all that they hold?"
+                    f"{EMPTY_PASSES} times. Are the shards empty, or does a stage drop all of their samples?"
                 )
 
 
@@ -101,7 +101,7 @@ def _waiting_for(stage: IterDataPipe[Any]) -> list[Any]:
         found = frame.f_locals.get("self") if frame.f_code.co_name in ("__iter__", "__next__") else None
         if isinstance(found, IterDataPipe) and found is not waiting[-1]:
             if all(each is not stage for each in upstream(found)):
-                break  # a function of another pipeline reads this one
+                break  # a function in another pipeline reads this one
             waiting.append(found)
         frame = frame.f_back  # type: ignore[assignment]  # it is None at the end
     return waiting
@@ -117,4 +117,4 @@ def _may_hold(stage: Any, taken: int) -> bool:
     if name_of(stage) in HOLDING:
         return True
     is_ours = type(stage).__module__.partition(".")[0] == "wds_datapipes"
-    return not (is_ours or name_of(stage) in WAITING_FOR_ONE) and taken < MOST_HELD
+    return not (is_ours or name_of(stage) in ONE_AT_A_TIME) and taken < MAX_HELD_BACK

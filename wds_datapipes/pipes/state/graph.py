@@ -18,8 +18,8 @@ __all__ = [
     "upstream",
 ]
 
-#: The maximum number of sources in one collection. Larger collections hold data, and would take long to search.
-_MOST_SOURCES = 1000
+#: The maximum number of sources in one collection. Larger collections hold data, and would take too long to search.
+_MAX_SOURCES = 1000
 
 #: Private attributes of torch's datapipes, in torch 2.4 to 2.13, that change during iteration. Only this module and the
 #: class attribute `Stage._is_child_datapipe` use private names of torch's datapipes.
@@ -78,6 +78,6 @@ def sources_of(stage: Any) -> Iterator[Any]:
 def _pipes(value: Any) -> Iterator[Any]:
     if isinstance(value, IterDataPipe | MapDataPipe):
         yield value
-    elif isinstance(value, dict | list | tuple) and len(value) <= _MOST_SOURCES:
+    elif isinstance(value, dict | list | tuple) and len(value) <= _MAX_SOURCES:
         for each in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
             yield from _pipes(each)

@@ -1,4 +1,4 @@
-"""Passes over a source that a stage begins on its own: their seeds and their resume state."""
+"""Passes that a stage starts over its own source: their seeds and their resume state."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from wds_datapipes.shards.position import SamplePosition, missing_samples_error
 
 __all__ = ["BEGINNING", "NestedPasses", "first_seeds"]
 
-#: The state of a source that has not begun.
+#: The state of a source that has not started.
 BEGINNING: Mapping[str, Any] = {"pass": 0, "state": None}
 
 Pipe = IterDataPipe[Any]
 
 
 class NestedPasses:
-    """Begins passes over a source, each with its own seeds, and records the position of the current one.
+    """Starts passes over a source, each with its own seeds, and records the position of the current one.
 
     The first pass uses the seeds that the loader has set. A loader sets seeds once per epoch, while workers reach a
     later pass in different epochs, or several passes in one. So the seeds of later passes are derived from those of the
@@ -35,7 +35,7 @@ class NestedPasses:
         source: the source. It is not kept, since the owner of this object keeps it.
         instance: the rank and the worker of this instance.
         seed: the seed of this instance, or None if no loader has set one.
-        first: the seeds of the stages in the first pass, if it was begun elsewhere.
+        first: the seeds of the stages in the first pass, if it was started elsewhere.
         first_rotation: by how much the shares of the first pass are rotated (see `rotate_assignments`).
         loaded: the state to resume from. It remains the state until `resume_from` has reached new items, since a
             stage that waits for replayed samples may stop at the last of them.
@@ -59,14 +59,14 @@ class NestedPasses:
         self.seed = seed
         self.first = first_seeds(source) if first is None else [*first]
         self._instance = instance
-        self._state: Any = None  # the state to resume the current pass from, if it has not begun
-        self._is_begun = False
+        self._state: Any = None  # the state to resume the current pass from, if it has not started
+        self._has_started = False
         self._loaded = loaded
 
     def begin(
         self, source: Pipe, number: int, state: Any = None, again: Iterable[SamplePosition] = ()
     ) -> Iterator[Any]:
-        """Return an iterator over a pass, which begins when the first item is requested.
+        """Return an iterator over a pass, which starts when the first item is requested.
 
         Args:
             source: the source.
@@ -74,13 +74,13 @@ class NestedPasses:
             state: the state to resume from, or None at the beginning.
             again: samples to yield first.
         """
-        self.number, self._state, self._is_begun = number, state, False
+        self.number, self._state, self._has_started = number, state, False
         return self._items(source, again)
 
     def resume_from(self, source: Pipe, again: Iterable[SamplePosition]) -> Generator[Any, None, Iterator[Any]]:
         """Yield the samples that later stages wait for, and return an iterator over the rest of the current pass.
 
-        The pass resumes from ``loaded``: a state from `record_state`, or ``{}`` if nothing else is left.
+        The pass resumes from ``loaded``: a state from `record_state`, or ``{}`` if only these samples remain.
 
         Args:
             source: the source.
@@ -108,14 +108,14 @@ class NestedPasses:
         """Record the number of the current pass, and its position; None is its beginning."""
         if self._loaded is not None:
             return {"pass": self._loaded["pass"], "state": self._loaded["state"]}
-        state = save_state(source, recorder) if self._is_begun else self._state
+        state = save_state(source, recorder) if self._has_started else self._state
         return {"pass": recorder.number(self.number), "state": state}
 
     def _items(self, source: Pipe, again: Iterable[SamplePosition]) -> Iterator[Any]:
         self._set_seeds(source)
         rotate_assignments(source, self.first_rotation + self.number)
         load_state(source, self._state, again)
-        self._state, self._is_begun = None, True
+        self._state, self._has_started = None, True
         yield from source
 
     def _set_seeds(self, source: Pipe) -> None:
@@ -134,12 +134,12 @@ class NestedPasses:
 
 
 def first_seeds(source: Pipe, before: Sequence[int | None] | None = None) -> list[int | None]:
-    """Return the seeds of a source's stages in the first pass of an epoch, or of a repeated part of one.
+    """Return the seeds of a source's stages in the first pass of an epoch, or of a part of one that is repeated.
 
     Args:
         source: the source.
-        before: the earlier result of this function. It decides if no loader has set seeds since, because the number of
-            passes since then may differ between workers.
+        before: the previous result of this function. The new seeds are derived from it if no loader has set seeds
+            since, because the number of passes since then may differ between workers.
     """
     seeds = [pending_seed(stage) for stage in _seeded_stages(source)]
     if before is None or any(seed is not None for seed in seeds):

@@ -15,7 +15,7 @@ from wds_datapipes.pipes.stage import as_stage
 from wds_datapipes.pipes.state.graph import name_of, sources_of, takes_seed, upstream
 from wds_datapipes.pipes.state.recording import PlainRecorder, Record, Recorder
 from wds_datapipes.pipes.state.replay import ReplayedItems, obstacle_to_replay
-from wds_datapipes.pipes.state.stateless import check_promise, has_state, is_users
+from wds_datapipes.pipes.state.stateless import check_declaration, has_state, is_users
 from wds_datapipes.shards.position import SamplePosition, unpack_positions
 
 __all__ = [
@@ -34,12 +34,12 @@ __all__ = [
 State = list[dict[str, Any]]
 """The states of the stages that have one, from the first stage to the last.
 
-The first one belongs to ``.group_samples()``, or to the last stage that begins its sources on its own and therefore
+The first one belongs to ``.group_samples()``, or to the last stage that starts its sources itself and therefore
 includes their states (see `Stage.nested_sources`). A pipeline that resumes by replay has a single state.
 """
 
 #: Stages that restart their source within an epoch, or never.
-BEGINNING_OTHERWISE = ("Cycler", "InMemoryCacheHolder", "SampleCacher")
+NOT_RESTARTED_EACH_EPOCH = ("Cycler", "InMemoryCacheHolder", "SampleCacher")
 
 #: The numbers in the states of this package's stages, and their upper bounds.
 COUNTS, LIMIT = ("check", "draws", "given", "passed", "room", "turn"), 1 << 63
@@ -50,7 +50,7 @@ def save_state(pipe: Any, recorder: Recorder | None = None) -> State:
 
     Args:
         pipe: the pipeline.
-        recorder: the recorder of a record. If it is given, the form of the state is returned.
+        recorder: the recorder of a record. If it is given, this function returns the form of the state.
 
     Raises:
         StateError: a stage holds samples back and has no state.
@@ -95,12 +95,12 @@ def check_state(pipe: Any) -> None:
     stateful(pipe)
 
 
-def replay_reason(pipe: Any, behind: Sequence[Any] = (), dispatching: Any = None) -> str:
-    """Return why a pipeline has no position, and resumes by replay; "" if it has one.
+def replay_reason(pipe: Any, later_stages: Sequence[Any] = (), dispatching: Any = None) -> str:
+    """Return why a pipeline has no position and must resume by replay; "" if it has one.
 
     Args:
         pipe: the pipeline.
-        behind: later stages that have no state.
+        later_stages: stages after it, which have no state.
         dispatching: the part of the pipeline that a dispatching process runs, if there is one.
 
     Raises:
@@ -110,12 +110,12 @@ def replay_reason(pipe: Any, behind: Sequence[Any] = (), dispatching: Any = None
         if dispatching is not None:
             raise StateError("sharding_round_robin_dispatch has no position in the shards")
         stateful(pipe)
-        if not behind:
+        if not later_stages:
             return ""
-        reason = f"{name_of(behind[0])} runs in the main process, where no stage has a state"
+        reason = f"{name_of(later_stages[0])} runs in the main process, where no stage has a state"
     except StateError as error:
         reason = str(error)
-    if obstacle := obstacle_to_replay(pipe, *behind, *([] if dispatching is None else [dispatching])):
+    if obstacle := obstacle_to_replay(pipe, *later_stages, *([] if dispatching is None else [dispatching])):
         raise StateError(f"{reason}. The pipeline cannot be replayed: {obstacle}")
     return reason
 
@@ -139,7 +139,9 @@ def load_state(
         return
     stages = stateful(pipe)
     if len(stages) != len(state):
-        raise StateError(f"The state has {len(state)} stages, and the pipeline has {len(stages)} that have one")
+        raise StateError(
+            f"The state has entries for {len(state)} stages, but {len(stages)} stages of the pipeline have a state"
+        )
     waiting = list(again)
     for stage, own in reversed(list(zip(stages, state, strict=True))):
         if own is None:
@@ -153,7 +155,7 @@ def load_state(
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if is_users(stage) or isinstance(error, StateError):
                 raise
-            raise StateError(f"The state of {type(stage).__name__} is not whole: {error}") from error
+            raise StateError(f"The state of {type(stage).__name__} is corrupt: {error}") from error
 
 
 def _check_numbers(state: Mapping[str, Any]) -> None:
@@ -165,7 +167,7 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
     shard, offset = state.get("next", (0, 0))
     counts = [shard, offset, *(state.get(name, 0) for name in COUNTS)]
     if not all(type(count) is int and 0 <= count < LIMIT for count in counts):
-        raise ValueError(f"it counts by {counts!r:.200}")
+        raise ValueError(f"its counters are invalid: {counts!r:.200}")
 
 
 def next_epoch_state(state: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
@@ -190,7 +192,7 @@ def _stages_of(pipe: Any) -> Iterator[Any]:
     """Yield the stages of a pipeline from the last one to the one that reads the shards or begins its sources.
 
     Raises:
-        StateError: there is none.
+        StateError: there is no such stage.
     """
     while True:
         yield pipe
@@ -198,37 +200,35 @@ def _stages_of(pipe: Any) -> Iterator[Any]:
             return
         sources = list(sources_of(pipe))
         if len(sources) != 1:
-            what = f"has {len(sources)} sources" if sources else "is no .load_wds_shards(), and has no source"
-            raise StateError(
-                f"The place in a pipeline is known by the shards that it reads, and {type(pipe).__name__} {what}"
-            )
+            what = f"has {len(sources)} sources" if sources else "has no source, and is not .load_wds_shards()"
+            raise StateError(f"{type(pipe).__name__} {what}, so the position of the pipeline in its shards is unknown")
         pipe = sources[0]
 
 
-def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
+def stateful(pipe: Any, later_stages: Sequence[Any] = ()) -> list[Any]:
     """Return the stages that have a state, from the first to the last.
 
     Args:
         pipe: the pipeline.
-        behind: the stages after it.
+        later_stages: the stages after it.
 
     Raises:
         StateError: one of the stages holds samples back and has no state.
     """
     found: list[Any] = []
-    later = list(behind)
+    later = list(later_stages)
     for stage in _stages_of(pipe):
         if isinstance(stage, ShardLoader):
             _check_shard_list(stage)
             break
         if isinstance(stage, SampleGrouper) and type(stage.source) is not ShardLoader:
             raise StateError(
-                "group_samples knows its position only directly after load_wds_shards, and here it is after "
+                "group_samples can determine its position only directly after load_wds_shards, but here it comes after "
                 f"{type(stage.source).__name__}"
             )
         if isinstance(stage, Batcher):
             _check_batches(later)
-        check_promise(stage, later)
+        check_declaration(stage, later)
         later.append(stage)
         if has_state(stage):
             found.append(stage)
@@ -237,7 +237,7 @@ def stateful(pipe: Any, behind: Sequence[Any] = ()) -> list[Any]:
             stateful(branch, later)
     first = found[-1] if found else None
     if not (isinstance(first, SampleGrouper | ReplayedItems) or as_stage(first).nested_sources()):
-        raise StateError("The place in a pipeline is known where samples are gathered: it needs .group_samples()")
+        raise StateError("The position of a pipeline is recorded by .group_samples(), which is missing here")
     return found[::-1]
 
 
@@ -253,34 +253,35 @@ def _check_shard_list(loader: Any) -> None:
     for stage in upstream(loader.source):
         if as_stage(stage).spans_epochs:
             raise StateError(
-                f"{name_of(stage)} resumes from one epoch to the next, and before .load_wds_shards() an epoch has to "
-                "follow from its seeds. Put it after the samples"
+                f"{name_of(stage)} continues from one epoch to the next, but before .load_wds_shards() the seeds must "
+                "determine each epoch. Put it after .group_samples()"
             )
-        if name_of(stage) in BEGINNING_OTHERWISE and any(
+        if name_of(stage) in NOT_RESTARTED_EACH_EPOCH and any(
             each is not stage and takes_seed(each) for each in upstream(stage)
         ):
             raise StateError(
-                f"{name_of(stage)} does not begin what comes before it once in each epoch, and something there draws: "
-                f"the order of the shards does not follow from the seed. Put {name_of(stage)} before what draws"
+                f"{name_of(stage)} does not restart its source exactly once per epoch, and a stage before it draws "
+                "random numbers, so the seed does not determine the order of the shards. Put "
+                f"{name_of(stage)} before the random stage"
             )
 
 
-def _check_batches(behind: Sequence[Any]) -> None:
+def _check_batches(later_stages: Sequence[Any]) -> None:
     """Make sure that no stage after ``.batch()`` records positions of batches: only samples can be read again.
 
     Raises:
         StateError: a stage does.
     """
-    for stage in behind:
+    for stage in later_stages:
         if as_stage(stage).rereads_samples:
             raise StateError(
-                f"{name_of(stage)} knows the positions of single samples that wait in it, and here it is after "
-                f".batch(). Put it before .batch()"
+                f"{name_of(stage)} records the positions of the single samples that it holds back, but here it comes "
+                "after .batch(). Put it before .batch()"
             )
 
 
 def _check_epochs(source: Any, reader: Any) -> None:
-    """Make sure that a source begun by another stage does not continue from one epoch to the next.
+    """Make sure that a source started by another stage does not continue from one epoch to the next.
 
     Raises:
         StateError: it does.
@@ -288,6 +289,6 @@ def _check_epochs(source: Any, reader: Any) -> None:
     for stage in upstream(source):
         if as_stage(stage).spans_epochs:
             raise StateError(
-                f"{name_of(stage)} resumes from one epoch to the next, and has no position before {name_of(reader)}. "
-                f"Put it at the end of the pipeline"
+                f"{name_of(stage)} continues from one epoch to the next, and has no position before "
+                f"{name_of(reader)}. Put it at the end of the pipeline"
             )

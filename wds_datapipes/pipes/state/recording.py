@@ -4,8 +4,8 @@ A state holds the positions of all samples in a shuffle buffer. A record holds t
 few numbers, and the positions of the samples added. So every item can have one, and training resumes at the exact item,
 without repeating work of the pipeline or relying on identical repetition.
 
-A record is made for each item, but few of them are ever needed. So a record is a row of numbers, and belongs to a run
-of many. The meaning of the numbers, and values that seldom change, are recorded once per run.
+A record is created for each item, but few of them are ever needed. So a record is just a row of numbers, which belongs
+to a run of many records. The meaning of the numbers, and values that seldom change, are recorded once per run.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = [
 
 _COUNTS = struct.Struct("qqq")
 
-#: The number of records and moves in a run, plus four for each sample that is buffered when it begins.
-LONGEST = 1000
+#: The maximum number of records and moves in a run; each sample that is buffered at its beginning adds four.
+MAX_RUN = 1000
 
 Form: TypeAlias = Any
 """A state of dicts, lists, numbers and strings, with tuples for values that change within a run:
 
 ``(n,)``: the number in column n of the row.
 ``(n, CHECK)``: the `key_checksum` in column n, which holds the key itself until the record is sent.
-``(n, TEXT)``: the value of the JSON that was kept last under number n.
+``(n, TEXT)``: the value of the JSON that was last kept under number n.
 ``(n, WAITING, shuffle)``: the contents of a shuffle buffer after the number of moves in column n.
 """
 
@@ -147,7 +147,7 @@ Record: TypeAlias = tuple[Sequence[Any], Run]
 
 
 class Recorder:
-    """Makes the records of one pipeline.
+    """Creates the records of one pipeline.
 
     Attributes:
         chains: the functions that return the forms of stages with a state, by the id of the last stage of a pipeline.
@@ -184,7 +184,7 @@ class Recorder:
         self._run = run
         row = self.row = []
         self._kept, self._numbers = {}, {}
-        self._longest = LONGEST
+        self._longest = MAX_RUN
         run.form = save(pipe, self)
         run.checks = _checks_in(run.form)
         run.count = 1
@@ -222,8 +222,8 @@ class Recorder:
             text = json.dumps(value)
         except (TypeError, ValueError) as error:
             raise StateError(
-                f"The state of {type(owner).__name__} has to consist of values that JSON has, such as numbers, "
-                f"strings, lists, and dicts with strings as keys: {error}"
+                f"The state of {type(owner).__name__} must contain only JSON values, such as numbers, strings, lists, "
+                f"and dicts with string keys: {error}"
             ) from error
         key = id(owner), name
         before, form = self._kept.get(key, ("", (len(self._kept), TEXT)))
@@ -256,7 +256,7 @@ class Recorder:
 
 
 class PlainRecorder(Recorder):
-    """Returns the values themselves as their forms, for a state that is used at once."""
+    """Returns the values themselves as their forms, for a state that is used immediately."""
 
     def number(self, value: int) -> int:
         """Return a number."""

@@ -21,17 +21,17 @@ __all__ = ["ReplayedItems", "digest_item", "is_replayed", "obstacle_to_replay"]
 logger = logging.getLogger("wds_datapipes")
 
 #: The number of values of an item that its digest covers, and the number of bytes at each end of a value.
-MOST_VALUES, MOST_BYTES = 64, 1024
+MAX_VALUES, MAX_BYTES = 64, 1024
 
 #: Stages that cannot be replayed, and why.
 _NEVER_REPLAYED = {
-    "DirectoryShards": "it reads shards that may be gone by then",
-    "SampleWriter": "it would write its samples again",
+    "DirectoryShards": "reads shards that may be gone by then",
+    "SampleWriter": "would write its samples again",
 }
 
 
 class ReplayedItems(RecordedStage[Any]):
-    """Counts the items of a pipeline without a position, and resumes by replaying as many.
+    """Counts the items of a pipeline without a position, and resumes by replaying that many.
 
     Replay is exact if the pipeline yields the same items for the same seeds; a digest of the last item checks this.
 
@@ -76,7 +76,7 @@ class ReplayedItems(RecordedStage[Any]):
         """
         loaded = state.get("replayed"), state.get("digest")
         if not all(type(number) is int and 0 <= number < 1 << 63 for number in loaded):
-            raise StateError(f"This is no state of a pipeline that resumes by replay: {state!r:.100}")
+            raise StateError(f"This is not the state of a pipeline that resumes by replay: {state!r:.100}")
         self._loaded = state["replayed"], state["digest"]
 
     def reset_state(self) -> None:
@@ -102,7 +102,7 @@ class ReplayedItems(RecordedStage[Any]):
             self._made += 1
             self._digest = digest_item(item)
             yield item
-            del item  # free its memory before the next one is made
+            del item  # free its memory before the next one is created
         self.is_over = True
 
     def _replay(self, items: Iterator[Any], count: int, digest: int) -> None:
@@ -111,19 +111,21 @@ class ReplayedItems(RecordedStage[Any]):
             try:
                 item = next(items)
             except StopIteration:
-                raise StateError(f"{self._complaint()} It has {number} items now, and had {count} or more") from None
+                raise StateError(
+                    f"{self._mismatch()} The epoch has {number} items now, and had at least {count}"
+                ) from None
             if number == count - 1:
                 found = digest_item(item)
             del item
         if found != digest:
-            raise StateError(f"{self._complaint()} Item {count - 1} of the epoch is another one now")
+            raise StateError(f"{self._mismatch()} Item {count - 1} of the epoch differs")
         if count:
             logger.warning("Resumed by replay: %d items in %.1f s. %s", count, perf_counter() - begin, self.reason)
 
-    def _complaint(self) -> str:
+    def _mismatch(self) -> str:
         return (
-            "This pipeline resumes by making its items again, and does not make the same ones: a stage draws from a "
-            f"generator that no loader seeds, or the data has changed. Position unknown: {self.reason}."
+            "This pipeline resumes by replaying its items, but does not yield the same ones again: a stage draws from "
+            f"a generator that no loader seeds, or the data has changed. Why it has no position: {self.reason}."
         )
 
     def __len__(self) -> int:
@@ -139,11 +141,11 @@ def obstacle_to_replay(*pipes: Any) -> str:
     for stage in (stage for pipe in pipes for stage in upstream(pipe)):
         name = name_of(stage)
         if name in _NEVER_REPLAYED:
-            return f"{name} is in it, and {_NEVER_REPLAYED[name]}"
+            return f"{name} {_NEVER_REPLAYED[name]}"
         if as_stage(stage).spans_epochs:
-            return f"{name} is in it, and resumes from one epoch to the next"
+            return f"{name} continues from one epoch to the next"
         if name == "InMemoryCacheHolder" and any(map(takes_seed, upstream(stage))):
-            return f"{name} is in it, and keeps the order of the epoch in which it was filled"
+            return f"{name} keeps the order of the epoch in which it was filled"
     return ""
 
 
@@ -160,17 +162,17 @@ def digest_item(item: Any) -> int:
     """
     digest = blake2b(digest_size=7)
     left = [item]
-    for _ in range(MOST_VALUES):
+    for _ in range(MAX_VALUES):
         if not left:
             break
         value = left.pop()
         digest.update(type(value).__qualname__.encode())
         if isinstance(value, Mapping):
             digest.update(b"%d" % len(value))
-            left += [part for pair in list(value.items())[:MOST_VALUES] for part in pair][::-1]
+            left += [part for pair in list(value.items())[:MAX_VALUES] for part in pair][::-1]
         elif isinstance(value, list | tuple):
             digest.update(b"%d" % len(value))
-            left += value[:MOST_VALUES][::-1]
+            left += value[:MAX_VALUES][::-1]
         else:
             for part in _ends(value):
                 digest.update(part)
@@ -180,17 +182,17 @@ def digest_item(item: Any) -> int:
 def _ends(value: Any) -> Iterator[bytes]:
     """Yield bytes of bounded size that distinguish a value from others."""
     if isinstance(value, str):
-        yield f"{len(value)} {value[:MOST_BYTES]} {value[-MOST_BYTES:]}".encode("utf-8", "surrogatepass")
+        yield f"{len(value)} {value[:MAX_BYTES]} {value[-MAX_BYTES:]}".encode("utf-8", "surrogatepass")
     elif isinstance(value, bytes | bytearray | memoryview):
         data = memoryview(value).cast("B")
         yield b"%d " % len(data)
-        yield bytes(data[:MOST_BYTES])
-        yield bytes(data[-MOST_BYTES:])
+        yield bytes(data[:MAX_BYTES])
+        yield bytes(data[-MAX_BYTES:])
     elif hasattr(value, "dtype") and hasattr(value, "shape"):  # arrays and tensors
         yield f"{value.dtype} {tuple(value.shape)} ".encode()
         try:
             flat = value.reshape(-1)
-            ends = [flat[:MOST_VALUES].tolist(), flat[-MOST_VALUES:].tolist()]
+            ends = [flat[:MAX_VALUES].tolist(), flat[-MAX_VALUES:].tolist()]
         except (TypeError, ValueError, RuntimeError):  # such as sparse tensors
             return
         yield repr(ends).encode()

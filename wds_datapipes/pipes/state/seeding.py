@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SEED", "SeededStage", "derive_later_seeds", "later_seed", "pending_seed"]
 
-#: The attribute for the `Seed` of a stage of another package, and the mark of a wrapped method.
+#: The attribute with the `Seed` of a stage of another package, and the one that marks a wrapped method.
 SEED, _MARK = "_wds_datapipes_seed", "_derives_later_seeds"
 
 
@@ -31,7 +31,7 @@ class Seed(NamedTuple):
 class SeededStage:
     """A random stage: a loader sets the seed of one pass, from which those of later passes are derived.
 
-    A loader sets seeds once per epoch, but a later stage, such as ``.cycle(2)``, may restart this one more often. Also
+    A loader sets seeds once per epoch, but a later stage, such as ``.cycle(2)``, may restart this one more often. Even
     then, stages before the split must draw the same numbers in all workers and ranks.
     """
 
@@ -72,8 +72,8 @@ def derive_later_seeds(pipe: Any) -> None:
     """Make stages of other packages derive the seeds of later passes like `SeededStage`.
 
     torch's ``.shuffle()`` forgets its seed when a pass begins. For the next pass, it draws one from torch's generator,
-    which differs between workers, so each worker would split another order. This function wraps, once per process, the
-    methods by which a class takes its seed and begins a pass. Loaders call it before they seed a pipeline.
+    which differs between workers, so each worker would split a different order. This function wraps, once per process,
+    the methods by which a class takes its seed and begins a pass. Loaders call it before they seed a pipeline.
 
     Args:
         pipe: the last stage.
@@ -95,12 +95,12 @@ def _recording_set_seed(set_seed: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``set_seed`` that records the seed."""
 
     @functools.wraps(set_seed)
-    def set_and_note(self: Any, seed: int, *args: Any, **kwargs: Any) -> Any:
+    def set_and_record(self: Any, seed: int, *args: Any, **kwargs: Any) -> Any:
         vars(self)[SEED] = Seed(seed, is_used=False)
         return set_seed(self, seed, *args, **kwargs)
 
-    setattr(set_and_note, _MARK, True)
-    return set_and_note
+    setattr(set_and_record, _MARK, True)
+    return set_and_record
 
 
 def _reseeding_reset(reset: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The list of shards before the split: the same in every worker, and the same when training is resumed."""
+"""The list of shards before the split, which is the same in every worker and when training resumes."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ Seen = list[Any]
 MAX_TEXT = 200
 
 #: Stages of torch and torchdata that draw no random numbers, or use the seed set by the loader.
-DRAWING_NOTHING = {
+NOT_RANDOM = {
     f"{name}IterDataPipe"
     for name in ("Batcher", "Concater", "Cycler", "Enumerator", "FileLister", "Header", "LengthSetter", "Multiplexer")
 } | {f"{name}IterDataPipe" for name in ("Repeater", "ShardingFilter", "Shuffler", "UnBatcher", "Zipper")}
-#: Stages of this package that call functions of the user, which may draw random numbers.
-CALLING = {
+#: Stages of this package that call the user's functions, which may draw random numbers.
+CALLING_USER_CODE = {
     *(
         "Associator",
         "DictMapper",
@@ -96,7 +96,7 @@ class ShardOrder(Stage[Any]):
         self._expected: Seen | None = None
 
     def expect(self, seen: Seen) -> None:
-        """Require the next pass to begin like an earlier one."""
+        """Require the next pass to start with the same items as an earlier one."""
         self._expected = seen
 
     def __iter__(self) -> Iterator[Any]:
@@ -128,8 +128,8 @@ class ShardOrder(Stage[Any]):
 class ResampledShardOrder(ShardOrder):
     """A `ShardOrder` for lists that may depend on the global generators, such as by a user's ``random.shuffle``.
 
-    While the list is made, the state of the generators of Python, NumPy and torch is derived from the seed of the
-    epoch: it is the same in every worker, on every rank, and when training is resumed.
+    While the list is read, the state of the generators of Python, NumPy and torch is derived from the seed of the
+    epoch: it is the same in every worker, on every rank, and when training resumes.
 
     Attributes:
         seeds: the seeds of its passes. It has no ``set_seed``: loaders draw a seed for each stage that has one, so the
@@ -162,7 +162,7 @@ class _Generators:
     """States of the global generators.
 
     Args:
-        seed: the seed that they are derived from.
+        seed: the seed from which they are derived.
     """
 
     def __init__(self, seed: int) -> None:
@@ -241,7 +241,7 @@ def check_seen(seen: Any) -> Seen:
         ValueError: it is not valid.
     """
     if not (isinstance(seen, list | tuple) and [type(each) for each in seen] == [int, str, str] and seen[0] >= 0):
-        raise ValueError(f"it has seen {seen!r:.100} of the list of shards")
+        raise ValueError(f"its digest of the list of shards is invalid: {seen!r:.100}")
     return [*seen]
 
 
@@ -270,8 +270,8 @@ def _draws_nothing(stage: Any) -> bool:
     if kind is IterableWrapper:
         return type(stage.iterable) in (list, tuple, range, str, dict)
     if package == "wds_datapipes":
-        return kind.__name__ not in CALLING
-    return package in ("torch", "torchdata") and kind.__name__ in DRAWING_NOTHING
+        return kind.__name__ not in CALLING_USER_CODE
+    return package in ("torch", "torchdata") and kind.__name__ in NOT_RANDOM
 
 
 def _check(begun: list[Any], expected: Seen) -> None:
@@ -287,14 +287,14 @@ def _check(begun: list[Any], expected: Seen) -> None:
         return
     count, _, last = expected
     if len(begun) < count:
-        how = f"it had {count} items or more, of which the last that was seen is {last}, and has {len(begun)} now"
+        how = f"it had at least {count} items, up to {last}, and has {len(begun)} now"
     elif found[2] != last:
         how = f"item {count - 1} was {last}, and is {found[2]} now"
     else:
-        how = f"one of the {count} items up to {last} is another one"
+        how = f"one of the {count} items up to {last} differs"
     raise ChangedShardError(
-        f"The list of shards has changed since the state was saved: {how}. What was read is known by its position in "
-        f"the list, so samples would be repeated and left out. Resume with the same list, in the same order"
+        f"The list of shards has changed since the state was saved: {how}. The state records positions in this "
+        "list, so samples would be repeated or skipped. Resume with the same list, in the same order"
     )
 
 

@@ -14,43 +14,43 @@ from wds_datapipes.fingerprint.code import is_users as is_users_module
 from wds_datapipes.pipes.stage import RecordedStage, Stage, as_stage
 from wds_datapipes.pipes.state.graph import name_of
 
-__all__ = ["check_promise", "has_state", "is_stateless", "is_users"]
+__all__ = ["check_declaration", "has_state", "is_stateless", "is_users"]
 
 #: Stages of torch that keep nothing between two items.
 STATELESS = (Batcher, Collator, Filter, Mapper)
 
-#: Abstract classes, whose loop is not written.
+#: Abstract classes, which define no loop.
 WITHOUT_LOOP = (IterDataPipe, IterableDataset, Stage)
 
 _MIXED = "Use .mix_samples(), or mix the shards before .load_wds_shards()"
 
 #: Alternatives to stages without a position, by the names of their classes.
-INSTEAD = {
+ALTERNATIVES = {
     "BatchMapper": "Use .batch(n) and .map()",
     "Concater": _MIXED,
     "Header": "Use .slice_samples(n)",
     "LengthSetter": "Use .with_length(n)",
     "Multiplexer": _MIXED,
     "PinMemory": "Use ShardReadingService(pin_memory=True)",
-    "Prefetcher": "Workers of ShardReadingService make items ahead by themselves",
+    "Prefetcher": "The workers of ShardReadingService prefetch items already",
     "SampleWriter": "Resume with write_wds_shards(resume=True), which keeps a journal of the finished shards",
     "ShardingFilter": "Put .sharding_filter() before .load_wds_shards()",
     "Shuffler": "Use .shuffle_samples(n) for samples; .shuffle() belongs before .load_wds_shards()",
-    "Zipper": "Use .associate() with a table, or write what belongs together into one shard",
+    "Zipper": "Use .associate() with a table, or write all fields of a sample to one shard",
 }
 
 
 def has_state(stage: Any) -> bool:
     """Whether a stage has a state."""
     if isinstance(stage, RecordedStage):
-        return type(stage).state_dict is RecordedStage.state_dict and _is_promised(stage, "record_state")
+        return type(stage).state_dict is RecordedStage.state_dict and _is_declared(stage, "record_state")
     is_own = isinstance(stage, Stage) and type(stage).state_dict is not Stage.state_dict
-    return is_own and _is_promised(stage, "state_dict")
+    return is_own and _is_declared(stage, "state_dict")
 
 
 def is_stateless(stage: Any) -> bool:
     """Whether a stage keeps nothing between two items."""
-    if as_stage(stage).is_stateless and _is_promised(stage, "is_stateless"):
+    if as_stage(stage).is_stateless and _is_declared(stage, "is_stateless"):
         return True
     return _loop_of(type(stage)) in STATELESS
 
@@ -60,12 +60,12 @@ def is_users(stage: object) -> bool:
     return is_users_module(type(stage).__module__)
 
 
-def check_promise(stage: Any, behind: Sequence[Any]) -> None:
-    """Make sure that a stage has a state or is stateless.
+def check_declaration(stage: Any, later_stages: Sequence[Any]) -> None:
+    """Make sure that a stage has a state or is declared stateless.
 
     Args:
         stage: the stage.
-        behind: the stages after it.
+        later_stages: the stages after it.
 
     Raises:
         StateError: it is neither, or its state cannot be loaded.
@@ -78,41 +78,44 @@ def check_promise(stage: Any, behind: Sequence[Any]) -> None:
         return
     name, own = _full_name(stage), type(stage)
     if own.load_state_dict is Stage.load_state_dict:
-        raise StateError(f"{name} has state_dict() and no load_state_dict(), so its state could not be loaded")
+        raise StateError(f"{name} has state_dict() but no load_state_dict(), so its state cannot be loaded")
     try:
         inspect.signature(stage.load_state_dict).bind({}, ())
     except TypeError:
         raise StateError(
-            f"{name}.load_state_dict{inspect.signature(stage.load_state_dict)} does not take a state and the "
-            "positions of samples that come again, as in load_state_dict(self, state, again=())"
+            f"{name}.load_state_dict{inspect.signature(stage.load_state_dict)} does not accept a state and the "
+            "positions of samples to read again. Define it as load_state_dict(self, state, again=())"
         ) from None
-    reader = next((each for each in reversed(behind) if as_stage(each).rereads_samples), None)
+    reader = next((each for each in reversed(later_stages) if as_stage(each).rereads_samples), None)
     if reader is not None and own.position_reader is Stage.position_reader:
         raise StateError(
-            f"{name} has a state of its own, and is before {name_of(reader)}. To resume, the samples that wait there "
-            f"are read from their shards again, and would pass {own.__name__} a second time, which would change its "
-            f"state. Put {own.__name__} after {name_of(reader)}, or define position_reader() and skip these samples"
+            f"{name} has its own state, and comes before {name_of(reader)}. On resume, the samples held back there "
+            f"are read from their shards again, and would pass through {own.__name__} a second time, which would "
+            f"change its state. Put {own.__name__} after {name_of(reader)}, or define position_reader() and skip these "
+            "samples"
         )
 
 
 def _refusal(stage: Any) -> str:
     if not is_users(stage):
         name = name_of(stage)
-        return ". ".join([f"{name} has no position in the shards", *filter(None, [INSTEAD.get(name)])])
+        return ". ".join([f"{name} has no position in the shards", *filter(None, [ALTERNATIVES.get(name)])])
     known = next((each for each in type(stage).__mro__ if not is_users_module(each.__module__)), IterDataPipe)
-    inherited = "" if known in WITHOUT_LOOP else f" What is known of {known.__name__} says nothing of another __iter__."
+    inherited = (
+        "" if known in WITHOUT_LOOP else f" The declarations of {known.__name__} do not apply to another __iter__."
+    )
     return (
-        f"{_full_name(stage)} may hold samples back, and a state that lacks them would lose them.{inherited} Derive it "
-        "from wds_datapipes.Stage. If it keeps nothing between two items, and yields at most one for each that it "
+        f"{_full_name(stage)} may hold samples back, and a state without them would lose them.{inherited} Derive it "
+        "from wds_datapipes.Stage. If it keeps nothing between two items, and yields at most one item per item that it "
         "reads, set is_stateless = True in its class. Otherwise define state_dict() and load_state_dict(state, again). "
         "Or put it after the loader"
     )
 
 
-def _is_promised(stage: Any, name: str) -> bool:
-    """Whether a promise of a class applies to the loop of the stage.
+def _is_declared(stage: Any, name: str) -> bool:
+    """Whether a declaration of a class applies to the loop of the stage.
 
-    It does not for a class that inherits the promise and defines its own loop.
+    It does not if the class inherits the declaration and defines its own loop.
     """
     if name in vars(stage):
         return True
