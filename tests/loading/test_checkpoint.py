@@ -424,7 +424,7 @@ def ungathered() -> Any:
         (taken_apart, "UnBatcher has no position in the shards"),
         (dispatched, "sharding_round_robin_dispatch has no position in the shards"),
         (central, "InMain runs in the main process"),
-        (ungathered, r"it needs \.group_samples\(\)"),
+        (ungathered, r"recorded by \.group_samples\(\)"),
     ],
 )
 def test_a_stage_without_a_state_is_named_when_a_state_is_loaded(
@@ -490,7 +490,7 @@ def test_a_state_between_epochs_serves_any_number_of_workers() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"\x80\x04junk", "no JSON"),
+        (b"\x80\x04junk", "not JSON"),
         (b"[1]", "does not contain its version"),
         (b'{"format": "another"}', "does not contain its version"),
         (

@@ -194,7 +194,7 @@ def test_a_state_is_refused_by_a_loader_with_another_pipeline(new_service: Any, 
             list(itertools.islice(items, cut))
         state = loader.state_dict()
     with loader_of(new_service(), pipe=pipeline("{0..3}.tar")) as loader:
-        with pytest.raises(StateError, match=r"another pipeline.* was ShardList\(.*, and is ShardList\("):
+        with pytest.raises(StateError, match=r"different pipeline.* was ShardList\(.*, and is ShardList\("):
             loader.load_state_dict(state)
         assert len(list(loader)) == 13  # its own pipeline is in its place
     with (
@@ -220,7 +220,7 @@ def test_merged_states_are_compared_as_well() -> None:
         state = merge_states([loader.state_dict()])
     with (
         loader_of(ShardReadingService(), pipe=pipeline(buffer_size=5)) as loader,
-        pytest.raises(StateError, match="another pipeline"),
+        pytest.raises(StateError, match="different pipeline"),
     ):
         loader.load_state_dict(state)
 

@@ -184,7 +184,7 @@ class TestRanks:
         pipe = samples(ShardList(urls).sharding_filter())
         service = ShardReadingService()
         loader: Any = StatefulShards(pipe) if kind == "StatefulShards" else DataLoader2(pipe, reading_service=service)
-        with pytest.warns(UserWarning, match="torchrun has started 2 ranks, and .* has not been called"):
+        with pytest.warns(UserWarning, match="torchrun has started 2 ranks, but .* has not been called"):
             list(loader)
 
     def test_stateful_shards_that_came_too_early_are_refused(self, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:

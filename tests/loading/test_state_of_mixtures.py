@@ -104,7 +104,7 @@ def test_what_is_left_of_a_mixture_that_ends_otherwise_has_no_meaning_on_other_w
         state = one.state_dict()
     with new(1) as other:
         other.load_state_dict(state)
-        with pytest.raises(StateError, match=f'left of mix_samples.stop="{stop}".* mix with stop="all"'):
+        with pytest.raises(StateError, match=f'rest of mix_samples.stop="{stop}".* mix with stop="all"'):
             next(iter(other))
 
 

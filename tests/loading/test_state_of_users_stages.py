@@ -215,9 +215,9 @@ ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "torch's batcher": (
         lambda pipe: Overlapping(pipe, 2),
-        r"Overlapping may hold .* of BatcherIterDataPipe says nothing",
+        r"Overlapping may hold .* of BatcherIterDataPipe do not apply",
     ),
-    "our shuffle": (lambda pipe: OwnBuffer(pipe, 4), "OwnBuffer may hold .* of SampleShuffler says nothing"),
+    "our shuffle": (lambda pipe: OwnBuffer(pipe, 4), "OwnBuffer may hold .* of SampleShuffler do not apply"),
     "before a shuffle": (
         lambda pipe: Pairs(pipe).shuffle_samples(4),
         r"Pairs has its own state, and comes before SampleShuffler\. .* Put Pairs after SampleShuffler",

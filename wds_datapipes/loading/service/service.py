@@ -245,7 +245,7 @@ class ShardReadingService(MultiProcessingReadingService, CheckpointableReadingSe
 
         Raises:
             StateError: the state belongs to another pipeline; or it is from a different number of ranks or workers, and
-                does not cover all ranks or the pipeline cannot be resharded.
+                either does not cover all ranks, or the pipeline cannot be resharded.
             RankLostError: another rank does not arrive in time.
         """
         self._manager.load(serialized_state)

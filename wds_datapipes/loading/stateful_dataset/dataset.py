@@ -162,8 +162,7 @@ class StatefulShards(IterableDataset[Any]):
             tracked.end(self._shared.read(0))
         finally:
             if self._epochs.spans_epochs and not (tracked is not None and tracked.is_over and tracked.is_in_order):
-                # Persistent workers are past the position of the loop, or hold the streams of other workers. Start new
-                # ones.
+                # Persistent workers are past the position of the loop, or hold other workers' streams. Start new ones.
                 loader._iterator = None
             # Workers that are still starting belong to this loop, and must end before it is recorded as over.
             iterator = None

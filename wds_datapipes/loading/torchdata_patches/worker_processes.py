@@ -208,7 +208,7 @@ def _report_unsendable(who: str, queue: Any, error: Exception, response: Any) ->
     )
     refusal = pickle.PicklingError(
         f"{who} made {what}, which cannot be sent to another process ({type(error).__name__}: {error}). "
-        "Convert it to plain data in the pipeline, such as bytes, arrays or tensors, before it leaves the worker."
+        "In the pipeline, convert it to plain data, such as bytes, arrays or tensors, before it leaves the worker."
     )
     refusal.__cause__ = error
     queue.put(WorkerExceptionResponse(SendableError((type(refusal), refusal, None), where=f"in {who}")))
