@@ -291,7 +291,7 @@ REFUSED: dict[str, tuple[Callable[[], Pipe], str]] = {
     "a stream in a stream": (lambda: drawn().with_epoch(7).with_epoch(3), "no position before EpochSetter"),
     "a stream of functions": (
         lambda: split().compose(neighbours).with_epoch(9),
-        "StreamComposer has no position in the shards.* cannot be replayed: EpochSetter is in it",
+        "StreamComposer has no position in the shards.* cannot be replayed: EpochSetter continues",
     ),
     "a cache of the first order": (
         lambda: listed().in_memory_cache(),
