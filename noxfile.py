@@ -26,6 +26,7 @@ SWEEPS = [
     "tests/loading/test_checkpoint.py",
     "tests/loading/test_repaired_service.py",
     "tests/loading/test_service_laws.py",
+    "tests/loading/test_state_law.py",
     "tests/loading/test_training_run.py",
     "tests/fuzzing/test_targets.py",
 ]

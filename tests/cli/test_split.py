@@ -102,5 +102,5 @@ def test_a_part_has_indexes_and_spares_what_is_read(program: Any, shards: list[s
         check_index(read_index(f"x-{part}-0.tar.wdsidx"), f"x-{part}-0.tar", depth="headers")
     done = program("split", *shards, *parts, "-o", "{part}-%d.tar")
     assert (done.code, done.out) == (2, "")
-    assert "'a-0.tar' is read" in done.err
+    assert "may overwrite 'a-0.tar', which is an input" in done.err
     assert contents(*shards) == contents("x-a-0.tar", "x-b-0.tar")

@@ -193,7 +193,7 @@ def test_a_file_of_samples_without_facts_is_damaged(tmp_path: Path) -> None:
     head = path.read_bytes()[: len(MAGIC)]
     frames = FRAME.pack(0, 0)
     path.write_bytes(head + frames + _trailer(0, len(frames), crc32(frames)))
-    with pytest.raises(DamagedFile, match="no JSON"):
+    with pytest.raises(DamagedFile, match="not valid JSON"):
         open_samples(str(path), {})
 
 

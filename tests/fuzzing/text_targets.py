@@ -85,7 +85,7 @@ def headers(data: bytes) -> None:
     ):
         origin = http.HttpSource(http.HttpClient("http", {}, 1.0), "http://h/x")
         answer = patch.object(
-            http.HttpClient, "_ask", return_value=Response(status, answered)
+            http.HttpClient, "_request", return_value=Response(status, answered)
         )  # which would ask a server
         with answer, contextlib.suppress(http.UnexpectedResponseError):
             opened = origin.open_at(512 if status == 206 else 0)

@@ -469,7 +469,7 @@ def test_a_shard_that_ends_before_the_place_is_an_error_on_the_web(site: Site) -
     build_shard("0.tar", samples())
     state = state_at(pipeline(f"{site.url}/0.tar", 1), 40)
     build_shard("0.tar", samples(count=1))
-    with pytest.raises(ChangedShardError, match=r"ends before byte \d{7}, at which reading was to resume"):
+    with pytest.raises(ChangedShardError, match=r"ends before byte \d{7}, where reading should resume"):
         list(resumed(pipeline(f"{site.url}/0.tar", 1), state))
 
 

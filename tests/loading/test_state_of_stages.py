@@ -154,7 +154,7 @@ def test_what_is_read_behind_the_last_position_is_no_error_of_a_resumed_epoch(tm
         (lambda pipe: pipe.compose(iter), "StreamComposer has no position in the shards"),
         (lambda pipe: pipe.batch(2).unbatch(), "UnBatcher has no position in the shards"),
         (lambda pipe: pipe.shuffle(), r"Shuffler has no position .* Use \.shuffle_samples\(n\) for samples"),
-        (lambda pipe: pipe.batch(3).shuffle_samples(4), r"SampleShuffler knows .* Put it before \.batch\(\)"),
+        (lambda pipe: pipe.batch(3).shuffle_samples(4), r"SampleShuffler records .* Put it before \.batch\(\)"),
     ],
 )
 def test_what_has_no_position_is_named(refused: Stage, why: str) -> None:

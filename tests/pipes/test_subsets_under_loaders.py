@@ -89,7 +89,7 @@ def test_the_shard_is_closed_before_the_last_sample_leaves(folder: Path) -> None
 def test_an_empty_stream_is_an_error_that_names_the_stages(tmp_path: Path, workers: int) -> None:
     pipe = ShardList(build_shard(tmp_path / "a.tar", [])).non_empty().load_wds_shards().group_samples().non_empty()
     loader = DataLoader(pipe, batch_size=None, num_workers=workers)
-    names = re.escape("nothing from ShardList, NonEmptyChecker, ShardLoader, SampleGrouper. The shards may be empty")
+    names = re.escape("no items from ShardList, NonEmptyChecker, ShardLoader, SampleGrouper. The shards may be empty")
     with pytest.raises(EmptySourceError, match=names) as caught:
         list(loader)
     traceback.clear_frames(caught.tb)
@@ -101,5 +101,5 @@ def test_before_the_split_a_worker_without_a_shard_is_no_error(folder: Path) -> 
     with pytest.raises(EmptySourceError) as caught:
         list(DataLoader(before.non_empty(), batch_size=None, num_workers=2))
     traceback.clear_frames(caught.tb)
-    with pytest.raises(EmptySourceError, match="nothing from IterableWrapper"):
+    with pytest.raises(EmptySourceError, match="no items from IterableWrapper"):
         list(IterableWrapper([]).non_empty())
