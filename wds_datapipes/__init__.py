@@ -36,6 +36,7 @@ if typing.TYPE_CHECKING:
     from wds_datapipes.loading.report import LoadingReport, WorkerReport
     from wds_datapipes.loading.service.service import ShardReadingService
     from wds_datapipes.loading.stateful_dataset.dataset import StatefulShards
+    from wds_datapipes.pipes.indexed import IndexedSamples
     from wds_datapipes.prepare.convert import ConvertedShard, convert_shards
     from wds_datapipes.writing import ShardWriter, TarWriter
 
@@ -46,6 +47,7 @@ __all__ = [
     "DirectoryShards",
     "ErrorBudget",
     "ImageDecoder",
+    "IndexedSamples",
     "LoadingReport",
     "Member",
     "MockSamples",
@@ -77,6 +79,7 @@ _apply_patches()
 _LATER = {
     "ConvertedShard": "wds_datapipes.prepare.convert",
     "ImageDecoder": "wds_datapipes.codecs.images",
+    "IndexedSamples": "wds_datapipes.pipes.indexed",
     "LoadingReport": "wds_datapipes.loading.report",
     # With the methods that DataLoader2 calls later, when the process may have reached its limit of open files.
     "ShardReadingService": "wds_datapipes.loading.service.loader",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import os
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from tarfile import HeaderError, TarInfo
 from threading import Lock
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from wds_datapipes.errors import ChangedShardError, ShardOpenError
 from wds_datapipes.index.shard_index import ShardIndex
@@ -16,15 +21,19 @@ from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.io.remote.range_sources import RangeSource
 from wds_datapipes.samples.keys import KeyRule, is_meta
 from wds_datapipes.tar.buffer import ReadBuffer
+from wds_datapipes.tar.headers import BLOCK, NAME_BYTES
 from wds_datapipes.tar.reader import read_members
 from wds_datapipes.tar.scanner import open_archive_ranges
 from wds_datapipes.types import Sample
 
 __all__ = ["SampleReader", "has_random_access"]
 
+#: Data that is at most this far apart in a shard is read at once, up to this many bytes. Longer data is read alone.
+GAP_BYTES, MAX_READ_BYTES, LONG_BYTES = 8 << 10, 256 << 10, 32 << 10
+
 
 class SampleReader:
-    """Reads samples of one shard in any order, each with one read at its offset. It is thread-safe.
+    """Reads samples of one shard in any order, by their offsets. It is thread-safe.
 
     Args:
         url: the shard.
@@ -55,6 +64,10 @@ class SampleReader:
         self._key_rule, self._storage_options, self._limits = key_rule, storage_options, limits
         self._lock = Lock()
         self._parts: RangeSource | None = None
+        self._file: BinaryIO | None = None  # opened by `read_many`
+        self._is_checked = False
+        #: How many bytes `read_many` has read.
+        self.bytes_read = 0
 
     def read(self, number: int) -> Sample:
         """Return a sample, with its fields as bytes.
@@ -88,13 +101,101 @@ class SampleReader:
                 return self._read_range(entry.offset, entry.offset + entry.size)
         return None
 
+    def read_many(self, numbers: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
+        """Return samples with their fields as bytes, and keep a local shard open until `close`.
+
+        Data that is close together is read at once, without headers. Only the header of the first member that is ever
+        read is compared with the index.
+
+        Args:
+            numbers: the numbers of the samples.
+            fields: the fields to read; by default all.
+
+        Raises:
+            ShardError: a sample cannot be read, or the shard has changed since it was indexed.
+        """
+        samples: list[Sample] = [{} for _ in numbers]
+        members = self._members(numbers, samples, fields)
+        self._open_and_check(members)
+        for start, end, group in _coalesce(sorted(members)):
+            data = self._read_range(start, end)
+            self.bytes_read += len(data)
+            for offset, size, field, number in group:
+                samples[number][field] = data[offset - start : offset - start + size]
+        return samples
+
+    def _members(
+        self, numbers: Sequence[int], samples: list[Sample], fields: Collection[str] | None
+    ) -> list[tuple[int, int, str, int]]:
+        """Begin samples, and return the offset and the size of each of their fields, its name, and its sample."""
+        columns, names = self.index.columns, self.index.fields
+        wanted = [fields is None or name in fields for name in names]
+        chosen = np.asarray(numbers)
+        firsts, lasts = columns["sample_members"][chosen], columns["sample_members"][chosen + 1]
+        counts = lasts - firsts
+        # The members of all samples, one after the other.
+        all_members = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        found = zip(
+            columns["member_offsets"][all_members].tolist(),
+            columns["member_sizes"][all_members].tolist(),
+            columns["member_fields"][all_members].tolist(),
+            np.repeat(np.arange(len(samples)), counts).tolist(),
+            strict=True,
+        )
+        empty = {"__key__": "", "__url__": self.url} | ({} if self._path is None else {"__local_path__": self._path})
+        for key, sample in zip(self.index.keys_of(chosen), samples, strict=True):
+            sample.update(empty, __key__=key)
+        members = []
+        for offset, size, field, number in found:
+            if wanted[field]:
+                samples[number][names[field]] = b""  # in the order of the archive
+                members.append((offset, size, names[field], number))
+        return members
+
+    def _open_and_check(self, members: list[tuple[int, int, str, int]]) -> None:
+        """Open a shard and compare it with its index, unless that was done before.
+
+        Raises:
+            ChangedShardError: it has another size, or there is no such member.
+        """
+        if self._is_checked or not members:
+            return
+        if self._path is not None:
+            self._file = open_local(self._path, name=self.url)
+            weakref.finalize(self, self._file.close)
+            size, expected = os.fstat(self._file.fileno()).st_size, self.index.facts.bytes
+            if expected not in (None, size):
+                raise self._changed(f"it has {size} bytes instead of {expected}")
+        offset, size, field, _ = members[0]
+        try:
+            header = TarInfo.frombuf(self._read_range(offset - BLOCK, offset), "utf-8", "surrogateescape")
+        except HeaderError as error:
+            raise self._changed(f"there is no header at byte {offset - BLOCK} ({error})") from error
+        # A long name is cut in this header, PAX records may replace the name and the size.
+        is_cut = len(header.name.encode("utf-8", "surrogateescape")) >= NAME_BYTES or not field.isascii()
+        if not (is_cut or header.name.lower().endswith(f".{field.lower()}")) or header.size not in (size, 0):
+            raise self._changed(f"the member {header.name!r} of {header.size} bytes is at byte {offset}")
+        self._is_checked = True
+
+    def _changed(self, found: str) -> ChangedShardError:
+        return ChangedShardError(
+            f"{self._name} has changed since it was indexed: {found}. Build its index again with build_indexes"
+        )
+
     def close(self) -> None:
         """Close the shard."""
         if self._parts is not None:
             self._parts.close()
+        if self._file is not None:
+            self._file.close()
+        self._file, self._is_checked = None, False
 
     def _read_range(self, start: int, end: int) -> bytes:
-        with ExitStack() as opened:
+        if self._file is not None:
+            data = os.pread(self._file.fileno(), end - start, start)
+            if len(data) == end - start:
+                return data
+        with ExitStack() as opened:  # also for the rest of a read that was interrupted
             stream: BinaryIO
             if self._path is not None:
                 stream = opened.enter_context(open_local(self._path, name=self.url))
@@ -121,3 +222,22 @@ def has_random_access(url: str, *, storage_options: Mapping[str, Any] | None = N
     if stream is not None:
         stream.close()
     return stream is not None
+
+
+def _coalesce(
+    members: list[tuple[int, int, str, int]],
+) -> Iterator[tuple[int, int, list[tuple[int, int, str, int]]]]:
+    """Yield ranges of a shard to read at once, each with the members in it."""
+    group: list[tuple[int, int, str, int]] = []
+    start = end = limit = 0
+    for member in members:
+        offset, size, _, _ = member
+        if group and (size >= LONG_BYTES or offset > end + GAP_BYTES or offset + size > limit):
+            yield start, end, group
+            group = []
+        if not group:
+            start, limit = offset, offset + (size if size >= LONG_BYTES else MAX_READ_BYTES)
+        end = offset + size
+        group.append(member)
+    if group:
+        yield start, end, group

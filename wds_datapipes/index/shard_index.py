@@ -223,6 +223,15 @@ class ShardIndex:
         """The keys of all samples, in the order of the shard."""
         return _texts(self.columns["key_ends"], self.columns["key_text"])
 
+    def keys_of(self, numbers: npt.NDArray[np.int64]) -> list[str]:
+        """Return the keys of samples."""
+        ends, text = self.columns["key_ends"], self.columns["key_text"].data
+        begins = np.where(numbers > 0, ends[numbers - 1], 0).tolist()
+        return [
+            str(text[begin:end], "utf-8", "surrogateescape")
+            for begin, end in zip(begins, ends[numbers].tolist(), strict=True)
+        ]
+
     @property
     def end(self) -> int:
         """The offset of the archive's end marker, in uncompressed bytes."""

@@ -18,7 +18,7 @@ from wds_datapipes.codecs.extensions import (
 from wds_datapipes.codecs.registry import add_decoder
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.stage import OneToOneStage, register_stage
 from wds_datapipes.types import Sample
 
 __all__ = ["RegisteredDecoder", "SampleDecoder", "handle_extension", "register_decoder"]
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[[bytes], Any])
 
 
 @register_stage("wds_decode")
-class SampleDecoder(Stage[Sample]):
+class SampleDecoder(OneToOneStage[Sample]):
     """Decodes the fields of samples, each by its extension (functional name: ``wds_decode``).
 
     Fields ending in ``.gz`` are decompressed first. The first match decodes a field: the keyword with the field's

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from wds_datapipes.codecs.encoding import EncoderChain, FieldEncoder
 from wds_datapipes.codecs.field_chain import convert_samples
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.stage import OneToOneStage, register_stage
 from wds_datapipes.types import Sample
 
 __all__ = ["SampleEncoder"]
 
 
 @register_stage("wds_encode")
-class SampleEncoder(Stage[Sample]):
+class SampleEncoder(OneToOneStage[Sample]):
     """Encodes the fields of samples, each by its extension (functional name: ``wds_encode``).
 
     The inverse of ``wds_decode``. Bytes are unchanged in any field. Other values are encoded by the keyword with the

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import OpaqueValue, Stage, register_stage
+from wds_datapipes.pipes.stage import OneToOneStage, OpaqueValue, Stage, register_stage
 from wds_datapipes.samples.fields import (
     Function,
     Missing,
@@ -25,7 +25,7 @@ __all__ = ["DictMapper", "FieldRenamer", "SampleMapper", "TupleMaker", "TupleMap
 
 
 @register_stage("to_tuple")
-class TupleMaker(Stage[tuple[Any, ...]]):
+class TupleMaker(OneToOneStage[tuple[Any, ...]]):
     """Turn samples into tuples of selected fields (functional name: ``to_tuple``).
 
     Yields:
@@ -67,7 +67,7 @@ class TupleMaker(Stage[tuple[Any, ...]]):
 
 
 @register_stage("rename")
-class FieldRenamer(Stage[Sample]):
+class FieldRenamer(OneToOneStage[Sample]):
     """Rename fields (functional name: ``rename``).
 
     Yields:
@@ -149,7 +149,7 @@ class SampleMapper(Stage[Any]):
 
 
 @register_stage("map_dict")
-class DictMapper(Stage[Sample]):
+class DictMapper(OneToOneStage[Sample]):
     """Apply functions to fields by name (functional name: ``map_dict``).
 
     Yields:
@@ -189,7 +189,7 @@ class DictMapper(Stage[Sample]):
 
 
 @register_stage("map_tuple")
-class TupleMapper(Stage[tuple[Any, ...]]):
+class TupleMapper(OneToOneStage[tuple[Any, ...]]):
     """Apply functions to the elements of tuples by position (functional name: ``map_tuple``).
 
     Yields:

@@ -72,6 +72,7 @@ class SampleGrouper(RecordedStage[Sample]):
         [{'__key__': 'a', '__url__': 'train.tar', '__local_path__': 'train.tar', 'cls': b'1'}]
     """
 
+    has_position = True
     can_reshard = True
 
     def __init__(
@@ -321,6 +322,10 @@ class SampleShuffler(SeededStage, RecordedStage[Sample]):
     def reset(self) -> None:
         """Start an epoch, with the seed that was set for it or one from torch's generator."""
         self._rng.seed(self.take_seed())
+
+    def __len__(self) -> int:
+        """Return the number of items of an epoch in this process."""
+        return len(self.source)
 
     def __iter__(self) -> Iterator[Sample]:
         if not self._enabled:

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from wds_datapipes.on_error.policy import OnError, check_on_error, refuse_handler
-from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.stage import OneToOneStage, Stage, register_stage
 from wds_datapipes.samples.fields import Missing
 from wds_datapipes.samples.select import (
     Alternatives,
@@ -76,7 +76,7 @@ class FieldSelector(Stage[Sample]):
 
 
 @register_stage("extract_keys")
-class KeyExtractor(Stage[tuple[Any, ...]]):
+class KeyExtractor(OneToOneStage[tuple[Any, ...]]):
     """Turn samples into tuples of the fields that patterns match (functional name: ``extract_keys``).
 
     Patterns are those of `FieldSelector`, and also match ``"__key__"``. webdataset's ``ignore_missing`` shortens the
@@ -126,7 +126,7 @@ class KeyExtractor(Stage[tuple[Any, ...]]):
 
 
 @register_stage("rename_keys")
-class KeyRenamer(Stage[Sample]):
+class KeyRenamer(OneToOneStage[Sample]):
     """Rename the fields that match patterns (functional name: ``rename_keys``).
 
     Patterns are those of `FieldSelector`. If several rules match a field, the last one applies; keywords come after

@@ -10,13 +10,14 @@ from torch.utils.data import IterDataPipe
 
 from wds_datapipes.counters import Counters
 from wds_datapipes.on_error.policy import CountedErrors, OnError
-from wds_datapipes.pipes.state.graph import sources_of, upstream
+from wds_datapipes.pipes.state.graph import name_of, sources_of, upstream
 from wds_datapipes.pipes.state.recording import Form, PlainRecorder, Recorder
 from wds_datapipes.shards.position import ItemCounter, SamplePosition, pack_positions, unpack_positions
 
 __all__ = [
     "CountingStage",
     "Groups",
+    "OneToOneStage",
     "OpaqueValue",
     "RecordedStage",
     "Stage",
@@ -72,6 +73,8 @@ class Stage(IterDataPipe[T_co]):
 
     Attributes:
         is_stateless: whether it keeps nothing between two items, and yields at most one for each that it reads.
+        has_position: whether its state contains the position of the pipeline in the shards, so that the stages before
+            it need no state.
         rereads_samples: whether the samples at the ``"waiting"`` positions of its state are read again to resume.
         spans_epochs: whether an epoch continues where the previous one ended.
         keeps_share: whether its items belong to the same instance of the pipeline in all passes over its source.
@@ -106,6 +109,7 @@ class Stage(IterDataPipe[T_co]):
     _is_child_datapipe = False
 
     is_stateless: bool = False
+    has_position: bool = False
     rereads_samples: bool = False
     spans_epochs: bool = False
     keeps_share: bool = False
@@ -173,6 +177,18 @@ class Stage(IterDataPipe[T_co]):
 
     def rotate_assignment(self, turn: int) -> None:
         """Rotate the assignment by ``turn`` workers, if this stage splits the data."""
+
+
+class OneToOneStage(Stage[T_co]):
+    """Base class of stages that yield one item for each one that they read, unless ``on_error`` skips it."""
+
+    source: Any
+
+    def __len__(self) -> int:
+        """Return the number of items of an epoch in this process."""
+        if self.on_error != "raise":
+            raise TypeError(f"{name_of(self)} has no length, since on_error={self.on_error!r} may skip items")
+        return len(self.source)
 
 
 class RecordedStage(Stage[T_co]):

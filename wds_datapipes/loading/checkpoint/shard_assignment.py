@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+from wds_datapipes.pipes.indexed import IndexedSamples
 from wds_datapipes.pipes.state.pipeline_state import stateful
 from wds_datapipes.pipes.state.shard_order import merge_seen
 from wds_datapipes.shards.position import Resume, SamplePosition, ShardShare, unpack_positions
@@ -30,7 +32,10 @@ def reshard_states(
     first, *others = stateful(pipe)
     branches = first.nested_sources()
     firsts: list[dict[str, Any]]
-    if not branches:
+    if isinstance(first, IndexedSamples):
+        waiting_positions = [*chain(*held_later), *chain(*map(_waiting_positions, parts))]
+        firsts = first.reshard_states([_first(part) for part in parts], waiting_positions, instances)
+    elif not branches:
         shares = assign_shards(parts, instances, held_later)
         seen = merge_seen([_first(part).get("listed", ()) for part in parts])
         listed = {"listed": seen} if seen else {}

@@ -199,6 +199,8 @@ def _stages_of(pipe: Any) -> Iterator[Any]:
         if isinstance(pipe, ShardLoader | ReplayedItems) or as_stage(pipe).nested_sources():
             return
         sources = list(sources_of(pipe))
+        if not sources and as_stage(pipe).has_position:
+            return
         if len(sources) != 1:
             what = f"has {len(sources)} sources" if sources else "has no source, and is not .load_wds_shards()"
             raise StateError(f"{type(pipe).__name__} {what}, so the position of the pipeline in its shards is unknown")
@@ -236,7 +238,7 @@ def stateful(pipe: Any, later_stages: Sequence[Any] = ()) -> list[Any]:
             _check_epochs(branch, stage)
             stateful(branch, later)
     first = found[-1] if found else None
-    if not (isinstance(first, SampleGrouper | ReplayedItems) or as_stage(first).nested_sources()):
+    if not (as_stage(first).has_position or as_stage(first).nested_sources()):
         raise StateError("The position of a pipeline is recorded by .group_samples(), which is missing here")
     return found[::-1]
 

@@ -50,6 +50,7 @@ class ReplayedItems(RecordedStage[Any]):
     """
 
     is_transparent = True
+    has_position = True
 
     def __init__(self, source: IterDataPipe[Any], reason: str) -> None:
         super().__init__()

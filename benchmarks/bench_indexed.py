@@ -1,0 +1,85 @@
+"""How fast are samples read by their indexes, and what does it cost to plan an epoch of a very large dataset?
+
+    python benchmarks/bench_indexed.py --json indexed.json --plot indexed.png
+
+Each contender yields all samples of the same local shards, in the page cache, with their fields as bytes. "stream"
+reads whole shards with ``.load_wds_shards().group_samples()``. The others are the orders of ``IndexedSamples``, from a
+manifest. "one field" reads only the smallest field of each sample.
+
+A second table shows the time and memory to begin an epoch of 10,000 samples in each of a million shards, and to find
+256 positions in it.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import webdataset
+from contest import Contender, Contest, in_child, options, parse, plot_contests, write_report
+from datasets import SETS, folder
+from rich.console import Console
+from rich.table import Table
+
+from wds_datapipes import IndexedSamples, ShardList
+from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index.epoch_order import EpochOrder, Order
+
+REFERENCE = "webdataset"
+SHARDS, SAMPLES = 10**6, 10**4
+
+
+def payload(sample: dict[str, Any]) -> int:
+    return sum(len(value) for value in sample.values() if isinstance(value, bytes))
+
+
+def contenders(urls: list[str]) -> list[Contender]:
+    manifest = Manifest(build_indexes(urls))
+    orders: Sequence[Order] = ("sequential", "window", "global")
+    return [
+        Contender(REFERENCE, lambda: webdataset.WebDataset(urls, shardshuffle=False), payload),
+        Contender("stream", lambda: ShardList(urls).load_wds_shards().group_samples(), payload),
+        *(Contender(order, partial(IndexedSamples, manifest, order=order), payload) for order in orders),
+        Contender("one field", lambda: IndexedSamples(manifest, order="sequential", fields=["cls"]), payload, True),
+    ]
+
+
+def plan(order: Order) -> dict[str, Any]:
+    """Return the seconds to begin an epoch and to find positions, and the growth of memory in MB."""
+    sizes = np.full(SHARDS, SAMPLES)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    epoch = EpochOrder(sizes, order, seed=0)
+    begun = time.perf_counter()
+    epoch.find(np.arange(SHARDS, SHARDS + 256))
+    found = time.perf_counter()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return {"order": order, "begin_s": begun - started, "find_s": found - begun, "grown_mb": grown}
+
+
+def main() -> None:
+    parser = options(__doc__, rounds=7)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
+    arguments = parse(parser)
+    contests = []
+    for name in arguments.sets:
+        urls = SETS[name].write(folder(arguments.data), arguments.scale)
+        contest = Contest(f"Read {name} by index", contenders(urls), REFERENCE, unit="sample")
+        contest.run(arguments.rounds)
+        contest.show()
+        contests.append(contest)
+    table = Table("order", "begin (s)", "find 256 (s)", "memory (MB)", title="An epoch of 10¹⁰ samples in 10⁶ shards")
+    plans = [in_child(plan, order) for order in ("global", "window")]
+    for each in plans:
+        table.add_row(each["order"], f"{each['begin_s']:.3f}", f"{each['find_s']:.3f}", f"{each['grown_mb']:.0f}")
+    Console().print(table)
+    write_report(arguments.json, [*(contest.facts() for contest in contests), *plans])
+    plot_contests(arguments.plot, contests)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""`IndexedSamples`: the same global batches on any ranks and workers, exact lengths, and arguments that are refused."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections import Counter
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from wds_datapipes import IndexedSamples, ShardList
+from wds_datapipes.errors import EmptySourceError, StaleSidecarError
+from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.testing import build_shard, check_coverage
+
+SIZES = (7, 0, 1, 30, 12)
+COUNT = sum(SIZES)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    folder = tmp_path_factory.mktemp("shards")
+    for shard, size in enumerate(SIZES):
+        build_shard(folder / f"{shard}.tar", [{"__key__": f"{shard}-{n:02}", "cls": f"{n}"} for n in range(size)])
+    return Manifest(build_indexes(f"{folder}/{{0..4}}.tar"))
+
+
+def keys(samples: Any) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+def global_batches(
+    manifest: Manifest, ranks: int, workers: int, batch: int, seed: int = 5, **options: Any
+) -> list[list[str]]:
+    """Return the global batches of an epoch: each rank's batches, put together."""
+    by_rank = []
+    for rank in range(ranks):
+        by_worker = []
+        for worker in range(workers):
+            pipe = IndexedSamples(manifest, batch_size=batch, **options).set_seed(seed)
+            pipe.apply_sharding(ranks * workers, worker * ranks + rank)
+            if workers > 1:
+                pipe.groups = {2: (ranks, rank), 3: (workers, worker)}
+            elif ranks > 1:
+                pipe.groups = {2: (ranks, rank)}
+            found = keys(pipe)
+            assert len(found) == len(pipe)
+            size = batch // ranks
+            by_worker.append([found[start : start + size] for start in range(0, len(found), size)])
+        turns = zip_longest(*by_worker, fillvalue=[])
+        by_rank.append([each for each in chain.from_iterable(turns) if each])
+    return [list(chain.from_iterable(parts)) for parts in zip_longest(*by_rank, fillvalue=[])]
+
+
+@settings(max_examples=60)
+@given(
+    ranks=st.integers(1, 4),
+    workers=st.integers(1, 4),
+    multiple=st.integers(1, 5),
+    order=st.sampled_from(["global", "window", "sequential"]),
+    remainder=st.sampled_from(["drop", "pad", "keep"]),
+)
+def test_global_batches_are_the_same_for_any_ranks_and_workers(
+    manifest: Manifest, ranks: int, workers: int, multiple: int, order: str, remainder: str
+) -> None:
+    options: dict[str, Any] = {"order": order, "remainder": remainder, "window_shards": 2}
+    batch = ranks * multiple
+    found = global_batches(manifest, ranks, workers, batch, **options)
+    expected = global_batches(manifest, 1, 1, batch, **options)
+    if remainder == "keep" and COUNT % batch:  # the last batch is divided evenly
+        assert sorted(chain(*found[len(expected) - 1 :])) == sorted(expected.pop())
+        found = found[: len(expected)]
+    assert found == expected
+    everything = list(chain(*global_batches(manifest, ranks, workers, batch, **options)))
+    counts = Counter(everything)
+    if remainder == "drop":
+        assert len(everything) == COUNT - COUNT % batch == len(counts)
+    elif remainder == "keep":
+        assert len(everything) == COUNT == len(counts)
+    else:
+        assert len(everything) == -(-COUNT // batch) * batch
+        assert len(counts) == COUNT
+
+
+def test_padding_is_marked_and_repeats_the_first_samples(manifest: Manifest) -> None:
+    pipe = IndexedSamples(manifest, batch_size=120, remainder="pad", order="sequential")
+    samples = list(pipe)
+    assert [sample["__padding__"] for sample in samples] == [False] * COUNT + [True] * (120 - COUNT)
+    assert keys(samples) == (keys(samples)[:COUNT] * 3)[:120]
+
+
+def test_orders_follow_from_the_seed(manifest: Manifest) -> None:
+    def epoch(seed: int, **options: Any) -> list[str]:
+        return keys(IndexedSamples(manifest, **options).set_seed(seed))
+
+    streamed = keys(ShardList(manifest.urls).load_wds_shards().group_samples())
+    assert epoch(1) == epoch(1) != epoch(2)
+    assert epoch(1, order="window", window_shards=2) != epoch(2, order="window", window_shards=2)
+    assert epoch(1, order="sequential") == epoch(2, order="sequential") == streamed
+    assert keys(IndexedSamples(manifest).set_seed(1).set_shuffle(False)) == streamed
+    pipe = IndexedSamples(manifest)
+    assert keys(pipe) != keys(pipe), "each pass has another order"
+    assert sorted(keys(pipe)) == streamed
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_sample_comes_once_an_epoch(manifest: Manifest, ranks: int, workers: int) -> None:
+    check_coverage(lambda: IndexedSamples(manifest, remainder="keep"), ranks=ranks, workers=workers)
+
+
+def test_samplers_of_torch_read_in_map_style(manifest: Manifest) -> None:
+    dataset = IndexedSamples(manifest).map_style()
+    streamed = list(ShardList(manifest.urls).load_wds_shards().group_samples())
+    assert len(dataset) == COUNT
+    assert [dataset[number] for number in range(COUNT)] == streamed
+    assert IndexedSamples(manifest)[3] == dataset[3] == dataset[3 - COUNT]
+    for sampler in (
+        RandomSampler(dataset),
+        WeightedRandomSampler([1.0] * COUNT, COUNT, replacement=False),
+    ):
+        loader = DataLoader(dataset, batch_size=8, sampler=sampler, collate_fn=keys, num_workers=2)
+        assert sorted(chain(*loader)) == keys(streamed)
+        assert len(loader) == -(-COUNT // 8)
+    parts: list[DistributedSampler[Any]] = [DistributedSampler(dataset, 2, rank, drop_last=True) for rank in range(2)]
+    found = [set(chain(*DataLoader(dataset, batch_size=5, sampler=part, collate_fn=keys))) for part in parts]
+    assert len(found[0]) == len(found[1]) == COUNT // 2
+    assert not found[0] & found[1]
+    with pytest.raises(IndexError, match=f"has {COUNT} samples, so there is no sample {COUNT}"):
+        dataset[COUNT]
+
+
+def test_a_copy_and_a_pickle_read_the_same(manifest: Manifest) -> None:
+    pipe = IndexedSamples(manifest, order="sequential")
+    expected = list(pipe)
+    assert list(copy.deepcopy(pipe)) == list(pickle.loads(pickle.dumps(pipe))) == expected
+
+
+def test_indexes_are_built_or_required(tmp_path: Path) -> None:
+    for name in "ab":
+        build_shard(tmp_path / f"{name}.tar", [{"__key__": name, "cls": "1"}])
+    pattern = f"{tmp_path}/{{a,b}}.tar"
+    with pytest.raises(
+        StaleSidecarError, match=r"a\.tar\.wdsidx is missing, damaged, stale or built with other options"
+    ):
+        IndexedSamples(pattern, indexes="require")
+    assert keys(IndexedSamples(pattern, index_folder=tmp_path / "elsewhere", order="sequential")) == ["a", "b"]
+    assert not list(tmp_path.glob("*.wdsidx"))
+    assert len(IndexedSamples(pattern)) == len(IndexedSamples(pattern, indexes="require")) == 2
+    build_shard(tmp_path / "b.tar", [{"__key__": f"{n}", "cls": "1"} for n in range(30)])
+    os.utime(tmp_path / "b.tar", ns=(1, 1))
+    with pytest.raises(StaleSidecarError, match=r"b\.tar\.wdsidx is missing, damaged, stale"):
+        IndexedSamples(pattern, indexes="require")
+    assert len(IndexedSamples(pattern)) == 31
+
+
+def test_data_that_makes_no_batch_is_refused_on_every_rank(manifest: Manifest, tmp_path: Path) -> None:
+    empty = build_shard(tmp_path / "empty.tar", [])
+    with pytest.raises(EmptySourceError, match="There are no samples in 1 shards"):
+        IndexedSamples([empty])
+    for rank in range(3):
+        for batch, error, message in (
+            (51, EmptySourceError, "has 50 samples, and a global batch takes 51, so an epoch would be empty"),
+            (50, ValueError, "a global batch_size of 50, which 3 ranks cannot share evenly. Choose a multiple of 3"),
+        ):
+            pipe = IndexedSamples(manifest, batch_size=batch)
+            pipe.apply_sharding(3, rank)
+            with pytest.raises(error, match=message):
+                next(iter(pipe))
+            with pytest.raises(error, match=message):
+                len(pipe)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer, not 2.5"),
+        ({"window_shards": True}, TypeError, "window_shards must be an integer, not True"),
+        ({"order": "random"}, ValueError, 'order must be "global", "window" or "sequential", not \'random\''),
+        ({"remainder": "fill"}, ValueError, 'remainder must be "drop", "pad" or "keep", not \'fill\''),
+        ({"indexes": "skip"}, ValueError, 'indexes must be "build" or "require", not \'skip\''),
+        ({"fields": "cls"}, TypeError, "fields must be a collection of names"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    manifest: Manifest, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        IndexedSamples(manifest, **options)

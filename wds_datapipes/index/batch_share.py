@@ -1,0 +1,179 @@
+"""Share of a worker in the global batches of an epoch, and the rest of an interrupted epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from wds_datapipes.errors import EmptySourceError
+from wds_datapipes.index.permutation import Numbers
+
+__all__ = ["CHUNK", "WHOLE_EPOCH", "BatchShare", "Remainder", "RestOfEpoch", "rest_of_epoch"]
+
+Remainder: TypeAlias = Literal["drop", "pad", "keep"]
+"""What to do with the samples after the last whole batch: drop them, fill up the batch, or yield them."""
+
+#: The most positions that are computed at a time.
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class RestOfEpoch:
+    """The part of an epoch that no instance has yielded: some single positions, and all from ``start`` on.
+
+    Attributes:
+        start: the first position that was not reached.
+        missing: earlier positions that were not yielded, which come first.
+    """
+
+    start: int = 0
+    missing: tuple[int, ...] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rest as plain values."""
+        return {"start": self.start, "missing": list(self.missing)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any] | None) -> RestOfEpoch:
+        """Make a rest from the result of `state_dict`; None stands for a whole epoch."""
+        if state is None:
+            return cls()
+        numbers = [state["start"], *state["missing"]]
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError(f"the rest of the epoch has the positions {numbers!r:.200}")
+        return cls(numbers[0], tuple(numbers[1:]))
+
+
+WHOLE_EPOCH = RestOfEpoch()
+
+
+@dataclass(frozen=True)
+class BatchShare:
+    """The share of a worker in the global batches of an epoch.
+
+    Each rank has the same part of every batch, and its workers take batches in turn. After the last whole batch,
+    ``"keep"`` divides the samples evenly between the ranks. Positions from ``count`` on are padding; modulo ``count``,
+    they are those of the samples to repeat.
+
+    Args:
+        count: the number of samples of the dataset.
+        batch: the number of samples in a global batch.
+        remainder: what to do with the samples after the last whole batch.
+        ranks: the number of ranks.
+        rank: the rank.
+        workers: the number of its workers.
+        worker: the worker.
+        rest: the rest of the epoch, if another number of ranks or workers has begun it.
+
+    Raises:
+        EmptySourceError: there is no batch.
+        ValueError: the ranks cannot share a batch evenly.
+
+    Examples:
+        >>> share = BatchShare(10, 4, "pad", ranks=2, rank=1)
+        >>> len(share), [each.tolist() for each in share.positions()]
+        (6, [[2, 3, 6, 7, 10, 11]])
+    """
+
+    count: int
+    batch: int
+    remainder: Remainder
+    ranks: int = 1
+    rank: int = 0
+    workers: int = 1
+    worker: int = 0
+    rest: RestOfEpoch = WHOLE_EPOCH
+
+    def __post_init__(self) -> None:
+        if self.batch % self.ranks:
+            raise ValueError(
+                f"IndexedSamples has a global batch_size of {self.batch}, which {self.ranks} ranks cannot share "
+                f"evenly. Choose a multiple of {self.ranks}"
+            )
+        if self.count < self.batch and self.remainder == "drop":
+            raise EmptySourceError(
+                f"IndexedSamples has {self.count} samples, and a global batch takes {self.batch}, so an epoch would be "
+                f'empty. Choose a smaller batch_size, or remainder="pad" or "keep"'
+            )
+
+    @property
+    def size(self) -> int:
+        """The number of samples of this rank in a whole batch."""
+        return self.batch // self.ranks
+
+    @property
+    def whole_batches(self) -> int:
+        """The number of batches that are whole, or padded."""
+        return -(-self._left // self.batch) if self.remainder == "pad" else self._left // self.batch
+
+    def __len__(self) -> int:
+        whole, is_last = self.whole_batches, self.worker == self.whole_batches % self.workers
+        turns = whole // self.workers + (self.worker < whole % self.workers)
+        return turns * self.size + (len(self._part_of_rest()) if is_last else 0)
+
+    def batches_begun(self, done: int) -> int:
+        """Return how many global batches there are up to the last one of which this worker has yielded a sample."""
+        return self.worker + (done - 1) // self.size * self.workers + 1 if done else 0
+
+    def positions(self, done: int = 0, end: int | None = None) -> Iterator[Numbers]:
+        """Yield the positions in the epoch, in arrays of limited length.
+
+        Args:
+            done: how many positions to leave out.
+            end: the number of the batch to stop before; by default, all batches.
+        """
+        turn, done = divmod(done, self.size)
+        whole = self.whole_batches if end is None else min(end, self.whole_batches)
+        step = max(CHUNK // self.size, 1) * self.workers
+        own = np.arange(self.size) + self.rank * self.size
+        for first in range(self.worker + turn * self.workers, whole, step):
+            batches = np.arange(first, min(first + step, whole), self.workers)
+            yield from self._split((batches[:, None] * self.batch + own).ravel()[done:])
+            done = 0
+        has_last = self.worker == self.whole_batches % self.workers and (end is None or end > self.whole_batches)
+        if has_last and self.whole_batches >= self.worker + turn * self.workers:
+            yield from self._split(np.array(self._part_of_rest()[done:], np.int64))
+
+    @property
+    def _left(self) -> int:
+        """The number of samples of the rest of the epoch."""
+        return len(self.rest.missing) + max(self.count - self.rest.start, 0)
+
+    def _part_of_rest(self) -> range:
+        """Return which samples after the last whole batch are those of this rank."""
+        start = self.whole_batches * self.batch
+        count = max(self._left - start, 0) if self.remainder == "keep" else 0
+        return range(start + count * self.rank // self.ranks, start + count * (self.rank + 1) // self.ranks)
+
+    def _split(self, numbers: Numbers) -> Iterator[Numbers]:
+        """Yield the positions of samples of the rest of the epoch in arrays of limited length."""
+        missing = np.array(self.rest.missing, np.int64)
+        for start in range(0, len(numbers), CHUNK):
+            some = numbers[start : start + CHUNK]
+            found = some - len(missing) + self.rest.start
+            is_missing = some < len(missing)
+            found[is_missing] = missing[some[is_missing]]
+            is_padding = some >= self._left
+            found[is_padding] = some[is_padding] - self._left + self.count
+            yield found
+
+
+def rest_of_epoch(shares: Sequence[tuple[BatchShare, int]], waiting: Iterable[int] = ()) -> RestOfEpoch:
+    """Return the rest of an epoch.
+
+    Args:
+        shares: the shares of all instances, and how many positions each has yielded.
+        waiting: the positions of samples that were yielded, and wait in later stages.
+    """
+    some, _ = shares[0]
+    begun = max(share.batches_begun(done) for share, done in shares)
+    gone = min(begun * some.batch, some._left)
+    left = chain.from_iterable(each.tolist() for share, done in shares for each in share.positions(done, begun))
+    known = len(some.rest.missing)
+    missing = [*waiting, *left, *some.rest.missing[gone:]]
+    start = max(some.rest.start + gone - known, some.rest.start)
+    return RestOfEpoch(start, tuple(sorted(position for position in {*missing} if position < some.count)))

@@ -1,0 +1,146 @@
+"""Dataset reader: random access to the samples of many shards by their indexes."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wds_datapipes.errors import ChangedShardError
+from wds_datapipes.index.file_format import index_url, read_index
+from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.index.sample_reader import SampleReader
+from wds_datapipes.io.openers import local_path
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.samples.keys import first_dot
+from wds_datapipes.types import Sample
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DatasetReader"]
+
+#: The number of threads that read remote shards concurrently.
+THREADS = 16
+
+
+class DatasetReader:
+    """Reads samples of a dataset in any order. A bounded number of shards is open at a time.
+
+    Args:
+        urls: the shards.
+        sizes: the number of samples in each; an index with another number is an error.
+        folder: the directory of the indexes; by default, that of the shards.
+        fields: the fields to read; by default all.
+        open_shards: the most shards that are kept open, with their indexes.
+        storage_options: passed to remote file systems.
+        limits: the limits for the shards.
+
+    Examples:
+        >>> from wds_datapipes.index import build_indexes
+        >>> from wds_datapipes.testing import build_shard
+        >>> url = build_shard("a.tar", [{"__key__": "x", "txt": "one"}, {"__key__": "y", "txt": "two"}])
+        >>> _ = build_indexes([url])
+        >>> with DatasetReader([url], [2]) as reader:
+        ...     [sample["txt"] for sample in reader.read([0, 0], [1, 0])]
+        [b'two', b'one']
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        sizes: Sequence[int] | Numbers,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        fields: Collection[str] | None = None,
+        open_shards: int = 64,
+        storage_options: Mapping[str, Any] | None = None,
+        limits: ReadLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._urls, self._sizes, self._folder = urls, sizes, folder
+        self._fields = None if fields is None else frozenset(field.lower() for field in fields)
+        self._open_shards, self._storage_options, self._limits = open_shards, storage_options, limits
+        self._readers = OrderedDict[int, SampleReader]()  # the one that was used last is at the end
+        self._pool: ThreadPoolExecutor | None = None
+        #: How many bytes the last `read` has read.
+        self.bytes_read = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, shards: Sequence[int] | Numbers, numbers: Sequence[int] | Numbers) -> list[Sample]:
+        """Return samples.
+
+        Args:
+            shards: the shard of each sample.
+            numbers: the number of each sample in its shard.
+
+        Raises:
+            ShardError: a shard cannot be read, or has changed since it was indexed.
+            SidecarError: an index is missing or damaged.
+        """
+        self.bytes_read = 0
+        if not len(shards):
+            return []
+        shards, numbers = np.asarray(shards), np.asarray(numbers)
+        order = np.lexsort((numbers, shards))
+        ends = np.flatnonzero(np.diff(shards[order])) + 1
+        samples: list[Sample] = [{}] * len(order)
+        groups = np.split(order, ends)
+        for start in range(0, len(groups), self._open_shards):
+            some = groups[start : start + self._open_shards]
+            readers = [self._reader(int(shards[group[0]])) for group in some]
+            before = sum(reader.bytes_read for reader in readers)
+            tasks = [(reader, numbers[group].tolist()) for reader, group in zip(readers, some, strict=True)]
+            for group, found in zip(some, self._map(tasks), strict=True):
+                for place, sample in zip(group.tolist(), found, strict=True):
+                    samples[place] = sample
+            self.bytes_read += sum(reader.bytes_read for reader in readers) - before
+        return samples
+
+    def close(self) -> None:
+        """Close all shards."""
+        with ExitStack() as stack:
+            for reader in self._readers.values():
+                stack.callback(reader.close)
+            self._readers = OrderedDict()
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+                self._pool = None
+
+    def _map(self, tasks: list[tuple[SampleReader, list[int]]]) -> list[list[Sample]]:
+        """Read samples of several shards, concurrently if they are remote."""
+        if len(tasks) == 1 or all(local_path(reader.url) is not None for reader, _ in tasks):
+            return [reader.read_many(numbers, self._fields) for reader, numbers in tasks]
+        self._pool = self._pool or ThreadPoolExecutor(THREADS)
+        return list(self._pool.map(lambda task: task[0].read_many(task[1], self._fields), tasks))
+
+    def _reader(self, shard: int) -> SampleReader:
+        reader = self._readers.pop(shard, None)
+        if reader is None:
+            if len(self._readers) >= self._open_shards:
+                self._readers.popitem(last=False)[1].close()
+            reader = self._open(shard)
+        self._readers[shard] = reader
+        return reader
+
+    def _open(self, shard: int) -> SampleReader:
+        url = self._urls[shard]
+        path = index_url(url, self._folder)
+        index = read_index(path, storage_options=self._storage_options)
+        index.check_random_access()
+        if len(index) != self._sizes[shard]:
+            raise ChangedShardError(
+                f"The index {path} has {len(index)} samples, and the dataset was opened with {self._sizes[shard]}. The "
+                f"shard was replaced: open the dataset again"
+            )
+        rule = index.key_rule or first_dot  # samples are read by their offsets, so it does not matter
+        return SampleReader(url, index, key_rule=rule, storage_options=self._storage_options, limits=self._limits)

@@ -1,0 +1,352 @@
+"""The source that reads samples by their indexes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from torch.utils.data import MapDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+from wds_datapipes.errors import EmptySourceError, StaleSidecarError
+from wds_datapipes.fingerprint.values import fingerprint
+from wds_datapipes.index.batch_share import CHUNK, WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
+from wds_datapipes.index.build_many import build_indexes, find_index
+from wds_datapipes.index.dataset_reader import DatasetReader
+from wds_datapipes.index.epoch_order import EpochOrder, Order
+from wds_datapipes.index.file_format import index_url
+from wds_datapipes.index.manifest import Manifest
+from wds_datapipes.index.permutation import Numbers
+from wds_datapipes.io.openers import local_path, redact
+from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
+from wds_datapipes.parallel.map_shards import resolve_shards
+from wds_datapipes.pipes.sharding import instance_of, rank_and_worker_of
+from wds_datapipes.pipes.stage import Groups, RecordedStage
+from wds_datapipes.pipes.state.recording import Form, Recorder
+from wds_datapipes.pipes.state.seeding import SeededStage
+from wds_datapipes.shards.position import SamplePosition
+from wds_datapipes.types import Sample
+
+__all__ = ["IndexedDataset", "IndexedSamples"]
+
+#: About how many bytes of local and of remote shards, which are read concurrently, are read at a time.
+LOCAL_BYTES, REMOTE_BYTES = 1 << 20, 16 << 20
+
+
+class IndexedSamples(SeededStage, RecordedStage[Sample]):
+    """Read samples by their indexes, in one global order, with equal batches on every rank and an exact length.
+
+    The order of an epoch depends only on the epoch's seed, which the loader gives to all ranks and workers, and on the
+    sizes of the shards. Global batch t consists of the samples at ``[t * batch_size, (t + 1) * batch_size)`` in that
+    order; each rank takes its part of every batch, and its workers take turns. So the global batches are the same for
+    any number of ranks and workers, and every rank has equally many: put ``.batch(batch_size // ranks)`` after this
+    stage, with no stage in between that drops samples. The stage splits the data by itself, so the pipeline has no
+    ``.sharding_filter()``.
+
+    The shards must be uncompressed, and local or in a store with range requests. A bounded number is open at a time.
+
+    Yields:
+        dict[str, bytes]: the samples, as from ``.group_samples()``. With ``remainder="pad"``, each also has the field
+        ``__padding__``, a ``bool``: whether it only fills up the last batch.
+
+    Args:
+        shards: a `Manifest`, which costs no access to any shard; or a pattern or an iterable of URLs, whose indexes are
+            read.
+        order: ``"global"`` shuffles all samples; ``"window"`` shuffles the shards, and then the samples of
+            ``window_shards`` shards at a time, which suits remote shards and disks; ``"sequential"`` keeps the order.
+        batch_size: the number of samples in a global batch, over all ranks; by default, one per rank.
+        remainder: the samples after the last whole batch: ``"drop"`` them; ``"pad"`` the batch with the first samples
+            of the epoch; or ``"keep"`` them, which divides them between the ranks, so that some may lack a batch.
+        window_shards: the number of shards that ``"window"`` shuffles together.
+        fields: the fields to read; by default all. The data of others is not read.
+        indexes: ``"build"`` missing and stale indexes, or ``"require"`` valid ones.
+        index_folder: the directory of the indexes; by default, they are next to the shards.
+        open_shards: the most shards that a process keeps open.
+        storage_options: options for fsspec, such as credentials.
+        limits: limits on the size of members, and others, see `ReadLimits`.
+
+    Raises:
+        EmptySourceError: there are no samples, or fewer than a whole batch, and ``remainder`` is ``"drop"``.
+        ValueError: an argument is invalid, or the ranks cannot share a batch evenly.
+        SidecarError: an index is missing, stale or damaged, or its shard is compressed.
+        ShardError: a shard cannot be read.
+        ChangedShardError: a shard has changed since it was indexed.
+
+    Examples:
+        >>> from wds_datapipes.testing import build_shard
+        >>> for name in "ab":
+        ...     _ = build_shard(f"{name}.tar", [{"__key__": f"{name}{n}", "cls": f"{n}"} for n in range(5)])
+        >>> dp = IndexedSamples("{a,b}.tar", order="sequential", batch_size=4)
+        >>> len(dp), [sample["__key__"] for sample in dp]
+        (8, ['a0', 'a1', 'a2', 'a3', 'a4', 'b0', 'b1', 'b2'])
+        >>> dataset = dp.map_style()
+        >>> len(dataset), dataset[9]["cls"]
+        (10, b'4')
+    """
+
+    shares_seed = True
+    has_position = True
+    can_reshard = True
+
+    def __init__(
+        self,
+        shards: Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        order: Order = "global",
+        batch_size: int | None = None,
+        remainder: Remainder = "drop",
+        window_shards: int = 16,
+        fields: Collection[str] | None = None,
+        indexes: Literal["build", "require"] = "build",
+        index_folder: str | os.PathLike[str] | None = None,
+        open_shards: int = 64,
+        storage_options: Mapping[str, Any] | None = None,
+        limits: ReadLimits = DEFAULT_LIMITS,
+    ) -> None:
+        super().__init__()
+        if remainder not in get_args(Remainder):
+            raise ValueError(f'remainder must be "drop", "pad" or "keep", not {remainder!r}')
+        if indexes not in ("build", "require"):
+            raise ValueError(f'indexes must be "build" or "require", not {indexes!r}')
+        for name, number in (
+            ("batch_size", batch_size),
+            ("window_shards", window_shards),
+            ("open_shards", open_shards),
+        ):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise TypeError(f"{name} must be an integer, not {number!r}")
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, not {number}")
+        if isinstance(fields, str):
+            raise TypeError(f'fields must be a collection of names, as in ["jpg", "cls"], not the string {fields!r}')
+        EpochOrder([], order, seed=0)  # checks it
+        self.order = order
+        self.batch_size = batch_size
+        self.remainder = remainder
+        self.window_shards = window_shards
+        self.fields = fields
+        self.groups: Groups = {}
+        self._shuffles = True
+        self._done, self._rest, self._position = 0, WHOLE_EPOCH, -1
+        self._loaded: tuple[int, RestOfEpoch, tuple[int, ...]] | None = None
+        self._shards = _IndexedShards(
+            _sizes_of(shards, indexes=indexes, folder=index_folder, storage_options=storage_options),
+            folder=index_folder,
+            fields=fields,
+            open_shards=open_shards,
+            storage_options=storage_options,
+            limits=limits,
+        )
+
+    def apply_sharding(
+        self,
+        num_of_instances: int,
+        instance_id: int,
+        sharding_group: SHARDING_PRIORITIES = SHARDING_PRIORITIES.DEFAULT,
+    ) -> None:
+        """Split the samples between ranks and workers; called by loaders."""
+        if sharding_group == SHARDING_PRIORITIES.DEFAULT:
+            self.groups = {}
+        self.groups[sharding_group] = num_of_instances, instance_id
+
+    def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
+        """Turn shuffling on or off; loaders call this."""
+        self._shuffles = shuffle
+        return self
+
+    def map_style(self) -> IndexedDataset:
+        """Return a map-style dataset of all samples in the order of the shards, for torch's samplers."""
+        return IndexedDataset(self._shards)
+
+    def __getitem__(self, number: int) -> Sample:
+        """Return a sample by its number in the order of the shards."""
+        return self._shards.sample(number)
+
+    def __len__(self) -> int:
+        """Return the number of samples of an epoch in this process."""
+        return len(self._share())
+
+    def __iter__(self) -> Iterator[Sample]:
+        is_random = self._shuffles and self.order != "sequential"
+        order = EpochOrder(
+            self._shards.sizes,
+            self.order if is_random else "sequential",
+            seed=self.take_seed() if is_random else 0,
+            window_shards=self.window_shards,
+        )
+        (self._done, self._rest, again), self._loaded = self._loaded or (0, WHOLE_EPOCH, ()), None
+        with self._shards.open() as reader:
+            yield from self._read(reader, order, [np.array(again, np.int64)])
+            for sample in self._read(reader, order, self._share(self._rest).positions(self._done)):
+                self._done += 1
+                yield sample
+
+    def _read(self, reader: DatasetReader, order: EpochOrder, chunks: Iterable[Numbers]) -> Iterator[Sample]:
+        """Yield the samples at positions of the epoch."""
+        step = 1
+        for chunk in chunks:
+            shards, numbers = order.find(chunk % len(order))
+            start = 0
+            while start < len(chunk):
+                samples = reader.read(shards[start : start + step], numbers[start : start + step])
+                for position, sample in zip(chunk[start : start + step].tolist(), samples, strict=True):
+                    if self.remainder == "pad":
+                        sample["__padding__"] = position >= len(order)
+                    self._position = position
+                    yield sample
+                start += step
+                step = self._shards.step_after(len(samples), reader.bytes_read)
+
+    def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
+        """Return the share of this instance in the rest of an epoch."""
+        rank, workers, worker = rank_and_worker_of(self.groups)
+        ranks = instance_of(self.groups)[0] // workers if self.groups else 1
+        return self._share_of(ranks, rank, workers, worker, rest)
+
+    def _share_of(self, ranks: int, rank: int, workers: int, worker: int, rest: RestOfEpoch) -> BatchShare:
+        return BatchShare(
+            len(self._shards), self.batch_size or ranks, self.remainder, ranks, rank, workers, worker, rest
+        )
+
+    def position_reader(self) -> Callable[[], SamplePosition]:
+        """Return a function that returns the position of the sample that was yielded last."""
+        return lambda: SamplePosition(0, self._position, self._position + 1)
+
+    def record_state(self, recorder: Recorder) -> Form:
+        """Record how many samples this instance has yielded in the epoch, and the number of ranks that share it."""
+        done, rest, _ = self._loaded or (self._done, self._rest, ())
+        form: dict[str, Form] = {"passed": recorder.number(done), "ranks": recorder.number(self._share().ranks)}
+        if rest != WHOLE_EPOCH:
+            form["rest"] = recorder.keep(self, rest.state_dict(), "rest")
+        return form
+
+    def load_state_dict(self, state: Mapping[str, Any], again: Iterable[SamplePosition] = ()) -> None:
+        """Load a state, from which the next iteration resumes.
+
+        Args:
+            state: the result of `state_dict`; or ``{}`` if only the samples of ``again`` remain.
+            again: the positions of samples that later stages have buffered, which are yielded first.
+        """
+        rest = RestOfEpoch.from_state(state.get("rest"))
+        self._loaded = state.get("passed", 0), rest, tuple(sorted(position.start for position in again))
+
+    def reset_state(self) -> None:
+        """Discard a loaded state, so that the next iteration starts from the beginning."""
+        self._loaded = None
+
+    def reshard_states(
+        self, states: Sequence[Mapping[str, Any] | None], waiting: Iterable[SamplePosition], instances: int
+    ) -> list[dict[str, Any]]:
+        """Return the states from which a different number of instances resumes.
+
+        Args:
+            states: the states of all previous instances, in the order of `instance_of`.
+            waiting: the positions of samples that later stages have buffered.
+            instances: the current number of instances.
+        """
+        known = [state or {} for state in states]
+        ranks = next((state["ranks"] for state in known if "ranks" in state), 1)
+        rest = RestOfEpoch.from_state(next((state["rest"] for state in known if "rest" in state), None))
+        shares = [
+            (self._share_of(ranks, number % ranks, len(states) // ranks, number // ranks, rest), state.get("passed", 0))
+            for number, state in enumerate(known)
+        ]
+        left = rest_of_epoch(shares, [position.start for position in waiting])
+        return [{"passed": 0, "ranks": 1, "rest": left.state_dict()} for _ in range(instances)]
+
+
+class IndexedDataset(MapDataPipe[Sample]):
+    """A map-style dataset of indexed samples, in the order of the shards; see `IndexedSamples.map_style`."""
+
+    def __init__(self, shards: _IndexedShards) -> None:
+        super().__init__()
+        self._shards = shards
+
+    def __getitem__(self, number: int) -> Sample:
+        return self._shards.sample(number)
+
+    def __getitems__(self, numbers: list[int]) -> list[Sample]:
+        """Return several samples; torch's ``DataLoader`` calls this for each batch."""
+        return self._shards.samples(numbers)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+
+class _IndexedShards:
+    """Shards and their sizes, and a reader of them in each process. Hidden in an object: torch pickles lists."""
+
+    def __init__(self, sizes: list[tuple[str, int]], **options: Any) -> None:
+        self.urls = [url for url, _ in sizes]
+        self.sizes = np.array([size for _, size in sizes], np.int64)
+        self._ends = np.cumsum(self.sizes)
+        self._options = options
+        self._reader: tuple[int, DatasetReader] | None = None
+        is_local = all(local_path(url) is not None for url in self.urls)
+        self._chunk_bytes = LOCAL_BYTES if is_local else REMOTE_BYTES
+        if not len(self):
+            raise EmptySourceError(f"There are no samples in {len(sizes)} shards. Check the pattern of the shards")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_reader": None}
+
+    def open(self) -> DatasetReader:
+        """Return a reader of all shards."""
+        return DatasetReader(self.urls, self.sizes, **self._options)
+
+    def step_after(self, count: int, size: int) -> int:
+        """Return how many samples to read at a time, after ``count`` samples had a ``size`` in bytes."""
+        return min(max(self._chunk_bytes * count // max(size, 1), 1), CHUNK)
+
+    def sample(self, number: int) -> Sample:
+        """Return a sample by its number in the order of the shards."""
+        return self.samples([number])[0]
+
+    def samples(self, numbers: list[int]) -> list[Sample]:
+        """Return samples by their numbers in the order of the shards."""
+        count = len(self)
+        for number in numbers:
+            if not -count <= number < count:
+                raise IndexError(f"The dataset has {count} samples, so there is no sample {number}")
+        wanted = np.array([number % count for number in numbers])
+        shards = np.searchsorted(self._ends, wanted, "right")
+        if self._reader is None or self._reader[0] != os.getpid():  # a forked process needs its own connections
+            self._reader = os.getpid(), self.open()
+        return self._reader[1].read(shards, wanted - (self._ends - self.sizes)[shards])
+
+    def fingerprint(self) -> str:
+        """Return the number of shards and samples, the first and last URL, and a digest of all."""
+        text = f"{len(self)} samples in {len(self.urls)} shards from {redact(self.urls[0])} to {redact(self.urls[-1])}"
+        return f"{text} #{fingerprint([self.urls, self.sizes.tolist()])[:12]}"
+
+
+def _sizes_of(
+    shards: Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    indexes: Literal["build", "require"],
+    folder: str | os.PathLike[str] | None,
+    storage_options: Mapping[str, Any] | None,
+) -> list[tuple[str, int]]:
+    """Return the shards and their numbers of samples."""
+    if isinstance(shards, Manifest):
+        return [(entry.url, entry.samples) for entry in shards.entries]
+    urls = resolve_shards(shards)
+    if indexes == "build":
+        results = build_indexes(urls, folder=folder, storage_options=storage_options)
+        return [(result.url, result.samples) for result in results]
+    found = []
+    for url in urls:
+        path = index_url(url, folder)
+        index = find_index(url, path, storage_options=storage_options)
+        if index is None:
+            raise StaleSidecarError(
+                f"{redact(path)} is missing, damaged, stale or built with other options. Build it with "
+                f'`wds-datapipes index build`, or pass indexes="build"'
+            )
+        found.append((url, len(index)))
+    return found
