@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nginx_server import Nginx
 
@@ -49,6 +49,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[l
     return urls, [list(ShardList(url).load_wds_shards().group_samples()) for url in urls]
 
 
+@settings(deadline=None)
 @given(
     wanted=st.lists(st.sampled_from([(shard, number) for shard in range(4) for number in range(SIZES[shard])])),
     open_shards=st.integers(1, 5),
@@ -164,3 +165,11 @@ def test_only_the_wanted_fields_are_fetched_from_a_server(nginx: Nginx, tmp_path
     assert ranges
     assert all(ranges)
     assert sum(int(each[2]) - int(each[1]) + 1 for each in ranges if each) < 4096
+
+
+def test_fields_of_an_index_that_keeps_capital_letters_are_matched_exactly(tmp_path: Path) -> None:
+    url = build_shard(tmp_path / "a.tar", [{"__key__": "a", "TXT": "one", "txt": "two"}])
+    build_indexes([url], lowercase=False)
+    with DatasetReader([url], [1], fields=["TXT"]) as reader:
+        (sample,) = reader.read([0], [0])
+    assert {name: value for name, value in sample.items() if name[:2] != "__"} == {"TXT": b"one"}

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardReadingService, StatefulShards, merge_states
@@ -243,3 +243,19 @@ def test_training_is_the_same_on_any_number_of_ranks_and_resumes_on_others(manif
     found = [*begun, *rest[: steps - steps // 2 + steps]]
     assert [keys for keys, _ in found] == [keys for keys, _ in whole]
     np.testing.assert_allclose([loss for _, loss in found], [loss for _, loss in whole], rtol=1e-9)
+
+
+class Wrapper(IterableDataset[Any]):
+    """Hides a pipeline from torch's ``DataLoader``, as trainers do."""
+
+    def __init__(self, pipe: IterDataPipe[Any]) -> None:
+        self.pipe = pipe
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.pipe)
+
+
+def test_workers_that_are_not_known_are_warned_of(manifest: Manifest) -> None:
+    message = "Each of 2 workers reads all shards, since the DataLoader did not find the IndexedSamples"
+    with pytest.raises(UserWarning, match=message):  # warnings are errors in workers, too
+        list(DataLoader(Wrapper(pipeline(manifest)), batch_size=None, num_workers=2))

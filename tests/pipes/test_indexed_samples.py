@@ -60,7 +60,7 @@ def global_batches(
     return [list(chain.from_iterable(parts)) for parts in zip_longest(*by_rank, fillvalue=[])]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     ranks=st.integers(1, 4),
     workers=st.integers(1, 4),

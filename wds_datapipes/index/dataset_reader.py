@@ -63,7 +63,7 @@ class DatasetReader:
         limits: ReadLimits = DEFAULT_LIMITS,
     ) -> None:
         self._urls, self._sizes, self._folder = urls, sizes, folder
-        self._fields = None if fields is None else frozenset(field.lower() for field in fields)
+        self._fields = fields
         self._open_shards, self._storage_options, self._limits = open_shards, storage_options, limits
         self._readers = OrderedDict[int, SampleReader]()  # the one that was used last is at the end
         self._pool: ThreadPoolExecutor | None = None

@@ -129,6 +129,8 @@ class SampleReader:
     ) -> list[tuple[int, int, str, int]]:
         """Begin samples, and return the offset and the size of each of their fields, its name, and its sample."""
         columns, names = self.index.columns, self.index.fields
+        if fields is not None and self.index.facts.lowercase:
+            fields = [field.lower() for field in fields]
         wanted = [fields is None or name in fields for name in names]
         chosen = np.asarray(numbers)
         firsts, lasts = columns["sample_members"][chosen], columns["sample_members"][chosen + 1]

@@ -22,7 +22,7 @@ from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
 from wds_datapipes.parallel.map_shards import resolve_shards
-from wds_datapipes.pipes.sharding import instance_of, rank_and_worker_of
+from wds_datapipes.pipes.sharding import instance_of, rank_and_worker_of, warn_if_hidden
 from wds_datapipes.pipes.stage import Groups, RecordedStage
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -169,6 +169,7 @@ class IndexedSamples(SeededStage, RecordedStage[Sample]):
         return len(self._share())
 
     def __iter__(self) -> Iterator[Sample]:
+        warn_if_hidden(self)
         is_random = self._shuffles and self.order != "sequential"
         order = EpochOrder(
             self._shards.sizes,
@@ -201,9 +202,14 @@ class IndexedSamples(SeededStage, RecordedStage[Sample]):
 
     def _share(self, rest: RestOfEpoch = WHOLE_EPOCH) -> BatchShare:
         """Return the share of this instance in the rest of an epoch."""
+        return self._share_of(*self._instance(), rest)
+
+    def _instance(self) -> tuple[int, int, int, int]:
+        """Return the number of ranks, this rank, the number of its workers, and this worker."""
+        if not self.groups:
+            return 1, 0, 1, 0
         rank, workers, worker = rank_and_worker_of(self.groups)
-        ranks = instance_of(self.groups)[0] // workers if self.groups else 1
-        return self._share_of(ranks, rank, workers, worker, rest)
+        return instance_of(self.groups)[0] // workers, rank, workers, worker
 
     def _share_of(self, ranks: int, rank: int, workers: int, worker: int, rest: RestOfEpoch) -> BatchShare:
         return BatchShare(
@@ -217,7 +223,7 @@ class IndexedSamples(SeededStage, RecordedStage[Sample]):
     def record_state(self, recorder: Recorder) -> Form:
         """Record how many samples this instance has yielded in the epoch, and the number of ranks that share it."""
         done, rest, _ = self._loaded or (self._done, self._rest, ())
-        form: dict[str, Form] = {"passed": recorder.number(done), "ranks": recorder.number(self._share().ranks)}
+        form: dict[str, Form] = {"passed": recorder.number(done), "ranks": recorder.number(self._instance()[0])}
         if rest != WHOLE_EPOCH:
             form["rest"] = recorder.keep(self, rest.state_dict(), "rest")
         return form

@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.errors import StateError
 from wds_datapipes.pipes.stage import Groups, Stage, as_stage
-from wds_datapipes.pipes.state.graph import count_yielded, sources_of, upstream
+from wds_datapipes.pipes.state.graph import count_yielded, name_of, sources_of, upstream
 from wds_datapipes.user_warnings import warn_user
 
 __all__ = [
@@ -228,19 +228,21 @@ def _can_rotate(stage: Any) -> bool:
 
 
 def warn_if_hidden(pipe: Any) -> None:
-    """Warn if several workers or ranks read all shards in spite of a ``.sharding_filter()``.
+    """Warn if several workers or ranks read all shards in spite of a stage that splits the data.
 
     Args:
         pipe: the source of shards, before iteration.
     """
-    if all(not isinstance(each, ShardingFilter) or each.groups for each in splitters(pipe)):
+    hidden = next((each for each in splitters(pipe) if groups_of(each) == {}), None)
+    if hidden is None:
         return
+    splitter = ".sharding_filter()" if isinstance(hidden, ShardingFilter) else name_of(hidden)
     info = get_worker_info()
     if info is not None and info.num_workers > 1:
         if info.id == 0:
             warn_user(
                 f"Each of {info.num_workers} workers reads all shards, since the DataLoader did not find the "
-                f".sharding_filter(): its dataset is a {type(info.dataset).__name__}, which wraps the pipeline. Pass "
+                f"{splitter}: its dataset is a {type(info.dataset).__name__}, which wraps the pipeline. Pass "
                 "the pipeline or StatefulShards(pipeline) to the DataLoader, and do not pass the loader to "
                 "accelerator.prepare(), which wraps the pipeline in an IterableDatasetShard"
             )
