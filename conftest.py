@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hypothesis
 import psutil
 import pytest
 from nginx_server import Nginx, running_nginx
@@ -22,6 +23,11 @@ from sftp_server import SftpServer, find_rclone, running_sftp
 
 # Imported before any test module imports torchdata, whose deprecation warning would be an error.
 import wds_datapipes
+
+
+# The deadline of an example would fail on a busy machine.
+hypothesis.settings.register_profile("without deadline", deadline=None)
+hypothesis.settings.load_profile("without deadline")
 
 
 def pytest_configure() -> None:

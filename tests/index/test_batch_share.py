@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes.index.batch_share import BatchShare, Remainder, RestOfEpoch, rest_of_epoch
@@ -24,7 +24,6 @@ def positions(share: BatchShare, done: int = 0) -> list[int]:
     return list(chain.from_iterable(each.tolist() for each in share.positions(done)))
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_an_epoch_that_resumes_with_others_again_and_again_has_each_position_once(data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 700), "count")
@@ -48,7 +47,6 @@ def test_an_epoch_that_resumes_with_others_again_and_again_has_each_position_onc
     assert sorted(found) == list(range(count))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
 def test_the_rest_after_whole_batches_is_a_few_numbers(
     count: int, multiple: int, ranks: int, workers: int, steps: int

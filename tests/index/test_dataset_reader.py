@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nginx_server import Nginx
 
@@ -49,7 +49,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[l
     return urls, [list(ShardList(url).load_wds_shards().group_samples()) for url in urls]
 
 
-@settings(deadline=None)
 @given(
     wanted=st.lists(st.sampled_from([(shard, number) for shard in range(4) for number in range(SIZES[shard])])),
     open_shards=st.integers(1, 5),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes.index.epoch_order import EpochOrder, Order
@@ -20,7 +20,6 @@ def pairs(order: EpochOrder, positions: range | None = None) -> list[tuple[int, 
     return list(zip(shards.tolist(), numbers.tolist(), strict=True))
 
 
-@settings(deadline=None)
 @given(SIZES, st.sampled_from(["global", "window", "sequential"]), st.integers(0, 99), st.integers(1, 25))
 def test_each_sample_has_one_position(sizes: list[int], kind: Order, seed: int, window: int) -> None:
     order = EpochOrder(sizes, kind, seed=seed, window_shards=window)
@@ -34,7 +33,6 @@ def test_each_sample_has_one_position(sizes: list[int], kind: Order, seed: int, 
     assert [pairs(order, range(position, position + 1))[0] for position in range(len(order))] == found
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=20), st.integers(1, 25), st.integers(0, 99))
 def test_a_window_has_the_samples_of_its_shards(sizes: list[int], window: int, seed: int) -> None:
     order = EpochOrder(sizes, "window", seed=seed, window_shards=window)

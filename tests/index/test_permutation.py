@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_datapipes.index.permutation import Permutation
@@ -22,7 +22,6 @@ def test_it_is_a_permutation_at_every_size(sizes: range | list[int]) -> None:
         assert np.array_equal(np.sort(moved), np.arange(size)), size
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 2**62), seed=st.integers(0, 2**63), data=st.data())
 def test_a_number_is_mapped_alike_alone_and_among_others(size: int, seed: int, data: st.DataObject) -> None:
     numbers = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20, unique=True)))

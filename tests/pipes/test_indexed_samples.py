@@ -60,7 +60,7 @@ def global_batches(
     return [list(chain.from_iterable(parts)) for parts in zip_longest(*by_rank, fillvalue=[])]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     ranks=st.integers(1, 4),
     workers=st.integers(1, 4),
