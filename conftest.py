@@ -24,7 +24,6 @@ from sftp_server import SftpServer, find_rclone, running_sftp
 # Imported before any test module imports torchdata, whose deprecation warning would be an error.
 import wds_datapipes
 
-
 # The deadline of an example would fail on a busy machine.
 hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")
