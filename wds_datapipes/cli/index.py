@@ -68,7 +68,7 @@ def index(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Rebuild valid indexes, too.")] = False,
     digest: Annotated[
         bool, typer.Option("--digest", help="Include the SHA-256 of each shard, which reads all of it.")
-    ] = (False),
+    ] = False,
     workers: Workers = None,
 ) -> None:
     """Write an index next to each shard whose index is missing or stale.

@@ -10,18 +10,13 @@ import numpy as np
 from torch.utils.data import MapDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.errors import EmptySourceError, StaleSidecarError
-from wds_datapipes.fingerprint.values import fingerprint
-from wds_datapipes.index.batch_share import CHUNK, WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
-from wds_datapipes.index.build_many import build_indexes, find_index
+from wds_datapipes.index.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.dataset_reader import DatasetReader
 from wds_datapipes.index.epoch_order import EpochOrder, Order
-from wds_datapipes.index.file_format import index_url
+from wds_datapipes.index.indexed_shards import IndexedShards, shard_sizes
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.permutation import Numbers
-from wds_datapipes.io.openers import local_path, redact
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.parallel.map_shards import resolve_shards
 from wds_datapipes.pipes.sharding import instance_of, rank_and_worker_of, warn_if_hidden
 from wds_datapipes.pipes.stage import Groups, RecordedStage
 from wds_datapipes.pipes.state.recording import Form, Recorder
@@ -30,9 +25,6 @@ from wds_datapipes.shards.position import SamplePosition
 from wds_datapipes.types import Sample
 
 __all__ = ["IndexedDataset", "IndexedSamples"]
-
-#: About how many bytes of local and of remote shards, which are read concurrently, are read at a time.
-LOCAL_BYTES, REMOTE_BYTES = 1 << 20, 16 << 20
 
 
 class IndexedSamples(SeededStage, RecordedStage[Sample]):
@@ -131,8 +123,8 @@ class IndexedSamples(SeededStage, RecordedStage[Sample]):
         self._shuffles = True
         self._done, self._rest, self._position = 0, WHOLE_EPOCH, -1
         self._loaded: tuple[int, RestOfEpoch, tuple[int, ...]] | None = None
-        self._shards = _IndexedShards(
-            _sizes_of(shards, indexes=indexes, folder=index_folder, storage_options=storage_options),
+        self._shards = IndexedShards(
+            shard_sizes(shards, indexes=indexes, folder=index_folder, storage_options=storage_options),
             folder=index_folder,
             fields=fields,
             open_shards=open_shards,
@@ -266,7 +258,7 @@ class IndexedSamples(SeededStage, RecordedStage[Sample]):
 class IndexedDataset(MapDataPipe[Sample]):
     """A map-style dataset of indexed samples, in the order of the shards; see `IndexedSamples.map_style`."""
 
-    def __init__(self, shards: _IndexedShards) -> None:
+    def __init__(self, shards: IndexedShards) -> None:
         super().__init__()
         self._shards = shards
 
@@ -279,80 +271,3 @@ class IndexedDataset(MapDataPipe[Sample]):
 
     def __len__(self) -> int:
         return len(self._shards)
-
-
-class _IndexedShards:
-    """Shards and their sizes, and a reader of them in each process. Hidden in an object: torch pickles lists."""
-
-    def __init__(self, sizes: list[tuple[str, int]], **options: Any) -> None:
-        self.urls = [url for url, _ in sizes]
-        self.sizes = np.array([size for _, size in sizes], np.int64)
-        self._ends = np.cumsum(self.sizes)
-        self._options = options
-        self._reader: tuple[int, DatasetReader] | None = None
-        is_local = all(local_path(url) is not None for url in self.urls)
-        self._chunk_bytes = LOCAL_BYTES if is_local else REMOTE_BYTES
-        if not len(self):
-            raise EmptySourceError(f"There are no samples in {len(sizes)} shards. Check the pattern of the shards")
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_reader": None}
-
-    def open(self) -> DatasetReader:
-        """Return a reader of all shards."""
-        return DatasetReader(self.urls, self.sizes, **self._options)
-
-    def step_after(self, count: int, size: int) -> int:
-        """Return how many samples to read at a time, after ``count`` samples had a ``size`` in bytes."""
-        return min(max(self._chunk_bytes * count // max(size, 1), 1), CHUNK)
-
-    def sample(self, number: int) -> Sample:
-        """Return a sample by its number in the order of the shards."""
-        return self.samples([number])[0]
-
-    def samples(self, numbers: list[int]) -> list[Sample]:
-        """Return samples by their numbers in the order of the shards."""
-        count = len(self)
-        for number in numbers:
-            if not -count <= number < count:
-                raise IndexError(f"The dataset has {count} samples, so there is no sample {number}")
-        wanted = np.array([number % count for number in numbers])
-        shards = np.searchsorted(self._ends, wanted, "right")
-        if self._reader is None or self._reader[0] != os.getpid():  # a forked process needs its own connections
-            self._reader = os.getpid(), self.open()
-        return self._reader[1].read(shards, wanted - (self._ends - self.sizes)[shards])
-
-    def fingerprint(self) -> str:
-        """Return the number of shards and samples, the first and last URL, and a digest of all."""
-        text = f"{len(self)} samples in {len(self.urls)} shards from {redact(self.urls[0])} to {redact(self.urls[-1])}"
-        return f"{text} #{fingerprint([self.urls, self.sizes.tolist()])[:12]}"
-
-
-def _sizes_of(
-    shards: Manifest | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    *,
-    indexes: Literal["build", "require"],
-    folder: str | os.PathLike[str] | None,
-    storage_options: Mapping[str, Any] | None,
-) -> list[tuple[str, int]]:
-    """Return the shards and their numbers of samples."""
-    if isinstance(shards, Manifest):
-        return [(entry.url, entry.samples) for entry in shards.entries]
-    urls = resolve_shards(shards)
-    if indexes == "build":
-        results = build_indexes(urls, folder=folder, storage_options=storage_options)
-        return [(result.url, result.samples) for result in results]
-    found = []
-    for url in urls:
-        path = index_url(url, folder)
-        index = find_index(url, path, storage_options=storage_options)
-        if index is None:
-            raise StaleSidecarError(
-                f"{redact(path)} is missing, damaged, stale or built with other options. Build it with "
-                f'`wds-datapipes index build`, or pass indexes="build"'
-            )
-        found.append((url, len(index)))
-    return found
