@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
+import json
 import os
 import signal
-import traceback
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from PIL import Image
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 from torchdata.dataloader2 import DataLoader2
 
 from wds_datapipes import IndexedSamples, ShardReadingService, StatefulShards, merge_states
 from wds_datapipes.errors import StateError
-from wds_datapipes.index import Manifest, build_indexes
+from wds_datapipes.index import Manifest, build_indexes, write_manifest
 from wds_datapipes.testing import build_shard
 
 SIZES = (7, 1, 30, 12, 5, 45)
 BATCH = 12
 EPOCHS = 2
-FORK = multiprocessing.get_context("fork")
+SCRIPT = Path(__file__).with_name("indexed_training.py")
 
 
 @pytest.fixture(scope="module")
@@ -145,88 +144,32 @@ def test_a_state_of_other_data_is_refused(manifest: Manifest) -> None:
         loader.load_state_dict(state)
 
 
-def train(
-    manifest: Manifest, workers: int, state: dict[str, Any] | None, stop: int | None
-) -> Iterator[tuple[list[str], float, Any, Any]]:
-    """Train a model, and yield the keys and the loss of each global batch, and what a checkpoint consists of."""
-    ranks = dist.get_world_size()
-    samples: Any = IndexedSamples(manifest, batch_size=BATCH, remainder="pad")
-    pipe = samples.wds_decode("torchrgb").to_tuple("__key__", "png", "cls").batch(BATCH // ranks).collate()
-    torch.manual_seed(0)
-    module = torch.nn.Linear(192, 2).double()
-    model = DistributedDataParallel(module)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    service = ShardReadingService(num_workers=workers, distributed=True)
-    with DataLoader2(pipe, reading_service=service) as loader:
-        loader.seed(5)
-        if state is not None:
-            loader.load_state_dict(state["loader"])
-            module.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-        for _ in range(EPOCHS):
-            for keys, images, labels in loader:
-                loss = torch.nn.functional.cross_entropy(model(images.double().flatten(1)), labels)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
-                optimizer.step()
-                mean = loss.detach().clone()
-                dist.all_reduce(mean)
-                parts: list[Any] = [None] * ranks
-                dist.all_gather_object(parts, list(keys))
-                own = loader.state_dict() if stop is not None else None
-                yield list(chain.from_iterable(parts)), float(mean) / ranks, own, (module, optimizer)
-
-
-def run_rank(
-    pipe: Any, rank: int, ranks: int, meeting: Path, run: Callable[[], Iterator[tuple[Any, ...]]], stop: int | None
-) -> None:
-    """Run a rank, and send what it yields; kill it after ``stop`` steps."""
-    try:
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
-        for step, (keys, loss, state, trained) in enumerate(run(), 1):
-            weights = io.BytesIO()  # tensors would be sent through this process, which is killed
-            torch.save([part.state_dict() for part in trained], weights)
-            pipe.send((keys, loss, state, weights.getvalue() if step == stop else b""))
-            if step == stop:
-                dist.barrier()
-                os.kill(os.getpid(), signal.SIGKILL)
-        dist.destroy_process_group()
-        pipe.send(None)
-    except BaseException:
-        pipe.send(traceback.format_exc())
-
-
 def train_on_ranks(
-    ranks: int, manifest: Manifest, folder: Path, *, workers: int, state: Any = None, stop: int | None = None
-) -> tuple[list[tuple[list[str], float]], Any]:
-    """Return the keys and the loss of each global batch, and what was saved at the end if the ranks were killed."""
-    meeting = folder / f"meeting-{ranks}-{workers}-{stop}-{state is None}"
-    processes = []
-    for rank in range(ranks):
-        ours, theirs = FORK.Pipe(duplex=False)
-        arguments = (theirs, rank, ranks, meeting, lambda: train(manifest, workers, state, stop), stop)
-        process = FORK.Process(target=run_rank, args=arguments)
-        process.start()
-        theirs.close()
-        processes.append((process, ours))
-    logs: list[list[Any]] = [[] for _ in processes]
-    for log, (process, ours) in zip(logs, processes, strict=True):
-        try:
-            while (found := ours.recv()) is not None:
-                assert not isinstance(found, str), found
-                log.append(found)
-        except EOFError:
-            assert stop is not None
-        process.join()
-        assert process.exitcode == (0 if stop is None else -signal.SIGKILL)
-        process.close()
-        ours.close()
-    assert all([step[:2] for step in log] == [step[:2] for step in logs[0]] for log in logs)
-    saved = None
-    if stop is not None:
-        model, optimizer = torch.load(io.BytesIO(logs[0][-1][3]))
-        saved = {"loader": merge_states([log[-1][2] for log in logs]), "model": model, "optimizer": optimizer}
-    return [step[:2] for step in logs[0]], saved
+    ranks: int, manifest: Manifest, folder: Path, *, workers: int, state: str = "", stop: int = 0
+) -> tuple[list[tuple[list[str], float]], str]:
+    """Train, and return the keys and the loss of each global batch, and the folder with what each rank has saved.
+
+    Args:
+        ranks: the number of ranks.
+        manifest: the dataset.
+        folder: a folder for all runs.
+        workers: the number of workers of each rank.
+        state: the folder of an earlier run, to resume it.
+        stop: the number of the step after which all ranks save a state, and are killed; 0 for none.
+    """
+    own = folder / f"{ranks}-{workers}-{stop}"
+    own.mkdir()
+    write_manifest(manifest, own / "manifest.json")
+    arguments = [str(each) for each in (own, BATCH, EPOCHS, workers, stop, state)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
+    started = [
+        subprocess.Popen([sys.executable, SCRIPT, *arguments], env={**environment, "RANK": str(rank)})
+        for rank in range(ranks)
+    ]
+    assert [process.wait() for process in started] == [-signal.SIGKILL if stop else 0] * ranks
+    logs = [[json.loads(line) for line in (own / f"{rank}.log").read_text().splitlines()] for rank in range(ranks)]
+    assert all(log == logs[0] for log in logs)
+    return [(keys, loss) for keys, loss in logs[0]], str(own)
 
 
 def test_training_is_the_same_on_any_number_of_ranks_and_resumes_on_others(manifest: Manifest, tmp_path: Path) -> None:
@@ -234,15 +177,13 @@ def test_training_is_the_same_on_any_number_of_ranks_and_resumes_on_others(manif
     steps = -(-sum(SIZES) // BATCH)
     assert len(whole) == EPOCHS * steps
     assert whole[0][1] > whole[-1][1], "it learns"
-    for ranks, workers in ((2, 2), (4, 1)):
-        found, _ = train_on_ranks(ranks, manifest, tmp_path, workers=workers)
+    others, _ = train_on_ranks(4, manifest, tmp_path, workers=2)
+    begun, saved = train_on_ranks(2, manifest, tmp_path, workers=2, stop=steps // 2)
+    rest, _ = train_on_ranks(4, manifest, tmp_path, workers=1, state=saved)
+    assert len(begun) == steps // 2
+    for found in (others, begun + rest):
         assert [keys for keys, _ in found] == [keys for keys, _ in whole]
         np.testing.assert_allclose([loss for _, loss in found], [loss for _, loss in whole], rtol=1e-9)
-    begun, state = train_on_ranks(2, manifest, tmp_path, workers=2, stop=steps // 2)
-    rest, _ = train_on_ranks(4, manifest, tmp_path, workers=1, state=state)
-    found = [*begun, *rest[: steps - steps // 2 + steps]]
-    assert [keys for keys, _ in found] == [keys for keys, _ in whole]
-    np.testing.assert_allclose([loss for _, loss in found], [loss for _, loss in whole], rtol=1e-9)
 
 
 class Wrapper(IterableDataset[Any]):
