@@ -2,7 +2,7 @@
 
     python benchmarks/bench_growth.py --json growth.json --plot growth.png
 
-Skipping: shards of 10,000 to 100,000 small members, of which ``select_files`` selects only the last one. The time per
+Skipping: ``select_files`` selects only the last member of shards with 10,000 to 100,000 small ones. The time per
 member should not depend on the number of earlier members, and skipped members should take no memory.
 
 Long lists: 100,000 and 1,000,000 shards. Measures the time to create the list and yield its first URL, and the memory

@@ -23,8 +23,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from contest import Contender, Contest, options, parse, plot_contests, write_report
-from datasets import SETS, folder
+from contest import Contender, plot_contests, write_report
+from datasets import run_on_sets
 
 from wds_datapipes.index import build_index
 
@@ -86,16 +86,7 @@ def contenders(urls: list[str]) -> list[Contender]:
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=7)
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
-    arguments = parse(parser)
-    contests = []
-    for name in arguments.sets:
-        urls = SETS[name].write(folder(arguments.data), arguments.scale)
-        contest = Contest(f"Index {name}", contenders(urls), REFERENCE, unit="member")
-        contest.run(arguments.rounds)
-        contest.show()
-        contests.append(contest)
+    arguments, contests = run_on_sets(__doc__, "Index {}", contenders, reference=REFERENCE, rounds=7, unit="member")
     write_report(arguments.json, [contest.facts() for contest in contests])
     plot_contests(arguments.plot, contests)
 

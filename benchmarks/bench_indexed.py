@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import webdataset
-from contest import Contender, Contest, in_child, options, parse, plot_contests, write_report
-from datasets import SETS, folder
+from contest import Contender, in_child, plot_contests, write_report
+from datasets import run_on_sets
 from rich.console import Console
 from rich.table import Table
 
@@ -62,16 +62,7 @@ def plan(order: Order) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=7)
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
-    arguments = parse(parser)
-    contests = []
-    for name in arguments.sets:
-        urls = SETS[name].write(folder(arguments.data), arguments.scale)
-        contest = Contest(f"Read {name} by index", contenders(urls), REFERENCE, unit="sample")
-        contest.run(arguments.rounds)
-        contest.show()
-        contests.append(contest)
+    arguments, contests = run_on_sets(__doc__, "Read {} by index", contenders, reference=REFERENCE, rounds=7)
     table = Table("order", "begin (s)", "find 256 (s)", "memory (MB)", title="An epoch of 10¹⁰ samples in 10⁶ shards")
     plans = [in_child(plan, order) for order in ("global", "window")]
     for each in plans:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import webdataset
-from contest import Contender, Contest, options, parse, plot_contests, write_report
-from datasets import SETS, folder
+from contest import Contender, plot_contests, write_report
+from datasets import run_on_sets
 from torch.utils.data.datapipes.iter import FileOpener, IterableWrapper
 from webdataset.tariterators import tarfile_to_samples
 
@@ -105,16 +105,7 @@ def contenders(urls: list[str]) -> list[Contender]:
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=9)
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
-    arguments = parse(parser)
-    contests = []
-    for name in arguments.sets:
-        urls = SETS[name].write(folder(arguments.data), arguments.scale)
-        contest = Contest(f"Read and group {name}", contenders(urls), REFERENCE)
-        contest.run(arguments.rounds)
-        contest.show()
-        contests.append(contest)
+    arguments, contests = run_on_sets(__doc__, "Read and group {}", contenders, reference=REFERENCE, rounds=9)
     write_report(arguments.json, [contest.facts() for contest in contests])
     plot_contests(arguments.plot, contests)
 

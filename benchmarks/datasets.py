@@ -8,6 +8,7 @@ decoded.
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import tarfile
@@ -18,8 +19,9 @@ from random import Random
 from typing import NamedTuple
 
 import numpy as np
+from contest import Contender, Contest, options, parse
 
-__all__ = ["SETS", "DataSet", "folder", "write_shard"]
+__all__ = ["SETS", "DataSet", "folder", "run_on_sets", "write_shard"]
 
 Fields = Mapping[str, bytes]
 
@@ -68,6 +70,29 @@ def write_shard(
 def folder(requested: Path | None) -> Path:
     """Return the folder for the data: the requested one, or a default in the system's temporary folder."""
     return requested if requested is not None else Path(tempfile.gettempdir()) / "wds-datapipes-benchmarks"
+
+
+def run_on_sets(
+    document: str | None,
+    title: str,
+    contenders: Callable[[list[str]], list[Contender]],
+    *,
+    reference: str,
+    rounds: int,
+    unit: str = "sample",
+) -> tuple[argparse.Namespace, list[Contest]]:
+    """Parse the command line, and run a contest on each selected dataset; the title contains ``{}`` for its name."""
+    parser = options(document, rounds=rounds)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="the datasets (all)")
+    arguments = parse(parser)
+    contests = []
+    for name in arguments.sets:
+        urls = SETS[name].write(folder(arguments.data), arguments.scale)
+        contest = Contest(title.format(name), contenders(urls), reference, unit=unit)
+        contest.run(arguments.rounds)
+        contest.show()
+        contests.append(contest)
+    return arguments, contests
 
 
 def _small(random: Random, index: int) -> Fields:
