@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import warnings
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torchdata.dataloader2 import DataLoader2
 
-warnings.simplefilter("ignore")  # torchdata announces its end
-
-from torchdata.dataloader2 import DataLoader2  # noqa: E402
-
-from wds_datapipes import IndexedSamples, ShardReadingService, merge_states  # noqa: E402
-from wds_datapipes.index import read_manifest  # noqa: E402
+from wds_datapipes import IndexedSamples, ShardReadingService, merge_states
+from wds_datapipes.index import read_manifest
 
 
 def train(folder: Path, batch: int, epochs: int, workers: int, stop: int, state: str) -> None:

@@ -163,7 +163,7 @@ def train_on_ranks(
     arguments = [str(each) for each in (own, BATCH, EPOCHS, workers, stop, state)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
     started = [
-        subprocess.Popen([sys.executable, SCRIPT, *arguments], env={**environment, "RANK": str(rank)})
+        subprocess.Popen([sys.executable, "-W", "ignore", SCRIPT, *arguments], env={**environment, "RANK": str(rank)})
         for rank in range(ranks)
     ]
     assert [process.wait() for process in started] == [-signal.SIGKILL if stop else 0] * ranks
