@@ -116,7 +116,7 @@ class BatchShare:
         return turns * self.size + (len(self._part_of_rest()) if is_last else 0)
 
     def batches_begun(self, done: int) -> int:
-        """Return how many global batches there are up to the last one of which this worker has yielded a sample."""
+        """Return the number of global batches up to the last one that this worker has begun."""
         return self.worker + (done - 1) // self.size * self.workers + 1 if done else 0
 
     def positions(self, done: int = 0, end: int | None = None) -> Iterator[Numbers]:

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from torch.utils.data import MapDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from wds_datapipes.index.batch_share import WHOLE_EPOCH, BatchShare, Remainder, RestOfEpoch, rest_of_epoch
 from wds_datapipes.index.dataset_reader import DatasetReader
@@ -17,7 +16,7 @@ from wds_datapipes.index.indexed_shards import IndexedShards, shard_sizes
 from wds_datapipes.index.manifest import Manifest
 from wds_datapipes.index.permutation import Numbers
 from wds_datapipes.io.read_limits import DEFAULT_LIMITS, ReadLimits
-from wds_datapipes.pipes.sharding import instance_of, rank_and_worker_of, warn_if_hidden
+from wds_datapipes.pipes.sharding import SplittingStage, instance_of, rank_and_worker_of, warn_if_hidden
 from wds_datapipes.pipes.stage import Groups, RecordedStage
 from wds_datapipes.pipes.state.recording import Form, Recorder
 from wds_datapipes.pipes.state.seeding import SeededStage
@@ -27,7 +26,7 @@ from wds_datapipes.types import Sample
 __all__ = ["IndexedDataset", "IndexedSamples"]
 
 
-class IndexedSamples(SeededStage, RecordedStage[Sample]):
+class IndexedSamples(SeededStage, SplittingStage[Sample], RecordedStage[Sample]):
     """Read samples by their indexes, in one global order, with equal batches on every rank and an exact length.
 
     The order of an epoch depends only on the epoch's seed, which the loader gives to all ranks and workers, and on the
@@ -131,17 +130,6 @@ class IndexedSamples(SeededStage, RecordedStage[Sample]):
             storage_options=storage_options,
             limits=limits,
         )
-
-    def apply_sharding(
-        self,
-        num_of_instances: int,
-        instance_id: int,
-        sharding_group: SHARDING_PRIORITIES = SHARDING_PRIORITIES.DEFAULT,
-    ) -> None:
-        """Split the samples between ranks and workers; called by loaders."""
-        if sharding_group == SHARDING_PRIORITIES.DEFAULT:
-            self.groups = {}
-        self.groups[sharding_group] = num_of_instances, instance_id
 
     def set_shuffle(self, shuffle: bool = True) -> IndexedSamples:
         """Turn shuffling on or off; loaders call this."""

@@ -120,7 +120,7 @@ class SampleMixer(SeededStage, RecordedStage[Any]):
         return SamplePosition(shard, start, end, (number, self._passes[number].number, *route))
 
     def nested_sources(self) -> Sequence[IterDataPipe[Any]]:
-        """Return the sources, each of which has passes of its own."""
+        """Return the sources, which are restarted independently."""
         return (self.source, *self.others)
 
     def record_state(self, recorder: Recorder) -> Form:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from random import Random
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from wds_datapipes.pipes.sharding import Groups, rank_and_worker_of, share
-from wds_datapipes.pipes.stage import Stage, register_stage
+from wds_datapipes.pipes.sharding import Groups, SplittingStage, rank_and_worker_of, share
+from wds_datapipes.pipes.stage import register_stage
 from wds_datapipes.pipes.state.empty_passes import EmptyPassGuard
 from wds_datapipes.pipes.state.seeding import SeededStage
 from wds_datapipes.seeds import derived_seed
@@ -20,7 +19,7 @@ __all__ = ["ShardResampler"]
 
 
 @register_stage("resample_wds_shards")
-class ShardResampler(SeededStage, Stage[str]):
+class ShardResampler(SeededStage, SplittingStage[str]):
     """Draw shards at random with replacement, endlessly by default (functional name: ``resample_wds_shards``).
 
     Each worker of each rank draws from all shards independently. So it replaces ``.sharding_filter()``; loaders refuse
@@ -66,30 +65,6 @@ class ShardResampler(SeededStage, Stage[str]):
         self.turn = 0
         self._rng = Random()
         self._empty_passes = EmptyPassGuard()
-
-    def apply_sharding(
-        self,
-        num_of_instances: int,
-        instance_id: int,
-        sharding_group: SHARDING_PRIORITIES = SHARDING_PRIORITIES.DEFAULT,
-    ) -> None:
-        """Set the rank or the worker; loaders call this.
-
-        Args:
-            num_of_instances: the number of ranks or workers.
-            instance_id: the index of this one.
-            sharding_group: ranks or workers, or ``DEFAULT`` for both at once.
-
-        Raises:
-            ValueError: ``instance_id`` is out of range.
-            RuntimeError: ``DEFAULT`` is mixed with the other groups.
-        """
-        if not 0 <= instance_id < num_of_instances:
-            raise ValueError(f"resample_wds_shards cannot be instance {instance_id} of {num_of_instances}, from 0")
-        default = SHARDING_PRIORITIES.DEFAULT
-        if self.groups and (sharding_group == default) != (default in self.groups):
-            raise RuntimeError("resample_wds_shards cannot mix DEFAULT and other sharding groups")
-        self.groups[sharding_group] = (num_of_instances, instance_id)
 
     def rotate_assignment(self, turn: int) -> None:
         """Rotate the shares of ``count`` by ``turn`` workers."""

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -22,6 +22,7 @@ from wds_datapipes.user_warnings import warn_user
 __all__ = [
     "Groups",
     "Instance",
+    "SplittingStage",
     "find_rank_and_worker",
     "groups_of",
     "has_no_shards",
@@ -43,6 +44,7 @@ __all__ = [
 _ROTATION = "_wds_datapipes_turn"
 
 Pipe = IterDataPipe[Any]
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Instance(NamedTuple):
@@ -51,6 +53,36 @@ class Instance(NamedTuple):
     rank: int = 0
     workers: int = 1  # of this rank
     worker: int = 0
+
+
+class SplittingStage(Stage[T_co]):
+    """Base class of stages that split the data between ranks and workers themselves."""
+
+    groups: Groups
+
+    def apply_sharding(
+        self,
+        num_of_instances: int,
+        instance_id: int,
+        sharding_group: SHARDING_PRIORITIES = SHARDING_PRIORITIES.DEFAULT,
+    ) -> None:
+        """Set the rank or the worker; loaders call this.
+
+        Args:
+            num_of_instances: the number of ranks or workers.
+            instance_id: the index of this one.
+            sharding_group: ranks or workers, or ``DEFAULT`` for both at once.
+
+        Raises:
+            ValueError: ``instance_id`` is out of range.
+            RuntimeError: ``DEFAULT`` is mixed with the other groups.
+        """
+        if not 0 <= instance_id < num_of_instances:
+            raise ValueError(f"{name_of(self)} cannot be instance {instance_id} of {num_of_instances}, from 0")
+        default = SHARDING_PRIORITIES.DEFAULT
+        if self.groups and (sharding_group == default) != (default in self.groups):
+            raise RuntimeError(f"{name_of(self)} cannot mix DEFAULT and other sharding groups")
+        self.groups[sharding_group] = (num_of_instances, instance_id)
 
 
 def share(count: int, instance: Instance) -> int:

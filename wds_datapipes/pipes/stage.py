@@ -77,7 +77,7 @@ class Stage(IterDataPipe[T_co]):
             it need no state.
         rereads_samples: whether the samples at the ``"waiting"`` positions of its state are read again to resume.
         spans_epochs: whether an epoch continues where the previous one ended.
-        keeps_share: whether its items belong to the same instance of the pipeline in all passes over its source.
+        keeps_share: whether each item belongs to the same instance of the pipeline whenever its source is iterated.
         can_reshard: whether the rest of an epoch can be assigned to another number of workers: its state consists of
             ``"waiting"`` samples only.
         is_transparent: whether it never affects which samples are yielded, so that a state is valid with or without it.

@@ -14,7 +14,7 @@ from wds_datapipes.user_warnings import warn_user
 __all__ = ["CachedPart", "DiskCache", "MemoryCache", "SampleCache"]
 
 Begin = Callable[[], Iterable[Any]]
-"""Starts a pass over the source."""
+"""Returns a new iterator over the source."""
 
 Describe = Callable[[], list[str]]
 """Describes the stages of the source."""
@@ -34,7 +34,7 @@ class SampleCache(Protocol):
         """Yield the samples of a pass: the cached ones, or those of the source, which are then cached.
 
         Args:
-            begin: starts a pass over the source.
+            begin: returns a new iterator over the source.
             part: the part of the data that the source yields.
             stages: describes the stages of the source.
         """

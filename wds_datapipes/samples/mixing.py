@@ -52,8 +52,8 @@ def mix_samples(
     """Yield items of several sources, from each in turn or from one drawn by weight.
 
     Args:
-        passes: a pass over each source.
-        restart: starts another pass over a source.
+        passes: an iterator over each source.
+        restart: returns a new iterator over a source.
         weights: one for each source, or None to take them in turn.
         stop: when to stop.
         rng: the random generator.

@@ -25,7 +25,7 @@ Pipe = IterDataPipe[Any]
 
 
 class NestedPasses:
-    """Starts passes over a source, each with its own seeds, and records the position of the current one.
+    """Iterates a source repeatedly, each time with other seeds, and records the current position.
 
     The first pass uses the seeds that the loader has set. A loader sets seeds once per epoch, while workers reach a
     later pass in different epochs, or several passes in one. So the seeds of later passes are derived from those of the

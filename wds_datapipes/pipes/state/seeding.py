@@ -60,7 +60,7 @@ def later_seed(seed: int) -> int:
 
 
 def pending_seed(stage: Any) -> int | None:
-    """Return the seed that was set for the next pass over a stage; None if there is none or it is unknown."""
+    """Return the seed that was set for the next iteration of a stage; None if there is none or it is unknown."""
     seed: Seed | None = vars(stage).get(SEED)
     if seed is not None:
         return None if seed.is_used else seed.value
